@@ -1,0 +1,132 @@
+"""The key/value cache: one preallocated tensor for all layers, kept exact by moving rows.
+
+Rows of draft nodes are written behind the committed ones. Keeping the accepted path is one gather
+over all layers; rolling back only moves ``length``. The class offers the part of transformers'
+cache interface that decoder layers call during a forward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class KVCache:
+    """Keys and values of all layers in ``[2 * layers, batch, kv_heads, max_len, head_dim]``.
+
+    ``storage[2 * i]`` holds the keys of layer i and ``storage[2 * i + 1]`` its values. With
+    ``batch=1`` this is the ``[2 * layers, kv_heads, max_len, head_dim]`` tensor of the design; a
+    larger batch is the N-Grammys layout, whose rows all hold the same committed text.
+
+    Layers on several devices (``device_map``) get one such tensor for each device.
+
+    Args:
+        layer_devices: the device of each layer.
+        batch: rows of the batch layout.
+        kv_heads: key/value heads.
+        max_len: committed tokens plus the rows of one pass.
+        head_dim: size of a head.
+        dtype: the model's dtype.
+    """
+
+    def __init__(
+        self,
+        layer_devices: list[torch.device],
+        *,
+        batch: int,
+        kv_heads: int,
+        max_len: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.max_len = max_len
+        self.batch = batch
+        self.length = 0
+        self._start = 0
+        self._storage: dict[torch.device, torch.Tensor] = {}
+        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for device in dict.fromkeys(layer_devices):
+            layers = layer_devices.count(device)
+            self._storage[device] = torch.zeros(
+                2 * layers, batch, kv_heads, max_len, head_dim, dtype=dtype, device=device
+            )
+        used = dict.fromkeys(self._storage, 0)
+        for device in layer_devices:
+            index = used[device]
+            self._layers.append((self._storage[device][2 * index], self._storage[device][2 * index + 1]))
+            used[device] = index + 1
+
+    @property
+    def storage(self) -> torch.Tensor:
+        """The single tensor of a model on one device."""
+        (storage,) = self._storage.values()
+        return storage
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(s.numel() * s.element_size() for s in self._storage.values())
+
+    def reset(self) -> None:
+        """Forget everything; memory stays as it is, since nothing behind ``length`` is read."""
+        self.length = 0
+
+    # -- what transformers' decoder layers call during a pass --------------------------------
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write one layer's new rows behind ``length`` and return all rows up to them.
+
+        Args:
+            keys: ``[batch, kv_heads, rows, head_dim]``.
+            values: same shape.
+            layer: layer index.
+
+        Returns:
+            Views ``[batch, kv_heads, length + rows, head_dim]`` of keys and values.
+        """
+        batch, end = keys.shape[0], self.length + keys.shape[2]
+        cached_keys, cached_values = self._layers[layer]
+        cached_keys[:batch, :, self.length : end] = keys
+        cached_values[:batch, :, self.length : end] = values
+        return cached_keys[:batch, :, :end], cached_values[:batch, :, :end]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Committed rows; part of transformers' interface."""
+        return self.length
+
+    # -- what the engine calls between passes ------------------------------------------------
+
+    def keep(self, rows: torch.Tensor | None, count: int) -> None:
+        """Commit ``count`` rows of the last pass and drop the others.
+
+        Args:
+            rows: ``[count]`` row numbers within the last pass (0 is the root) on the cache's
+                device, in path order; None where they are ``0 .. count - 1`` already (a chain).
+            count: number of rows to keep.
+        """
+        if rows is not None:
+            start = self.length
+            for device, storage in self._storage.items():
+                index = (rows + start).to(device)
+                storage[..., start : start + count, :] = storage.index_select(3, index)
+        self.length += count
+
+    def keep_row(self, row: int, count: int) -> None:
+        """Batch layout: commit the first ``count`` rows of batch row ``row`` for all batch rows."""
+        end = self.length + count
+        for storage in self._storage.values():
+            new = storage[:, :, :, self.length : end]
+            new.copy_(new[:, row : row + 1].clone().expand_as(new))
+        self.length = end
+
+    def broadcast(self) -> None:
+        """Batch layout: copy batch row 0 (a prompt's keys and values) to all the others."""
+        if self.batch > 1:
+            for storage in self._storage.values():
+                text = storage[:, :, :, : self.length]
+                text[:, 1:].copy_(text[:, :1].expand_as(text[:, 1:]))
+
+    def truncate(self, length: int) -> None:
+        """Roll back to ``length`` committed rows."""
+        self.length = length

@@ -1,0 +1,281 @@
+"""Times of one turn, taken at its borders without disturbing it.
+
+A turn is a row of marks, and every time is a difference of two marks::
+
+    begin | prefill | setup | step | step | … | finish | end
+
+On a CPU a mark is one reading of a monotonic clock. On a GPU it is a CUDA event recorded in the
+stream: the host does not wait, and the event carries the moment at which the device got there. The
+device is synchronised once before ``begin`` and once after ``end``, never in between.
+
+With phases (``measure=phases``) there are marks inside the steps too. Each stretch of time between
+two marks then belongs to exactly one phase, so the phases sum to the wall time by construction.
+More marks cost time, which is why headline numbers come from a clock without phases.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PREFILL, SETUP, STEP, FINISH, END = "prefill", "setup", "step", "finish", "end"
+OTHER = "other"
+PHASES = ("draft", "verify", "accept", "cache", "observe")
+
+_FIRST_EVENTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The times of one turn, in seconds.
+
+    Attributes:
+        prefill_s: the target's pass over the prompt.
+        decode_s: everything after it.
+        drafter_setup_s: the part of ``decode_s`` the drafter spent outside the steps: indexing
+            the prompt and inserting the finished text.
+        step_s: one entry per step.
+        phase_s: by phase; None without phases. ``prefill`` and ``setup`` stand beside the phases
+            of the steps, and ``other`` is what no phase claims.
+    """
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    drafter_setup_s: float = 0.0
+    step_s: list[float] = field(default_factory=list)
+    phase_s: dict[str, float] | None = None
+
+    @property
+    def wall_s(self) -> float:
+        """``prefill_s + decode_s``, exactly."""
+        return self.prefill_s + self.decode_s
+
+    def with_setup(self, seconds: float) -> Timings:
+        """These times plus drafter work done before ``begin``, such as ``reset``."""
+        phases = self.phase_s
+        if phases is not None:
+            phases = {**phases, SETUP: phases.get(SETUP, 0.0) + seconds}
+        return replace(
+            self,
+            decode_s=self.decode_s + seconds,
+            drafter_setup_s=self.drafter_setup_s + seconds,
+            phase_s=phases,
+        )
+
+
+class Clock:
+    """The calls the engine makes, in this order; a new ``begin`` forgets an abandoned turn."""
+
+    __slots__ = ("_names", "phases")
+
+    def __init__(self, phases: bool = False) -> None:
+        self.phases = phases
+        self._names: list[str] = []
+
+    def begin(self) -> None:
+        """Start of the turn, after the device has finished all earlier work."""
+        self._names = []
+        self._start()
+
+    def prefill_done(self) -> None:
+        """The prompt pass is over."""
+        self._mark(PREFILL)
+
+    def setup_done(self) -> None:
+        """The drafter has indexed the prompt; the first step begins."""
+        self._mark(SETUP)
+
+    def phase(self, name: str) -> None:
+        """The phase ``name``, begun at the mark before, is over; nothing without phases."""
+        if self.phases:
+            self._mark(name)
+
+    def step_done(self) -> None:
+        """A step is over, its ``observe`` included."""
+        self._mark(STEP)
+
+    def finish_begin(self) -> None:
+        """The last step is over; the drafter's ``end`` follows."""
+        self._mark(FINISH)
+
+    def end(self) -> Timings:
+        """End of the turn: waits for the device once and returns the times.
+
+        Raises:
+            RuntimeError: the calls did not come in the order above.
+        """
+        self._mark(END)
+        return _timings(self._names, self._seconds(), self.phases)
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def _mark(self, name: str) -> None:
+        raise NotImplementedError
+
+    def _seconds(self) -> Sequence[float]:
+        """Seconds of each stretch that ends at a mark."""
+        raise NotImplementedError
+
+
+class NullClock(Clock):
+    """Reads no clock: all times are zero. For tests and for passes that are not timed."""
+
+    __slots__ = ()
+
+    def _start(self) -> None:
+        pass
+
+    def _mark(self, name: str) -> None:
+        self._names.append(name)
+
+    def _seconds(self) -> Sequence[float]:
+        return [0.0] * len(self._names)
+
+
+class CpuClock(Clock):
+    """Marks are readings of the monotonic clock with the highest resolution."""
+
+    __slots__ = ("_times",)
+
+    def __init__(self, phases: bool = False) -> None:
+        super().__init__(phases)
+        self._times: list[int] = []
+
+    def _start(self) -> None:
+        self._times = [time.perf_counter_ns()]
+
+    def _mark(self, name: str) -> None:
+        self._times.append(time.perf_counter_ns())
+        self._names.append(name)
+
+    def _seconds(self) -> Sequence[float]:
+        times = self._times
+        return [(b - a) * 1e-9 for a, b in itertools.pairwise(times)]
+
+
+class EventBackend(Protocol):
+    """What :class:`CudaClock` needs of a device."""
+
+    def new_event(self) -> Any:
+        """An event that can be recorded again and again."""
+
+    def record(self, event: Any) -> None:
+        """Put the event behind all work launched so far, without waiting."""
+
+    def elapsed_s(self, first: Any, second: Any) -> float:
+        """Seconds between two recorded events that the device has passed."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all work."""
+
+
+class CudaClock(Clock):
+    """Marks are events in the device's stream, taken from a pool that turns share.
+
+    Differences are taken between neighbours only: an event's time is a 32-bit float of
+    milliseconds, too coarse for a step when counted from the start of a long turn.
+    """
+
+    __slots__ = ("_backend", "_events", "_used")
+
+    def __init__(self, backend: EventBackend, phases: bool = False) -> None:
+        super().__init__(phases)
+        self._backend = backend
+        self._events = [backend.new_event() for _ in range(_FIRST_EVENTS)]
+        self._used = 0
+
+    def _start(self) -> None:
+        self._backend.synchronize()
+        self._used = 0
+        self._record()
+
+    def _mark(self, name: str) -> None:
+        self._record()
+        self._names.append(name)
+
+    def _record(self) -> None:
+        if self._used == len(self._events):
+            self._events.extend(self._backend.new_event() for _ in range(len(self._events)))
+        self._backend.record(self._events[self._used])
+        self._used += 1
+
+    def _seconds(self) -> Sequence[float]:
+        self._backend.synchronize()
+        events = self._events[: self._used]
+        elapsed = self._backend.elapsed_s
+        return [elapsed(a, b) for a, b in itertools.pairwise(events)]
+
+
+class TorchEvents:
+    """CUDA events of the device's current stream, through torch."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._cuda: Any = torch.cuda
+        self._device = torch.device(device)
+
+    def new_event(self) -> Any:
+        """A CUDA event with timing."""
+        with self._cuda.device(self._device):
+            return self._cuda.Event(enable_timing=True)
+
+    def record(self, event: Any) -> None:
+        """Record in the stream that is current now, where the engine launches its work."""
+        event.record(self._cuda.current_stream(self._device))
+
+    def elapsed_s(self, first: Any, second: Any) -> float:
+        """Seconds; the device counts in steps of about half a microsecond."""
+        return float(first.elapsed_time(second)) * 1e-3
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        self._cuda.synchronize(self._device)
+
+
+def make_clock(device: str, phases: bool = False) -> Clock:
+    """The clock for a device: ``cuda`` or ``cuda:N`` by events, any other by the host's clock."""
+    if str(device).startswith("cuda"):
+        return CudaClock(TorchEvents(str(device)), phases)
+    return CpuClock(phases)
+
+
+def _timings(names: Sequence[str], seconds: Sequence[float], phases: bool) -> Timings:
+    """Add up the stretches: each belongs to the step, and to the phase, that its last mark ends."""
+    if PREFILL not in names or len(seconds) != len(names):
+        raise RuntimeError(
+            f"the clock must be driven begin, prefill_done, …, end, but saw begin, {names[:4]}"
+        )
+    prefill = setup = decode = step = 0.0
+    steps: list[float] = []
+    by_phase = {PREFILL: 0.0, SETUP: 0.0}
+    section = PREFILL
+    for name, stretch in zip(names, seconds, strict=True):
+        if section == PREFILL:
+            prefill += stretch
+            phase = PREFILL
+        else:
+            decode += stretch
+            if section == SETUP or name == END:
+                setup += stretch
+                phase = SETUP
+            else:
+                step += stretch
+                phase = OTHER if name in (STEP, FINISH) else name
+        by_phase[phase] = by_phase.get(phase, 0.0) + stretch
+        if name == PREFILL:
+            section = SETUP
+        elif name == SETUP:
+            section = STEP
+        elif name == STEP:
+            steps.append(step)
+            step = 0.0
+    return Timings(prefill, decode, setup, steps, by_phase if phases else None)

@@ -1,0 +1,315 @@
+"""The target model: the only place that knows transformers' calling convention.
+
+One pass takes the root and the draft nodes and returns the logits of every row. Masks and positions
+live in preallocated buffers; a pass allocates nothing but what the model itself does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from specbench.attention import AttentionPlan, install, window_sizes
+from specbench.cache import KVCache
+from specbench.errors import CaseFailed
+from specbench.packed import pack_linears
+from specbench.structs import DraftTree, IntArray
+from specbench.tree import BAD_AUX, BAD_TOKEN, VALID, fill_tree, visibility
+
+NO_AUX = np.empty(0, dtype=np.bool_)
+LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
+
+
+class Scores:
+    """What one pass says about each of its rows: row 0 is the root, row i + 1 is node i.
+
+    Attributes:
+        raw: logits as the pass returned them, ``[rows, vocab]``.
+        select: row numbers of root and nodes within ``raw``, or None where they are in order.
+        hidden: hidden states ``[rows, hidden]`` by layer, as asked for.
+    """
+
+    __slots__ = ("hidden", "raw", "select")
+
+    def __init__(
+        self,
+        raw: torch.Tensor,
+        select: torch.Tensor | None = None,
+        hidden: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
+        self.raw, self.select, self.hidden = raw, select, hidden
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """``[n + 1, vocab]`` on the device."""
+        return self.raw if self.select is None else self.raw.index_select(0, self.select)
+
+    def greedy(self) -> torch.Tensor:
+        """``[n + 1]`` on the device: the largest logit's id, the smallest id on ties.
+
+        -1 stands for a row whose largest logit is not finite.
+        """
+        ids = self.raw.argmax(-1)
+        top = self.raw.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        ids = torch.where(torch.isfinite(top), ids, -1)
+        return ids if self.select is None else ids.index_select(0, self.select)
+
+
+class Target:
+    """A causal language model with an exact, rewindable cache.
+
+    Args:
+        model: a loaded causal LM in eval mode.
+        max_len: longest text (prompt and answer).
+        max_nodes: nodes of the largest draft tree.
+        batch: rows of the batch layout.
+        packed_bytes: memory for packed CPU linears; 0 leaves the model as it is.
+        cache_dir: where measured kernel plans are kept.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_len: int,
+        max_nodes: int = 128,
+        batch: int = 1,
+        packed_bytes: int = 0,
+        cache_dir: Path | None = None,
+    ) -> None:
+        self.model = model.eval()
+        config = model.config.get_text_config()
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.device = model.get_input_embeddings().weight.device
+        self.dtype = model.dtype
+        self._kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self._head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self._windows = window_sizes(model)
+        self._layer_devices = self._find_layer_devices(config.num_hidden_layers)
+        install(model)
+        self.packing: dict[str, Any] = {"layers": 0, "bytes": 0, "plan": {}}
+        if packed_bytes:
+            self.packing = pack_linears(model, memory_bytes=packed_bytes, cache_dir=cache_dir)
+        self.cache: KVCache
+        self._sizes = (0, 0, 0)
+        self.reserve(max_len, max_nodes, batch)
+
+    def _find_layer_devices(self, n_layers: int) -> list[torch.device]:
+        placed = getattr(self.model, "hf_device_map", None)
+        if not placed or len(set(placed.values())) == 1:
+            return [self.device] * n_layers
+        layers = next(
+            m
+            for m in self.model.modules()
+            if isinstance(m, torch.nn.ModuleList) and len(m) == n_layers
+        )
+        return [next(layer.parameters()).device for layer in layers]
+
+    def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
+        """Allocate buffers for texts of ``max_len`` tokens and trees of ``max_nodes`` nodes.
+
+        Does nothing where the present ones suffice. Never called inside a timed region.
+        """
+        rows = max_nodes + 1
+        length = -(-(max_len + rows) // LENGTH_STEP) * LENGTH_STEP
+        wanted = (length, rows, batch)
+        if all(have >= want for have, want in zip(self._sizes, wanted, strict=True)):
+            return
+        length, rows, batch = (max(a, b) for a, b in zip(self._sizes, wanted, strict=True))
+        self._sizes = (length, rows, batch)
+        self.cache = KVCache(
+            self._layer_devices,
+            batch=batch,
+            kv_heads=self._kv_heads,
+            max_len=length,
+            head_dim=self._head_dim,
+            dtype=self.dtype,
+        )
+        self._mask = torch.zeros(rows, length, dtype=self.dtype, device=self.device)
+        self._mask_span = (0, 0)
+        self._hidden_value = torch.finfo(self.dtype).min
+        self._depths = np.zeros(rows, dtype=np.int64)
+        self._visible = np.zeros((rows, rows), dtype=np.bool_)
+        self._ids = np.zeros(rows, dtype=np.int64)
+        self._key_positions = torch.arange(length, device=self.device)
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest draft tree that the buffers hold."""
+        return self._sizes[1] - 1
+
+    def room(self) -> int:
+        """Draft nodes that still fit behind the committed text."""
+        return self.cache.max_len - self.cache.length - 1
+
+    # -- passes ------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> Scores:
+        """The pass over a prompt on an empty cache.
+
+        Args:
+            prompt: ``[n]`` ids.
+            all_logits: logits of every position instead of the last one.
+
+        Returns:
+            Scores of the last position, or of all.
+        """
+        n = len(prompt)
+        self.cache.reset()
+        positions = self._key_positions[:n]
+        plan = AttentionPlan(causal=True)
+        for window in self._windows:
+            if n > window:
+                behind = positions[:, None] - positions[None, :]
+                seen = (behind >= 0) & (behind < window)
+                plan.windowed[window] = self._additive(seen)[None, None]
+        out = self._call(
+            torch.from_numpy(np.ascontiguousarray(prompt, dtype=np.int64))[None].to(self.device),
+            positions[None],
+            plan,
+            keep=0 if all_logits else 1,
+        )
+        self.cache.keep(None, n)
+        self.cache.broadcast()
+        return Scores(out.logits[0])
+
+    @torch.inference_mode()
+    def forward(
+        self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
+    ) -> Scores:
+        """The pass over the root and the nodes of ``tree``; commits nothing.
+
+        Args:
+            root: the last committed token, whose keys and values are not cached yet.
+            tree: the draft.
+            hidden_layers: hidden states to hand over (0 is the embedding's output).
+
+        Returns:
+            Scores of the root and of each node.
+
+        Raises:
+            CaseFailed: the tree is malformed or a token is outside the vocabulary.
+        """
+        if tree.rows is not None and self.cache.batch >= tree.rows[0] > 1:
+            return self._forward_rows(root, tree)
+        rows = len(tree) + 1
+        on_host = isinstance(tree.tokens, np.ndarray)
+        self._check(tree, on_host)
+        if self.device.type == "cpu":
+            visible = torch.from_numpy(self._visible[:rows, :rows])
+            depths = torch.from_numpy(self._depths[:rows])
+        else:  # ship n numbers instead of n * n
+            visible, depths = visibility(torch.from_numpy(tree.parents).to(self.device))
+        if on_host:
+            self._ids[0] = root
+            self._ids[1:rows] = tree.tokens
+            ids = torch.from_numpy(self._ids[:rows]).to(self.device)
+        else:
+            ids = torch.cat([torch.tensor([root], device=self.device), tree.tokens])
+        positions = depths + self.cache.length
+        plan = self._plan(rows, visible, positions)
+        out = self._call(ids[None], positions[None], plan, hidden=bool(hidden_layers))
+        hidden = {i: out.hidden_states[i][0] for i in hidden_layers} if hidden_layers else None
+        return Scores(out.logits[0], hidden=hidden)
+
+    def _forward_rows(self, root: int, tree: DraftTree) -> Scores:
+        """The batch layout: k rows of root + w draft tokens under plain causal attention."""
+        k, w = tree.rows or (0, 0)
+        self._check(tree, True)
+        rows = np.empty((k, w + 1), dtype=np.int64)
+        rows[:, 0] = root
+        rows[:, 1:] = np.asarray(tree.tokens).reshape(k, w)
+        visible = torch.ones(w + 1, w + 1, dtype=torch.bool, device=self.device).tril()
+        positions = self._key_positions[self.cache.length : self.cache.length + w + 1]
+        plan = self._plan(w + 1, visible, positions)
+        out = self._call(torch.from_numpy(rows).to(self.device), positions.expand(k, -1), plan)
+        order = torch.arange(k * (w + 1), device=self.device).view(k, w + 1)
+        select = torch.cat([order[0, :1], order[:, 1:].reshape(-1)])
+        return Scores(out.logits.flatten(0, 1), select)
+
+    def keep(self, tree: DraftTree, path: IntArray) -> None:
+        """Commit the root's row and the rows of the accepted path."""
+        count = len(path) + 1
+        if tree.rows is not None and self.cache.batch >= tree.rows[0] > 1:
+            self.cache.keep_row(int(path[0]) // tree.rows[1] if len(path) else 0, count)
+            return
+        in_place = not len(path) or int(path[-1]) == len(path) - 1
+        rows = None
+        if not in_place:
+            rows = torch.from_numpy(np.concatenate(([0], path + 1)))
+        self.cache.keep(rows, count)
+
+    # -- parts of a pass -----------------------------------------------------------------------
+
+    def _check(self, tree: DraftTree, on_host: bool) -> None:
+        n = len(tree)
+        if n > self.max_nodes or n > self.room():
+            raise CaseFailed(
+                "invalid_draft",
+                f"a draft of {n} nodes exceeds the {min(self.max_nodes, self.room())} reserved; "
+                "state the method's largest tree in needs.max_nodes",
+            )
+        status = fill_tree(
+            tree.tokens if on_host else self._ids[:0],
+            tree.parents,
+            NO_AUX if tree.aux is None else tree.aux,
+            self.vocab_size,
+            self._depths,
+            self._visible,
+        )
+        if status != VALID or (on_host and len(tree.tokens) != n):
+            what = {
+                BAD_TOKEN: f"a draft token is outside the vocabulary [0, {self.vocab_size})",
+                BAD_AUX: "a candidate node hangs below an auxiliary one",
+            }.get(status, "a node's parent does not come before it, or tokens and parents differ")
+            raise CaseFailed("invalid_draft", what)
+
+    def _additive(self, seen: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(~seen, self._hidden_value)
+
+    def _plan(self, rows: int, visible: torch.Tensor, positions: torch.Tensor) -> AttentionPlan:
+        """Masks over the cached text (all visible, windows aside) and the pass's own rows."""
+        past = self.cache.length
+        plan = AttentionPlan()
+        if rows > 1:
+            start, end = self._mask_span
+            self._mask[:, start:end] = 0.0
+            own = self._mask[:rows, past : past + rows]
+            own.masked_fill_(~visible, self._hidden_value)
+            self._mask_span = (past, past + rows)
+            plan.mask = self._mask[None, None, :rows, : past + rows]
+        for window in self._windows:
+            if past + rows > window:
+                keys = torch.cat([self._key_positions[:past], positions])
+                seen = positions[:, None] - keys[None, :] < window
+                seen[:, past:] &= visible
+                plan.windowed[window] = self._additive(seen)[None, None]
+        return plan
+
+    def _call(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        *,
+        keep: int = 0,
+        hidden: bool = False,
+    ) -> Any:
+        return self.model(
+            input_ids=ids,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+            output_hidden_states=hidden,
+            plan=plan,
+        )

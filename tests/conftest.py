@@ -1,0 +1,68 @@
+"""Shared fixtures: tiny random targets in float64, small enough for thousands of passes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import AutoConfig
+
+from specbench.target import Target
+
+VOCAB = 48
+ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")
+
+_SPECIFIC = {
+    "mistral": {"sliding_window": None},
+    "mistral_window": {"sliding_window": 12},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {"head_dim": 8},
+    "phi3": {"sliding_window": 20, "pad_token_id": 0},
+}
+
+
+def tiny_model(architecture: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """A random two-layer model of ``architecture`` with grouped-query attention."""
+    torch.manual_seed(seed)
+    numbers = dict(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.4,  # spread logits: no accidental ties, little repetition
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    numbers |= _SPECIFIC.get(architecture, {})
+    config = AutoConfig.for_model(architecture.removesuffix("_window"), **numbers)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+@pytest.fixture(scope="session")
+def make_target() -> Callable[..., Target]:
+    """Targets by architecture, cached for the session; extra arguments make a fresh one."""
+    cache: dict[str, Target] = {}
+
+    def make(architecture: str = "llama", **kwargs: int) -> Target:
+        if kwargs:
+            return Target(tiny_model(architecture), **({"max_len": 256, "max_nodes": 40} | kwargs))
+        if architecture not in cache:
+            cache[architecture] = Target(tiny_model(architecture), max_len=256, max_nodes=40)
+        return cache[architecture]
+
+    return make
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A seeded generator."""
+    return np.random.default_rng(0)

@@ -1,0 +1,90 @@
+"""Packed linears compute what plain ones do, to float32 rounding, and come off again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from specbench import packed
+from tests.conftest import tiny_model
+
+
+@pytest.mark.parametrize("kind", packed.available_kernels())
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_kernel_gives_the_plain_product(kind, bias):
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 40, bias=bias)
+    layer = packed.PackedLinear(linear, dict.fromkeys(packed.ROW_BUCKETS, kind))
+    with torch.inference_mode():
+        for shape in [(1, 1, 24), (1, 7, 24), (3, 5, 24), (1, 600, 24)]:
+            x = torch.randn(shape)
+            out = layer(x)
+            assert out.shape == (*shape[:-1], 40)
+            torch.testing.assert_close(out, linear(x), atol=1e-5, rtol=1e-5)
+
+
+def test_rows_choose_the_kernel(monkeypatch):
+    calls = []
+    for kind in ("plain", "transposed"):
+        real = packed.KERNELS[kind]
+        monkeypatch.setitem(
+            packed.KERNELS, kind, lambda *a, k=kind, f=real: (calls.append(k), f(*a))[1]
+        )
+    layer = packed.PackedLinear(nn.Linear(4, 4), {1: "plain", 8: "transposed"})
+    for rows in (1, 2, 8, 9):
+        layer(torch.randn(rows, 4))
+    assert calls == ["plain", "transposed", "transposed", "transposed"]
+
+
+@pytest.fixture
+def everything_packed(monkeypatch):
+    kind = packed.available_kernels()[-1]
+    monkeypatch.setattr(
+        packed,
+        "measure_plan",
+        lambda ws: {f"{w.shape[0]}x{w.shape[1]}": dict.fromkeys(packed.ROW_BUCKETS, kind) for w in ws},
+    )
+    return kind
+
+
+def test_a_packed_model_gives_the_same_logits(everything_packed, tmp_path):
+    model = tiny_model("llama", dtype=torch.float32)
+    ids = torch.arange(10)[None]
+    with torch.inference_mode():
+        before = model(ids).logits
+        done = packed.pack_linears(model, memory_bytes=1 << 20, cache_dir=tmp_path)
+        after = model(ids).logits
+    assert done["layers"] == 15  # seven a layer and the vocabulary head
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+    packed.unpack_linears(model)
+    assert not any(isinstance(m, packed.PackedLinear) for m in model.modules())
+    with torch.inference_mode():
+        assert torch.equal(model(ids).logits, before)
+
+
+def test_the_memory_budget_holds(everything_packed, tmp_path):
+    model = tiny_model("llama", dtype=torch.float32)
+    if everything_packed not in packed.PACK_ROWS:
+        pytest.skip("this build of torch has no packed kernel")
+    done = packed.pack_linears(model, memory_bytes=10_000, cache_dir=tmp_path)
+    assert 0 < done["bytes"] <= 10_000
+
+
+def test_other_dtypes_are_left_alone():
+    model = tiny_model("llama", dtype=torch.float64)
+    assert packed.pack_linears(model, memory_bytes=1 << 30)["layers"] == 0
+
+
+def test_the_plan_is_measured_once_and_kept(tmp_path, monkeypatch):
+    weights = [torch.randn(8, 4), torch.randn(6, 4)]
+    plan = packed.load_plan(weights, tmp_path)
+    assert set(plan) == {"8x4", "6x4"}
+    assert all(set(by) == set(packed.ROW_BUCKETS) for by in plan.values())
+    assert {k for by in plan.values() for k in by.values()} <= set(packed.KERNELS)
+    (file,) = (tmp_path / "packed").iterdir()
+    assert json.loads(file.read_text())
+    monkeypatch.setattr(packed, "measure_plan", lambda _: pytest.fail("measured twice"))
+    assert packed.load_plan(weights, tmp_path) == plan
