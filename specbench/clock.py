@@ -224,9 +224,11 @@ class TorchEvents:
         self._device = torch.device(device)
 
     def new_event(self) -> Any:
-        """A CUDA event with timing."""
+        """A CUDA event with timing, recorded once: the driver makes it only then."""
         with self._cuda.device(self._device):
-            return self._cuda.Event(enable_timing=True)
+            event = self._cuda.Event(enable_timing=True)
+            event.record()
+        return event
 
     def record(self, event: Any) -> None:
         """Record in the stream that is current now, where the engine launches its work."""

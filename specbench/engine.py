@@ -192,7 +192,7 @@ class Engine:
         self.overlap = ("stream" if on_gpu else "thread") if overlap == "auto" else overlap
         if self.overlap == "stream" and not on_gpu:
             self.overlap = "thread"
-        self._make_clock = clock or (lambda: make_clock(str(target.device), phases))
+        self._clock = clock() if clock else make_clock(str(target.device), phases)
         self._eos = np.array(sorted(eos_ids), dtype=np.int64)
         self._pool: ThreadPoolExecutor | None = None
         self._side_stream: Any = None
@@ -220,7 +220,7 @@ class Engine:
         needs = drafter.needs
         state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit)
         trace = _Trace()
-        clock = self._make_clock()
+        clock = self._clock
 
         clock.begin()
         scores = self.target.prefill(state.tokens, all_logits=needs.prompt_logits)

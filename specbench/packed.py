@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 PACK_ROWS = {"mkl": 8, "onednn": 32}
-PLAN_VERSION = 1
+PLAN_VERSION = 2
+CLEARLY = 0.8  # share of the packed kernel's time that an unpacked one must stay below
 MEASURE_BYTES = 48 << 20  # weights streamed per timing, so that they come from memory, not cache
 MAX_PREFILL_ROWS_PACKED = 512
 
@@ -161,17 +162,29 @@ def measure_plan(weights: Iterable[torch.Tensor]) -> dict[str, dict[int, str]]:
                         k(x, w, q, None) for w, q in zip(s, p, strict=True)
                     ]
                 )
-        free = [k for k in kinds if k not in PACK_ROWS]
-
-        def best(rows: int, extra: str | None, t: Any = times, f: Any = free) -> str:
-            return str(min([*f, extra] if extra else f, key=lambda kind: t[kind][rows]))
-
-        choices = [None, *(k for k in kinds if k in PACK_ROWS)]
-        pack = min(
-            choices, key=lambda c: sum(times[best(r, c)][r] / times["plain"][r] for r in ROW_BUCKETS)
-        )
-        plan[f"{out_features}x{in_features}"] = {r: best(r, pack) for r in ROW_BUCKETS}
+        plan[f"{out_features}x{in_features}"] = _choose(times)
     return plan
+
+
+def _choose(times: dict[str, dict[int, float]]) -> dict[int, str]:
+    """Kernel by row bucket from seconds by kernel and bucket, with at most one packed format.
+
+    A kernel that needs no packed copy must win clearly: a timing taken while another process was
+    busy shall not send some row count to a kernel that is slow on a quiet machine.
+    """
+    free = [kind for kind in times if kind not in PACK_ROWS]
+
+    def best(rows: int, pack: str | None) -> str:
+        unpacked = min(free, key=lambda kind: times[kind][rows])
+        if pack is None or times[unpacked][rows] < CLEARLY * times[pack][rows]:
+            return unpacked
+        return pack
+
+    def cost(pack: str | None) -> float:
+        return sum(times[best(r, pack)][r] / times["plain"][r] for r in ROW_BUCKETS)
+
+    pack = min([None, *(kind for kind in times if kind in PACK_ROWS)], key=cost)
+    return {rows: best(rows, pack) for rows in ROW_BUCKETS}
 
 
 def _plan_path(cache_dir: Path, shapes: Iterable[str]) -> Path:

@@ -88,3 +88,18 @@ def test_the_plan_is_measured_once_and_kept(tmp_path, monkeypatch):
     assert json.loads(file.read_text())
     monkeypatch.setattr(packed, "measure_plan", lambda _: pytest.fail("measured twice"))
     assert packed.load_plan(weights, tmp_path) == plan
+
+
+def test_an_unpacked_kernel_must_win_clearly():
+    slow = dict.fromkeys(packed.ROW_BUCKETS, 10.0)
+    times = {"plain": dict(slow), "transposed": dict(slow), "onednn": dict.fromkeys(slow, 4.0)}
+    times["transposed"][2] = 3.5  # within noise of 4.0
+    times["transposed"][4] = 2.0
+    chosen = packed._choose(times)
+    assert chosen[2] == "onednn" and chosen[4] == "transposed" and chosen[128] == "onednn"
+
+
+def test_without_a_gain_nothing_is_packed():
+    same = dict.fromkeys(packed.ROW_BUCKETS, 1.0)
+    times = {"plain": same, "transposed": dict.fromkeys(same, 2.0), "mkl": dict.fromkeys(same, 1.5)}
+    assert set(packed._choose(times).values()) == {"plain"}

@@ -1,0 +1,153 @@
+"""Runs that may stand in one table: rows, claims, and the caption that belongs below."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from analysis.claims import Claim, claims_not_run, compare, find_claim, load_ledger
+from specbench.statistics import OVERALL, summarise, task_order
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from analysis.load import Run
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One label of one run: its rows by task, and what is claimed."""
+
+    run: Run
+    label: str
+    rows: Mapping[str, Mapping[str, Any]]
+    claim: Claim | None
+
+    @property
+    def overall(self) -> Mapping[str, Any]:
+        """The row over the whole run."""
+        return self.rows[OVERALL]
+
+    def verdict(self, task: str = OVERALL) -> str:
+        """How the claim compares with what was measured."""
+        return compare(self.claim, self.rows[task], self.run.model, self.run.gpus, task)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that share model, data and hardware: one table."""
+
+    runs: Sequence[Run]
+    entries: Sequence[Entry]
+    not_run: Sequence[Claim]
+    estimator: str
+
+    @property
+    def title(self) -> str:
+        """What the table is about."""
+        return f"{self.runs[0].model} on {self.runs[0].dataset}"
+
+    @property
+    def tasks(self) -> list[str]:
+        """All tasks in their usual order, without the overall one."""
+        tasks = {task for entry in self.entries for task in entry.rows} - {OVERALL}
+        return sorted(tasks, key=task_order)
+
+
+def make_groups(runs: Sequence[Run], estimator: str | None = None) -> list[Group]:
+    """Summarise the runs and put those that may stand in one table together.
+
+    Args:
+        runs: in the order of the rows.
+        estimator: ``paired`` or ``specbench``; by default the one each run was made with.
+    """
+    ledger = load_ledger()
+    by_key: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        kind = estimator or run.estimator
+        same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.synthetic)
+        by_key.setdefault((*same, kind), []).append(run)
+    groups = []
+    for key, members in sorted(by_key.items(), key=lambda item: item[0]):
+        kind = key[-1]
+        entries = [entry for run in members for entry in _entries(run, kind, ledger)]
+        methods = {str(entry.overall["method"]) for entry in entries} | {"ar"}
+        groups.append(Group(members, entries, claims_not_run(members[0], methods, ledger), kind))
+    return groups
+
+
+def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Entry]:
+    rows = summarise(run.records, run.labels, run.baseline, seed=run.seed, estimator=estimator)
+    entries = []
+    for label in run.labels:
+        own = {row["task"]: row for row in rows if row["label"] == label}
+        # Plain decoding is what claims are relative to.
+        is_baseline = label == run.baseline
+        claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], ledger)
+        entries.append(Entry(run, label, own, claim))
+    return entries
+
+
+def caption(group: Group) -> str:
+    """Model, data, state, hardware, number of cases, verdict on losslessness, code."""
+    first = group.runs[0]
+    made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
+    counts = sorted({entry.overall["n_cases"] for entry in group.entries})
+    cases = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    repeats = sorted({1 + max(record.repeat for record in run.records) for run in group.runs})
+    decoding = "greedy" if first.temperature == 0 else f"temperature {first.temperature:g}"
+    dropped = _lost(group, "n_dropped")
+    disturbed = _lost(group, "n_disturbed")
+    speed = (
+        "Speedup: tokens/s over that of ar on the same cases of the same run"
+        if group.estimator == "paired"
+        else "Speedup and tokens/s by Spec-Bench's formula (mean of per-question speeds)"
+    )
+    return " ".join(
+        [
+            f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"
+            + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
+            + (f", {dropped} dropped because one label failed" if dropped else "")
+            + (f", {disturbed} with a disturbed turn not timed" if disturbed else "")
+            + ".",
+            f"Hardware: {first.hardware}.",
+            f"State kept per {_scopes(group)}.",
+            f"Lossless: {_lossless(group)}.",
+            f"{speed}. Intervals: 95 %, bootstrap over prompts within categories.",
+            f"Code: {', '.join(sorted({run.code for run in group.runs}))}.",
+        ]
+    )
+
+
+def _lost(group: Group, kind: str) -> int:
+    """Cases lost over all runs; all labels of a run lose the same ones."""
+    by_run = {str(entry.run.path): int(entry.overall[kind]) for entry in group.entries}
+    return sum(by_run.values())
+
+
+def _scopes(group: Group) -> str:
+    by_scope: dict[str, list[str]] = {}
+    for entry in group.entries:
+        if entry.label == entry.run.baseline:
+            continue
+        labels = by_scope.setdefault(str(entry.overall["state_scope"]), [])
+        if entry.label not in labels:
+            labels.append(entry.label)
+    parts = [f"{scope} ({', '.join(labels)})" for scope, labels in sorted(by_scope.items())]
+    return "; ".join(parts) or "nothing but ar was run"
+
+
+def _lossless(group: Group) -> str:
+    totals: dict[str, int] = {}
+    for entry in group.entries:
+        if entry.label != entry.run.baseline:
+            for kind, count in entry.overall["lossless"].items():
+                totals[kind] = totals.get(kind, 0) + count
+    return verdict_words(totals)
+
+
+def verdict_words(counts: Mapping[str, int]) -> str:
+    """``3 near tie, 45 equal``; kinds that did not occur are left out."""
+    words = {"bug": "BUG", "near_tie": "near tie", "equal": "equal", "not_audited": "not audited"}
+    parts = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
+    return ", ".join(parts) or "nothing audited"

@@ -1,0 +1,237 @@
+"""From folders of results to runs in memory; files only, no torch and no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from specbench.records import (
+    CASES,
+    DONE,
+    MANIFEST,
+    SCHEMA_VERSION,
+    CaseRecord,
+    read_records,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+# Left out of the frame: lists as long as a text.
+_LONG_FIELDS = ("prompt_ids", "output_ids", "accepted_per_step")
+
+
+class ResultsError(Exception):
+    """Results cannot be shown; the message says why. ``exit_code`` is the process's."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder.
+
+    Attributes:
+        path: the folder.
+        manifest: its manifest as it stands in the file.
+        records: all of its records, in the order they were written.
+        complete: whether the run reached its end; False too where the last line is cut off.
+    """
+
+    path: Path
+    manifest: Mapping[str, Any]
+    records: Sequence[CaseRecord]
+    complete: bool
+
+    def _config(self, group: str, key: str) -> Any:
+        return (self.manifest.get("config", {}).get(group) or {}).get(key)
+
+    @property
+    def model(self) -> str:
+        """The model's name in ``conf/model``."""
+        return self.records[0].model
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name in ``conf/dataset``."""
+        return self.records[0].dataset
+
+    @property
+    def dtype(self) -> str:
+        """The model's number format, as far as the manifest knows it."""
+        dtype = (self.manifest.get("model") or {}).get("dtype") or self._config("model", "dtype")
+        return str(dtype or "dtype not recorded").removeprefix("torch.")
+
+    @property
+    def temperature(self) -> float:
+        """Of the sampling; 0 is greedy."""
+        return float(self._config("generation", "temperature") or 0.0)
+
+    @property
+    def labels(self) -> list[str]:
+        """In the order of the run, the baseline first."""
+        known = list(self.manifest.get("labels") or {})
+        found = dict.fromkeys(record.label for record in self.records)
+        return [label for label in known if label in found] + [
+            label for label in found if label not in known
+        ]
+
+    @property
+    def baseline(self) -> str | None:
+        """The label that speedups refer to, None where the run has none."""
+        baseline = self.manifest.get("baseline", "ar")
+        return baseline if baseline in self.labels else None
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, which the intervals use too."""
+        return int(self.manifest.get("seed") or 0)
+
+    @property
+    def estimator(self) -> str:
+        """How the run's own table was computed."""
+        return str(self.manifest.get("config", {}).get("estimator") or "paired")
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the records were made up (fixtures of the tests)."""
+        return bool(self.manifest.get("synthetic"))
+
+    @property
+    def gpus(self) -> list[str]:
+        """Names of the GPUs, where the run used one."""
+        device = (self.manifest.get("model") or {}).get("device") or self._config("model", "device")
+        if not str(device).startswith("cuda"):
+            return []
+        return [gpu["name"] for gpu in (self.manifest.get("hardware") or {}).get("gpus", [])]
+
+    @property
+    def hardware(self) -> str:
+        """What the run was measured on, in words."""
+        gpus = self.gpus
+        if gpus:
+            return ", ".join(f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus))
+        machine = self.manifest.get("hardware") or {}
+        if not machine.get("cpu"):
+            return "hardware not recorded"
+        count = machine.get("cpus_usable") or machine.get("cpus")
+        return f"{machine['cpu']}, {count} CPUs" if count else str(machine["cpu"])
+
+    @property
+    def code(self) -> str:
+        """The commit, and whether the code differed from it."""
+        git = self.manifest.get("git") or {}
+        if not git.get("commit"):
+            return "commit not recorded"
+        return f"commit {git['commit'][:10]}{' with changes' if git.get('dirty') else ''}"
+
+    def knobs(self, label: str) -> Mapping[str, Any]:
+        """The settings of a label's method."""
+        return ((self.manifest.get("labels") or {}).get(label) or {}).get("knobs") or {}
+
+
+def find_runs(paths: Iterable[Path | str]) -> list[Path]:
+    """All run folders at or below the given ones, sorted; each once.
+
+    Raises:
+        ResultsError: a path does not exist.
+    """
+    found: dict[Path, Path] = {}
+    for root in map(Path, paths):
+        if not root.is_dir():
+            raise ResultsError(f"{root} is no folder. Name a run folder or one that holds some.")
+        for folder, below, files in os.walk(root):
+            below.sort()
+            if CASES in files and MANIFEST in files:
+                path = Path(folder)
+                found.setdefault(path.resolve(), path)
+    return sorted(found.values())
+
+
+def load_runs(paths: Iterable[Path | str]) -> list[Run]:
+    """Read every run at or below the given folders.
+
+    Runs without any record yet are left out; incomplete ones are marked.
+
+    Raises:
+        ResultsError: a path does not exist, or a manifest cannot be used.
+        specbench.durable.RecordError: ``cases.jsonl`` is damaged.
+    """
+    runs = []
+    for path in find_runs(paths):
+        manifest = _read_manifest(path / MANIFEST)
+        records, truncated = read_records(path)
+        if records:
+            complete = (path / DONE).exists() and not truncated
+            runs.append(Run(path, manifest, records, complete))
+    return runs
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{path} cannot be read: {error}.") from error
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ResultsError(
+            f"{path}: schema_version is {version!r}, this program reads {SCHEMA_VERSION}. Use the "
+            "version of the program that wrote it."
+        )
+    return dict(manifest)
+
+
+def usable_runs(
+    paths: Sequence[Path | str], include_incomplete: bool = False
+) -> tuple[list[Run], list[Run]]:
+    """The runs to show, and the incomplete ones that are not.
+
+    Args:
+        paths: folders, searched recursively.
+        include_incomplete: show those too.
+
+    Raises:
+        ResultsError: nothing is left to show; says what to type.
+    """
+    runs = load_runs(paths)
+    shown = [run for run in runs if run.complete or include_incomplete]
+    hidden = [run for run in runs if not (run.complete or include_incomplete)]
+    if not shown:
+        where = ", ".join(map(str, paths))
+        if hidden:
+            names = ", ".join(str(run.path) for run in hidden)
+            raise ResultsError(
+                f"no complete run at or below {where}; incomplete: {names}. Repeat their commands "
+                "to finish them, or add --incomplete."
+            )
+        raise ResultsError(
+            f"no run at or below {where}: a run folder holds {MANIFEST} and {CASES} with at least "
+            "one record. Make one: python run.py"
+        )
+    return shown, hidden
+
+
+def frame(runs: Iterable[Run]) -> pd.DataFrame:
+    """All records as one tidy frame: a row per turn, with the run's folder beside the fields.
+
+    Token lists are left out; ``lossless`` becomes ``verdict``, ``first_diff`` and ``gap``.
+    """
+    names = [f.name for f in dataclasses.fields(CaseRecord) if f.name not in _LONG_FIELDS]
+    rows = []
+    for run in runs:
+        for record in run.records:
+            row = {"run": str(run.path), **{name: getattr(record, name) for name in names}}
+            lossless = row.pop("lossless")
+            row |= {
+                "verdict": lossless.verdict,
+                "first_diff": lossless.first_diff,
+                "gap": lossless.gap,
+            }
+            rows.append(row)
+    return pd.DataFrame(rows)

@@ -1,0 +1,45 @@
+"""From records to the numbers of a table; numpy and scipy only, no torch.
+
+The unit is the case (prompt): its turns and repeats are pooled before anything else, so they never
+count as independent.
+
+- :mod:`specbench.statistics.bootstrap`: ratios with intervals.
+- :mod:`specbench.statistics.paired`: is one method faster than another, or as fast?
+- :mod:`specbench.statistics.summary`: rows of ``summary.json`` and pairwise comparisons.
+"""
+
+from specbench.statistics.bootstrap import (
+    Interval,
+    Resamples,
+    geometric_mean,
+    log_interval,
+    minimum_detectable_ratio,
+    ratio_of_totals,
+    strata_of,
+)
+from specbench.statistics.paired import equivalence, holm, sign_flip_p
+from specbench.statistics.summary import (
+    ESTIMATORS,
+    OVERALL,
+    compare_pairs,
+    summarise,
+    task_order,
+)
+
+__all__ = [
+    "ESTIMATORS",
+    "OVERALL",
+    "Interval",
+    "Resamples",
+    "compare_pairs",
+    "equivalence",
+    "geometric_mean",
+    "holm",
+    "log_interval",
+    "minimum_detectable_ratio",
+    "ratio_of_totals",
+    "sign_flip_p",
+    "strata_of",
+    "summarise",
+    "task_order",
+]

@@ -1,0 +1,372 @@
+"""Rows of ``summary.json``: what a run's records say, per label and task and over the whole run.
+
+How records become numbers (words as in :mod:`specbench.records`):
+
+- The turns and repeats of a case are added up first; the case is the unit of everything after.
+- A case that failed for one label, or lacks a turn of it, is left out for all labels and counted
+  in ``n_dropped``. A disturbed turn takes its block (case and repeat) out of all that is timed,
+  for all labels; ``n_disturbed`` counts the cases concerned. MAT and verdicts keep them.
+- ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
+  of the baseline. ``geomean_speedup`` is the geometric mean of the same ratio taken per case.
+- Estimator ``specbench`` is the formula of Spec-Bench's ``speed.py``: a question's speed is its new
+  tokens over its wall time (prefill included), a method's speed the plain mean over questions, and
+  ``speedup`` the ratio of the two means. It differs from the original on purpose in what went wrong
+  there: the baseline's tokens are counted by ids like everybody's and not by tokenising its text
+  again, nothing after the first EOS counts, a failed question is left out, and MAT is ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specbench.statistics.bootstrap import (
+    N_RESAMPLES,
+    Interval,
+    Resamples,
+    geometric_mean,
+    log_interval,
+    minimum_detectable_ratio,
+    ratio_of_totals,
+    strata_of,
+)
+from specbench.statistics.paired import equivalence, holm, sign_flip_p
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from specbench.records import CaseRecord
+    from specbench.statistics.bootstrap import FloatArray
+
+OVERALL = "overall"
+ESTIMATORS = ("paired", "specbench")
+DEFAULT_MARGIN = 0.02
+_ALPHA = 0.05
+
+# Spec-Bench's order; other tasks follow by name, the whole run comes last.
+_TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+# Columns of a label's totals per case.
+_COMMITTED, _STEPS, _TIMED_COMMITTED, _DECODE, _TIMED_NEW, _WALL = range(6)
+
+
+def task_order(task: str) -> tuple[int, str]:
+    """Sorting key of tasks in tables."""
+    if task == OVERALL:
+        return (len(_TASKS) + 1, task)
+    return (_TASKS.index(task) if task in _TASKS else len(_TASKS), task)
+
+
+def summarise(
+    records: Iterable[CaseRecord],
+    labels: Sequence[str],
+    baseline: str | None = "ar",
+    seed: int = 0,
+    estimator: str = "paired",
+    n_resamples: int = N_RESAMPLES,
+) -> list[dict[str, Any]]:
+    """The rows of a run.
+
+    Args:
+        records: of one run; those of other labels are not looked at.
+        labels: in the order of the table.
+        baseline: the label that speedups refer to; without it, or where it is not among the
+            labels, there are none.
+        seed: of the bootstrap.
+        estimator: ``paired`` or ``specbench``, see above.
+        n_resamples: of the bootstrap.
+
+    Returns:
+        One dict per task and label, tasks in their usual order and ``overall`` last. A number that
+        cannot be had (no baseline, no case left, an interval from one case) is None.
+
+    Raises:
+        ValueError: unknown estimator.
+    """
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"estimator {estimator!r} is none of {', '.join(ESTIMATORS)}")
+    pooled = _pool(records, labels)
+    tasks = sorted({*pooled.tasks, *pooled.dropped}, key=task_order)
+    groups = {task: pooled.of_task(task) for task in tasks}
+    groups[OVERALL] = pooled
+    rows = []
+    for task, group in groups.items():
+        sample = _Sample(group, estimator, seed, n_resamples)
+        rows += [sample.row(task, label, baseline) for label in labels]
+    return rows
+
+
+def compare_pairs(
+    records: Iterable[CaseRecord],
+    labels: Sequence[str],
+    seed: int = 0,
+    margin: float = DEFAULT_MARGIN,
+    n_resamples: int = N_RESAMPLES,
+) -> list[dict[str, Any]]:
+    """Every label against every later one, by the geometric mean of per-case speed ratios.
+
+    Args:
+        records: of one run.
+        labels: in the order of the table.
+        seed: of the bootstrap and of the permutations.
+        margin: ratios from 1/(1 + margin) to 1 + margin count as a tie.
+        n_resamples: of the bootstrap.
+
+    Returns:
+        One dict per pair: ``first``, ``second``, ``n_cases``, ``ratio`` (speed of the first over
+        the second's), ``ratio_ci``, ``p``, ``p_holm`` (corrected for the number of pairs),
+        ``verdict`` (see :func:`equivalence`; ``faster`` and ``slower`` need a corrected p below
+        5 % as well), ``margin`` and ``detectable``: the smallest ratio this sample would have
+        shown with a power of 80 %.
+    """
+    sample = _Sample(_pool(records, labels), "paired", seed, n_resamples)
+    rows: list[dict[str, Any]] = []
+    for first, second in itertools.combinations(labels, 2):
+        ratio, interval = sample.geomean(first, second)
+        logs, strata = sample.log_ratios(first, second)
+        rows.append(
+            {
+                "first": first,
+                "second": second,
+                "n_cases": len(logs),
+                "ratio": ratio,
+                "ratio_ci": interval,
+                "p": sign_flip_p(logs.tolist(), seed),
+                "verdict": equivalence(interval, margin),
+                "margin": margin,
+                "detectable": minimum_detectable_ratio(logs.tolist(), strata),
+            }
+        )
+    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p_holm"] = p
+        if row["verdict"] in ("faster", "slower") and p >= _ALPHA:
+            row["verdict"] = "undecided"
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Pooled:
+    """The cases of a run, added up.
+
+    Attributes:
+        tasks, categories: ``[n]`` of each case that did not drop out.
+        totals: by label ``[n, 6]``, see the column constants.
+        dropped, disturbed: tasks of the cases that dropped out, or hold a disturbed turn.
+        verdicts: by label, ``(task, verdict)`` of every turn that did not fail.
+        methods: by label.
+        state_scopes: by label.
+    """
+
+    tasks: list[str]
+    categories: list[str]
+    totals: dict[str, FloatArray]
+    dropped: list[str]
+    disturbed: list[str]
+    verdicts: dict[str, list[tuple[str, str]]]
+    methods: dict[str, str]
+    state_scopes: dict[str, str]
+
+    def of_task(self, task: str) -> _Pooled:
+        """The part that belongs to a task."""
+        chosen = [i for i, name in enumerate(self.tasks) if name == task]
+        return _Pooled(
+            tasks=[task] * len(chosen),
+            categories=[self.categories[i] for i in chosen],
+            totals={label: totals[chosen] for label, totals in self.totals.items()},
+            dropped=[name for name in self.dropped if name == task],
+            disturbed=[name for name in self.disturbed if name == task],
+            verdicts={
+                label: [pair for pair in pairs if pair[0] == task]
+                for label, pairs in self.verdicts.items()
+            },
+            methods=self.methods,
+            state_scopes=self.state_scopes,
+        )
+
+
+def _pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> _Pooled:
+    """Add up turns and repeats; find what drops out."""
+    wanted = set(labels)
+    by_case: dict[str, list[CaseRecord]] = {}
+    for record in records:
+        if record.label in wanted:
+            by_case.setdefault(record.case_id, []).append(record)
+    tasks, categories, dropped, disturbed = [], [], [], []
+    totals: dict[str, list[list[float]]] = {label: [] for label in labels}
+    # Sorted, so that a run that was interrupted and resumed gives the same intervals.
+    for _, turns in sorted(by_case.items()):
+        complete = _is_complete(turns, labels)
+        spoilt = {turn.repeat for turn in turns if turn.status == "disturbed"}
+        if spoilt and complete:
+            disturbed.append(turns[0].task)
+        if not complete:
+            dropped.append(turns[0].task)
+            continue
+        tasks.append(turns[0].task)
+        categories.append(turns[0].category)
+        for label in labels:
+            totals[label].append(_add_up([t for t in turns if t.label == label], spoilt))
+    all_turns = [turn for turns in by_case.values() for turn in turns]
+    return _Pooled(
+        tasks=tasks,
+        categories=categories,
+        totals={
+            label: np.array(rows, dtype=np.float64).reshape(len(rows), _WALL + 1)
+            for label, rows in totals.items()
+        },
+        dropped=dropped,
+        disturbed=disturbed,
+        verdicts={
+            label: [
+                (turn.task, turn.lossless.verdict)
+                for turn in all_turns
+                if turn.label == label and turn.status != "failed"
+            ]
+            for label in labels
+        },
+        methods={turn.label: turn.method for turn in all_turns},
+        state_scopes={turn.label: turn.state_scope for turn in all_turns},
+    )
+
+
+def _is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
+    """Whether every label has every turn of the case in every repeat, and none failed."""
+    if any(turn.status == "failed" for turn in turns):
+        return False
+    asked = {(turn.repeat, turn.turn) for turn in turns}
+    return all(asked == {(t.repeat, t.turn) for t in turns if t.label == label} for label in labels)
+
+
+def _add_up(turns: Sequence[CaseRecord], spoilt: set[int]) -> list[float]:
+    """The totals of one label on one case; repeats in ``spoilt`` count in nothing timed."""
+    timed = [turn for turn in turns if turn.repeat not in spoilt]
+    return [
+        sum(max(0, turn.n_new - 1) for turn in turns),
+        sum(turn.n_target_passes for turn in turns),
+        sum(max(0, turn.n_new - 1) for turn in timed),
+        math.fsum(turn.decode_s for turn in timed),
+        sum(turn.n_new for turn in timed),
+        math.fsum(turn.wall_s for turn in timed),
+    ]
+
+
+class _Sample:
+    """The cases of one task, or of the whole run, with one bootstrap for all their numbers."""
+
+    def __init__(self, pooled: _Pooled, estimator: str, seed: int, n_resamples: int) -> None:
+        self._pooled = pooled
+        self._estimator = estimator
+        self._strata = strata_of(pooled.categories)
+        self._resamples = Resamples(self._strata, seed, n_resamples)
+
+    def row(self, task: str, label: str, baseline: str | None) -> dict[str, Any]:
+        """A row of ``summary.json``."""
+        pooled = self._pooled
+        totals = pooled.totals[label]
+        mat, mat_ci = self._quotient([totals[:, _COMMITTED]], [totals[:, _STEPS]])
+        speedup: float | None = None
+        geomean: float | None = None
+        speedup_ci: Interval | None = None
+        geomean_ci: Interval | None = None
+        if baseline == label:
+            # By definition, so there is nothing to estimate.
+            speedup = geomean = 1.0 if totals[:, _DECODE].any() else None
+        elif baseline in pooled.totals:
+            speedup, speedup_ci = self.speedup(label, baseline)
+            geomean, geomean_ci = self.geomean(label, baseline)
+        verdicts = [verdict for _, verdict in pooled.verdicts[label]]
+        return {
+            "label": label,
+            "method": pooled.methods.get(label, label),
+            "task": task,
+            "n_cases": len(pooled.tasks),
+            "n_dropped": len(pooled.dropped),
+            "n_disturbed": len(pooled.disturbed),
+            "mat": mat,
+            "mat_ci": mat_ci,
+            "tokens_per_s": self.tokens_per_s(label),
+            "end_to_end_tokens_per_s": _finite(
+                ratio_of_totals(totals[:, _TIMED_NEW], totals[:, _WALL])
+            ),
+            "estimator": self._estimator,
+            "speedup": speedup,
+            "speedup_ci": speedup_ci,
+            "geomean_speedup": geomean,
+            "geomean_speedup_ci": geomean_ci,
+            "lossless": {
+                kind: verdicts.count(kind) for kind in ("equal", "near_tie", "bug", "not_audited")
+            },
+            "state_scope": pooled.state_scopes.get(label),
+        }
+
+    def tokens_per_s(self, label: str) -> float | None:
+        """Speed by the estimator."""
+        totals = self._pooled.totals[label]
+        if self._estimator == "specbench":
+            return _finite(ratio_of_totals(self._question_speeds(label), totals[:, _WALL] > 0))
+        return _finite(ratio_of_totals(totals[:, _TIMED_COMMITTED], totals[:, _DECODE]))
+
+    def speedup(self, label: str, baseline: str) -> tuple[float | None, Interval | None]:
+        """The headline number by the estimator, with its interval."""
+        if self._estimator == "specbench":
+            return self._quotient([self._question_speeds(label)], [self._question_speeds(baseline)])
+        ours, theirs = self._pooled.totals[label], self._pooled.totals[baseline]
+        return self._quotient(
+            [ours[:, _TIMED_COMMITTED], theirs[:, _DECODE]],
+            [ours[:, _DECODE], theirs[:, _TIMED_COMMITTED]],
+        )
+
+    def geomean(self, first: str, second: str) -> tuple[float | None, Interval | None]:
+        """Geometric mean of per-case speed ratios, with its interval."""
+        logs, counted = self._logs(first, second)
+        if not counted.any():
+            return None, None
+        value = geometric_mean(np.exp(logs[counted]).tolist())
+        if not self._resamples.degrees_of_freedom:
+            return value, None
+        sums = self._resamples.totals(np.column_stack([logs, counted]))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            resampled = np.exp(sums[:, 0] / sums[:, 1])
+        return value, log_interval(value, resampled, self._resamples.degrees_of_freedom)
+
+    def log_ratios(self, first: str, second: str) -> tuple[FloatArray, Any]:
+        """Logarithms of per-case speed ratios, and the strata of these cases."""
+        logs, counted = self._logs(first, second)
+        names = [c for c, used in zip(self._pooled.categories, counted, strict=True) if used]
+        return logs[counted], strata_of(names)
+
+    def _logs(self, first: str, second: str) -> tuple[FloatArray, Any]:
+        """``[n]`` log ratios (0 where a case has no speed) and ``[n]`` whether it has one."""
+        a, b = self._pooled.totals[first], self._pooled.totals[second]
+        factors = [a[:, _TIMED_COMMITTED], b[:, _DECODE], a[:, _DECODE], b[:, _TIMED_COMMITTED]]
+        counted = np.logical_and.reduce([factor > 0 for factor in factors])
+        above, more, below, less = (np.log(np.where(counted, f, 1.0)) for f in factors)
+        return above + more - below - less, counted
+
+    def _question_speeds(self, label: str) -> FloatArray:
+        """``[n]`` new tokens per second of wall time; 0 for a case that was not timed."""
+        totals = self._pooled.totals[label]
+        wall = totals[:, _WALL]
+        return np.divide(totals[:, _TIMED_NEW], wall, out=np.zeros(len(wall)), where=wall > 0)
+
+    def _quotient(
+        self, above: Sequence[FloatArray], below: Sequence[FloatArray]
+    ) -> tuple[float | None, Interval | None]:
+        """A product of totals over another, with its interval."""
+        value = 1.0
+        for up, down in zip(above, below, strict=True):
+            value *= ratio_of_totals(up, down)
+        if _finite(value) is None or not self._resamples.degrees_of_freedom:
+            return _finite(value), None
+        sums = self._resamples.totals(np.column_stack([*above, *below]))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            resampled = sums[:, : len(above)].prod(axis=1) / sums[:, len(above) :].prod(axis=1)
+        return value, log_interval(value, resampled, self._resamples.degrees_of_freedom)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,129 @@
+"""Finding and reading run folders, whole and damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.load import ResultsError, find_runs, frame, load_runs, usable_runs
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records"
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two copies of the synthetic run, one level and two levels deep."""
+    for name in ("b", "sweep/a"):
+        shutil.copytree(GOLDEN / "synthetic", tmp_path / name)
+    return tmp_path
+
+
+def test_runs_are_found_at_any_depth_and_once(results):
+    expected = [results / "b", results / "sweep" / "a"]
+    assert find_runs([results]) == expected
+    assert find_runs([results / "b", results, results / "sweep"]) == expected
+    assert find_runs([results / "b"]) == [results / "b"]
+
+
+def test_what_a_run_knows(results):
+    (run,) = load_runs([results / "b"])
+    assert run.complete
+    assert run.synthetic
+    assert run.labels == ["ar", "cacheback", "no_frozen", "pld"]
+    assert run.baseline == "ar"
+    assert (run.model, run.dataset, run.dtype) == ("vicuna7b", "specbench", "float32")
+    assert run.knobs("no_frozen")["table"] == "dynamic"
+    assert run.hardware == "Synthetic CPU, 2 CPUs"
+    assert run.gpus == []
+    assert len(run.records) == 224
+
+
+def test_a_run_on_gpus(results):
+    path = results / "b" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["hardware"]["gpus"] = [{"name": "NVIDIA RTX 4090"}] * 2
+    path.write_text(json.dumps(manifest))
+    assert load_runs([results / "b"])[0].gpus == [], "the model was on the CPU"
+    manifest["model"]["device"] = "cuda:0"
+    manifest["git"] = {"commit": "0123456789abcdef", "dirty": True}
+    path.write_text(json.dumps(manifest))
+    (run,) = load_runs([results / "b"])
+    assert run.hardware == "2 NVIDIA RTX 4090"
+    assert run.code == "commit 0123456789 with changes"
+
+
+def test_the_frame_is_tidy(results):
+    table = frame(load_runs([results]))
+    assert len(table) == 2 * 224
+    assert set(table["run"]) == {str(results / "b"), str(results / "sweep" / "a")}
+    assert "output_ids" not in table
+    assert table["verdict"].value_counts()["near_tie"] == 2 * 2
+    assert table.loc[table["status"] == "ok", "n_new"].min() >= 8
+
+
+class TestIncompleteRuns:
+    def test_are_named_and_not_used(self, results):
+        (results / "b" / "DONE").unlink()
+        shown, hidden = usable_runs([results])
+        assert [run.path.name for run in shown] == ["a"]
+        assert [run.path.name for run in hidden] == ["b"]
+        shown, hidden = usable_runs([results], include_incomplete=True)
+        assert [run.path.name for run in shown] == ["b", "a"]
+        assert hidden == []
+
+    def test_a_truncated_line_makes_a_run_incomplete(self, results):
+        cases = results / "b" / "cases.jsonl"
+        cases.write_text(cases.read_text()[:-20])
+        run = load_runs([results / "b"])[0]
+        assert not run.complete
+        assert len(run.records) == 223
+
+    def test_nothing_but_incomplete_ones(self, results):
+        (results / "b" / "DONE").unlink()
+        with pytest.raises(ResultsError, match=r"incomplete: .*/b\. .* --incomplete"):
+            usable_runs([results / "b"])
+
+    def test_a_run_without_a_record_is_no_run_yet(self, results):
+        (results / "b" / "cases.jsonl").write_text("")
+        with pytest.raises(ResultsError, match="no run at or below"):
+            usable_runs([results / "b"])
+
+
+class TestUnusable:
+    def test_a_missing_folder(self, tmp_path):
+        with pytest.raises(ResultsError, match="is no folder"):
+            usable_runs([tmp_path / "absent"])
+
+    def test_an_empty_folder_says_what_to_type(self, tmp_path):
+        with pytest.raises(ResultsError, match=r"no run at or below .*python run\.py"):
+            usable_runs([tmp_path])
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 99}', "{}"])
+    def test_a_manifest_of_another_kind(self, results, text):
+        (results / "b" / "manifest.json").write_text(text)
+        with pytest.raises(ResultsError, match=r"b/manifest\.json"):
+            load_runs([results])
+
+    def test_a_damaged_record_names_file_and_line(self, results):
+        cases = results / "b" / "cases.jsonl"
+        lines = cases.read_text().splitlines()
+        record = json.loads(lines[4])
+        record["n_new"] += 1
+        lines[4] = json.dumps(record)
+        cases.write_text("\n".join(lines) + "\n")
+        with pytest.raises(Exception, match=r"cases\.jsonl, line 5") as caught:
+            load_runs([results])
+        assert caught.value.exit_code == 2
+
+
+def test_reading_results_imports_no_torch():
+    code = (
+        "import sys, analysis.tables, analysis.figures;"
+        "sys.exit(bool({'torch', 'transformers', 'hydra'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,213 @@
+"""The command line of the tables, and what a table says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis import tables
+from analysis.groups import caption, make_groups
+from analysis.load import load_runs
+from analysis.render import Sheet, to_latex, to_markdown, to_rich
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "records"
+
+
+@pytest.fixture
+def results(tmp_path):
+    shutil.copytree(GOLDEN / "synthetic", tmp_path / "one")
+    return tmp_path
+
+
+def edit_manifest(folder, **changes):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_records(folder, change):
+    path = folder / "cases.jsonl"
+    lines = [json.dumps(change(json.loads(line))) for line in path.read_text().splitlines()]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_the_bare_command_prints_a_table(results):
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis.tables", str(results)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for words in ("cacheback", "speedup [95 %]", "1.86 / 2.42", "not run", "SYNTHETIC RECORDS"):
+        assert words in done.stdout
+    assert "[1.8" in done.stdout, "brackets must not be taken for markup"
+
+
+def test_an_empty_folder_exits_2_and_says_what_to_type(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis.tables", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "error: no run at or below" in done.stderr
+    assert "python run.py" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_file_exits_2(results, capsys):
+    (results / "one" / "cases.jsonl").write_text("{}\n{}\n")
+    assert tables.main([str(results)]) == 2
+    assert "cases.jsonl, line 1" in capsys.readouterr().err
+
+
+def test_incomplete_runs_are_named(results, capsys):
+    shutil.copytree(results / "one", results / "two")
+    (results / "two" / "DONE").unlink()
+    assert tables.main([str(results)]) == 0
+    captured = capsys.readouterr()
+    assert f"not shown, because incomplete: {results / 'two'}" in captured.err
+    assert "two" not in captured.out
+    assert tables.main([str(results), "--incomplete"]) == 0
+    assert "two" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "start"), [("--markdown", "### "), ("--csv", "run,"), ("--latex", "\\begin{table}")]
+)
+def test_forms_on_standard_output(results, capsys, flag, start):
+    assert tables.main([str(results), flag]) == 0
+    assert capsys.readouterr().out.startswith(start)
+
+
+def test_only_the_forms_asked_for_are_written(results, tmp_path):
+    assert tables.main([str(results), "--csv", "-o", str(tmp_path / "out")]) == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["tables.csv"]
+
+
+def test_the_order_of_records_and_folders_does_not_matter(results, capsys):
+    shutil.copytree(results / "one", results / "two")
+    tables.main([str(results), "--csv", "--pairs"])
+    first = capsys.readouterr().out
+    path = results / "one" / "cases.jsonl"
+    path.write_text("\n".join(reversed(path.read_text().splitlines())) + "\n")
+    tables.main([str(results / "two"), str(results / "one"), "--csv", "--pairs"])
+    assert capsys.readouterr().out == first
+
+
+def test_runs_share_a_table_only_if_they_may_be_compared(results):
+    for name in ("two", "three", "four"):
+        shutil.copytree(results / "one", results / name)
+    edit_records(results / "three", lambda record: {**record, "model": "mistral7b"})
+    edit_manifest(results / "four", hardware={"cpu": "Another CPU", "cpus_usable": 8, "gpus": []})
+    groups = make_groups(load_runs([results]))
+    assert sorted(tuple(run.path.name for run in group.runs) for group in groups) == [
+        ("four",), ("one", "two"), ("three",),
+    ]  # fmt: skip
+
+
+def test_several_runs_in_one_table_are_told_apart(results):
+    shutil.copytree(results / "one", results / "two")
+    (group,) = make_groups(load_runs([results]))
+    page = tables.sheet(group)
+    assert page.headings[:2] == ["run", "method"]
+    assert [row[0] for row in page.rows[:8]] == ["one"] * 4 + ["two"] * 4
+
+
+def test_the_caption_tells_all_that_belongs_to_the_numbers(results):
+    (group,) = make_groups(load_runs([results]))
+    text = caption(group)
+    for words in (
+        "SYNTHETIC RECORDS, not a measurement", "vicuna7b (float32, greedy) on specbench",
+        "23 cases, 2 repeats", "1 dropped because one label failed",
+        "1 with a disturbed turn not timed", "Hardware: Synthetic CPU, 2 CPUs.",
+        "State kept per prompt (cacheback, no_frozen, pld).", "Lossless: 2 near tie, 165 equal.",
+        "Intervals: 95 %",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_a_bug_is_shouted(results):
+    def spoil(record):
+        if (record["label"], record["case_id"], record["repeat"]) == ("pld", "81", 0):
+            record["lossless"] = {"verdict": "bug", "first_diff": 0, "gap": 3.0}
+        return record
+
+    edit_records(results / "one", spoil)
+    (group,) = make_groups(load_runs([results]))
+    assert "2 BUG" in caption(group), "both turns of the case"
+
+
+def test_the_same_hardware_lets_speed_be_compared(results):
+    edit_manifest(
+        results / "one",
+        hardware={"cpu": "c", "gpus": [{"name": "NVIDIA GeForce RTX 4090"}]},
+        model={"device": "cuda:0", "dtype": "float16"},
+    )
+    (group,) = make_groups(load_runs([results]))
+    verdicts = {entry.label: entry.verdict() for entry in group.entries}
+    assert verdicts["cacheback"] == verdicts["no_frozen"] == "reproduced"
+    assert verdicts["pld"] == "MAT only", "its claim is from another GPU"
+    assert verdicts["ar"] == ""
+
+
+def test_spec_bench_s_estimator_on_request(results, capsys):
+    tables.main([str(results), "--csv"])
+    paired = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    tables.main([str(results), "--csv", "--estimator", "specbench"])
+    theirs = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["estimator"] for row in paired} == {"paired"}
+    assert {row["estimator"] for row in theirs} == {"specbench"}
+    assert [row["mat"] for row in theirs] == [row["mat"] for row in paired]
+    assert [row["speedup"] for row in theirs] != [row["speedup"] for row in paired]
+
+
+def test_a_run_without_baseline(results):
+    edit_manifest(results / "one", baseline=None)
+    path = results / "one" / "cases.jsonl"
+    kept = [line for line in path.read_text().splitlines() if '"label":"ar"' not in line]
+    path.write_text("\n".join(kept) + "\n")
+    (group,) = make_groups(load_runs([results]))
+    row = tables.sheet(group).rows[0]
+    assert row[0] == "cacheback"
+    assert row[1:7] == ["–"] * 6
+    assert "–" in row[9]
+
+
+def test_csv_has_the_claim_of_each_task(results, capsys):
+    tables.main([str(results), "--csv"])
+    rows = {
+        (row["label"], row["task"]): row
+        for row in csv.DictReader(io.StringIO(capsys.readouterr().out))
+    }
+    assert rows["pld", "summarization"]["claimed_speedup"] == "2.36"
+    assert rows["pld", "overall"]["claimed_mat"] == "1.75"
+    assert rows["ar", "overall"]["claimed_speedup"] == ""
+    assert len(rows) == 4 * 7
+
+
+PAGE = Sheet("a_b", "50 % & more", ["method", "x"], [["no_frozen", "1 [0.9, 1.1] | –"]], ["n#1"])
+
+
+def test_latex_is_escaped():
+    text = to_latex([PAGE])
+    assert r"no\_frozen & 1 [0.9, 1.1] | -- \\" in text
+    assert r"\caption{50 \% \& more n\#1}" in text
+
+
+def test_markdown_keeps_its_columns():
+    assert "| no_frozen | 1 [0.9, 1.1] \\| – |" in to_markdown([PAGE])
+
+
+def test_the_terminal_shows_brackets_as_they_are():
+    from rich.console import Console
+
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(to_rich(Sheet("t", "c", ["method"], [["[bold]x[/bold]"]], [])))
+    assert "[bold]x[/bold]" in console.export_text()
