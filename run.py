@@ -1,0 +1,28 @@
+"""Compare speculative-decoding methods: ``python run.py method=cacheback model=smollm2_135m``.
+
+``python run.py --help`` lists the choices; README.md explains the numbers. Exit codes: 0 all done
+and lossless; 1 a case failed or an output differs from plain decoding; 2 bad configuration or
+input. A multirun (``-m``) runs all its jobs and exits with the highest code.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import hydra
+
+from runners import dispatch
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: DictConfig) -> int:
+    """Run one job; what it returns is also what a sweeper sees."""
+    return dispatch.run_job(cfg)
+
+
+if __name__ == "__main__":
+    sys.exit(dispatch.run_application(main))

@@ -1,0 +1,132 @@
+"""The methods of a run as live objects: built, checked against the run, set up, restored."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import hydra.utils
+import numpy as np
+
+from specbench.drafter import Drafter
+from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from runners.job import Entry, Job
+    from specbench.records import CaseRecord
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Contender:
+    """One label of the run with its drafter."""
+
+    entry: Entry
+    drafter: Drafter
+
+    @property
+    def label(self) -> str:
+        """The label, unique in the run."""
+        return self.entry.label
+
+    @property
+    def scope(self) -> str:
+        """How long the drafter keeps what it learnt."""
+        return self.drafter.state_scope
+
+
+def build_contenders(job: Job) -> list[Contender]:
+    """Instantiate every entry's drafter and check what it needs against the run.
+
+    Raises:
+        NeedsNotMet: a method cannot work in this run; says what to change.
+        ConfigurationError: a knob is out of range, or a class is no drafter.
+    """
+    return [Contender(entry, _build(entry, job)) for entry in job.entries]
+
+
+def _build(entry: Entry, job: Job) -> Drafter:
+    try:
+        drafter = hydra.utils.instantiate(dict(entry.method), _convert_="all")
+    except hydra.errors.InstantiationException as error:
+        # Hydra wraps what a constructor raises; our own messages are meant for the user.
+        if isinstance(error.__cause__, ConfigurationError):
+            raise error.__cause__ from None
+        raise ConfigurationError(f"method={entry.name} (label {entry.label!r}): {error}") from error
+    if not isinstance(drafter, Drafter):
+        raise ConfigurationError(
+            f"method={entry.name}: {entry.method['_target_']} is no specbench.drafter.Drafter."
+        )
+    needs = drafter.needs
+    if not needs.sampling and not job.greedy:
+        raise NeedsNotMet(
+            f"method={entry.name} works only greedily, but generation.temperature="
+            f"{job.config['generation']['temperature']}. Type generation.temperature=0."
+        )
+    if needs.draft_model and entry.pair is None:
+        raise NeedsNotMet(
+            f"method={entry.name} needs a draft model for model={job.config['model']['name']}, and "
+            f"there is no conf/pair/{entry.name}_{job.config['model']['name']}.yaml. Add it, or "
+            "choose another model."
+        )
+    if drafter.state_scope == "run" and job.shard[1] > 1:
+        raise ConfigurationError(
+            f"shard={job.config['shard']} cannot be combined with state_scope=run (method="
+            f"{entry.name}): every block learns from all before it. Drop shard, or type "
+            "method.state_scope=prompt."
+        )
+    return drafter
+
+
+def restore(
+    contender: Contender, done: Iterable[CaseRecord], redecode: Callable[[CaseRecord], None]
+) -> None:
+    """Bring a drafter with ``run`` scope to the state it had after the given turns.
+
+    A drafter that looks at committed tokens alone is fed them again in the recorded order, which
+    takes no target pass. One that also looks at logits or hidden states decodes the turns again,
+    untimed.
+
+    Args:
+        contender: its drafter is emptied first.
+        done: the records of the present repeat; those of other labels and failed ones are skipped.
+        redecode: decodes a record's prompt again with the contender's drafter.
+    """
+    contender.drafter.reset()
+    for record in done:
+        if record.label != contender.label or record.status == "failed":
+            continue
+        if contender.drafter.needs.tokens_only:
+            feed(contender.drafter, record)
+        else:
+            redecode(record)
+
+
+def feed(drafter: Drafter, record: CaseRecord) -> None:
+    """Let a drafter see a recorded turn step by step, as if it had drafted nothing."""
+    output = np.asarray(record.output_ids, dtype=np.int64)
+    state = DecodeState(np.asarray(record.prompt_ids, dtype=np.int64), len(output))
+    state.commit(output[:1])
+    drafter.begin(state)
+    position = 1
+    for count in record.accepted_per_step:
+        committed = output[position : position + count]
+        position += count
+        state.step += 1
+        state.commit(committed)
+        drafter.observe(
+            state,
+            StepOutcome(
+                tree=DraftTree.empty(),
+                path=NO_TOKENS,
+                committed=committed,
+                next_tokens=None,
+                finished=position == len(output),
+            ),
+        )
+    drafter.end(state)

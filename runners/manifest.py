@@ -1,0 +1,101 @@
+"""The manifest of a run folder, and whether a run may be resumed where it is now."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from runners.differences import differences
+from specbench import cases, environment, records
+from specbench.errors import OutputRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from runners.contenders import Contender
+    from runners.job import Job
+
+log = logging.getLogger(__name__)
+
+
+def begin(
+    job: Job, contenders: Sequence[Contender], surroundings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The manifest of a new run; the model's part is added when it is loaded.
+
+    Args:
+        job: what is run.
+        contenders: what runs.
+        surroundings: hardware, versions and git state, as :mod:`specbench.environment` gives them.
+    """
+    return {
+        "schema_version": records.SCHEMA_VERSION,
+        "run_key": job.run_key,
+        "status": "running",
+        "exit_code": None,
+        "config": job.config,
+        "identity": job.identity,
+        "overrides": list(job.overrides),
+        "labels": {
+            c.label: {
+                "method": c.entry.name,
+                "method_version": c.drafter.version,
+                "state_scope": c.scope,
+                "knobs": dict(c.entry.method),
+                "pair": c.entry.pair,
+            }
+            for c in contenders
+        },
+        "baseline": job.baseline,
+        "seed": job.config["seed"],
+        "n_cases": len(job.cases),
+        "prompt_set_hash": cases.prompt_set_hash(job.cases),
+        **surroundings,
+        "forced_resume": False,
+        "starts": [],
+    }
+
+
+def add_start(manifest: dict[str, Any], n_done: int, n_redone: int) -> None:
+    """Note that a process began (or went on) measuring."""
+    manifest["status"] = "running"
+    manifest["starts"].append(
+        {
+            "at": _now(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "records_found": n_done,
+            "blocks_redone": n_redone,
+        }
+    )
+
+
+def close(manifest: dict[str, Any], status: str, exit_code: int | None) -> None:
+    """Note how the process ended: ``complete``, ``interrupted`` or ``failed``."""
+    manifest.update(status=status, exit_code=exit_code, ended_at=_now())
+
+
+def check_resume(old: Mapping[str, Any], surroundings: Mapping[str, Any], force: bool) -> bool:
+    """Whether hardware, versions or code differ from those of the run to be resumed.
+
+    Raises:
+        OutputRefused: they differ and ``force`` is not set; names what differs.
+    """
+    differing = differences(environment.fingerprint(old), environment.fingerprint(surroundings))
+    if not differing:
+        return False
+    if not force:
+        raise OutputRefused(
+            "this run was begun under other conditions:\n"
+            + "\n".join(differing)
+            + "\nMeasure anew with fresh=true, or go on with resume=force, which marks the records."
+        )
+    log.warning("resume=force: going on although these differ:\n%s", "\n".join(differing))
+    return True
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,225 @@
+"""What all labels of a run share: model, tokenizer, template, engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from specbench import artefacts, models
+from specbench.audit import audit_output
+from specbench.drafter import Drafter
+from specbench.engine import Engine
+from specbench.prompts import PromptTemplate
+from specbench.records import Lossless
+from specbench.structs import DraftContext
+from specbench.target import Target
+from specbench.verify import GreedyVerifier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from runners.contenders import Contender
+    from runners.job import Job
+    from specbench.engine import DecodeResult
+    from specbench.records import CaseRecord
+    from specbench.structs import IntArray
+
+log = logging.getLogger(__name__)
+
+# An answer is tokenised again in the next turn's prompt, and may then be longer than it was.
+_RETOKENISED = 1.25
+
+
+# Of the free memory, what packed copies may take where nothing is said.
+_PACKED_SHARE = 0.5
+
+
+class Stage:
+    """Model, engine and prompts of a run, loaded once.
+
+    Args:
+        job: what is run.
+        contenders: their needs decide which artefacts are resolved (before weights are loaded)
+            and how large the engine's buffers are; each drafter is set up.
+
+    Raises:
+        NeedsNotMet: an artefact is missing and cannot be built here.
+        WeightsNotFound: the model's weights are not to be had.
+    """
+
+    def __init__(self, job: Job, contenders: Sequence[Contender]) -> None:
+        config = OmegaConf.create(dict(job.config))
+        self._max_new_tokens = int(config.generation.max_new_tokens)
+        self._tokenizer = models.load_tokenizer(config)
+        self._tokenizer_hash = models.tokenizer_hash(self._tokenizer)
+        self._template = PromptTemplate.from_config(self._tokenizer, config)
+        self._files = {c.label: self._artefacts(config, c) for c in contenders}
+        self._model = models.load_model(config, self._tokenizer)
+        self._max_nodes = max(c.drafter.needs.max_nodes for c in contenders)
+        self._batch = max(c.drafter.needs.batch for c in contenders)
+        self._max_len = self._cap(self._longest_turn(job))
+        self._target = Target(
+            self._model.model,
+            max_len=self._max_len,
+            max_nodes=self._max_nodes,
+            batch=self._batch,
+            packed_bytes=_packed_bytes(config.engine.packed),
+            cache_dir=Path(config.cache_dir),
+        )
+        self._on_gpu = self._target.device.type == "cuda"
+        self._engine = self._make_engine(config, phases=bool(config.measure.phases))
+        self._plain_engine = self._make_engine(config, phases=False)
+        self._plain_drafter = Drafter(name="plain")
+        for contender in contenders:
+            contender.drafter.setup(
+                DraftContext(
+                    vocab_size=self._target.vocab_size,
+                    eos_ids=self._model.eos_ids,
+                    tokenizer_hash=self._tokenizer_hash,
+                    max_len=self._model.context_length,
+                    artefacts=self._files[contender.label],
+                    seed=int(config.seed),
+                    target=self._target,
+                )
+            )
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer can have together."""
+        return self._model.context_length
+
+    def describe(self) -> dict[str, Any]:
+        """The manifest's part about the model."""
+        model = self._model
+        return {
+            "id": model.id,
+            "revision": model.revision,
+            "weights_hash": model.weights_hash,
+            "dtype": model.dtype,
+            "device": model.device,
+            "eos_ids": sorted(model.eos_ids),
+            "context_length": model.context_length,
+            "tokenizer_hash": self._tokenizer_hash,
+            "template_sha": self._template.sha,
+            "packed": self._target.packing,
+            "threads": torch.get_num_threads(),
+            "artefacts": {
+                label: {name: artefacts.describe(path) for name, path in files.items()}
+                for label, files in self._files.items()
+                if files
+            },
+        }
+
+    def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
+        """``[n_prompt]`` ids of a dialogue whose last answer is to be written."""
+        return np.asarray(self._template.render(list(turns)), dtype=np.int64)
+
+    def encode(self, text: str) -> IntArray:
+        """Ids of bare text, without template and special tokens."""
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+
+    def text(self, output_ids: Sequence[int]) -> str:
+        """The text of an answer, as the next turn's prompt quotes it."""
+        return str(self._tokenizer.decode(list(output_ids), skip_special_tokens=True))
+
+    def decode(
+        self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None
+    ) -> DecodeResult:
+        """Decode a prompt in the measured engine."""
+        limit = max_new_tokens or self._max_new_tokens
+        self._reserve(len(prompt) + limit)
+        return self._engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed)
+
+    def reset(self, drafter: Drafter) -> float:
+        """Empty a drafter and return the seconds it took, which belong to the turn that follows."""
+        start = time.perf_counter()
+        drafter.reset()
+        self._synchronize()
+        return time.perf_counter() - start
+
+    def plain(self, prompt: IntArray, max_new_tokens: int | None = None) -> IntArray:
+        """``[n_new]`` the plain greedy output of a prompt, untimed."""
+        limit = max_new_tokens or self._max_new_tokens
+        self._reserve(len(prompt) + limit)
+        result = self._plain_engine.decode(prompt, self._plain_drafter, max_new_tokens=limit)
+        return np.asarray(result.output_ids, dtype=np.int64)
+
+    def audit(self, record: CaseRecord, reference: Sequence[int]) -> Lossless:
+        """Compare a greedy output with plain decoding's for the same prompt."""
+        output = list(record.output_ids)
+        eos = self._model.eos_ids
+        complete = (
+            output[-1] in eos
+            or len(output) == self._max_new_tokens
+            or record.finish_reason == "context"
+        )
+        found = audit_output(
+            self._target,
+            record.prompt_ids,
+            output,
+            list(reference),
+            ended_rightly=complete and not eos.intersection(output[:-1]),
+        )
+        return Lossless(found.verdict, found.first_diff, found.gap)
+
+    def recover(self) -> None:
+        """Give back what a failed case left allocated."""
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+
+    def _synchronize(self) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize(self._target.device)
+
+    def _make_engine(self, config: DictConfig, phases: bool) -> Engine:
+        return Engine(
+            self._target,
+            GreedyVerifier(),
+            eos_ids=self._model.eos_ids,
+            context_length=self._model.context_length,
+            overlap=config.engine.overlap,
+            phases=phases,
+        )
+
+    def _artefacts(self, config: DictConfig, contender: Contender) -> Mapping[str, Path]:
+        return artefacts.resolve(
+            contender.drafter.needs.artefacts,
+            tokenizer=self._tokenizer,
+            embedded=bool(config.model.embedded),
+            cache_dir=Path(config.cache_dir),
+        )
+
+    def _longest_turn(self, job: Job) -> int:
+        """Tokens of the longest dialogue with its answers, as far as it can be told beforehand."""
+        longest = 0
+        for case in job.cases:
+            turns = [(user, "") for user in case.turns[:-1]]
+            answers = len(turns) * self._max_new_tokens * _RETOKENISED
+            prompt = len(self.render([*turns, (case.turns[-1], None)]))
+            longest = max(longest, prompt + int(answers) + self._max_new_tokens)
+        return longest
+
+    def _cap(self, tokens: int) -> int:
+        return min(tokens, self._model.context_length)
+
+    def _reserve(self, tokens: int) -> None:
+        """Grow the engine's buffers where a prompt turned out longer than foreseen; untimed."""
+        if self._cap(tokens) > self._max_len:
+            self._max_len = self._cap(tokens)
+            self._target.reserve(self._max_len, self._max_nodes, self._batch)
+
+
+def _packed_bytes(packed: DictConfig) -> int:
+    """Memory for packed linears; 0 switches them off."""
+    if packed.enabled is False:
+        return 0
+    if packed.memory_gb is not None:
+        return int(packed.memory_gb * 1e9)
+    return int(psutil.virtual_memory().available * _PACKED_SHARE)

@@ -1,0 +1,270 @@
+"""What the engine itself costs, as ratios measured in one run: ``make bench-engine``.
+
+1. plain decoding against transformers' ``generate``, interleaved prompt by prompt;
+2. a target pass by number of rows, with packed and with plain linears, interleaved;
+3. the host's work per step outside the target pass and the drafter, with a tiny model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import AutoConfig
+
+from specbench import environment
+from specbench.config import compose
+from specbench.drafter import Drafter
+from specbench.engine import Engine
+from specbench.models import load_model, load_tokenizer
+from specbench.packed import PackedLinear, unpack_linears
+from specbench.prompts import PromptTemplate
+from specbench.structs import DraftTree
+from specbench.target import Target
+from specbench.verify import GreedyVerifier
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
+CONTEXTS = (256, 1024)
+QUESTIONS = (
+    "Explain how a bicycle stays upright, in simple words.",
+    "Write a short letter to a neighbour about a tree that has fallen over the fence.",
+    "List six ways to save water at home and say why each one works.",
+    "A shop sells pens at 3 for 2 euros. How much do 21 pens cost? Show your work.",
+)
+
+console = Console()
+
+
+def clock_ms(call: Callable[[], object]) -> float:
+    """Milliseconds of one call."""
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def random_tree(nodes: int, vocab: int, seed: int) -> DraftTree:
+    """A tree with branches of mixed length."""
+    rng = np.random.default_rng(seed)
+    parents = np.array([rng.integers(max(-1, i - 8), i) for i in range(nodes)], dtype=np.int64)
+    return DraftTree(rng.integers(0, vocab, nodes), parents)
+
+
+def against_generate(target: Target, tokenizer: Any, eos: frozenset[int], tokens: int) -> dict[str, Any]:
+    """Tokens/s of plain decoding here and by ``generate``, turn about."""
+    model: PreTrainedModel = target.model
+    template = PromptTemplate(tokenizer)
+    engine = Engine(target, GreedyVerifier(), eos_ids=eos)
+    plain = Drafter(name="ar")
+    packs = {n: m for n, m in model.named_modules() if isinstance(m, PackedLinear)}
+    ours: list[float] = []
+    theirs: list[float] = []
+    equal = 0
+
+    def use_packed(yes: bool) -> None:
+        for name, module in packs.items():
+            parent, _, child = name.rpartition(".")
+            if yes:
+                setattr(model.get_submodule(parent), child, module)
+        if not yes:
+            unpack_linears(model)
+
+    for i, question in enumerate((*QUESTIONS[:1], *QUESTIONS)):
+        ids = np.array(template.render([(question, None)]))
+
+        def run_ours(ids: np.ndarray[Any, Any] = ids) -> tuple[float, list[int]]:
+            use_packed(True)
+            model.set_attn_implementation("specbench")
+            start = time.perf_counter()
+            out = engine.decode(ids, plain, max_new_tokens=tokens).output_ids
+            return len(out) / (time.perf_counter() - start), out
+
+        def run_theirs(ids: np.ndarray[Any, Any] = ids) -> tuple[float, list[int]]:
+            use_packed(False)
+            model.set_attn_implementation("sdpa")
+            batch = torch.from_numpy(ids)[None]
+            start = time.perf_counter()
+            with torch.inference_mode():
+                out = model.generate(
+                    batch,
+                    attention_mask=torch.ones_like(batch),
+                    max_new_tokens=tokens,
+                    do_sample=False,
+                    eos_token_id=sorted(eos),
+                    pad_token_id=0,
+                )[0, len(ids) :].tolist()
+            return len(out) / (time.perf_counter() - start), out
+
+        order = (run_ours, run_theirs) if i % 2 else (run_theirs, run_ours)
+        found = {call.__name__: call() for call in order}
+        if i == 0:
+            continue  # warm-up
+        ours.append(found["run_ours"][0])
+        theirs.append(found["run_theirs"][0])
+        equal += found["run_ours"][1] == found["run_theirs"][1]
+    use_packed(True)
+    model.set_attn_implementation("specbench")
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return {
+        "new_tokens": tokens,
+        "ours_tokens_per_s": statistics.median(ours),
+        "generate_tokens_per_s": statistics.median(theirs),
+        "ratio": statistics.geometric_mean(ratios),
+        "ratios": ratios,
+        "equal_outputs": f"{equal}/{len(ours)}",
+    }
+
+
+def pass_by_rows(target: Target, repeats: int) -> list[dict[str, Any]]:
+    """Median milliseconds of a pass over rows, packed and plain interleaved."""
+    model = target.model
+    packs = {n: m for n, m in model.named_modules() if isinstance(m, PackedLinear)}
+    found = []
+    for context in CONTEXTS:
+        prompt = np.random.default_rng(context).integers(100, 1000, context)
+        target.prefill(prompt)
+        times: dict[tuple[str, int], list[float]] = {}
+        for kind in ("packed", "plain") * repeats:
+            if kind == "plain":
+                unpack_linears(model)
+            else:
+                for name, module in packs.items():
+                    parent, _, child = name.rpartition(".")
+                    setattr(model.get_submodule(parent), child, module)
+            for rows in ROWS:
+                tree = random_tree(rows - 1, target.vocab_size, rows)
+
+                def one(tree: DraftTree = tree) -> object:
+                    return target.forward(7, tree).greedy()
+
+                if not times.get((kind, rows)):
+                    one()
+                times.setdefault((kind, rows), []).extend(clock_ms(one) for _ in range(4))
+        for name, module in packs.items():
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module)
+        medians = {key: statistics.median(values) for key, values in times.items()}
+        for rows in ROWS:
+            found.append(
+                {
+                    "context": context,
+                    "rows": rows,
+                    **{f"{kind}_ms": medians[kind, rows] for kind in ("packed", "plain")},
+                    **{
+                        f"{kind}_ratio": medians[kind, rows] / medians[kind, 1]
+                        for kind in ("packed", "plain")
+                    },
+                }
+            )
+    return found
+
+
+class _Scripted(Drafter):
+    """Drafts the same tree every step; its own time is not the engine's."""
+
+    tree: DraftTree
+
+    def propose(self, state: Any) -> DraftTree:
+        return self.tree
+
+
+def host_work(nodes: int, steps: int = 300) -> dict[str, Any]:
+    """Median microseconds of a step outside the model's forward and the drafter."""
+    config = AutoConfig.for_model(
+        "llama", vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=4096,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    target = Target(model, max_len=1024 + steps, max_nodes=max(nodes, 1))
+    inside: list[float] = []
+    call = target._call
+
+    def timed_call(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        out = call(*args, **kwargs)
+        inside.append(time.perf_counter() - start)
+        return out
+
+    target._call = timed_call  # type: ignore[method-assign]
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
+    drafter = _Scripted(name="scripted")
+    drafter.tree = random_tree(nodes, 512, 0)
+    prompt = np.random.default_rng(0).integers(0, 512, 1000)
+    engine.decode(prompt, drafter, max_new_tokens=20)
+    inside.clear()
+    result = engine.decode(prompt, drafter, max_new_tokens=steps)
+    outside = [s - p for s, p in zip(result.step_s, inside[1:], strict=True)]
+    return {"nodes": nodes, "outside_us": statistics.median(outside) * 1e6}
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the tables."""
+    g = results["against_generate"]
+    console.print(
+        f"plain decoding [bold]{g['ours_tokens_per_s']:.1f}[/] tokens/s, generate "
+        f"{g['generate_tokens_per_s']:.1f}: [bold]{g['ratio']:.2f}x[/] "
+        f"(equal outputs {g['equal_outputs']})"
+    )
+    table = Table(title="a target pass by rows (ratio to its own 1-row pass)")
+    for column in ("context", "rows", "packed ms", "ratio", "plain ms", "ratio"):
+        table.add_column(column, justify="right")
+    for row in results["pass_by_rows"]:
+        table.add_row(
+            str(row["context"]), str(row["rows"]), f"{row['packed_ms']:.1f}",
+            f"{row['packed_ratio']:.2f}", f"{row['plain_ms']:.1f}", f"{row['plain_ratio']:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    for row in results["host_work"]:
+        console.print(
+            f"host work per step outside pass and drafter, {row['nodes']} nodes: "
+            f"[bold]{row['outside_us']:.0f} µs[/]"
+        )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="smollm2_135m", help="a name of conf/model")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens a prompt")
+    parser.add_argument("--repeats", type=int, default=4, help="rounds over packed and plain")
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    args = parser.parse_args()
+
+    config: DictConfig = compose([f"model={args.model}"])
+    tokenizer = load_tokenizer(config)
+    loaded = load_model(config, tokenizer)
+    target = Target(
+        loaded.model,
+        max_len=max(CONTEXTS) + 512,
+        max_nodes=max(ROWS),
+        packed_bytes=int(config.engine.packed.memory_gb * 2**30),
+        cache_dir=Path(config.cache_dir),
+    )
+    results = {
+        "command": f"python scripts/bench_engine.py --tokens {args.tokens} --repeats {args.repeats}",
+        "date": time.strftime("%Y-%m-%d"),
+        "environment": environment.describe(),
+        "packing": target.packing,
+        "against_generate": against_generate(target, tokenizer, loaded.eos_ids, args.tokens),
+        "pass_by_rows": pass_by_rows(target, args.repeats),
+        "host_work": [host_work(nodes) for nodes in (0, 8, 32, 96)],
+    }
+    show(results)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(results, indent=1))
+        console.print(f"written to {args.out}")
+
+
+if __name__ == "__main__":
+    main()

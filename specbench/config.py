@@ -1,0 +1,328 @@
+"""From yaml and command line to a checked configuration.
+
+Hydra composes ``conf/``; ``specbench.schema`` types the shared groups; this module adds what Hydra
+does not know: the choice of a ``pair`` file, the entries of ``compare``, the knobs of a method
+against its class, values that must be one of a few, the run key, and error messages that say what
+to type. Importing and composing must stay quick, so neither torch nor transformers is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from specbench.errors import ConfigurationError, nearest, unknown_name
+from specbench.hydra_errors import translate_hydra_error
+from specbench.schema import ATTENTIONS, DTYPES, TEMPLATES, RunConfig
+
+__all__ = [
+    "CONF_DIR",
+    "check_method",
+    "check_values",
+    "compose",
+    "compose_entry",
+    "identity",
+    "option_names",
+    "run_key",
+    "translate_hydra_error",
+]
+
+CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
+
+# Keys of a method node that are not fields of its class.
+_NOT_KNOBS = frozenset({"_target_", "label"})
+
+# Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
+# one run into parts that belong together.
+_NOT_IDENTITY = (
+    "output_dir",
+    "data_dir",
+    "cache_dir",
+    "paths",
+    "logger",
+    "fresh",
+    "resume",
+    "shard",
+    "hydra",
+    "model.cache_dir",
+    "model.source",
+    "dataset.source",
+    "dataset.fetch",
+)
+
+_ONE_OF: Mapping[str, Sequence[str]] = {
+    "model.dtype": DTYPES,
+    "model.template": TEMPLATES,
+    "model.attention": ATTENTIONS,
+    "dataset.sample": ("head", "stratified"),
+    "dataset.dialogue": ("ar", "own"),
+    "engine.overlap": ("auto", "serial", "thread", "stream"),
+    "resume": ("auto", "force"),
+    "estimator": ("paired", "specbench"),
+}
+
+_AT_LEAST: Mapping[str, float] = {
+    "repeats": 1,
+    "measure.warmup": 0,
+    "generation.max_new_tokens": 1,
+    "generation.temperature": 0,
+    "generation.top_k": 0,
+    "dataset.limit": 1,
+    "model.context_length": 2,
+    "engine.packed.memory_gb": 0,
+}
+
+
+def option_names(group: str) -> list[str]:
+    """The choices of a config group in ``conf/``, without the parts (``_name``)."""
+    return sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml") if not p.stem.startswith("_"))
+
+
+def pair_name(method: str, model: str) -> str:
+    """The ``pair`` file of a method and a model, which may not exist.
+
+    It is ``<method>_<model>``, unless only ``draft_<model>`` exists.
+    """
+    own, shared = f"{method}_{model}", f"draft_{model}"
+    folder = CONF_DIR / "pair"
+    if not (folder / f"{own}.yaml").is_file() and (folder / f"{shared}.yaml").is_file():
+        return shared
+    return own
+
+
+# Importing this module is what makes the schema and the resolver known to Hydra.
+ConfigStore.instance().store(name="_schema", node=RunConfig)
+OmegaConf.register_new_resolver("specbench.pair", pair_name, replace=True)
+
+
+def compose(overrides: Sequence[str] = ()) -> DictConfig:
+    """The configuration that ``python run.py <overrides>`` would get.
+
+    Raises:
+        ConfigurationError: Hydra or OmegaConf refused; the message says what to type.
+    """
+    try:
+        if GlobalHydra.instance().is_initialized():
+            return hydra_compose("config", overrides=list(overrides))
+        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            return hydra_compose("config", overrides=list(overrides))
+    except Exception as error:
+        known = translate_hydra_error(error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
+    """The configuration of one entry of ``compare`` beside the run's own.
+
+    The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
+    starts from that method's defaults, not from the run's ``method.*`` overrides; then the
+    entry's own knobs are set.
+
+    Args:
+        cfg: the run's configuration.
+        entry: a method's name, or ``{method: name, label: ..., <knob>: ...}``.
+
+    Returns:
+        ``cfg`` with ``method`` and ``pair`` replaced; ``cfg`` itself is left as it is.
+
+    Raises:
+        ConfigurationError: an unknown method or knob.
+    """
+    if isinstance(entry, DictConfig):
+        entry = OmegaConf.to_container(entry, resolve=True)
+    if isinstance(entry, str):
+        entry = {"method": entry}
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
+        raise ConfigurationError(
+            f"compare entry {entry!r} is neither a method's name nor a mapping with one. Type e.g. "
+            "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'."
+        )
+    name = entry["method"]
+    if not (CONF_DIR / "method" / f"{name}.yaml").is_file():
+        raise unknown_name("method in compare", name, option_names("method"))
+    composed = compose([f"method={name}", f"model={_model_choice(cfg)}"])
+    knobs = {key: value for key, value in entry.items() if key != "method"}
+    valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
+    for key in knobs:
+        if key not in valid:
+            raise unknown_name(f"key in the compare entry for {name}:", str(key), valid)
+    result = cfg.copy()
+    OmegaConf.set_struct(result, False)
+    result.method = OmegaConf.merge(composed.method, knobs)
+    result.pair = composed.pair
+    OmegaConf.set_struct(result, True)
+    check_method(result.method)
+    return result
+
+
+def _model_choice(cfg: DictConfig) -> str:
+    if (CONF_DIR / "model" / f"{cfg.model.name}.yaml").is_file():
+        return str(cfg.model.name)
+    if HydraConfig.initialized():
+        return str(HydraConfig.get().runtime.choices["model"])
+    raise unknown_name("model", str(cfg.model.name), option_names("model"))
+
+
+def check_method(method: Mapping[str, Any] | DictConfig) -> None:
+    """Check a method's knobs against its class, before anything heavy happens.
+
+    Args:
+        method: the composed ``method`` node.
+
+    Raises:
+        ConfigurationError: the class cannot be imported, or a knob is unknown, missing or of the
+            wrong type.
+    """
+    given = OmegaConf.to_container(method) if isinstance(method, DictConfig) else dict(method)
+    assert isinstance(given, dict)
+    name = given.get("name", "?")
+    fields = _constructor_fields(str(given.get("_target_")), str(name))
+    for key, value in given.items():
+        if key in _NOT_KNOBS:
+            continue
+        if key not in fields:
+            close = nearest(str(key), fields)
+            hint = f" Did you mean method.{close}?" if close else ""
+            raise ConfigurationError(
+                f"method={name} has no key {key!r}.{hint} Valid: {', '.join(sorted(fields))}."
+            )
+        annotation = fields[key][0]
+        if not _fits(value, annotation):
+            raise ConfigurationError(
+                f"method.{key}={value!r} is of the wrong type for method={name}: it must be "
+                f"{_describe(annotation)}."
+            )
+    missing = [key for key, (_, required) in fields.items() if required and key not in given]
+    if missing:
+        raise ConfigurationError(
+            f"method={name} lacks {', '.join(missing)}: add them to conf/method/{name}.yaml."
+        )
+
+
+def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
+    """``{field: (annotation, required)}`` of the class at the dotted path ``target``."""
+    module_name, _, class_name = target.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"method={name}: _target_ {target!r} in conf/method/{name}.yaml cannot be imported "
+            f"({error})."
+        ) from error
+    parameters = inspect.signature(cls).parameters
+    hints = typing.get_type_hints(cls)
+    return {
+        key: (hints.get(key, Any), parameter.default is inspect.Parameter.empty)
+        for key, parameter in parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a yaml value can stand for ``annotation``; unknown annotations take everything."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(annotation))
+    if origin is typing.Literal:
+        return value in typing.get_args(annotation)
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation is bool:
+        return isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if annotation is str:
+        return isinstance(value, str)
+    if origin in (list, tuple):
+        return isinstance(value, list)
+    if origin is dict:
+        return isinstance(value, dict)
+    return True
+
+
+def _describe(annotation: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if isinstance(annotation, type) and annotation in names:
+        return names[annotation]
+    if annotation in (None, type(None)):
+        return "null"
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(part) for part in parts)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, parts))
+    return "a list" if origin in (list, tuple) else str(annotation)
+
+
+def check_values(cfg: DictConfig) -> None:
+    """Check what types alone do not: ranges, names that must be one of a few, and the method.
+
+    Raises:
+        ConfigurationError: with the key, what is valid and the nearest valid name.
+    """
+    for key, valid in _ONE_OF.items():
+        value = OmegaConf.select(cfg, key)
+        if value not in valid:
+            raise unknown_name(f"value of {key}:", str(value), valid)
+    for key, least in _AT_LEAST.items():
+        value = OmegaConf.select(cfg, key)
+        if value is not None and value < least:
+            raise ConfigurationError(f"{key}={value} is out of range: it must be at least {least}.")
+    if not 0 < cfg.generation.top_p <= 1:
+        raise ConfigurationError(
+            f"generation.top_p={cfg.generation.top_p} is out of range: above 0, at most 1."
+        )
+    if cfg.dataset.prompts and cfg.dataset.prompt_form not in cfg.dataset.prompts:
+        raise unknown_name(
+            "value of dataset.prompt_form:", cfg.dataset.prompt_form, map(str, cfg.dataset.prompts)
+        )
+    _check_pair(cfg)
+    check_method(cfg.method)
+
+
+def _check_pair(cfg: DictConfig) -> None:
+    """A pair file may be missing where it is the default, not where somebody typed its name."""
+    if not HydraConfig.initialized():
+        return
+    choices = HydraConfig.get().runtime.choices
+    chosen = choices.get("pair")
+    default = pair_name(str(choices.get("method")), str(choices.get("model")))
+    if chosen not in (None, default) and not (CONF_DIR / "pair" / f"{chosen}.yaml").is_file():
+        raise unknown_name("pair", str(chosen), option_names("pair"))
+
+
+def identity(cfg: DictConfig) -> dict[str, Any]:
+    """The part of a configuration that may move a number, resolved to plain values."""
+    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    for key in _NOT_IDENTITY:
+        node: Any = plain
+        *parents, last = key.split(".")
+        for parent in parents:
+            node = node.get(parent) or {}
+        node.pop(last, None)
+    return {str(key): value for key, value in plain.items()}
+
+
+def run_key(cfg: DictConfig) -> str:
+    """Eight hex digits that stand for ``identity(cfg)``; stable over machines and key order."""
+    text = json.dumps(identity(cfg), sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

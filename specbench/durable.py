@@ -1,0 +1,152 @@
+"""Files that stay readable whatever happens to the process or the disk.
+
+A file is either replaced as a whole, or grows by groups of lines that are there completely or can
+be recognised as cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from specbench.errors import ConfigurationError, SpecBenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+
+class RecordError(ConfigurationError):
+    """A file of a run folder cannot be read as what it should be (file, line, reason)."""
+
+
+class DiskError(SpecBenchError):
+    """Results cannot be written (disk full, quota, I/O error); what was written stays valid."""
+
+
+class JsonlWriter:
+    """Appends groups of lines to a file so that a group is there whole or can be recognised.
+
+    A group goes out in one write and is synced to disk; where the disk refuses, the file is cut
+    back to the end of the last whole group.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with reporting(path):
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Write a group of objects, one line each.
+
+        Raises:
+            DiskError: the disk is full or broken; nothing of the group remains in the file.
+        """
+        data = "".join(_dump_line(line) for line in lines).encode()
+        if not data:
+            return
+        before = os.fstat(self._fd).st_size
+        with reporting(self.path):
+            try:
+                _write_all(self._fd, data)
+                os.fsync(self._fd)
+            except OSError:
+                os.ftruncate(self._fd, before)
+                raise
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The objects of a file and whether its last line was cut off (and is left out).
+
+    Raises:
+        RecordError: a line before the last one is not a json object.
+    """
+    if not path.exists():
+        return [], False
+    lines = path.read_bytes().split(b"\n")
+    # A whole file ends in a newline, so whatever follows the last newline was cut off.
+    truncated = bool(lines.pop())
+    objects: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+            if not isinstance(value, dict):
+                raise ValueError("not a json object")
+        except ValueError as error:
+            if number == len(lines) and not truncated:
+                return objects, True
+            raise RecordError(
+                f"{path}, line {number}: {error}. The file was damaged by something other than an "
+                "interrupted run; restore it, or measure again with fresh=true."
+            ) from error
+        objects.append(value)
+    return objects, truncated
+
+
+def rewrite_jsonl(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file by the given lines, all at once."""
+    write_text(path, "".join(_dump_line(line) for line in lines))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a json file, all at once."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A json object from a file.
+
+    Raises:
+        RecordError: the file is missing or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(value, dict):
+        raise RecordError(f"{path} holds no json object.")
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file through a temporary one beside it, synced, so that it is never half there."""
+    temporary = path.with_name(path.name + ".tmp")
+    with reporting(path):
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            _write_all(fd, text.encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+
+
+def _dump_line(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    # A nearly full disk takes part of the data first and refuses only the rest.
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+@contextlib.contextmanager
+def reporting(path: Path) -> Iterator[None]:
+    """Turn an OSError on a result file into a DiskError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"cannot write {path}: {error.strerror or error}. What was measured so far is kept; "
+            "make room and run the same command again to go on from there."
+        ) from error

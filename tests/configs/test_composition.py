@@ -1,0 +1,306 @@
+"""Every yaml composes, says what it is, and means what a run will do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from specbench.config import (
+    CONF_DIR,
+    check_method,
+    check_values,
+    compose,
+    compose_entry,
+    identity,
+    option_names,
+    pair_name,
+    run_key,
+)
+from specbench.schema import DTYPES
+
+ROOT = CONF_DIR.parent
+GROUPS = (
+    "method", "model", "dataset", "generation", "verifier", "engine", "runner", "measure",
+    "logger", "paths", "pair", "experiment", "debug",
+)  # fmt: skip
+GLOBAL_GROUPS = ("pair", "experiment", "debug")
+OPTIONS = [(group, name) for group in GROUPS for name in option_names(group)]
+
+# Published parameter counts, in billions.
+PARAMETERS = {
+    "smollm2_135m": 0.1345, "vicuna7b": 6.738, "vicuna13b": 13.016, "vicuna33b": 32.529,
+    "llama2_7b": 6.738, "llama2_13b": 13.016, "llama2_70b": 68.977, "llama3_8b": 8.030,
+    "llama3_70b": 70.554, "llama3_1b": 1.236, "mistral7b": 7.242, "phi3_mini": 3.821,
+    "codellama7b": 6.739, "codellama13b": 13.016, "codellama34b": 33.744, "qwen25_7b": 7.616,
+    "qwen25_72b": 72.706, "qwen3_8b": 8.191,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda value: str(value))
+def test_every_yaml_composes_and_is_valid(group: str, name: str) -> None:
+    cfg = compose([f"{group}={name}"])
+    check_values(cfg)
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [(g, n) for g, n in OPTIONS if g not in (*GLOBAL_GROUPS, "paths")],
+    ids=lambda value: str(value),
+)
+def test_the_name_inside_is_the_files_name(group: str, name: str) -> None:
+    """Records carry it, and pair files are found by it."""
+    assert compose([f"{group}={name}"])[group].name == name
+
+
+def test_all_files_are_in_a_known_group() -> None:
+    found = {path.parent.relative_to(CONF_DIR).as_posix() for path in CONF_DIR.rglob("*.yaml")}
+    assert found <= {*GROUPS, ".", "local", "hydra/job_logging", "hydra/hydra_logging"}
+
+
+def test_bare_run() -> None:
+    cfg = compose()
+    assert (cfg.method.name, cfg.model.name, cfg.dataset.name) == (
+        "cacheback", "smollm2_135m", "demo",
+    )  # fmt: skip
+    assert list(cfg.compare) == []
+    assert cfg.baseline is True
+    assert cfg.model.embedded is True
+    assert cfg.generation.temperature == 0
+
+
+def test_no_heavy_import_at_compose_time() -> None:
+    code = (
+        "import json, sys\n"
+        "from specbench.config import check_values, compose, compose_entry, run_key\n"
+        "import specbench.models, specbench.cases, specbench.prompts\n"
+        "cfg = compose(['model=vicuna7b', 'compare=[pld]'])\n"
+        "check_values(cfg); compose_entry(cfg, 'pld'); run_key(cfg)\n"
+        "heavy = ('torch', 'transformers', 'datasets', 'pandas', 'scipy')\n"
+        "print(json.dumps([name for name in heavy if name in sys.modules]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert json.loads(done.stdout) == []
+
+
+# --- methods and pairs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", option_names("method"))
+def test_method_yaml_names_every_knob_of_its_class(name: str) -> None:
+    """A knob that the yaml leaves out could not be overridden without a `+`."""
+    import hydra.utils
+
+    method = compose([f"method={name}", "pair=none"]).method
+    check_method(method)
+    knobs = set(OmegaConf.to_container(method)) - {"_target_", "label"}
+    cls = hydra.utils.get_class(method._target_)
+    assert knobs == set(cls.__dataclass_fields__)
+
+
+def test_cachebacks_yaml_keeps_the_papers_budget_and_the_pair_sets_another() -> None:
+    paper = compose(["model=vicuna7b"]).method
+    assert (paper.total_draft_len, paper.chaining_reserved, paper.merge) == (96, 16, False)
+    ours = compose().method
+    pair = yaml.safe_load((CONF_DIR / "pair/cacheback_smollm2_135m.yaml").read_text())["method"]
+    assert {key: ours[key] for key in pair} == pair
+    assert ours.total_draft_len < 96
+
+
+def test_command_line_wins_over_the_pair() -> None:
+    assert compose(["method.total_draft_len=33"]).method.total_draft_len == 33
+    assert compose(["pair=none"]).method.total_draft_len == 96
+
+
+def test_pair_is_own_else_draft_else_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from specbench import config
+
+    conf = tmp_path / "conf"
+    shutil.copytree(CONF_DIR, conf)
+    pair = conf / "pair"
+    header = "# @package _global_\npair:\n"
+    (pair / "draft_vicuna7b.yaml").write_text(header + "  draft: shared\n")
+    (pair / "pld_vicuna7b.yaml").write_text(header + "  own: 1\nmethod:\n  num_tokens: 4\n")
+    monkeypatch.setattr(config, "CONF_DIR", conf)
+
+    own = compose(["method=pld", "model=vicuna7b"])
+    assert own.pair == {"own": 1}
+    assert own.method.num_tokens == 4
+    shared = compose(["method=ar", "model=vicuna7b"])
+    assert shared.pair == {"draft": "shared"}
+    assert compose(["method=ar", "model=vicuna7b", "pair.draft=mine"]).pair.draft == "mine"
+    assert compose(["method=ar", "model=vicuna13b"]).pair is None
+    # The choice follows a model set by an experiment, too.
+    (conf / "experiment/x.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /model: vicuna7b\n  - override /method: ar\n"
+    )
+    assert compose(["experiment=x"]).pair == {"draft": "shared"}
+    assert compose_entry(shared, "pld").pair == {"own": 1}
+    assert compose_entry(own, "ar").pair == {"draft": "shared"}
+
+
+def test_pair_name_where_neither_exists_is_the_own_one() -> None:
+    assert pair_name("pld", "vicuna7b") == "pld_vicuna7b"
+
+
+# --- compare --------------------------------------------------------------------------------------
+
+
+def test_entry_by_name_starts_from_its_own_yaml_and_pair() -> None:
+    cfg = compose(["method=pld", "method.num_tokens=5"])
+    entry = compose_entry(cfg, "cacheback")
+    assert entry.method.name == "cacheback"
+    assert entry.method == compose().method
+    assert cfg.method.name == "pld"
+    # Everything else is the run's own.
+    assert identity(entry)["generation"] == identity(cfg)["generation"]
+
+
+def test_entry_as_mapping_sets_label_and_knobs() -> None:
+    cfg = compose(["compare=[{method: cacheback, table: dynamic, label: no_frozen}, pld]"])
+    first = compose_entry(cfg, cfg.compare[0]).method
+    assert (first.label, first.table, first.total_draft_len) == (
+        "no_frozen", "dynamic", cfg.method.total_draft_len,
+    )  # fmt: skip
+    assert compose_entry(cfg, cfg.compare[1]).method.name == "pld"
+
+
+# --- run key --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["output_dir=/x", "data_dir=/x", "cache_dir=/x", "paths.root=/x", "fresh=true",
+     "resume=force", "shard=0/2"],
+)  # fmt: skip
+def test_run_key_ignores_places_and_ways_of_starting(override: str) -> None:
+    assert run_key(compose([override])) == run_key(compose())
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=1", "method.total_draft_len=20", "method.label=x", "compare=[pld]", "repeats=2",
+     "dataset.limit=3", "model.dtype=float64", "generation.max_new_tokens=7", "baseline=false"],
+)  # fmt: skip
+def test_run_key_changes_with_what_may_move_a_number(override: str) -> None:
+    assert run_key(compose([override])) != run_key(compose())
+
+
+def test_run_key_is_eight_hex_digits_and_stable_over_processes() -> None:
+    key = run_key(compose())
+    assert len(key) == 8
+    int(key, 16)
+    code = "from specbench.config import *; print(run_key(compose()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.strip() == key
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def test_all_promised_models_are_there() -> None:
+    assert set(option_names("model")) == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_shape_config_builds_the_published_architecture(name: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = compose([f"model={name}"]).model
+    numbers = OmegaConf.to_container(model.shape_config)
+    kind = numbers.pop("model_type")
+    config = AutoConfig.for_model(kind, **numbers)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+    count = sum(parameter.numel() for parameter in network.parameters()) / 1e9
+    assert count == pytest.approx(PARAMETERS[name], rel=1e-3)
+    # Every number arrives: none is a misspelt key that transformers keeps and nobody reads.
+    theta, scaling = numbers.pop("rope_theta"), numbers.pop("rope_scaling", {})
+    known = set(AutoConfig.for_model(kind).to_dict())
+    assert set(numbers) <= known
+    assert config.rope_parameters["rope_theta"] == theta
+    assert scaling.items() <= config.rope_parameters.items()
+    assert model.dtype in DTYPES
+    assert model.context_length <= config.max_position_embeddings
+    assert model.source
+
+
+def test_sliding_window_reaches_the_architecture() -> None:
+    from transformers import AutoConfig
+
+    numbers = OmegaConf.to_container(compose(["model=phi3_mini"]).model.shape_config)
+    assert AutoConfig.for_model(numbers.pop("model_type"), **numbers).sliding_window == 2047
+
+
+def test_ids_that_papers_ran() -> None:
+    for size in ("7b", "13b", "33b"):
+        assert compose([f"model=vicuna{size}"]).model.id == f"lmsys/vicuna-{size}-v1.3"
+    assert compose(["model=mistral7b"]).model.id == "mistralai/Mistral-7B-Instruct-v0.2"
+    for name in ("vicuna33b", "llama2_70b", "llama3_70b", "qwen25_72b", "codellama34b"):
+        assert compose([f"model={name}"]).model.device_map == "auto"
+
+
+# --- experiments and data sets --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", option_names("experiment"))
+def test_experiment_begins_with_its_command_and_its_entries_are_valid(name: str) -> None:
+    lines = (CONF_DIR / "experiment" / f"{name}.yaml").read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    assert lines[1].startswith(f"# python run.py experiment={name}")
+    cfg = compose([f"experiment={name}"])
+    labels = [cfg.method.label or cfg.method.name]
+    for entry in cfg.compare:
+        method = compose_entry(cfg, entry).method
+        labels.append(method.label or method.name)
+    assert len(set(labels)) == len(labels)
+
+
+def test_budget_experiment_covers_the_whole_grid() -> None:
+    cfg = compose(["experiment=cacheback_budget"])
+    methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
+    budgets = {
+        (m.total_draft_len, m.chaining_reserved, m.merge)
+        for m in methods
+        if m.name == "cacheback" and m.budget_counts == "fixed"
+    }
+    reserved = {4: 0, 8: 1, 16: 2, 32: 5, 64: 10, 96: 16}
+    assert budgets == {(t, c, merge) for t, c in reserved.items() for merge in (False, True)}
+    assert {m.num_tokens for m in methods if m.name == "pld"} == {1, 2, 4, 8, 16, 32}
+
+
+def test_table1_experiment_has_the_papers_three_rows() -> None:
+    cfg = compose(["experiment=cacheback_table1"])
+    methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
+    assert {m.label: m.table for m in methods} == {
+        "dual": "dual", "no_frozen": "dynamic", "only_frozen": "frozen",
+    }  # fmt: skip
+    budgets = {(m.total_draft_len, m.chaining_reserved, m.merge) for m in methods}
+    assert budgets == {(96, 16, False)}
+
+
+def test_data_sets_are_pinned() -> None:
+    for name in option_names("dataset"):
+        dataset = compose([f"dataset={name}"]).dataset
+        if dataset.hub is not None:
+            assert dataset.hub.id.count("/") == 1
+            assert dataset.hub.revision
+            assert dataset.hub.split
+        if name not in ("demo", "jsonl"):
+            assert dataset.file.endswith(".jsonl")
+            assert dataset.fetch == f"python scripts/fetch_data.py {name}"

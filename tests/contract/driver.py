@@ -1,0 +1,192 @@
+"""Playing a drafter against a known output, without a model: what the engine does, minus the pass.
+
+A turn's output is fixed in advance. A step accepts the longest path of the draft that the output
+continues with, commits it with the next token, and shows the drafter the outcome. Methods that
+need more of the target than its tokens (`needs_a_target`) are played elsewhere, with a tiny model.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import hydra.utils
+import numpy as np
+from omegaconf import OmegaConf
+
+from specbench import artefacts
+from specbench.config import check_method, compose, option_names
+from specbench.index import installed_text
+from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, StepOutcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from specbench.drafter import Drafter
+    from specbench.structs import Needs
+
+VOCABULARY = 60
+EOS = 2
+
+
+def method_names() -> list[str]:
+    """Every method, by its yaml."""
+    return option_names("method")
+
+
+def compose_method(name: str, *overrides: str) -> dict:
+    """The method's part of the composed configuration, as the runner hands it to the class."""
+    return dict(_composed(name, overrides))
+
+
+@functools.cache
+def _composed(name: str, overrides: tuple[str, ...]) -> dict:
+    # Without the pair file: it holds what suits one model, not the method's own defaults.
+    cfg = compose([f"method={name}", "pair=none", *overrides])
+    check_method(cfg.method)
+    knobs = OmegaConf.to_container(cfg.method, resolve=True)
+    del knobs["label"]
+    return knobs
+
+
+def instantiate(name: str, **knobs: object) -> Drafter:
+    """The drafter with its yaml's knobs, and these instead of some."""
+    return hydra.utils.instantiate({**compose_method(name), **knobs}, _convert_="all")
+
+
+def needs_a_target(needs: Needs) -> bool:
+    """Whether committed tokens (and the reference output) are not enough."""
+    return bool(needs.logits or needs.prompt_logits or needs.hidden_layers or needs.draft_model)
+
+
+class WordTokenizer:
+    """One id below `VOCABULARY` per word; what builders of artefacts are given here."""
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+    def __call__(self, texts: list[str], **_: object) -> dict[str, list[list[int]]]:
+        ids = [[zlib.crc32(word.encode()) % VOCABULARY for word in t.split()] for t in texts]
+        return {"input_ids": ids}
+
+
+def toy_context(
+    drafter: Drafter, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, seed: int = 0
+) -> DraftContext:
+    """A context whose artefacts are built by their own builders, from a few made-up paragraphs."""
+    words = np.random.default_rng(5).zipf(1.4, (40, 60)) % 90
+    paragraphs = [" ".join(f"w{i}" for i in row) for row in words]
+    monkeypatch.setattr(installed_text, "installed_prose", lambda: iter([("toy", paragraphs)]))
+    monkeypatch.setattr("specbench.models.tokenizer_hash", lambda tokenizer: "toy")
+    files = artefacts.resolve(
+        drafter.needs.artefacts,
+        tokenizer=WordTokenizer(),
+        embedded=True,
+        cache_dir=cache_dir,
+        progress=lambda *_: None,
+    )
+    return DraftContext(VOCABULARY, frozenset({EOS}), "toy", 512, files, seed)
+
+
+@dataclass
+class Trace:
+    """What happened in one turn."""
+
+    trees: list[DraftTree] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and self.plain() == other.plain()
+
+    def plain(self) -> list[tuple]:
+        return [
+            (tree.tokens.tolist(), tree.parents.tolist(), count)
+            for tree, count in zip(self.trees, self.accepted, strict=True)
+        ]
+
+
+def accepted_path(tree: DraftTree, continuation: IntArray) -> IntArray:
+    """Nodes of the longest path that ``continuation`` begins with; the first one of equals."""
+    depth = np.zeros(len(tree), dtype=np.int64)
+    matches = np.zeros(len(tree), dtype=np.bool_)
+    best = -1
+    for i, parent in enumerate(tree.parents.tolist()):
+        depth[i] = 0 if parent < 0 else depth[parent] + 1
+        candidate = tree.aux is None or not tree.aux[i]
+        above = parent < 0 or matches[parent]
+        at = depth[i]
+        if candidate and above and at < len(continuation) and tree.tokens[i] == continuation[at]:
+            matches[i] = True
+            if best < 0 or depth[i] > depth[best]:
+                best = i
+    path = []
+    while best >= 0:
+        path.append(best)
+        best = int(tree.parents[best])
+    return np.array(path[::-1], dtype=np.int64)
+
+
+def check_tree(tree: DraftTree, needs: Needs) -> None:
+    """What the engine relies on."""
+    tokens, parents = np.asarray(tree.tokens), tree.parents
+    assert tokens.dtype == parents.dtype == np.int64
+    assert tokens.shape == parents.shape == (len(tree),)
+    assert len(tree) <= needs.max_nodes
+    assert ((parents >= -1) & (parents < np.arange(len(tree)))).all()
+    assert ((tokens >= 0) & (tokens < VOCABULARY)).all()
+    if tree.aux is not None:
+        children = parents >= 0
+        assert not (tree.aux[parents[children]] & ~tree.aux[children]).any()
+    if tree.sources is not None:
+        assert len(tree.sources) == len(tree)
+
+
+def play(drafter: Drafter, prompt: IntArray, output: IntArray) -> Trace:
+    """One turn, from ``begin`` to ``end``."""
+    trace = Trace()
+    needs = drafter.needs
+    state = DecodeState(prompt, len(output))
+    if needs.reference:
+        drafter.set_reference(output)
+    state.commit(output[:1])
+    drafter.begin(state)
+    while state.remaining:
+        tree = drafter.propose(state)
+        check_tree(tree, needs)
+        done = state.length - state.n_prompt
+        path = accepted_path(tree, output[done:])
+        if needs.overlap:
+            drafter.overlap(state, tree)
+        # The last token of the output may be a draft token: then no bonus follows.
+        committed = output[done : done + len(path) + 1]
+        trace.trees.append(tree)
+        trace.accepted.append(len(committed))
+        state.step += 1
+        state.commit(committed)
+        outcome = StepOutcome(tree, path, committed, None, finished=not state.remaining)
+        drafter.observe(state, outcome)
+    drafter.end(state)
+    return trace
+
+
+def toy_text(seed: int, length: int) -> IntArray:
+    """Tokens with the repetitions of a text: copies of earlier stretches between new words."""
+    random = np.random.default_rng(seed)
+    text = random.integers(3, VOCABULARY, 12).tolist()
+    while len(text) < length:
+        if random.random() < 0.6:
+            start, size = random.integers(0, len(text)), random.integers(2, 9)
+            text += text[start : start + size]
+        else:
+            text += random.integers(3, VOCABULARY, random.integers(1, 4)).tolist()
+    return np.array(text[:length], dtype=np.int64)
+
+
+def toy_turn(seed: int, n_prompt: int = 40, n_new: int = 60) -> tuple[IntArray, IntArray]:
+    """Prompt and output of one made-up turn."""
+    text = toy_text(seed, n_prompt + n_new)
+    return text[:n_prompt], text[n_prompt:]

@@ -1,0 +1,187 @@
+"""What every method promises, whoever wrote it: one test each, over all of conf/method/."""
+
+from __future__ import annotations
+
+import re
+
+import hydra.errors
+import numpy as np
+import pytest
+
+from specbench.config import CONF_DIR
+from specbench.drafter import STATE_SCOPES, Drafter
+from specbench.errors import ConfigurationError
+from specbench.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
+from tests.contract import driver
+
+METHODS = driver.method_names()
+COMMON = {"_target_", "name", "version", "state_scope"}
+
+
+@pytest.fixture(params=METHODS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def make(name, tmp_path_factory, monkeypatch):
+    """Makes drafters of the method that are set up, on toy artefacts."""
+    cache = tmp_path_factory.getbasetemp() / "contract-artefacts"
+
+    def made(seed=0, **knobs):
+        drafter = driver.instantiate(name, **knobs)
+        if driver.needs_a_target(drafter.needs):
+            pytest.skip(f"{name} needs more of the target than its tokens")
+        drafter.setup(driver.toy_context(drafter, cache, monkeypatch, seed))
+        drafter.reset()
+        return drafter
+
+    return made
+
+
+def test_there_are_methods():
+    assert {"ar", "pld", "cacheback", "random_drafts", "oracle"} <= set(METHODS)
+
+
+def test_yaml_and_class_agree(name):
+    config = driver.compose_method(name)
+    drafter = driver.instantiate(name)
+    assert isinstance(drafter, Drafter)
+    assert config["name"] == drafter.name == name
+    assert config["state_scope"] in STATE_SCOPES
+    assert isinstance(config["version"], int) and config["version"] >= 1
+    # The yaml shows every knob, with the class's own defaults.
+    knobs = {key: value for key, value in config.items() if key != "_target_"}
+    defaults = type(drafter)()
+    assert set(knobs) == set(defaults.__dataclass_fields__)
+    assert {key: getattr(defaults, key) for key in knobs} == knobs
+
+
+def test_every_knob_is_documented(name):
+    text = (CONF_DIR / "method" / f"{name}.yaml").read_text(encoding="utf-8")
+    doc = type(driver.instantiate(name)).__doc__ or ""
+    for knob in driver.compose_method(name).keys() - COMMON:
+        assert re.search(rf"^{knob}:", text, re.MULTILINE), knob
+        assert f"{knob}:" in doc, f"{knob} is missing in the class's docstring"
+
+
+def test_an_unknown_knob_is_refused(name):
+    with pytest.raises(hydra.errors.InstantiationException, match="leader_lenght"):
+        driver.instantiate(name, leader_lenght=2)
+    with pytest.raises(ConfigurationError, match="leader_lenght"):
+        driver.compose_method(name, "method.leader_lenght=2")
+
+
+def test_an_unknown_state_scope_is_refused(name):
+    with pytest.raises(hydra.errors.InstantiationException, match="forever"):
+        driver.instantiate(name, state_scope="forever")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_trees_are_valid_whatever_the_text(make, seed):
+    drafter = make()
+    for n_prompt, n_new in ((1, 5), (2, 30), (40, 60), (300, 20)):
+        prompt, output = driver.toy_turn(seed, n_prompt, n_new)
+        trace = driver.play(drafter, prompt, output)
+        assert sum(trace.accepted) == n_new - 1
+
+
+def test_reset_forgets(make):
+    drafter = make()
+    turn, other = driver.toy_turn(0), driver.toy_turn(1)
+    first = driver.play(drafter, *turn)
+    for meanwhile in (turn, other):
+        driver.play(drafter, *meanwhile)
+        drafter.reset()
+        assert driver.play(drafter, *turn) == first
+        drafter.reset()
+
+
+def test_the_same_seed_gives_the_same_trace(make):
+    turn = driver.toy_turn(3)
+    assert driver.play(make(seed=7), *turn) == driver.play(make(seed=7), *turn)
+
+
+def test_observing_an_empty_outcome_is_harmless(make):
+    turn = driver.toy_turn(2)
+    expected = driver.play(make(), *turn)
+    drafter = make()
+    state = DecodeState(turn[0], 10)
+    if drafter.needs.reference:
+        drafter.set_reference(turn[1])
+    state.commit(turn[1][:1])
+    drafter.begin(state)
+    drafter.observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, NO_TOKENS, None))
+    driver.check_tree(drafter.propose(state), drafter.needs)
+    drafter.end(state)
+    drafter.reset()
+    assert driver.play(drafter, *turn) == expected
+
+
+def test_the_committed_text_is_left_alone(make):
+    drafter = make()
+    prompt, output = driver.toy_turn(4)
+    kept = prompt.copy(), output.copy()
+    driver.play(drafter, prompt, output)
+    np.testing.assert_array_equal(prompt, kept[0])
+    np.testing.assert_array_equal(output, kept[1])
+
+
+def test_drafts_survive_later_steps(make):
+    drafter = make()
+    prompt, output = driver.toy_turn(5)
+    state = DecodeState(prompt, len(output))
+    if drafter.needs.reference:
+        drafter.set_reference(output)
+    state.commit(output[:1])
+    drafter.begin(state)
+    tree = drafter.propose(state)
+    before = np.asarray(tree.tokens).copy(), tree.parents.copy()
+    state.commit(output[1:4])
+    drafter.observe(state, StepOutcome(tree, NO_TOKENS, output[1:4], None))
+    drafter.propose(state)
+    np.testing.assert_array_equal(tree.tokens, before[0])
+    np.testing.assert_array_equal(tree.parents, before[1])
+
+
+def test_a_method_of_tokens_alone_can_be_fed_without_drafting(make):
+    """Resuming a run with state scope `run` feeds recorded tokens: the next trace is the same."""
+    drafter, fed = make(), make()
+    if not drafter.needs.tokens_only:
+        pytest.skip("replay is not promised")
+    turn, following = driver.toy_turn(6), driver.toy_turn(7)
+    trace = driver.play(drafter, *turn)
+    expected = driver.play(drafter, *following)
+    state = DecodeState(turn[0], len(turn[1]))
+    state.commit(turn[1][:1])
+    fed.begin(state)
+    done = 1
+    for count in trace.accepted:
+        committed = turn[1][done : done + count]
+        done += count
+        state.commit(committed)
+        fed.observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, committed, None))
+    fed.end(state)
+    assert driver.play(fed, *following) == expected
+
+
+def test_the_oracle_is_always_right_and_as_often_as_it_says(monkeypatch, tmp_path):
+    prompt, output = driver.toy_turn(0, 20, 2_001)
+    for accuracy, expected in ((1.0, 5.0), (0.5, 1 + 0.5 + 0.25 + 0.125 + 0.0625), (0.0, 1.0)):
+        drafter = driver.instantiate("oracle", accuracy=accuracy)
+        drafter.setup(driver.toy_context(drafter, tmp_path, monkeypatch))
+        mean = float(np.mean(driver.play(drafter, prompt, output).accepted))
+        assert mean == pytest.approx(expected, abs=0.0 if accuracy in (0.0, 1.0) else 0.12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parents"), [("chain", [-1, 0, 1, 2]), ("wide", [-1, -1, -1, -1]), ("random", None)]
+)
+def test_random_drafts_have_the_shape_asked_for(shape, parents, monkeypatch, tmp_path):
+    drafter = driver.instantiate("random_drafts", n_nodes=4, shape=shape)
+    drafter.setup(driver.toy_context(drafter, tmp_path, monkeypatch))
+    trace = driver.play(drafter, *driver.toy_turn(0))
+    if parents is not None:
+        assert all(tree.parents.tolist() == parents for tree in trace.trees)
+    else:
+        assert len({tuple(tree.parents.tolist()) for tree in trace.trees}) > 3

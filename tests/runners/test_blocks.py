@@ -1,0 +1,192 @@
+"""Interleaving, dialogues, references, state scopes and failures, on a target that is a formula."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from methods.oracle import Oracle
+from runners.job import derive_seed
+from specbench.drafter import Drafter
+from tests.runners.toy import NEW_TOKENS, Recorder, make_job, run_all
+
+
+@dataclass(frozen=True)
+class ToyCase:
+    case_id: str
+    turns: tuple[str, ...]
+    task: str = "qa"
+    category: str = "qa"
+
+
+ONE = [ToyCase(f"c{i}", (f"why is {'x' * i} here",)) for i in range(4)]
+TWO = [ToyCase(f"d{i}", (f"tell me {'y' * i} a story", "and now a short one")) for i in range(3)]
+
+
+def by_key(records, *names):
+    return {(r.label, r.case_id, r.turn): tuple(getattr(r, n) for n in names) for r in records}
+
+
+def test_labels_run_forward_and_backward_by_turns_and_turn_by_turn(tmp_path):
+    journal = []
+    drafters = [Recorder(name, journal) for name in ("ar", "a", "b")]
+    job = make_job(tmp_path, ["ar", "a", "b"], TWO)
+    done, _, _ = run_all(job, drafters)
+    forward, backward = ["ar", "a", "b"], ["b", "a", "ar"]
+    assert journal == forward * 2 + backward * 2 + forward * 2
+    assert [r.position for r in done[:3]] == [0, 1, 2]
+    assert [r.stream_index for r in done] == [0] * 6 + [1] * 6 + [2] * 6
+
+
+def test_repeats_are_the_outer_loop_and_show_a_case_in_both_orders(tmp_path):
+    journal = []
+    drafters = [Recorder(name, journal) for name in ("ar", "a")]
+    done, _, _ = run_all(make_job(tmp_path, ["ar", "a"], ONE[:2], repeats=2), drafters)
+    assert [(r.repeat, r.case_id, r.label) for r in done] == [
+        (0, "c0", "ar"),
+        (0, "c0", "a"),
+        (0, "c1", "a"),
+        (0, "c1", "ar"),
+        (1, "c0", "a"),
+        (1, "c0", "ar"),
+        (1, "c1", "ar"),
+        (1, "c1", "a"),
+    ]
+
+
+def test_a_shard_measures_every_nth_block(tmp_path):
+    blocks = [make_job(tmp_path, ["ar"], ONE, repeats=2, shard=(i, 3)).blocks() for i in range(3)]
+    assert [[(b.repeat, b.index) for b in shard] for shard in blocks] == [
+        [(0, 0), (0, 3), (1, 0), (1, 3)],
+        [(0, 1), (1, 1)],
+        [(0, 2), (1, 2)],
+    ]
+
+
+def test_seeds_are_the_same_for_all_labels_and_differ_otherwise(tmp_path):
+    drafters = [Recorder(name) for name in ("ar", "a")]
+    done, _, _ = run_all(make_job(tmp_path, ["ar", "a"], TWO, repeats=2), drafters)
+    seeds = {}
+    for record in done:
+        seeds.setdefault((record.case_id, record.turn, record.repeat), set()).add(record.seed)
+    assert all(len(found) == 1 for found in seeds.values())
+    assert len(set.union(*seeds.values())) == len(seeds)
+    assert derive_seed(0, "c0", 1, 2) == 21379679282576864  # the same on every machine, for ever
+
+
+def test_all_labels_see_the_baselines_answer_in_turn_two(tmp_path):
+    done, _, stage = run_all(make_job(tmp_path, ["ar", "a"], TWO), [Recorder("ar"), Recorder("a")])
+    found = by_key(done, "prompt_ids", "output_ids")
+    for case in TWO:
+        prompt, _ = found["a", case.case_id, 1]
+        assert prompt == found["ar", case.case_id, 1][0]
+        first_prompt, first_output = found["ar", case.case_id, 0]
+        assert prompt[: len(first_prompt) + NEW_TOKENS] == first_prompt + first_output
+    assert stage.plain_calls == 0
+    assert not (tmp_path / "dialogue.jsonl").exists()
+
+
+def test_without_a_baseline_the_answer_is_computed_once_and_kept(tmp_path):
+    job = make_job(tmp_path, ["a", "b"], TWO, repeats=2)
+    done, _, stage = run_all(job, [Recorder("a"), Recorder("b")])
+    assert stage.plain_calls == len(TWO)
+    assert len((tmp_path / "dialogue.jsonl").read_text().splitlines()) == len(TWO)
+    assert {r.lossless.verdict for r in done} == {"not_audited"}
+    _, _, stage = run_all(job, [Recorder("a"), Recorder("b")])
+    assert stage.plain_calls == 0
+
+
+def test_sampling_prompts_turn_two_with_the_plain_answer_and_audits_nothing(tmp_path):
+    job = make_job(tmp_path, ["ar", "a"], TWO, temperature=0.7)
+    done, _, stage = run_all(job, [Recorder("ar"), Recorder("a")])
+    assert stage.plain_calls == len(TWO)
+    assert {r.lossless.verdict for r in done} == {"not_audited"}
+
+
+def test_a_failing_case_is_recorded_and_the_run_goes_on(tmp_path):
+    job = make_job(tmp_path, ["ar", "a"], ONE)
+    done, errors, _ = run_all(job, [Recorder("ar"), Recorder("a", fail_at={1})])
+    assert [(r.case_id, r.label) for r in done if r.status == "failed"] == [("c1", "a")]
+    assert len(done) == 8
+    (error,) = errors
+    assert (error["type"], error["message"]) == ("made_up", "failed on purpose")
+    assert "in begin" in error["traceback"]
+    failed = next(r for r in done if r.status == "failed")
+    assert (failed.n_new, failed.wall_s, failed.n_prompt) == (0, 0.0, 4)
+
+
+def test_where_the_baseline_fails_turn_two_fails_for_all_with_the_reason(tmp_path):
+    job = make_job(tmp_path, ["ar", "a"], TWO)
+    done, errors, _ = run_all(job, [Recorder("ar", fail_at={0}), Recorder("a")])
+    status = by_key(done, "status")
+    assert status["a", "d0", 0] == ("ok",)
+    assert status["ar", "d0", 1] == status["a", "d0", 1] == ("failed",)
+    assert {r.status for r in done if r.case_id != "d0"} == {"ok"}
+    reasons = [e for e in errors if e["turn"] == 1]
+    assert {e["type"] for e in reasons} == {"no_dialogue"}
+    assert all("turn 0 of ar failed" in e["message"] for e in reasons)
+
+
+def test_in_its_own_dialogue_only_the_label_that_failed_loses_turn_two(tmp_path):
+    job = make_job(tmp_path, ["ar", "a"], TWO, dialogue="own")
+    done, _, _ = run_all(job, [Recorder("ar", fail_at={0}), Recorder("a")])
+    status = by_key(done, "status")
+    assert status["ar", "d0", 1] == ("failed",)
+    assert status["a", "d0", 1] == ("ok",)
+
+
+def test_the_oracle_gets_the_baselines_output_before_and_after_it(tmp_path):
+    job = make_job(tmp_path, ["ar", "oracle"], ONE)
+    done, _, stage = run_all(job, [Drafter(name="ar"), Oracle(depth=3)])
+    oracle = [r for r in done if r.label == "oracle"]
+    # In reversed blocks the baseline has not run yet: computed, untimed.
+    assert stage.plain_calls == 2
+    full, rest = divmod(NEW_TOKENS - 1, 4)
+    assert [list(r.accepted_per_step) for r in oracle] == [[4] * full + [rest]] * 4
+    assert {r.lossless.verdict for r in done} == {"equal"}
+
+
+def test_every_label_but_the_baseline_is_audited_after_the_block(tmp_path):
+    job = make_job(tmp_path, ["ar", "a"], TWO[:1])
+    _, _, stage = run_all(job, [Recorder("ar"), Recorder("a")])
+    assert stage.audits == [("a", "d0", 0), ("a", "d0", 1)]
+
+
+@pytest.mark.parametrize(("scope", "resets"), [("turn", 6), ("prompt", 3), ("run", 0)])
+def test_what_is_learnt_is_kept_as_long_as_the_scope_says(tmp_path, scope, resets):
+    drafter = Recorder("a", scope=scope)
+    done, _, _ = run_all(make_job(tmp_path, ["ar", "a"], TWO, repeats=2), [Recorder("ar"), drafter])
+    # Once more at the start of each repeat, whatever the scope.
+    assert drafter.resets == 2 * resets + 2
+    assert {r.state_scope for r in done if r.label == "a"} == {scope}
+
+
+def test_the_time_of_a_reset_belongs_to_the_drafter(tmp_path):
+    job = make_job(tmp_path, ["ar", "a"], ONE[:1])
+    done, _, _ = run_all(job, [Recorder("ar"), Recorder("a", reset_s=0.02)])
+    (record,) = (r for r in done if r.label == "a")
+    assert record.drafter_setup_s >= 0.02
+    assert record.wall_s == record.prefill_s + record.decode_s
+    assert record.decode_s >= record.drafter_setup_s
+
+
+@pytest.mark.parametrize("tokens_only", [True, False])
+@pytest.mark.parametrize("stop_after", [1, 2, 4])
+def test_run_state_is_rebuilt_on_resume(tmp_path, stop_after, tokens_only):
+    job = make_job(tmp_path, ["ar", "a"], TWO, repeats=2)
+
+    def drafters():
+        return [Recorder("ar"), Recorder("a", scope="run", tokens_only=tokens_only)]
+
+    undisturbed = drafters()
+    run_all(job, undisturbed)
+    done, _, _ = run_all(job, drafters(), stop_after=stop_after)
+    resumed = drafters()
+    run_all(job, resumed, done=done)
+    assert undisturbed[1].seen == resumed[1].seen
+
+
+def test_run_state_is_rebuilt_after_a_failure_in_the_middle_of_a_turn(tmp_path):
+    job = make_job(tmp_path, ["ar", "a"], TWO)
+    failing = Recorder("a", scope="run", fail_at={2})
+    run_all(job, [Recorder("ar"), failing])
+    assert [kind for kind, *_ in failing.seen if kind != "observe"] == ["begin", "end"] * 5

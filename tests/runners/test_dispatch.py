@@ -1,0 +1,288 @@
+"""Whole runs of a tiny model, in this process: files, resume, refusals, failing cases."""
+
+import errno
+import json
+import os
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+
+from runners import dispatch, offline
+from runners.dispatch import Invocation
+from specbench import config, durable, environment, records
+from specbench.errors import ConfigurationError, OutputRefused
+
+
+def in_process(work, job):
+    return work(job)
+
+
+def no_work(work, job):
+    raise AssertionError("nothing was to be measured")
+
+
+@pytest.fixture
+def execute(small):
+    """Compose, then run in this process."""
+
+    def run(*overrides, launch=in_process, **invocation):
+        cfg = config.compose([*small, *overrides])
+        return dispatch.execute(cfg, Invocation(tuple(overrides), **invocation), launch)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def unfrozen():
+    """A finished run leaves the collector frozen, which only a process of its own may keep."""
+    import gc
+
+    yield
+    gc.unfreeze()
+
+
+def lines(folder, name=records.CASES):
+    return durable.read_jsonl(folder / name)[0]
+
+
+def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert execute(f"output_dir={out}", "compare=[oracle]") == 0
+    names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
+    assert names == {
+        "manifest.json",
+        "cases.jsonl",
+        "errors.jsonl",
+        "dialogue.jsonl",
+        "steps.parquet",
+        "summary.json",
+        "DONE",
+    }
+    done = records.read_records(out)[0]
+    assert Counter(r.label for r in done) == {"ar": 7, "pld": 7, "oracle": 7}
+    assert {r.task for r in done} == {"mt_bench", "qa", "rag"}
+    assert {r.lossless.verdict for r in done} == {"equal"}
+    assert all(set(r.accepted_per_step) <= {1} for r in done if r.label == "ar")
+    assert all(r.wall_s == r.prefill_s + r.decode_s > 0 for r in done)
+    assert {r.run_key for r in done} == {durable.read_json(out / "manifest.json")["run_key"]}
+    steps = pq.read_table(out / "steps.parquet").to_pylist()
+    assert len(steps) == sum(r.n_target_passes for r in done)
+    rows = {(r["task"], r["label"]): r for r in durable.read_json(out / "summary.json")["rows"]}
+    assert rows["overall", "ar"]["mat"] == 1.0
+    assert rows["overall", "oracle"]["mat"] > rows["overall", "pld"]["mat"] >= 1.0
+    assert rows["overall", "pld"]["n_cases"] == 5
+    manifest = durable.read_json(out / "manifest.json")
+    assert (manifest["status"], manifest["exit_code"]) == ("complete", 0)
+    assert manifest["model"]["weights_hash"]
+    assert manifest["model"]["dtype"] == "float64"
+    assert manifest["labels"]["pld"]["state_scope"] == "prompt"
+    assert manifest["config"]["generation"]["max_new_tokens"] == 16
+    assert {"hardware", "versions", "git", "prompt_set_hash", "seed"} <= manifest.keys()
+    shown = capsys.readouterr().out
+    assert "overall" in shown
+    assert f"files: {out}/" in shown
+
+
+def test_a_complete_folder_is_printed_and_nothing_is_measured(execute, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert execute(f"output_dir={out}") == 0
+    first = (out / records.CASES).read_bytes()
+    capsys.readouterr()
+    assert execute(f"output_dir={out}", launch=no_work) == 0
+    assert "overall" in capsys.readouterr().out
+    assert (out / records.CASES).read_bytes() == first
+    assert execute(f"output_dir={out}", "fresh=true", "dataset.limit=1") == 0
+    assert (tmp_path / "run-2" / records.DONE).exists()
+
+
+def test_another_configuration_is_refused_with_the_keys_that_differ(execute, tmp_path):
+    execute(f"output_dir={tmp_path}/run", "dataset.limit=1")
+    with pytest.raises(OutputRefused) as refusal:
+        execute(f"output_dir={tmp_path}/run", "dataset.limit=1", "method.num_tokens=5")
+    assert "method.num_tokens: there 10, here 5" in str(refusal.value)
+    assert str(refusal.value).count("there") == 1
+
+
+def test_what_does_not_move_a_number_does_not_make_another_run(execute, tmp_path):
+    execute(f"output_dir={tmp_path}/run", "dataset.limit=1")
+    assert execute(f"output_dir={tmp_path}/run", "dataset.limit=1", "resume=force") == 0
+
+
+def test_folders_are_named_by_experiment_label_and_key(execute, tmp_path, small):
+    key = config.run_key(config.compose([*small, "dataset.limit=1"]))[:8]
+    root = f"paths.results={tmp_path}"
+    execute(root, "dataset.limit=1")
+    execute(root, "dataset.limit=1", experiment="table9")
+    execute(root, "dataset.limit=1", f"output_dir={tmp_path}/sweep", multirun=True)
+    found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob(records.DONE)}
+    assert found == {f"runs/pld-{key}", f"table9/pld-{key}", f"sweep/pld-{key}"}
+
+
+def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
+    for i in range(2):
+        assert execute(f"paths.results={tmp_path}", f"shard={i}/2") == 0
+    folders = sorted(path.parent for path in tmp_path.rglob(records.DONE))
+    assert [path.name.partition("-shard")[2] for path in folders] == ["0of2", "1of2"]
+    parts = [records.read_records(folder)[0] for folder in folders]
+    assert [{r.case_id for r in part} for part in parts] == [{"81", "85", "84"}, {"82", "83"}] or {
+        r.case_id for part in parts for r in part
+    } == {"81", "82", "83", "84", "85"}
+    assert len({r.run_key for part in parts for r in part}) == 1
+    assert not {r.case_id for r in parts[0]} & {r.case_id for r in parts[1]}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["compare=[pld]"], "label 'pld' occurs 2 times"),
+        (["compare=[ar]"], "label 'ar' occurs 2 times"),
+        (["compare=[pdl]"], "Did you mean 'pld'"),
+        (["compare=[{method: pld, num_tokenz: 3}]"], "Did you mean 'num_tokens'"),
+        (["method.num_tokens=-1"], "method.num_tokens=-1"),
+        (["shard=4/4"], "shard=4/4"),
+        (["shard=0/2", "method.state_scope=run"], "shard=0/2 cannot be combined"),
+        (["generation.temperature=0.7"], "generation.temperature=0.7 asks for sampling"),
+        (["repeats=0"], "repeats=0 is out of range"),
+        (["estimator=pared"], "Did you mean 'paired'"),
+        (["dataset.path=/no/such/file"], "/no/such/file"),
+        (["model.id=/no/such/model"], "/no/such/model"),
+    ],
+)
+def test_bad_input_is_refused_with_what_to_do(execute, tmp_path, overrides, said):
+    with pytest.raises(ConfigurationError) as refusal:
+        execute(f"output_dir={tmp_path}/run", *overrides)
+    assert said in str(refusal.value)
+    assert refusal.value.exit_code == 2
+    assert not (tmp_path / "run" / records.CASES).exists()
+
+
+def test_entries_of_compare_have_labels_of_their_own(execute, tmp_path):
+    entries = "compare=[{method: pld, num_tokens: 2, label: short},oracle]"
+    assert execute(f"output_dir={tmp_path}", "dataset.limit=1", entries) == 0
+    done = records.read_records(tmp_path)[0]
+    assert [r.label for r in done if r.turn == 0] == ["ar", "pld", "short", "oracle"]
+    assert {r.method for r in done if r.label == "short"} == {"pld"}
+
+
+def test_ar_as_the_method_is_its_own_baseline(execute, tmp_path):
+    assert execute(f"output_dir={tmp_path}", "dataset.limit=1", "method=ar") == 0
+    assert {r.label for r in records.read_records(tmp_path)[0]} == {"ar"}
+
+
+def test_without_a_baseline_nothing_is_audited(execute, tmp_path):
+    assert execute(f"output_dir={tmp_path}", "baseline=false") == 0
+    done = records.read_records(tmp_path)[0]
+    assert {r.label for r in done} == {"pld"}
+    assert {r.lossless.verdict for r in done} == {"not_audited"}
+    assert len(lines(tmp_path, records.DIALOGUE)) == 2
+
+
+def test_a_prompt_longer_than_the_context_fails_and_the_run_goes_on(
+    execute, tmp_path, questions, capsys
+):
+    long = {"question_id": 9, "category": "qa", "turns": ["why " * 300]}
+    path = tmp_path / "questions.jsonl"
+    path.write_text(questions.read_text() + json.dumps(long) + "\n")
+    assert execute(f"output_dir={tmp_path}/run", f"dataset.path={path}") == 1
+    failed = [r for r in records.read_records(tmp_path / "run")[0] if r.status == "failed"]
+    assert {r.case_id for r in failed} == {"9"}
+    assert {line["type"] for line in lines(tmp_path / "run", records.ERRORS)} == {"prompt_too_long"}
+    assert "1 of 6 cases are dropped" in " ".join(capsys.readouterr().out.split())
+    assert execute(f"output_dir={tmp_path}/run", f"dataset.path={path}", launch=no_work) == 1
+
+
+def test_an_output_that_is_not_plain_decodings_fails_the_run(
+    execute, tmp_path, monkeypatch, capsys
+):
+    from specbench.records import Lossless
+
+    monkeypatch.setattr("runners.stage.audit_output", lambda *a, **k: Lossless("bug", 3, 2.5))
+    assert execute(f"output_dir={tmp_path}", "dataset.limit=2") == 1
+    row = durable.read_json(tmp_path / records.SUMMARY)["rows"][-1]
+    assert row["lossless"]["bug"] > 0
+    assert "BUG" in capsys.readouterr().out
+
+
+def interrupt_after(monkeypatch, blocks, error):
+    """Let the files fail after so many blocks."""
+    append = offline.folder.ResultFiles.append
+    count = iter(range(blocks))
+
+    def failing(self, *arguments):
+        if next(count, None) is None:
+            raise error
+        append(self, *arguments)
+
+    monkeypatch.setattr(offline.folder.ResultFiles, "append", failing)
+
+
+def comparable(folder):
+    """Records by key without what differs from run to run: times, hosts, time stamps."""
+    free = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s"}
+    free |= {"cpu_steal", "started_at", "host"}
+    found = [
+        {key: value for key, value in line.items() if key not in free} for line in lines(folder)
+    ]
+    return sorted(found, key=lambda line: json.dumps(line, sort_keys=True))
+
+
+@pytest.mark.parametrize("scope", ["prompt", "run"])
+def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(
+    execute, tmp_path, monkeypatch, scope
+):
+    what = ["method=cacheback", "method.table=dynamic", f"method.state_scope={scope}", "repeats=2"]
+    what += ["method.leader_capacity=64", "method.follower_capacity=8"]
+    assert execute(f"output_dir={tmp_path}/whole", *what) == 0
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 7, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            execute(f"output_dir={tmp_path}/parts", *what)
+    assert durable.read_json(tmp_path / "parts" / records.MANIFEST)["status"] == "interrupted"
+    assert execute(f"output_dir={tmp_path}/parts", *what) == 0
+    assert comparable(tmp_path / "parts") == comparable(tmp_path / "whole")
+    starts = durable.read_json(tmp_path / "parts" / records.MANIFEST)["starts"]
+    assert [start["records_found"] for start in starts] == [0, 20]
+
+
+def test_a_full_disk_is_reported_and_loses_nothing(execute, tmp_path, monkeypatch):
+    write = os.write
+    taken = [0]
+
+    def nearly_full(fd, data):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(records.CASES):
+            taken[0] += 1
+            if taken[0] == 3:
+                write(fd, bytes(data)[:100])
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "write", nearly_full)
+        with pytest.raises(durable.DiskError, match=r"cases\.jsonl: No space left") as refusal:
+            execute(f"output_dir={tmp_path}/run")
+    assert refusal.value.exit_code == 1
+    assert len({r.case_id for r in records.read_records(tmp_path / "run")[0]}) == 2
+    assert execute(f"output_dir={tmp_path}/run") == 0
+    assert execute(f"output_dir={tmp_path}/whole") == 0
+    assert comparable(tmp_path / "run") == comparable(tmp_path / "whole")
+
+
+def test_resuming_on_another_machine_must_be_forced_and_marks_the_records(
+    execute, tmp_path, monkeypatch
+):
+    out = f"output_dir={tmp_path}"
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            execute(out)
+    describe = environment.describe
+    moved = {"cpu": "another one"}
+    monkeypatch.setattr(
+        environment, "describe", lambda: (d := describe()) | {"hardware": d["hardware"] | moved}
+    )
+    with pytest.raises(OutputRefused, match=r"cpu: there .*, here 'another one'"):
+        execute(out)
+    assert execute(out, "resume=force") == 0
+    forced = {r.case_id: r.forced_resume for r in records.read_records(tmp_path)[0]}
+    assert Counter(forced.values()) == {False: 2, True: 3}

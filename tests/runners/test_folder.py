@@ -1,0 +1,204 @@
+"""The output folder: owner, lock, resume of growing files."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runners import folder, manifest
+from specbench import durable, records
+from specbench.errors import OutputRefused
+from tests.runners.test_blocks import TWO
+from tests.runners.toy import Recorder, make_job, make_runner
+
+ROOT = Path(__file__).parents[2]
+
+
+def measure(job, files, only=None):
+    runner, _, _ = make_runner(job, [Recorder("ar"), Recorder("a")], files.done)
+    present = {record.key for record in files.done}
+    blocks = [b for b in job.blocks() if not b.keys(job.labels) <= present]
+    for block in blocks[:only]:
+        result = runner.run(block)
+        files.append(result.records, result.errors, result.steps)
+
+
+@pytest.fixture
+def job(tmp_path):
+    return make_job(tmp_path, ["ar", "a"], TWO)
+
+
+def keys(path):
+    return [record.key for record in records.read_records(path)[0]]
+
+
+def test_a_folder_without_a_run_is_anybodys(tmp_path):
+    folder.check_owner(tmp_path / "absent", "k", {})
+    (tmp_path / "note.txt").touch()
+    folder.check_owner(tmp_path, "k", {})
+
+
+def test_a_folder_of_another_configuration_is_refused_by_naming_the_keys(tmp_path):
+    theirs = {"model": {"name": "tiny", "dtype": "float32"}, "seed": 0, "compare": []}
+    ours = {"model": {"name": "tiny", "dtype": "float64"}, "seed": 0, "compare": ["pld"]}
+    durable.write_json(tmp_path / records.MANIFEST, {"run_key": "theirs", "identity": theirs})
+    folder.check_owner(tmp_path, "theirs", ours)
+    with pytest.raises(OutputRefused) as refusal:
+        folder.check_owner(tmp_path, "ours", ours)
+    message = str(refusal.value)
+    assert "model.dtype: there 'float32', here 'float64'" in message
+    assert "compare: there [], here ['pld']" in message
+    assert "seed" not in message
+    assert "fresh=true" in message
+
+
+def test_records_without_a_manifest_are_nobodys(tmp_path):
+    (tmp_path / records.CASES).touch()
+    with pytest.raises(OutputRefused, match="no manifest"):
+        folder.check_owner(tmp_path, "k", {})
+
+
+def test_fresh_takes_the_first_free_name(tmp_path):
+    path = tmp_path / "run"
+    assert folder.fresh_folder(path) == path
+    for name in ("run", "run-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / records.CASES).touch()
+    assert folder.fresh_folder(path) == tmp_path / "run-3"
+
+
+def test_a_path_below_a_regular_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputRefused, match=r"output_dir=.*file/run cannot be used"):
+        folder.make_folder(tmp_path / "file" / "run")
+
+
+def test_a_full_disk_is_no_mistake_of_the_configuration(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(durable.DiskError) as refusal:
+        folder.make_folder(tmp_path / "run")
+    assert refusal.value.exit_code == 1
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from runners import folder\n"
+        "with folder.held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(OutputRefused, match=f"process {os.getpid()} .child {holder.pid}. on host"):
+        folder.held(tmp_path).__enter__()
+    holder.kill()
+    holder.communicate()
+    with folder.held(tmp_path):
+        pass
+
+
+def test_a_cut_off_line_drops_its_block_and_nothing_else(job, tmp_path, caplog):
+    files = folder.ResultFiles(job)
+    measure(job, files, only=2)
+    files.close()
+    path = tmp_path / records.CASES
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    with caplog.at_level("INFO"):
+        files = folder.ResultFiles(job)
+    assert files.redone == 1
+    assert "1 incomplete block is dropped" in caplog.text
+    assert {record.case_id for record in files.done} == {"d0"}
+    assert {line["case_id"] for line in durable.read_jsonl(tmp_path / records.STEPS_LOG)[0]} == {
+        "d0"
+    }
+    measure(job, files)
+    files.close()
+    assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_block_with_missing_lines_is_redone_whole(job, tmp_path, kept):
+    files = folder.ResultFiles(job)
+    measure(job, files, only=1)
+    files.close()
+    path = tmp_path / records.CASES
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:kept]))
+    files = folder.ResultFiles(job)
+    assert (files.redone, files.done) == (1, [])
+    measure(job, files)
+    files.close()
+    assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
+
+
+def test_traces_and_errors_of_a_block_that_does_not_count_are_dropped(job, tmp_path):
+    runner, _, _ = make_runner(job, [Recorder("ar"), Recorder("a", fail_at={0})])
+    files = folder.ResultFiles(job)
+    result = runner.run(job.blocks()[0])
+    # As if killed between the files: the records, which make the block count, are missing.
+    files.append([], result.errors, result.steps)
+    files.close()
+    folder.ResultFiles(job).close()
+    assert (tmp_path / records.ERRORS).read_text() == ""
+    assert (tmp_path / records.STEPS_LOG).read_text() == ""
+
+
+def test_a_full_disk_in_the_middle_of_a_block_leaves_whole_blocks(job, tmp_path, monkeypatch):
+    files = folder.ResultFiles(job)
+    measure(job, files, only=1)
+    write = os.write
+
+    def full(fd, data):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(records.CASES):
+            write(fd, bytes(data)[:40])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(durable.os, "write", full)
+    with pytest.raises(durable.DiskError, match="No space left"):
+        measure(job, files, only=1)
+    monkeypatch.undo()
+    files.close()
+    assert not (tmp_path / records.DONE).exists()
+    files = folder.ResultFiles(job)
+    assert {record.case_id for record in files.done} == {"d0"}
+    measure(job, files)
+    files.finish({"rows": []}, {})
+    assert len(set(keys(tmp_path))) == 12
+    assert (tmp_path / records.DONE).exists()
+    assert not (tmp_path / records.STEPS_LOG).exists()
+
+
+SURROUNDINGS = {
+    "hardware": {"cpu": "one", "cpus_usable": 2, "gpus": []},
+    "versions": {"python": "3.11", "torch": "2.13.0", "transformers": "5.23.0", "numpy": "2"},
+    "git": {"commit": "abc", "dirty": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "named"),
+    [
+        ("hardware", {"cpu": "another"}, "cpu: there 'one', here 'another'"),
+        ("versions", {"torch": "2.14.0"}, "torch: there '2.13.0', here '2.14.0'"),
+        ("git", {"commit": "def"}, "commit: there 'abc', here 'def'"),
+    ],
+)
+def test_a_run_is_not_resumed_elsewhere_unless_forced(part, change, named):
+    now = SURROUNDINGS | {part: SURROUNDINGS[part] | change}
+    assert not manifest.check_resume(SURROUNDINGS, SURROUNDINGS, force=False)
+    with pytest.raises(OutputRefused) as refusal:
+        manifest.check_resume(SURROUNDINGS, now, force=False)
+    assert named in str(refusal.value)
+    assert "resume=force" in str(refusal.value)
+    assert manifest.check_resume(SURROUNDINGS, now, force=True)

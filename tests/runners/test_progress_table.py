@@ -1,0 +1,81 @@
+"""What a user sees while a run goes on and when it is over."""
+
+import io
+
+from rich.console import Console
+
+from runners import table
+from runners.progress import RunProgress
+from specbench import durable, records
+
+
+def test_away_from_a_terminal_there_is_a_line_every_few_cases_with_the_time_left(caplog):
+    now = iter(range(0, 10_000, 6))
+    console = Console(file=io.StringIO(), force_terminal=False)
+    progress = RunProgress(60, done=20, console=console, clock=lambda: float(next(now)))
+    with caplog.at_level("INFO"), progress:
+        for _ in range(40):
+            progress.advance("qa 7")
+    lines = [record.getMessage() for record in caplog.records]
+    # Every third block, at six seconds a block; the twenty blocks of an earlier start took no time.
+    assert lines[0] == "21/60 cases, 0:06 gone, about 3:54 left (qa 7)"
+    assert len(lines) == 14
+    assert lines[-1].startswith("60/60 cases, 4:00 gone, about 0:00 left")
+
+
+def test_on_a_terminal_there_is_a_bar_and_no_lines(caplog):
+    out = io.StringIO()
+    progress = RunProgress(2, console=Console(file=out, force_terminal=True, width=80))
+    with caplog.at_level("INFO"), progress:
+        progress.advance("qa 7")
+        progress.advance("qa 8")
+    assert "2/2" in out.getvalue()
+    assert caplog.records == []
+
+
+def row(label, task, **changes):
+    return {
+        "label": label,
+        "method": label,
+        "task": task,
+        "n_cases": 3,
+        "mat": 1.0,
+        "tokens_per_s": 14.04,
+        "speedup": 1.0,
+        "speedup_ci": None,
+        "geomean_speedup": 1.0,
+        "geomean_speedup_ci": None,
+        "lossless": {"equal": 3, "near_tie": 0, "bug": 0, "not_audited": 0},
+    } | changes
+
+
+def test_the_table_shows_every_number_and_the_whole_run_last(tmp_path):
+    rows = [
+        row("ar", "overall"),
+        row(
+            "pld",
+            "overall",
+            mat=1.732,
+            tokens_per_s=20.5,
+            speedup=1.46,
+            speedup_ci=[1.31, 1.6],
+            geomean_speedup=1.4,
+            geomean_speedup_ci=[1.3, 1.5],
+            lossless={"equal": 2, "near_tie": 1, "bug": 0, "not_audited": 0},
+        ),
+        row("ar", "qa"),
+        row("pld", "qa", speedup=None, geomean_speedup=None, mat=None),
+    ]
+    durable.write_json(
+        tmp_path / records.SUMMARY, {"rows": rows, "caption": "tiny", "notes": ["one dropped"]}
+    )
+    (tmp_path / records.CASES).touch()
+    out = io.StringIO()
+    table.print_folder(tmp_path, Console(file=out, width=118))
+    text = out.getvalue()
+    assert text.index("qa") < text.index("overall")
+    line = next(line for line in text.splitlines() if "1.46" in line)
+    for cell in ("pld", "1.73", "20.5", "1.46 [1.31, 1.60]", "1.40 [1.30, 1.50]", "1 near tie"):
+        assert cell in line
+    assert "note: one dropped" in text
+    assert f"files: {tmp_path}/ (summary.json, cases.jsonl)" in text.replace("\n", " ")

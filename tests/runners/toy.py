@@ -1,0 +1,181 @@
+"""A run without a model: the real engine and block runner on a target that is a formula."""
+
+import time
+
+import numpy as np
+
+from runners.answers import PlainAnswers
+from runners.blocks import BlockRunner
+from runners.contenders import Contender
+from runners.job import Entry, Job
+from specbench.clock import NullClock
+from specbench.drafter import Drafter
+from specbench.engine import Engine
+from specbench.errors import CaseFailed
+from specbench.records import Lossless
+from specbench.structs import Needs
+from specbench.verify import GreedyVerifier
+
+VOCAB = 23
+EOS = 22
+NEW_TOKENS = 12
+
+
+class FormulaScores:
+    logits = hidden = None
+
+    def __init__(self, choices):
+        self._choices = np.asarray(choices, dtype=np.int64)
+
+    def greedy(self):
+        return self._choices
+
+
+class FormulaTarget:
+    """The next token is a fixed function of the last three; never the end token."""
+
+    device = "cpu"
+
+    def _next(self, text):
+        a, b, c = ([0, 0, *text])[-3:]
+        return (3 * a + 5 * b + 7 * c + 1) % (VOCAB - 1)
+
+    def prefill(self, prompt, *, all_logits=False):
+        self.text = [int(token) for token in prompt]
+        return FormulaScores([self._next(self.text)])
+
+    def forward(self, root, tree, *, hidden_layers=()):
+        self._root = root
+        texts = [[*self.text, int(root)]]
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            texts.append([*texts[parent + 1], int(token)])
+        return FormulaScores([self._next(text) for text in texts])
+
+    def keep(self, tree, path):
+        self.text += [int(self._root), *(int(tree.tokens[i]) for i in path)]
+
+    def room(self):
+        return 1000
+
+
+class ToyStage:
+    """Stands in for ``runners.stage.Stage``: words are tokens, times are zero."""
+
+    def __init__(self):
+        self.engine = Engine(
+            FormulaTarget(), GreedyVerifier(), eos_ids=frozenset({EOS}), clock=NullClock
+        )
+        self.plain_calls = 0
+        self.audits = []
+
+    def render(self, turns):
+        ids = []
+        for user, answer in turns:
+            ids += [len(word) % (VOCAB - 1) for word in user.split()]
+            ids += [int(word) for word in (answer or "").split()]
+        return np.asarray(ids, dtype=np.int64)
+
+    def text(self, ids):
+        return " ".join(str(i) for i in ids)
+
+    def decode(self, prompt, drafter, seed, max_new_tokens=None):
+        limit = max_new_tokens or NEW_TOKENS
+        return self.engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed)
+
+    def plain(self, prompt, max_new_tokens=None):
+        self.plain_calls += 1
+        result = self.decode(prompt, Drafter(name="plain"), 0, max_new_tokens)
+        return np.asarray(result.output_ids)
+
+    def reset(self, drafter):
+        start = time.perf_counter()
+        drafter.reset()
+        return time.perf_counter() - start
+
+    def audit(self, record, reference):
+        self.audits.append((record.label, record.case_id, record.turn))
+        same = list(record.output_ids) == list(reference)
+        return Lossless("equal") if same else Lossless("bug", 0, 1.0)
+
+    def recover(self):
+        pass
+
+
+class Recorder(Drafter):
+    """Notes what it is shown; ``journal`` is shared with others to see the order."""
+
+    def __init__(self, name, journal=None, **options):
+        super().__init__(name=name, state_scope=options.pop("scope", "prompt"))
+        self.journal = [] if journal is None else journal
+        self.seen = []
+        self.resets = 0
+        self.fail_at = set(options.pop("fail_at", ()))
+        self.reset_s = options.pop("reset_s", 0.0)
+        self.turns = 0
+        self._needs = Needs(**options)
+
+    @property
+    def needs(self):
+        return self._needs
+
+    def reset(self):
+        self.resets += 1
+        self.seen.clear()
+        time.sleep(self.reset_s)
+
+    def begin(self, state):
+        self.journal.append(self.name)
+        self.seen.append(("begin", state.tokens.tolist()))
+        self.turns += 1
+        if self.turns - 1 in self.fail_at:
+            raise CaseFailed("made_up", "failed on purpose")
+
+    def observe(self, state, outcome):
+        self.seen.append(("observe", outcome.committed.tolist(), outcome.finished))
+
+    def end(self, state):
+        self.seen.append(("end", state.tokens.tolist()))
+
+
+def make_job(folder, labels, cases, **changes):
+    config = {
+        "model": {"name": "toy"},
+        "dataset": {"name": "toys", "dialogue": changes.pop("dialogue", "ar")},
+        "generation": {"temperature": changes.pop("temperature", 0.0)},
+        "repeats": changes.pop("repeats", 1),
+        "seed": 0,
+    }
+    entries = tuple(Entry(label, {"name": label}) for label in labels)
+    return Job(
+        config=config,
+        overrides=(),
+        identity={},
+        run_key="k",
+        folder=folder,
+        entries=entries,
+        cases=tuple(cases),
+        **changes,
+    )
+
+
+def make_runner(job, drafters, done=None, stage=None):
+    stage = stage or ToyStage()
+    contenders = [
+        Contender(entry, drafter) for entry, drafter in zip(job.entries, drafters, strict=True)
+    ]
+    answers = PlainAnswers(job.folder / "dialogue.jsonl", stage.plain)
+    done = [] if done is None else done
+    return BlockRunner(job, stage, contenders, answers, done), stage, done
+
+
+def run_all(job, drafters, done=None, stop_after=None):
+    """Run a job's remaining blocks; returns records and errors."""
+    runner, stage, done = make_runner(job, drafters, done)
+    present = {record.key for record in done}
+    errors = []
+    for block in job.blocks()[:stop_after]:
+        if not block.keys(job.labels) <= present:
+            result = runner.run(block)
+            done.extend(result.records)
+            errors.extend(result.errors)
+    return done, errors, stage
