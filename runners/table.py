@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from specbench import durable, records
-from specbench.statistics import task_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +38,8 @@ _SHOWN_FILES = (records.SUMMARY, records.CASES, records.ERRORS, records.STEPS, r
 
 def render(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
     """Rows of ``summary.json`` as a rich table, one section per task, the whole run last."""
+    from specbench.statistics import task_order  # scipy takes long to import
+
     table = Table(caption=caption or None, caption_justify="left", show_lines=False)
     for heading, justify in _COLUMNS:
         table.add_column(heading, justify=justify, no_wrap=heading != "speedup [95 %]")

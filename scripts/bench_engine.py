@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -33,6 +32,11 @@ from specbench.prompts import PromptTemplate
 from specbench.structs import DraftTree
 from specbench.target import Target
 from specbench.verify import GreedyVerifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from omegaconf import DictConfig
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 CONTEXTS = (256, 1024)
@@ -60,7 +64,9 @@ def random_tree(nodes: int, vocab: int, seed: int) -> DraftTree:
     return DraftTree(rng.integers(0, vocab, nodes), parents)
 
 
-def against_generate(target: Target, tokenizer: Any, eos: frozenset[int], tokens: int) -> dict[str, Any]:
+def against_generate(
+    target: Target, tokenizer: Any, eos: frozenset[int], tokens: int
+) -> dict[str, Any]:
     """Tokens/s of plain decoding here and by ``generate``, turn about."""
     model: PreTrainedModel = target.model
     template = PromptTemplate(tokenizer)
@@ -233,7 +239,9 @@ def show(results: dict[str, Any]) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2_135m", help="a name of conf/model")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens a prompt")
     parser.add_argument("--repeats", type=int, default=4, help="rounds over packed and plain")
@@ -251,7 +259,7 @@ def main() -> None:
         cache_dir=Path(config.cache_dir),
     )
     results = {
-        "command": f"python scripts/bench_engine.py --tokens {args.tokens} --repeats {args.repeats}",
+        "command": " ".join(sys.argv),
         "date": time.strftime("%Y-%m-%d"),
         "environment": environment.describe(),
         "packing": target.packing,

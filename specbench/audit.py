@@ -7,14 +7,18 @@ emitted is (nearly) the maximum there, the output is one that plain decoding cou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from specbench.structs import DraftTree
-from specbench.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specbench.target import Target
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 

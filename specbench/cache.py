@@ -52,7 +52,9 @@ class KVCache:
         used = dict.fromkeys(self._storage, 0)
         for device in layer_devices:
             index = used[device]
-            self._layers.append((self._storage[device][2 * index], self._storage[device][2 * index + 1]))
+            self._layers.append(
+                (self._storage[device][2 * index], self._storage[device][2 * index + 1])
+            )
             used[device] = index + 1
 
     @property

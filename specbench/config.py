@@ -8,6 +8,7 @@ to type. Importing and composing must stay quick, so neither torch nor transform
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import inspect
@@ -156,7 +157,7 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     name = entry["method"]
     if not (CONF_DIR / "method" / f"{name}.yaml").is_file():
         raise unknown_name("method in compare", name, option_names("method"))
-    composed = compose([f"method={name}", f"model={_model_choice(cfg)}"])
+    composed = _method_defaults(name, _model_choice(cfg), CONF_DIR)
     knobs = {key: value for key, value in entry.items() if key != "method"}
     valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
     for key in knobs:
@@ -169,6 +170,12 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result
+
+
+@functools.lru_cache(maxsize=64)
+def _method_defaults(method: str, model: str, conf_dir: Path) -> DictConfig:
+    """A method's configuration for a model; an experiment asks for the same one many times."""
+    return compose([f"method={method}", f"model={model}"])
 
 
 def _model_choice(cfg: DictConfig) -> str:

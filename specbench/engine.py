@@ -1,6 +1,7 @@
 """The decode loop, the only one in the project.
 
-    propose -> one target pass over root + draft -> verify -> keep accepted rows -> stop rules -> observe
+    propose -> one target pass over root + draft -> verify -> keep accepted rows -> stop rules
+    -> observe
 
 The drafter sees of the target only what it declared in ``needs``; only the verifier accepts; only
 this loop stops. One pass commits at least one token.
@@ -8,21 +9,24 @@ this loop stops. One pass commits at least one token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from specbench.clock import Clock, Timings, make_clock
-from specbench.drafter import Drafter
 from specbench.errors import CaseFailed, unknown_name
 from specbench.structs import DecodeState, DraftTree, IntArray, Needs, StepOutcome
 from specbench.tree import tree_depth
 from specbench.verify import PassScores, Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from specbench.drafter import Drafter
 
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 
@@ -148,7 +152,7 @@ class _Trace:
         if tree.sources is not None:
             if self.sources is None:
                 self.sources = [[] for _ in self.accepted[:-1]]
-            self.sources.append([int(s) for s in tree.sources[path[: committed]]])
+            self.sources.append([int(s) for s in tree.sources[path[:committed]]])
         elif self.sources is not None:
             self.sources.append([])
 

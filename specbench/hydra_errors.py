@@ -39,7 +39,7 @@ _BARE = {
 
 _PLUGINS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
-_KINDS = {"Integer": "a whole number", "Float": "a number", "Bool": "true or false"}
+_KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 
 
 def translate_hydra_error(error: BaseException) -> ConfigurationError | None:
@@ -116,7 +116,7 @@ def _unknown(prefix: str, last: str, valid: list[str]) -> ConfigurationError:
 
 def _wrong_type(error: ValidationError) -> ConfigurationError:
     key = error.full_key or str(error.key or "?")
-    kind = re.search(r"could not be converted to (\w+)", str(error))
+    kind = re.search(r"(?:could not be converted to|is not a valid) (\w+)", str(error))
     hint = f" It must be {_KINDS[kind[1]]}." if kind and kind[1] in _KINDS else ""
     if "list" in _first_line(error).lower() or isinstance(error.parent_node, ListConfig):
         hint = f" Type a list: '{key}=[a,b]'."

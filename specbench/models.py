@@ -161,7 +161,7 @@ def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> Lo
     digest = None
     if isinstance(place, Path):
         digest = weights.weights_hash(place, Path(model["cache_dir"]))
-    commit = getattr(network.config, "_commit_hash", None) or options.get("revision")
+    commit = None if isinstance(place, Path) else weights.commit(model)
     return _loaded(model, network, tokenizer, revision=commit, weights_hash=digest)
 
 

@@ -39,7 +39,9 @@ MAX_PREFILL_ROWS_PACKED = 512
 Kernel = Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
 
 
-def _plain(x: torch.Tensor, weight: torch.Tensor, _: Any, bias: torch.Tensor | None) -> torch.Tensor:
+def _plain(
+    x: torch.Tensor, weight: torch.Tensor, _: Any, bias: torch.Tensor | None
+) -> torch.Tensor:
     return nn.functional.linear(x, weight, bias)
 
 
@@ -50,12 +52,16 @@ def _transposed(
     return out if bias is None else out.add_(bias)
 
 
-def _mkl(x: torch.Tensor, weight: torch.Tensor, pack: Any, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.ops.mkl._mkl_linear(x, pack, weight, bias, x.shape[0])
+def _mkl(
+    x: torch.Tensor, weight: torch.Tensor, pack: Any, bias: torch.Tensor | None
+) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.mkl._mkl_linear(x, pack, weight, bias, x.shape[0])
+    return out
 
 
 def _onednn(x: torch.Tensor, _: torch.Tensor, pack: Any, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, pack, bias, "none", [], "")
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, pack, bias, "none", [], "")
+    return out
 
 
 KERNELS: dict[str, Kernel] = {

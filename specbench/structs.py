@@ -6,14 +6,15 @@ This module imports no torch, so that replaying drafters against a recorded outp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     import torch
 
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"

@@ -6,20 +6,24 @@ live in preallocated buffers; a pass allocates nothing but what the model itself
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from specbench.attention import AttentionPlan, install, window_sizes
 from specbench.cache import KVCache
 from specbench.errors import CaseFailed
 from specbench.packed import pack_linears
-from specbench.structs import DraftTree, IntArray
 from specbench.tree import BAD_AUX, BAD_TOKEN, VALID, fill_tree, visibility
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from specbench.structs import DraftTree, IntArray
 
 NO_AUX = np.empty(0, dtype=np.bool_)
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
@@ -85,8 +89,9 @@ class Target:
         self.model = model.eval()
         config = model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
-        self.device = model.get_input_embeddings().weight.device
-        self.dtype = model.dtype
+        embedding: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
+        self.device: torch.device = embedding.device
+        self.dtype: torch.dtype = model.dtype
         self._kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._head_dim = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -182,9 +187,7 @@ class Target:
         return Scores(out.logits[0])
 
     @torch.inference_mode()
-    def forward(
-        self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
-    ) -> Scores:
+    def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
         """The pass over the root and the nodes of ``tree``; commits nothing.
 
         Args:
@@ -213,7 +216,8 @@ class Target:
             self._ids[1:rows] = tree.tokens
             ids = torch.from_numpy(self._ids[:rows]).to(self.device)
         else:
-            ids = torch.cat([torch.tensor([root], device=self.device), tree.tokens])
+            own = torch.tensor([root], device=self.device)
+            ids = torch.cat([own, torch.as_tensor(tree.tokens)])
         positions = depths + self.cache.length
         plan = self._plan(rows, visible, positions)
         out = self._call(ids[None], positions[None], plan, hidden=bool(hidden_layers))

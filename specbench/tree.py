@@ -6,13 +6,14 @@ host (a few microseconds), and a fixed number of tensor operations for parents o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numba import njit
 
-from specbench.structs import IntArray
+if TYPE_CHECKING:
+    from specbench.structs import IntArray
 
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 

@@ -18,7 +18,7 @@ class PassScores(Protocol):
     """What a verifier asks of a target pass (``specbench.target.Scores`` or a replayed one)."""
 
     def greedy(self) -> torch.Tensor | IntArray:
-        """``[n + 1]`` greedy choice of the root and of each node; -1 where logits are not finite."""
+        """``[n + 1]`` greedy choice of root and nodes; -1 where logits are not finite."""
 
 
 class Verifier(Protocol):

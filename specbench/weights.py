@@ -87,14 +87,25 @@ def check_folder(folder: Path) -> None:
             raise refuse(f"{index.name} names {', '.join(missing)}, which are missing")
 
 
-def _cached_snapshot(model: Any) -> Path | None:
-    """The folder of a complete download in the hub's cache, or None."""
+def commit(model: Any) -> str | None:
+    """The commit of a model that was just loaded from the hub; else the revision asked for."""
+    folder = _snapshot(model)
+    return folder.name if folder is not None else model["revision"]
+
+
+def _snapshot(model: Any) -> Path | None:
+    """The folder of the revision in the hub's cache, perhaps not complete; it is the commit's."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(str(model["id"]), "config.json", revision=model["revision"])
-    if not isinstance(config, str):
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _cached_snapshot(model: Any) -> Path | None:
+    """The folder of a complete download in the hub's cache, or None."""
+    folder = _snapshot(model)
+    if folder is None:
         return None
-    folder = Path(config).parent
     try:
         check_folder(folder)
     except WeightsNotFound:

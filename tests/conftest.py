@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
 from specbench.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")
@@ -27,7 +31,9 @@ _SPECIFIC = {
 }
 
 
-def tiny_model(architecture: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+def tiny_model(
+    architecture: str, *, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> PreTrainedModel:
     """A random two-layer model of ``architecture`` with grouped-query attention."""
     torch.manual_seed(seed)
     numbers = dict(

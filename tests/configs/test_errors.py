@@ -118,16 +118,13 @@ def test_bad_compare_entry(entry: object, parts: list[str]) -> None:
         assert part in str(caught.value)
 
 
-def test_missing_knob_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="lacks name"):
-        check_method({"_target_": "methods.ar.Autoregressive2", "name": "x"} | _TARGET)
+def test_missing_knob_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import methods.ar
 
+    class Needy:
+        def __init__(self, *, name: str, depth: int) -> None:
+            self.name, self.depth = name, depth
 
-_TARGET = {"_target_": "tests.configs.test_errors.Needy"}
-
-
-class Needy:
-    """A method without a default for one of its knobs."""
-
-    def __init__(self, *, name: str, depth: int) -> None:
-        self.name, self.depth = name, depth
+    monkeypatch.setattr(methods.ar, "Needy", Needy, raising=False)
+    with pytest.raises(ConfigurationError, match="lacks depth"):
+        check_method({"_target_": "methods.ar.Needy", "name": "needy"})

@@ -26,7 +26,9 @@ def engine(target: Target, eos: frozenset[int] = frozenset(), **kwargs) -> Engin
     return Engine(target, GreedyVerifier(), eos_ids=eos, clock=NullClock, **kwargs)
 
 
-def sequential(target: Target, prompt: np.ndarray, n: int, eos: frozenset[int] = frozenset()) -> list[int]:
+def sequential(
+    target: Target, prompt: np.ndarray, n: int, eos: frozenset[int] = frozenset()
+) -> list[int]:
     """Greedy decoding by transformers' forward alone, no cache."""
     ids, new = prompt.tolist(), []
     model = target.model
@@ -80,7 +82,9 @@ class Adversary(Drafter):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 999), n_prompt=st.integers(1, 20), honesty=st.floats(0, 1))
 def test_random_trees_change_nothing(architecture, seed, n_prompt, honesty, make_target):
     target = make_target(architecture)
@@ -245,7 +249,7 @@ def test_overlapped_and_serial_schedules_agree(make_target, rng):
 
 def test_an_unknown_overlap_mode_names_the_nearest(make_target):
     with pytest.raises(ConfigurationError, match="thread"):
-        engine(make_target("llama"), overlap="thred")
+        engine(make_target("llama"), overlap="threed")
 
 
 def test_sources_of_accepted_nodes_are_traced(make_target, rng):
@@ -277,9 +281,7 @@ def test_batch_layout_decodes_as_the_tree_layout(make_target, rng):
             parents = np.array([-1 if i % w == 0 else i - 1 for i in range(k * w)])
             return DraftTree(tokens, parents, rows=(k, w))
 
-    results = [
-        engine(t).decode(prompt, Rows(), max_new_tokens=20) for t in (target, plain)
-    ]
+    results = [engine(t).decode(prompt, Rows(), max_new_tokens=20) for t in (target, plain)]
     assert results[0].output_ids == results[1].output_ids == truth
     assert results[0].accepted_per_step == results[1].accepted_per_step
 

@@ -17,7 +17,7 @@ TOLERANCE = 1e-10
 
 
 def plain_logits(target: Target, ids: list[int]) -> torch.Tensor:
-    """Logits ``[len(ids), vocab]`` of transformers' own forward, sdpa and its own causal mask, no cache."""
+    """Logits ``[len(ids), vocab]`` of transformers' own forward and mask, without a cache."""
     model = target.model
     model.set_attn_implementation("sdpa")
     try:
@@ -46,7 +46,9 @@ def trees(draw: st.DrawFn, most: int = 14) -> DraftTree:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(tree=trees(), n_prompt=st.integers(1, 30), seed=st.integers(0, 99))
 def test_each_branch_is_a_sequential_pass(architecture, tree, n_prompt, seed, make_target):
     target = make_target(architecture)

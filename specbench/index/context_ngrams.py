@@ -1,0 +1,180 @@
+"""N-Grammys' draft rows, compiled: n-grams of the text, then continuations from a bigram table.
+
+All compiled code of the method is here, because numba's cache on disk notices a change in a
+function's own file only, not in what it calls in another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(29)
+
+
+@njit(cache=True)
+def _hash(text: Any, start: Any, count: Any) -> Any:
+    state = _SEED
+    for i in range(start, start + count):
+        state = (state ^ np.uint64(text[i])) * _MIX
+        state ^= state >> _SHIFT
+    return state
+
+
+@njit(cache=True)
+def _equal(text: Any, one: Any, other: Any, count: Any) -> Any:
+    for i in range(count):  # noqa: SIM110 (numba compiles no generator expressions)
+        if text[one + i] != text[other + i]:
+            return False
+    return True
+
+
+@njit(cache=True)
+def context_rows(text: Any, length: Any, query: Any, width: Any, rows: Any) -> Any:
+    """What followed the text's last tokens earlier, the most frequent first.
+
+    Only whole windows of ``query + width`` tokens inside the text count. Of equally frequent ones,
+    the one that occurred later comes first.
+
+    Args:
+        text: int64 ids, of which ``text[:length]`` counts.
+        length: see above.
+        query: last tokens that must match (q).
+        width: tokens that follow (w).
+        rows: int64 ``[k, >= width]``, written.
+
+    Returns:
+        Rows written.
+    """
+    tail = length - query
+    last_start = tail - width  # of a match; its window ends with the text at the latest
+    if last_start < 0:
+        return 0
+    found = np.empty(last_start + 1, dtype=np.int64)
+    n_found = 0
+    first = text[tail]
+    for start in range(last_start, -1, -1):
+        if text[start] == first and _equal(text, start, tail, query):
+            found[n_found] = start + query
+            n_found += 1
+    if n_found == 0:
+        return 0
+    # Groups of equal windows, in the order of their latest occurrence, found by hashing.
+    mask = 1
+    while mask < 2 * n_found:
+        mask <<= 1
+    mask -= 1
+    slots = np.full(mask + 1, -1, dtype=np.int64)
+    begins = np.empty(n_found, dtype=np.int64)
+    times = np.zeros(n_found, dtype=np.int64)
+    n_groups = 0
+    for i in range(n_found):
+        begin = found[i]
+        slot = np.int64(_hash(text, begin, width) & np.uint64(mask))
+        while slots[slot] >= 0 and not _equal(text, begins[slots[slot]], begin, width):
+            slot = (slot + 1) & mask
+        if slots[slot] < 0:
+            slots[slot] = n_groups
+            begins[n_groups] = begin
+            n_groups += 1
+        times[slots[slot]] += 1
+    # The best len(rows) groups, by insertion; an equal one never passes an earlier one.
+    best = np.empty(len(rows), dtype=np.int64)
+    n_best = 0
+    for group in range(n_groups):
+        if n_best == len(rows):
+            if times[group] <= times[best[n_best - 1]]:
+                continue
+            at = n_best - 1
+        else:
+            at = n_best
+            n_best += 1
+        while at > 0 and times[best[at - 1]] < times[group]:
+            best[at] = best[at - 1]
+            at -= 1
+        best[at] = group
+    for i in range(n_best):
+        for j in range(width):
+            rows[i, j] = text[begins[best[i]] + j]
+    return n_best
+
+
+@njit(cache=True)
+def table_rows(table: Any, firsts: Any, width: Any, rows: Any, done: Any) -> Any:
+    """Rows that begin with given tokens and go on with each token's most probable next one.
+
+    Rows equal to one of the ``done`` rows already there are left out.
+
+    Args:
+        table: int32 ``[vocab, K]`` most probable next tokens, best first.
+        firsts: ids that rows begin with, best first.
+        width: tokens of a row.
+        rows: int64 ``[k, >= width]``, written from row ``done`` on.
+        done: rows already there.
+
+    Returns:
+        Rows there now.
+    """
+    given = done
+    for first in firsts:
+        if done == len(rows):
+            break
+        token = np.int64(first)
+        rows[done, 0] = token
+        for j in range(1, width):
+            token = np.int64(table[token, 0])
+            rows[done, j] = token
+        new = True
+        for i in range(given):
+            same = True
+            for j in range(width):
+                if rows[i, j] != rows[done, j]:
+                    same = False
+                    break
+            if same:
+                new = False
+                break
+        done += new
+    return done
+
+
+@njit(cache=True)
+def merge_rows(rows: Any, count: Any, width: Any, tokens: Any, parents: Any, owners: Any) -> Any:
+    """The tree of rows whose common beginnings are shared.
+
+    Args:
+        rows: int64 ``[>= count, >= width]``.
+        count: rows.
+        width: tokens of a row.
+        tokens: int64 ``[>= count * width]``, written.
+        parents: int64, same length, written.
+        owners: int64, same length, written: the first row that has the node.
+
+    Returns:
+        Nodes written.
+    """
+    n = 0
+    path = np.empty((count, width), dtype=np.int64)
+    for i in range(count):
+        # The earlier row that shares most tokens from the beginning lends its nodes.
+        shared, lender = 0, -1
+        for earlier in range(i):
+            same = 0
+            while same < width and rows[earlier, same] == rows[i, same]:
+                same += 1
+            if same > shared:
+                shared, lender = same, earlier
+        for j in range(width):
+            if j < shared:
+                path[i, j] = path[lender, j]
+                continue
+            tokens[n] = rows[i, j]
+            parents[n] = path[i, j - 1] if j else -1
+            owners[n] = i
+            path[i, j] = n
+            n += 1
+    return n
