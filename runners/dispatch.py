@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import re
+import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from runners import folder, table
 from runners.isolate import run_in_child
 from runners.job import BASELINE, Entry, Job
 from specbench import cases, config, durable, models, records
-from specbench.errors import ConfigurationError, SpecBenchError, unknown_name
+from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +88,8 @@ def run_application(main: Callable[[], Any]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints and exits by itself, with 1
     try:
         main()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except Exception as error:
         return max([_report(error, verbose), *_codes])
     return max(_codes, default=0)
@@ -137,6 +140,7 @@ def execute(
     else:
         folder.check_owner(path, run_key, identity)
         if folder.is_complete(path):
+            _check_questions(cfg, path)
             return _reprint(path)
     models.model_files_present(cfg)
     questions = tuple(cases.load_cases(cfg.dataset, cfg.data_dir))
@@ -196,6 +200,18 @@ def _check_sampling(cfg: DictConfig) -> None:
         raise ConfigurationError(
             f"generation.temperature={cfg.generation.temperature} asks for sampling, but "
             "verifier=greedy accepts what greedy decoding emits. Type generation.temperature=0."
+        )
+
+
+def _check_questions(cfg: DictConfig, path: Path) -> None:
+    """Refuse to show a table for a file of the user's that has changed since it was measured."""
+    if cfg.dataset.path is None:
+        return  # the project's own data sets are pinned
+    measured = durable.read_json(path / records.MANIFEST).get("prompt_set_hash")
+    if measured != cases.prompt_set_hash(cases.load_cases(cfg.dataset, cfg.data_dir)):
+        raise OutputRefused(
+            f"{path} was measured on other questions: {cfg.dataset.path} has changed since. "
+            "Type fresh=true to measure into a new folder."
         )
 
 

@@ -95,7 +95,9 @@ def _child(
     _die_with(parent, connection)
     for signum in _STOP_SIGNALS:
         signal.signal(signum, _interrupt_once)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for ours in ("runners", "specbench", "methods"):
+        logging.getLogger(ours).setLevel(logging.INFO)
     try:
         message: tuple[Any, ...] = ("done", work(argument))
     except SpecBenchError as error:

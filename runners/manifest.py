@@ -97,5 +97,37 @@ def check_resume(old: Mapping[str, Any], surroundings: Mapping[str, Any], force:
     return True
 
 
+def check_subject(old: Mapping[str, Any], job: Job, model: Mapping[str, Any]) -> None:
+    """Refuse to go on with other questions, weights or prompts under the same names.
+
+    Raises:
+        OutputRefused: names what differs; there is no forcing this.
+    """
+    subject = {key: model[key] for key in _SUBJECT}
+    now = {"prompt_set_hash": cases.prompt_set_hash(job.cases), "model": subject}
+    then: dict[str, Any] = {"prompt_set_hash": old["prompt_set_hash"]}
+    # A run that was killed before its model was loaded has nothing to say about it.
+    then["model"] = {key: old["model"][key] for key in _SUBJECT} if "model" in old else subject
+    differing = differences(then, now)
+    if differing:
+        raise OutputRefused(
+            "the files behind this run have changed since it was begun:\n"
+            + "\n".join(differing)
+            + "\nMeasure anew with fresh=true."
+        )
+
+
+_SUBJECT = (
+    "id",
+    "revision",
+    "weights_hash",
+    "dtype",
+    "device",
+    "context_length",
+    "tokenizer_hash",
+    "template_sha",
+)
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -96,10 +96,12 @@ def _measure(
     from runners.stage import Stage
 
     stage = Stage(job, contenders)
-    book["model"] = stage.describe()
+    model = stage.describe()
+    manifest.check_subject(book, job, model)
+    book["model"] = model
     durable.write_json(job.folder / records.MANIFEST, book)
     log.info("warming up %s", ", ".join(job.labels))
-    lengths = [len(stage.render([(block.case.turns[0], None)])) for block in pending]
+    lengths = [len(stage.render([(case.turns[0], None)])) for case in job.cases]
     warmup.warm_up(stage, contenders, lengths, rounds=int(job.config["measure"]["warmup"]))
     answers = PlainAnswers(job.folder / records.DIALOGUE, stage.plain)
     runner = BlockRunner(job, stage, contenders, answers, files.done, forced)

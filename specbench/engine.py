@@ -272,7 +272,7 @@ class Engine:
 
         verdict, next_tokens = self.verifier.verify(tree, scores)
         path = verdict.path
-        committed = self._committed(state, tree, path, verdict.next_token)
+        committed = self._committed(state, verdict.tokens)
         clock.phase("accept")
 
         self.target.keep(tree, path)
@@ -334,19 +334,9 @@ class Engine:
             )
         return min(max_new_tokens, self.context_length - n_prompt)
 
-    def _committed(
-        self, state: DecodeState, tree: DraftTree, path: IntArray, next_token: int
-    ) -> IntArray:
-        """Accepted tokens and the target's own, cut at the first end token and at the limit."""
-        count = len(path)
-        committed = np.empty(count + 1, dtype=np.int64)
-        if count:
-            accepted = tree.tokens[path]
-            committed[:count] = (
-                accepted.cpu().numpy() if isinstance(accepted, torch.Tensor) else accepted
-            )
-        committed[count] = next_token
-        committed = committed[: state.remaining]
+    def _committed(self, state: DecodeState, tokens: IntArray) -> IntArray:
+        """Accepted tokens and the target's own, cut at the limit and at the first end token."""
+        committed = tokens[: state.remaining]
         ends = np.flatnonzero(np.isin(committed, self._eos))
         return committed[: ends[0] + 1] if len(ends) else committed
 

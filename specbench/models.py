@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_log = logging.getLogger(__name__)
 
 _SHAPE_STD = 0.02
 

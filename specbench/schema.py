@@ -114,7 +114,10 @@ class DatasetConfig:
         path: a file of one JSON object a line; wins over ``file`` and the hub.
         file: the file's name below ``data_dir``.
         shipped: ``file`` comes with the project, below ``assets``.
+        hub: where it lies on the hub; null: it does not.
         fetch: how a missing file is brought here.
+        columns: which column holds what.
+        rows: which rows belong to it; null: all.
         prompt_form: which of ``prompts`` builds the turn.
         prompts: templates in the words of ``str.format`` over a row's columns.
         raw: turns are given to the model as they are, without a chat template.

@@ -117,11 +117,11 @@ class Verdict:
 
     Attributes:
         path: ``[a]`` indices of the accepted nodes, from the root's child downwards.
-        next_token: the target's own token after the last accepted node.
+        tokens: ``[a + 1]`` the accepted tokens and the target's own one after them, on the host.
     """
 
     path: IntArray
-    next_token: int
+    tokens: IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,10 @@ class GreedyVerifier:
             self._path = np.empty(2 * n, dtype=np.int64)
         aux = NO_AUX if tree.aux is None else tree.aux
         count = longest_match(tokens, tree.parents, aux, choices, self._path)
-        path = self._path[:count].copy()
-        last = int(path[-1]) + 1 if count else 0
-        return Verdict(path, int(choices[last])), choices
+        rows = np.zeros(count + 1, dtype=np.int64)  # the root and the accepted nodes
+        rows[1:] = self._path[:count] + 1
+        # What the target chooses at a matched row is the token of the node below it.
+        return Verdict(rows[1:] - 1, choices[rows]), choices
 
 
 def _finite(choices: IntArray) -> IntArray:

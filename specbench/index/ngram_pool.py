@@ -6,12 +6,13 @@ walk over a token's few n-grams, forgetting everything one pass over the counts.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numba import njit
 
-from specbench.structs import IntArray
+if TYPE_CHECKING:
+    from specbench.structs import IntArray
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

@@ -10,15 +10,18 @@ import heapq
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from specbench.errors import ArtefactError
-from specbench.structs import IntArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from specbench.structs import IntArray
 
 RankPath: TypeAlias = tuple[int, ...]
 

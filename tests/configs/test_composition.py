@@ -303,3 +303,35 @@ def test_data_sets_are_pinned() -> None:
         if name not in ("demo", "jsonl"):
             assert dataset.file.endswith(".jsonl")
             assert dataset.fetch == f"python scripts/fetch_data.py {name}"
+
+
+def test_local_file_sets_this_machines_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from specbench import config
+
+    shutil.copytree(CONF_DIR, tmp_path / "conf")
+    (tmp_path / "conf/local/default.yaml").write_text(
+        "# @package _global_\ndata_dir: /data\npaths: {results: /scratch}\n"
+    )
+    monkeypatch.setattr(config, "CONF_DIR", tmp_path / "conf")
+    cfg = compose()
+    assert (cfg.data_dir, cfg.paths.results) == ("/data", "/scratch")
+    assert compose(["data_dir=/other"]).data_dir == "/other"
+
+
+def test_every_key_of_the_schema_is_documented() -> None:
+    """Fields of a group are in its docstring; keys of the root are commented in config.yaml."""
+    import dataclasses
+
+    from specbench import schema
+
+    root = (CONF_DIR / "config.yaml").read_text()
+    for field in dataclasses.fields(schema.RunConfig):
+        assert f"{field.name}:" in root or f"optional {field.name}:" in root, field.name
+    for cls in (schema.ModelConfig, schema.DatasetConfig, schema.GenerationConfig):
+        text = cls.__doc__ or ""
+        undocumented = {f.name for f in dataclasses.fields(cls)} - {"name", "source"}
+        assert {name for name in undocumented if f"{name}:" not in text} == set()

@@ -105,6 +105,25 @@ def test_another_configuration_is_refused_with_the_keys_that_differ(execute, tmp
     assert str(refusal.value).count("there") == 1
 
 
+def test_other_questions_under_the_same_name_are_refused(execute, tmp_path, monkeypatch, questions):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(questions.read_text())
+    what = [f"output_dir={tmp_path}/run", f"dataset.path={path}"]
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 1, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            execute(*what)
+    text = path.read_text()
+    path.write_text(text.replace("blue", "red"))
+    with pytest.raises(OutputRefused, match=r"have changed since.*\n.*prompt_set_hash"):
+        execute(*what)
+    path.write_text(text)
+    assert execute(*what) == 0
+    path.write_text(text.replace("blue", "red"))
+    with pytest.raises(OutputRefused, match=r"mine\.jsonl has changed since"):
+        execute(*what)
+
+
 def test_what_does_not_move_a_number_does_not_make_another_run(execute, tmp_path):
     execute(f"output_dir={tmp_path}/run", "dataset.limit=1")
     assert execute(f"output_dir={tmp_path}/run", "dataset.limit=1", "resume=force") == 0

@@ -1,4 +1,4 @@
-"""Ways of decoding with a drafter: a made-up target that can be computed by hand, and a tiny one."""
+"""Decoding with a drafter: by a made-up target that is a plain function, and by a tiny model."""
 
 from __future__ import annotations
 

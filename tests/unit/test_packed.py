@@ -45,7 +45,9 @@ def everything_packed(monkeypatch):
     monkeypatch.setattr(
         packed,
         "measure_plan",
-        lambda ws: {f"{w.shape[0]}x{w.shape[1]}": dict.fromkeys(packed.ROW_BUCKETS, kind) for w in ws},
+        lambda ws: {
+            f"{w.shape[0]}x{w.shape[1]}": dict.fromkeys(packed.ROW_BUCKETS, kind) for w in ws
+        },
     )
     return kind
 

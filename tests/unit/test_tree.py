@@ -76,7 +76,10 @@ def test_longest_match_by_hand():
     assert match(tokens, parents, [7, 8, 1, 0, 4, 0]) == [0, 2]
     assert match(tokens, parents, [7, 0, 0, 0, 0, 0]) == [0]  # the first of equals
     assert match(tokens, parents, [5, 8, 9, 0, 4, 0]) == []
-    assert match(tokens, parents, [7, 8, 9, 0, 4, 0], aux=[False, True, False, True, True]) == [0, 2]
+    assert match(tokens, parents, [7, 8, 9, 0, 4, 0], aux=[False, True, False, True, True]) == [
+        0,
+        2,
+    ]
     assert match([], [], [3]) == []
 
 

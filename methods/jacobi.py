@@ -1,0 +1,96 @@
+"""Jacobi decoding: a block of guesses that every pass refreshes from itself.
+
+Paper: "Accelerating Transformer Inference for Translation via Parallel Decoding", ACL 2023,
+    arXiv 2305.10427 (its blocks of fixed size).
+Reference code studied: none; written from the accounts in Lookahead decoding and N-Grammys.
+Method: the pass over root and block predicts every position from the old guesses to its left. The
+    guesses that the target confirms are committed; its predictions beyond them are the next block.
+    The floor for methods that reuse the target's own output: a token is seldom right before its
+    left context is.
+Where ours differs, and why:
+    - The block moves along with the text; the paper iterates on one block until all of it stands
+      still, then begins the next.
+    - The paper starts a block with padding tokens, which decoder-only models often lack: ``fill``
+      names what new guesses are. The default draws them from the prompt, as Lookahead does.
+    - Eight guesses are our choice; 4, 8 and 16 are usual.
+State kept: the block, for a turn, so the state scope changes nothing. Draws depend on ``seed`` and
+    the prompt, not on the order of cases.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbench.drafter import Drafter
+from specbench.errors import unknown_name
+from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, Needs, StepOutcome
+
+_FILLS = ("prompt", "vocabulary", "last")
+
+
+@dataclass(kw_only=True, eq=False)
+class Jacobi(Drafter):
+    """Drafts its block as a chain.
+
+    Attributes:
+        block_len: guesses per step.
+        fill: new guesses at the end of the block: ``prompt`` or ``vocabulary`` (drawn from it) or
+            ``last`` (the token before, again).
+    """
+
+    name: str = "jacobi"
+    block_len: int = 8
+    fill: str = "prompt"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.block_len >= 1, "block_len", "at least 1")
+        if self.fill not in _FILLS:
+            raise unknown_name("method.fill", self.fill, _FILLS)
+        self._seed = 0
+        self._vocab_size = 1
+        self._random = np.random.default_rng(0)
+        self._block: IntArray = np.empty(0, dtype=np.int64)
+        self._tree = DraftTree.empty()
+
+    @property
+    def needs(self) -> Needs:
+        # Not for sampling: the block is made of the target's greedy tokens.
+        return Needs(tokens_only=False, sampling=False, max_nodes=self.block_len)
+
+    def setup(self, context: DraftContext) -> None:
+        self._seed = context.seed
+        self._vocab_size = context.vocab_size
+
+    def begin(self, state: DecodeState) -> None:
+        prompt = zlib.crc32(state.buffer[: state.n_prompt].tobytes())
+        self._random = np.random.default_rng([self._seed, prompt])
+        self._block = self._filled(state, self._block[:0])
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        self._tree = DraftTree.chain(self._block)
+        return self._tree
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        done = len(outcome.committed)
+        if outcome.tree is self._tree and outcome.next_tokens is not None:
+            # Row i + 1 predicts the position after guess i; the committed tokens include row done.
+            guesses = outcome.next_tokens[done : done + self.block_len]
+        else:  # cut by the engine, or another method's tree: the old guesses move up
+            guesses = self._block[done:]
+        self._block = self._filled(state, guesses)
+
+    def _filled(self, state: DecodeState, guesses: IntArray) -> IntArray:
+        """A block that begins with ``guesses``."""
+        missing = self.block_len - len(guesses)
+        if self.fill == "prompt":
+            new = state.buffer[self._random.integers(0, state.n_prompt, missing)]
+        elif self.fill == "vocabulary":
+            new = self._random.integers(0, self._vocab_size, missing)
+        else:
+            last = guesses[-1] if len(guesses) else state.root
+            new = np.full(missing, last, dtype=np.int64)
+        return np.concatenate((guesses, new))

@@ -1,0 +1,131 @@
+"""REST: drafts a tree of what follows the text's last tokens in a large corpus.
+
+Paper: "REST: Retrieval-Based Speculative Decoding", NAACL 2024, arXiv 2311.08252.
+Reference code studied, by its description: FasterDecoding/REST (``DraftRetriever``) and its copy in
+    Spec-Bench (``model/rest``).
+Datastore: a corpus with its suffix array, built beforehand by ``scripts/build_datastore.py`` (the
+    paper: ShareGPT, UltraChat, The Stack). For the embedded model it is made on first use from the
+    English of installed documentation (``specbench.index.installed_text``).
+A step: the last 16 tokens are looked up, then 15, … 2, until some chunk of the datastore has them;
+    the prefixes of up to 5000 continuations are counted, the 64 most frequent kept, and cut so that
+    their distinct tokens sum up to 64 at most.
+Where ours differs, and why:
+    - Of more than 5000 matches, 5000 evenly spaced ones are taken; the reference takes the first
+      in lexicographic order (``matches: first``), whose continuations all begin alike.
+    - Equally frequent prefixes are taken shorter ones first, then in lexicographic order, and the
+      cut drops the last of equals; the reference leaves both to a hash table's order, so that two
+      of its runs differ.
+    - A continuation ends with its document; the reference puts no separator between documents.
+    - Where nothing matches, nothing is drafted (``dummy_token: null``; the reference: token 100).
+      The first draft comes after the prompt's pass, as for every method here.
+    - Ids are 32 bits wide (the reference: 16), and the file is mapped, not read into memory.
+    - ``cut: false`` is ours: shared prefixes are then not counted again and again, and the tree
+      holds 64 nodes.
+State kept: none beyond the committed tokens, so the state scope changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbench.drafter import Drafter
+from specbench.errors import unknown_name
+from specbench.index.datastore import Datastore
+from specbench.index.suffix_queries import retrieve_tree
+from specbench.structs import Artefact, DecodeState, DraftContext, DraftTree, Needs
+
+_MATCHES = ("even", "first")
+
+
+@dataclass(kw_only=True, eq=False)
+class Retrieval(Drafter):
+    """Drafts the most frequent continuations found in a datastore.
+
+    Attributes:
+        max_span: tokens looked up first.
+        min_span: tokens looked up last.
+        max_matches: continuations taken from a chunk of the datastore at most (k).
+        matches: which of more are taken: ``even`` or ``first``.
+        draft_len: tokens of a continuation.
+        choices: prefixes kept, and nodes of the tree at most.
+        cut: apply the reference's ``cut_to_choices``.
+        dummy_token: id drafted where nothing matches; None drafts nothing.
+        datastore: file of the datastore; None takes the one in the cache folder.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    name: str = "rest"
+    max_span: int = 16
+    min_span: int = 2
+    max_matches: int = 5000
+    matches: str = "even"
+    draft_len: int = 10
+    choices: int = 64
+    cut: bool = True
+    dummy_token: int | None = None
+    datastore: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.matches not in _MATCHES:
+            raise unknown_name("method.matches", self.matches, _MATCHES)
+        for key in ("min_span", "draft_len", "choices", "max_matches"):
+            self._require(getattr(self, key) >= 1, key, "at least 1")
+        self._require(
+            self.max_span >= self.min_span, "max_span", f"at least min_span={self.min_span}"
+        )
+        # The rank of a prefix packs its count, depth and place into 64 bits.
+        self._require(self.draft_len <= 255, "draft_len", "at most 255")
+        self._require(self.max_matches <= 2**20, "max_matches", "at most 2^20")
+        self._no_match = DraftTree.empty()
+
+    @property
+    def needs(self) -> Needs:
+        file = Artefact(
+            name="datastore",
+            builder="specbench.index.datastore:build_default",
+            command="python scripts/build_datastore.py --model MODEL",
+            path=self.datastore,
+        )
+        return Needs(artefacts=(file,), max_nodes=self.choices)
+
+    def setup(self, context: DraftContext) -> None:
+        if self.dummy_token is not None:
+            inside = 0 <= self.dummy_token < context.vocab_size
+            self._require(inside, "dummy_token", f"in the vocabulary, below {context.vocab_size}")
+            self._no_match = DraftTree.chain(np.array([self.dummy_token], dtype=np.int64))
+        path = context.artefacts["datastore"]
+        self._store = Datastore.open(path, context.tokenizer_hash or None)
+        rows = self.max_matches * (len(self._store.offsets) - 1)
+        self._rows = np.empty((rows, self.draft_len), dtype=np.int32)
+        self._sizes = np.empty(rows, dtype=np.int64)
+        self._tokens = np.empty(self.choices, dtype=np.int64)
+        self._parents = np.empty(self.choices, dtype=np.int64)
+        # Compiles, or loads what was compiled before, outside any clock.
+        self.propose(DecodeState(np.zeros(self.min_span, dtype=np.int64), 1))
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        count, _ = retrieve_tree(
+            self._store.tokens,
+            self._store.suffixes,
+            self._store.offsets,
+            state.buffer,
+            state.length,
+            self.max_span,
+            self.min_span,
+            self.max_matches,
+            self.matches == "even",
+            self.choices,
+            self.cut,
+            self._rows,
+            self._sizes,
+            self._tokens,
+            self._parents,
+        )
+        if count == 0:
+            return self._no_match
+        return DraftTree(self._tokens[:count].copy(), self._parents[:count].copy())

@@ -1,0 +1,243 @@
+"""SAM-Decoding: drafts what follows the longest suffix of the text that occurred before.
+
+Paper: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXiv 2411.10666.
+Reference code studied, by its description: the authors' repository (``samd``, ``samd_sam_only``)
+    and its copy in Spec-Bench (``model/samd``).
+Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
+    static one of a corpus, which counts occurrences. For the embedded model the static one is made
+    on first use from the English of installed documentation (``specbench.index.installed_text``),
+    elsewhere by ``scripts/build_static_sam.py`` from texts or from the target's own answers.
+Two modes, the reference's:
+    alone           the longer match wins (the static one by more than ``len_bias``) and drafts
+                    ``int(alpha × length)`` tokens: a copy of the text, or a tree of the corpus's
+                    most probable continuations.
+    with auxiliary  a match of ``len_threshold`` or more drafts a chain of full length, else the
+                    auxiliary drafter drafts. All learn from every step.
+Where ours differs, and why:
+    - Sizes of the reference count the root; ours are the same, so ``max_predicts`` rows hold one
+      draft node less. The first draft comes after the prompt's pass, as for every method here.
+    - The dynamic match is read off the automaton's last suffix link, which is exact. The reference
+      moves a cursor, whose state can go stale when a state is cloned under it.
+    - Where a chain's source is short, the reference pads with id 0 (``pad_token: 0``); ours drafts
+      less.
+    - Every document of the static automaton begins at the start state; see the builder.
+State kept: the dynamic automaton of one turn (a later turn's prompt repeats the dialogue), at most
+    124 bytes for each of ``max_tokens``; what the auxiliary keeps, under our state scope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from specbench.composite import Composite
+from specbench.drafter import Drafter
+from specbench.errors import ConfigurationError, unknown_name
+from specbench.index.static_automaton import (
+    StaticAutomaton,
+    follow,
+    grow_best_first,
+    most_frequent_chain,
+)
+from specbench.index.suffix_automaton import SuffixAutomaton, repeated_suffix
+from specbench.structs import (
+    NO_TOKENS,
+    Artefact,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    IntArray,
+    Needs,
+    StepOutcome,
+)
+
+_AUTOMATA = ("both", "dynamic", "static")
+_DYNAMIC, _STATIC, _AUXILIARY = 0, 1, 2
+_BIAS_WITH_AUXILIARY = 5
+
+
+@dataclass(kw_only=True, eq=False)
+class SuffixAutomatonDecoding(Composite):
+    """Drafts from two suffix automata, or from another drafter where they know little.
+
+    Attributes:
+        automata: ``both``, ``dynamic`` or ``static``.
+        max_predicts: rows of the target pass at most, the root included.
+        alpha: alone: rows per token of the match (plus the root).
+        top_k: alone: nodes of one depth of a static draft at most (K).
+        len_bias: tokens by which a static match must be longer to count as much as a dynamic one;
+            None is what Spec-Bench runs, 0 alone and 5 with an auxiliary.
+        len_threshold: with an auxiliary: shortest match that drafts a chain.
+        pad_token: with an auxiliary: id that fills short chains up; None leaves them short.
+        static_automaton: file of the static automaton; None takes the one in the cache folder.
+        max_tokens: text beyond so many tokens is forgotten, the older half at a time.
+        auxiliary: another drafter, by its method's name; None drafts from the automata alone.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    name: str = "sam"
+    automata: str = "both"
+    max_predicts: int = 40
+    alpha: float = 4.0
+    top_k: int = 8
+    len_bias: int | None = None
+    len_threshold: int = 5
+    pad_token: int | None = None
+    static_automaton: str | None = None
+    max_tokens: int = 2**17
+    auxiliary: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.automata not in _AUTOMATA:
+            raise unknown_name("method.automata", self.automata, _AUTOMATA)
+        self._require(self.max_predicts >= 2, "max_predicts", "at least 2: the root and a draft")
+        self._require(self.alpha > 0, "alpha", "above 0")
+        self._require(self.top_k >= 1, "top_k", "at least 1")
+        self._require(self.len_threshold >= 1, "len_threshold", "at least 1")
+        self._require(self.max_tokens >= 2, "max_tokens", "at least 2")
+        if self.len_bias is None:
+            self._bias = 0 if self.auxiliary is None else _BIAS_WITH_AUXILIARY
+        else:
+            self._require(self.len_bias >= 0, "len_bias", "at least 0, or null")
+            self._bias = self.len_bias
+        if isinstance(self.auxiliary, Drafter):
+            self._check_parts()
+        self._dynamic: SuffixAutomaton | None = None
+        self._static: StaticAutomaton | None = None
+        self._cursor = np.zeros(2, dtype=np.int64)
+        self._budget = self.max_predicts - 1
+        self._asked: DraftTree | None = None
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """What ``DraftTree.sources`` counts."""
+        return ("dynamic", "static", "auxiliary")
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        if self.auxiliary is None:
+            return ()
+        if not isinstance(self.auxiliary, Drafter):
+            raise ConfigurationError(
+                f"method.auxiliary={self.auxiliary!r} is no drafter: write the name of a method."
+            )
+        return (self.auxiliary,)
+
+    @property
+    def own_needs(self) -> Needs:
+        files: tuple[Artefact, ...] = ()
+        if self.automata != "dynamic":
+            files = (
+                Artefact(
+                    name="static_automaton",
+                    builder="specbench.index.automaton_builder:build_default",
+                    command="python scripts/build_static_sam.py --model MODEL --outputs RUN_FOLDER",
+                    path=self.static_automaton,
+                ),
+            )
+        widest = max((part.needs.max_nodes for part in self.parts), default=0)
+        return Needs(artefacts=files, max_nodes=max(self._budget, widest))
+
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        if self.pad_token is not None:
+            inside = 0 <= self.pad_token < context.vocab_size
+            self._require(inside, "pad_token", f"in the vocabulary, below {context.vocab_size}")
+        if self.automata != "static":
+            self._dynamic = SuffixAutomaton(self.max_tokens)
+        if self.automata != "dynamic":
+            path = context.artefacts["static_automaton"]
+            self._static = StaticAutomaton.open(path, context.tokenizer_hash or None)
+        self._compile()
+
+    def begin(self, state: DecodeState) -> None:
+        super().begin(state)
+        self._asked = None
+        if self._dynamic is not None:
+            self._dynamic.clear()
+        self._cursor[:] = 0
+        self._read(state, 0)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        if self.auxiliary is not None:
+            return self._with_auxiliary(state)
+        length, after = self._dynamic_match(state, 0)
+        matched = self._static_match()
+        if self._dynamic is not None and length >= matched - self._bias:
+            wanted = min(self._budget, int(self.alpha * length))
+            return _named(DraftTree.chain(_copy(state, after, wanted)), _DYNAMIC)
+        wanted = min(self._budget, int(self.alpha * matched))
+        if self._static is None or wanted == 0:
+            return DraftTree.empty()
+        nodes = grow_best_first(self._static.arrays, self._cursor[0], wanted, self.top_k)
+        return _named(DraftTree(nodes[0], nodes[1]), _STATIC)
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        if self._asked is not None:
+            # The auxiliary gets its own tree's sources back, not ours.
+            sources = self._asked.sources
+            kept = None if sources is None else sources[: len(outcome.tree)]
+            super().observe(state, replace(outcome, tree=replace(outcome.tree, sources=kept)))
+            self._asked = None
+        else:
+            super().observe(state, outcome)
+        self._read(state, state.length - len(outcome.committed))
+
+    def _with_auxiliary(self, state: DecodeState) -> DraftTree:
+        length, after = self._dynamic_match(state, self._budget)
+        matched = self._static_match() - self._bias
+        if max(length, matched) < self.len_threshold:
+            self._asked = self.auxiliary.propose(state)
+            return _named(self._asked, _AUXILIARY)
+        if self._static is not None and (self._dynamic is None or length < matched):
+            arrays = self._static.arrays
+            draft, source = most_frequent_chain(arrays, self._cursor[0], self._budget), _STATIC
+        else:
+            draft, source = _copy(state, after, self._budget), _DYNAMIC
+        if self.pad_token is not None and len(draft) < self._budget:
+            short = self._budget - len(draft)
+            draft = np.concatenate([draft, np.full(short, self.pad_token, dtype=np.int64)])
+        return _named(DraftTree.chain(draft), source)
+
+    def _read(self, state: DecodeState, begin: int) -> None:
+        """Add the tokens from position ``begin`` on to the text."""
+        if self._dynamic is not None:
+            self._dynamic.extend(state.buffer, begin, state.length)
+        if self._static is not None:
+            follow(self._static.arrays, self._cursor, state.buffer, begin, state.length)
+
+    def _dynamic_match(self, state: DecodeState, room: int) -> tuple[int, int]:
+        if self._dynamic is None:
+            return 0, state.length
+        return repeated_suffix(self._dynamic.arrays, state.length, room)
+
+    def _static_match(self) -> int:
+        return int(self._cursor[1])
+
+    def _compile(self) -> None:
+        """Compile, or load what was compiled before, outside any clock."""
+        text = np.zeros(8, dtype=np.int64)
+        if self._dynamic is not None:
+            self._dynamic.extend(text, 0, 8)
+            repeated_suffix(self._dynamic.arrays, 8, 0)
+            self._dynamic.clear()
+        if self._static is not None:
+            follow(self._static.arrays, self._cursor, text, 0, 8)
+            grow_best_first(self._static.arrays, self._cursor[0], 1, 1)
+            most_frequent_chain(self._static.arrays, self._cursor[0], 1)
+            self._cursor[:] = 0
+
+
+def _copy(state: DecodeState, begin: int, count: int) -> IntArray:
+    """``[≤ count]`` tokens of the text from position ``begin`` on."""
+    end = min(begin + count, state.length)
+    return state.buffer[begin:end].copy() if begin < end else NO_TOKENS
+
+
+def _named(tree: DraftTree, source: int) -> DraftTree:
+    return replace(tree, sources=np.full(len(tree), source, dtype=np.int64))

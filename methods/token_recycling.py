@@ -1,0 +1,165 @@
+"""Token Recycling: draft trees from the candidates that earlier target passes threw away.
+
+Paper: "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
+    Recycling", ACL 2025, arXiv 2408.08696.
+Reference code studied: Luowaterbi/TokenRecycling (``evaluation/inference_recycling.py`` and its
+    tree template), by its description.
+Method: a matrix holds the top k candidates seen after every token of the vocabulary. A static tree
+    is filled from it level by level, and the logits of every verified row, accepted or not,
+    overwrite the rows of their tokens.
+Trees: the template of the reference code, 80 nodes in 6 levels (the paper counts the root among its
+    80). Trees of other sizes, as in the paper's Figure 3, are grown by our own rule, since neither
+    paper nor code has one (``specbench.index.static_tree.grow_tree``): at 80 nodes and 6 levels it
+    shares 70 of the template's 80 nodes. SAM-Decoding's copy has levels of 7, 20, 21, 8 and 4
+    nodes; ``levels`` makes a tree of those sizes, whose single nodes may differ from SAM's.
+Where ours differs, and why:
+    - The paper writes rows of repeated tokens in parallel, in no defined order. ``update: last`` is
+      one of its outcomes, always the same one; the paper finds it the best by a hair.
+      ``parallel`` mixes the occurrences entry by entry as the paper describes, in a fixed order.
+    - The first draft comes after the prompt's pass and hangs below the first new token; the
+      reference's hangs below the prompt's last token.
+    - int32 instead of int64 halves the matrix: 1 MB at 32000 tokens.
+As in the reference, unknown rows draft token 0, the last step of a turn teaches nothing, and the
+    prompt's logits are not used unless ``learn_prompt`` says so.
+State kept: the matrix, ``vocab × k`` numbers. Kept over all cases (``state_scope: run``) it is the
+    paper's hot start, warm-up prompts included; ``prompt`` and ``turn`` start cold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specbench.drafter import Drafter
+from specbench.errors import ConfigurationError, unknown_name
+from specbench.index.adjacency import UPDATE_RULES, AdjacencyMatrix
+from specbench.index.static_tree import (
+    TOKEN_RECYCLING_TREE,
+    StaticTree,
+    grow_tree,
+    load_tree,
+    tree_of_levels,
+)
+from specbench.structs import DraftTree, Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from specbench.structs import DecodeState, DraftContext, IntArray, StepOutcome
+
+_BREADTH, _DEPTH = 80, 6  # the paper's tree
+
+
+@dataclass(kw_only=True, eq=False)
+class TokenRecycling(Drafter):
+    """Drafts a static tree, filled from the matrix of candidates.
+
+    Attributes:
+        state_scope: ``run`` is the paper's hot start.
+        k: candidates kept per token.
+        update: whose logits count for a token that occurs several times in one pass: ``last``,
+            ``first`` or ``parallel`` (a fixed mixture).
+        learn_prompt: fill the matrix from the logits of the prompt too.
+        breadth: nodes of a grown tree (the paper's Figure 3 calls the number of nodes breadth);
+            80 where only ``depth`` is given, null for the template.
+        depth: levels of a grown tree; 6 where only ``breadth`` is given, null for the template.
+        levels: nodes of each level of a tree, instead of ``breadth`` and ``depth``.
+
+    Raises:
+        ConfigurationError: a value is out of range, or no tree has the shape asked for.
+    """
+
+    name: str = "token_recycling"
+    state_scope: str = "run"
+    k: int = 8
+    update: str = "last"
+    learn_prompt: bool = False
+    breadth: int | None = None
+    depth: int | None = None
+    levels: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.k >= 1, "k", "at least 1")
+        if self.update not in UPDATE_RULES:
+            raise unknown_name("method.update", self.update, UPDATE_RULES)
+        self._tree = self._shape()
+        if self._tree.n_ranks > self.k:
+            raise ConfigurationError(
+                f"method.k={self.k} is too small for the paper's tree, which takes "
+                f"{self._tree.n_ranks} candidates per node: raise it, or let a tree grow with "
+                f"method.breadth={_BREADTH}."
+            )
+        self._matrix: AdjacencyMatrix | None = None
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            tokens_only=False,
+            logits=True,
+            prompt_logits=self.learn_prompt,
+            max_nodes=len(self._tree),
+        )
+
+    def setup(self, context: DraftContext) -> None:
+        inside = self.k <= context.vocab_size
+        self._require(inside, "k", f"at most the vocabulary's size, {context.vocab_size}")
+        device = "cpu" if context.target is None else context.target.device
+        self._matrix = AdjacencyMatrix(context.vocab_size, self.k, device)
+        self._matrix.prepare(self._tree)
+
+    def reset(self) -> None:
+        self._candidates.clear()
+
+    def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
+        matrix = self._candidates
+        tokens = torch.from_numpy(np.ascontiguousarray(prompt)).to(matrix.rows.device)
+        matrix.update(tokens, logits, self.update)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        tokens = self._candidates.fill(state.root)
+        on_host = tokens.device.type == "cpu"
+        return DraftTree(tokens.numpy() if on_host else tokens, self._tree.parents)
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        if outcome.finished or outcome.logits is None:
+            return
+        # Not necessarily the tree proposed: the engine may have cut it, or `union` merged it.
+        matrix, drafted = self._candidates, outcome.tree.tokens
+        if isinstance(drafted, np.ndarray):
+            drafted = torch.from_numpy(drafted).to(matrix.rows.device)
+        root = int(state.buffer[state.length - len(outcome.committed) - 1])
+        tokens = torch.cat([drafted.new_full((1,), root), drafted])
+        matrix.update(tokens, outcome.logits, self.update)
+
+    @property
+    def _candidates(self) -> AdjacencyMatrix:
+        if self._matrix is None:
+            raise RuntimeError("setup must come first")
+        return self._matrix
+
+    def _shape(self) -> StaticTree:
+        if self.levels is not None:
+            if self.breadth is not None or self.depth is not None:
+                raise ConfigurationError(
+                    f"method.levels={self.levels} gives the whole shape of the tree: leave out "
+                    "method.breadth and method.depth."
+                )
+            return self._made("levels", lambda: tree_of_levels(self.k, self.levels or []))
+        if self.breadth is None and self.depth is None:
+            return load_tree(TOKEN_RECYCLING_TREE)
+        breadth = _BREADTH if self.breadth is None else self.breadth
+        depth = _DEPTH if self.depth is None else self.depth
+        self._require(depth >= 1, "depth", "at least 1")
+        key = "breadth" if self.breadth is not None else "depth"
+        return self._made(key, lambda: grow_tree(self.k, breadth, depth))
+
+    def _made(self, key: str, make: Callable[[], StaticTree]) -> StaticTree:
+        try:
+            return make()
+        except ValueError as error:
+            value = getattr(self, key)
+            raise ConfigurationError(f"method.{key}={value} makes no tree: {error}.") from error

@@ -1,0 +1,120 @@
+"""Build SAM-Decoding's static automaton for a model's tokenizer.
+
+    python scripts/build_static_sam.py --model vicuna7b --outputs results/adhoc/ar-1a2b3c4d ...
+    python scripts/build_static_sam.py --model vicuna7b --texts corpus/*.txt
+    python scripts/build_static_sam.py --model smollm2_135m --documentation
+
+--outputs takes run folders (or their cases.jsonl): every recorded prompt with the target's own
+answer is a document, which is what the paper does. Measure on other prompts than these. --texts
+takes UTF-8 files, whose documents are separated by blank lines; --documentation is what the
+embedded default is made from. Without --out the automaton goes where runs look for it. Building
+takes about 130 bytes of memory a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specbench import artefacts, models
+from specbench.config import compose
+from specbench.errors import SpecBenchError
+from specbench.index.automaton_builder import build_default, build_from_ids, build_from_texts
+from specbench.index.recorded_text import recorded_turns
+from specbench.index.text_files import file_texts
+from specbench.structs import Artefact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="a name in conf/model/")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--outputs", nargs="+", type=Path, help="run folders or cases.jsonl files")
+    source.add_argument("--texts", nargs="+", type=Path, help="UTF-8 texts")
+    source.add_argument("--documentation", action="store_true", help="installed documentation")
+    parser.add_argument("--max-tokens", type=int, help="stop after about so many")
+    parser.add_argument("--out", type=Path, help="default: where runs look for it")
+    return parser.parse_args(argv)
+
+
+def recorded_documents(paths: list[Path], tokenizer_hash: str) -> Iterator[np.ndarray]:
+    """Prompt and answer of every turn; runs that share a turn give it once."""
+    seen: set[bytes] = set()
+    for path in paths:
+        for prompt, answer in recorded_turns(path, tokenizer_hash):
+            document = np.concatenate([prompt, answer])
+            if document.tobytes() not in seen:
+                seen.add(document.tobytes())
+                yield document
+
+
+def build(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
+    cfg = compose([f"model={options.model}"])
+    tokenizer = models.load_tokenizer(cfg)
+    out = options.out or artefacts.default_path(
+        Artefact("static_automaton", "specbench.index.automaton_builder:build_default", ""),
+        tokenizer=tokenizer,
+        cache_dir=cfg.cache_dir,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
+    try:
+        with artefacts.shown_progress() as progress:
+            if options.documentation:
+                build_default(tokenizer, partial, progress)
+            else:
+                write(options, tokenizer, partial, progress)
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return out, artefacts.describe(out)
+
+
+def write(options: argparse.Namespace, tokenizer: Any, path: Path, progress: Any) -> None:
+    tokenizer_hash = models.tokenizer_hash(tokenizer)
+    limits = {"max_tokens": options.max_tokens, "progress": progress}
+    if options.outputs:
+        documents = recorded_documents(options.outputs, tokenizer_hash)
+        corpus = {"name": "outputs", "runs": [str(run) for run in options.outputs]}
+        automaton, header = build_from_ids(documents, tokenizer, corpus=corpus, **limits)
+    else:
+        corpus = {"name": "texts", "files": [file.name for file in options.texts]}
+        texts = file_texts(options.texts)
+        automaton, header = build_from_texts(texts, tokenizer, corpus=corpus, **limits)
+    automaton.write(path, tokenizer_hash=tokenizer_hash, header=header)
+
+
+def main(argv: list[str] | None = None) -> int:
+    start = time.perf_counter()
+    try:
+        path, facts = build(parse(argv))
+    except SpecBenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    header = facts["header"]
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    print(
+        f"{path}: {header['n_states']:,} states, {header['n_edges']:,} transitions from "
+        f"{header['n_tokens']:,} tokens in {header['n_documents']:,} documents of "
+        f"{header['corpus']['name']} ({facts['bytes'] / 2**20:.0f} MiB, "
+        f"{time.perf_counter() - start:.1f} s, peak memory {peak:.2f} GiB)"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
