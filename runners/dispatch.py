@@ -190,7 +190,7 @@ def _entry(cfg: DictConfig) -> Entry:
     label = str(method.pop("label", None) or method["name"])
     return Entry(
         label=label,
-        method={str(key): value for key, value in method.items()},
+        method=config.with_parts({str(key): value for key, value in method.items()}),
         pair=None if pair is None else {str(key): value for key, value in pair.items()},
     )
 

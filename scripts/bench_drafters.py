@@ -28,7 +28,7 @@ from rich.table import Table
 
 from methods.cacheback import Cacheback
 from specbench import artefacts, models
-from specbench.config import compose, option_names
+from specbench.config import compose, option_names, with_parts
 from specbench.drafter import Drafter
 from specbench.errors import SpecBenchError
 from specbench.index.frozen_table import FrozenTable
@@ -64,7 +64,7 @@ def make(name: str, knobs: dict[str, Any]) -> Drafter:
     config = OmegaConf.to_container(compose([f"method={name}", "pair=none"]).method, resolve=True)
     assert isinstance(config, dict)
     config.pop("label", None)
-    drafter: Drafter = hydra.utils.instantiate({**config, **knobs}, _convert_="all")
+    drafter: Drafter = hydra.utils.instantiate(with_parts({**config, **knobs}), _convert_="all")
     return drafter
 
 

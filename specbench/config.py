@@ -186,6 +186,48 @@ def _model_choice(cfg: DictConfig) -> str:
     raise unknown_name("model", str(cfg.model.name), option_names("model"))
 
 
+PART_KNOBS = ("auxiliary", "drafters")  # knobs that name other methods
+
+
+def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A method's node with the names of other methods in its knobs replaced by their nodes.
+
+    Instantiating the result builds the parts too; methods themselves never import each other.
+    A part has its yaml's own values: a budget that a ``pair`` file sets for a method running alone
+    says nothing about its share of a common tree.
+
+    Args:
+        method: a method's node, as plain containers.
+        inside: names of the methods around this one.
+
+    Raises:
+        ConfigurationError: an unknown method, or one that contains itself.
+    """
+    inside = (*inside, str(method["name"]))
+
+    def part(value: Any) -> Any:
+        if isinstance(value, list):
+            return [part(entry) for entry in value]
+        if not isinstance(value, str):
+            return value
+        if value in inside:
+            raise ConfigurationError(f"method={inside[0]}: {value!r} would contain itself.")
+        if not (CONF_DIR / "method" / f"{value}.yaml").is_file():
+            raise unknown_name(f"method in method={inside[-1]}", value, option_names("method"))
+        node = OmegaConf.to_container(_part_defaults(value, CONF_DIR).method, resolve=True)
+        assert isinstance(node, dict)
+        node.pop("label", None)
+        check_method(node)
+        return with_parts({str(k): v for k, v in node.items()}, inside)
+
+    return {k: part(v) if k in PART_KNOBS else v for k, v in method.items()}
+
+
+@functools.lru_cache(maxsize=64)
+def _part_defaults(method: str, conf_dir: Path) -> DictConfig:
+    return compose([f"method={method}", "pair=none"])
+
+
 def check_method(method: Mapping[str, Any] | DictConfig) -> None:
     """Check a method's knobs against its class, before anything heavy happens.
 

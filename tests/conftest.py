@@ -32,12 +32,16 @@ _SPECIFIC = {
 
 
 def tiny_model(
-    architecture: str, *, seed: int = 0, dtype: torch.dtype = torch.float64
+    architecture: str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    vocab_size: int = VOCAB,
 ) -> PreTrainedModel:
     """A random two-layer model of ``architecture`` with grouped-query attention."""
     torch.manual_seed(seed)
     numbers = dict(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,

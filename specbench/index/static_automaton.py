@@ -152,7 +152,7 @@ def grow_best_first(automaton: Any, state: Any, budget: Any, per_depth: Any) -> 
     n = 0
     found = 0
     # Minus probability, order of discovery, transition, parent node, depth.
-    heap = [(-1.0, 0, np.int64(NONE), np.int64(NONE), 0)]
+    heap: Any = [(-1.0, 0, np.int64(NONE), np.int64(NONE), 0)]
     while n < budget and len(heap) > 0:
         minus, _, edge, parent, depth = heapq.heappop(heap)
         here = state

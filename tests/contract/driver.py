@@ -17,9 +17,10 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from specbench import artefacts
-from specbench.config import check_method, compose, option_names
-from specbench.index import installed_text
+from specbench.config import check_method, compose, option_names, with_parts
+from specbench.index import bigram_table, installed_text
 from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, StepOutcome
+from tests.conftest import tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +56,10 @@ def _composed(name: str, overrides: tuple[str, ...]) -> dict:
 
 def instantiate(name: str, **knobs: object) -> Drafter:
     """The drafter with its yaml's knobs, and these instead of some."""
-    return hydra.utils.instantiate({**compose_method(name), **knobs}, _convert_="all")
+    node = with_parts({**compose_method(name), **knobs})
+    if "rebuild" in node:
+        node["rebuild"] = "sync"  # when a background thread gets its turn is not the method's
+    return hydra.utils.instantiate(node, _convert_="all")
 
 
 def needs_a_target(needs: Needs) -> bool:
@@ -82,6 +86,9 @@ def toy_context(
     paragraphs = [" ".join(f"w{i}" for i in row) for row in words]
     monkeypatch.setattr(installed_text, "installed_prose", lambda: iter([("toy", paragraphs)]))
     monkeypatch.setattr("specbench.models.tokenizer_hash", lambda tokenizer: "toy")
+    monkeypatch.setattr(
+        bigram_table, "load_beside", lambda _: tiny_model("llama", vocab_size=VOCABULARY)
+    )
     files = artefacts.resolve(
         drafter.needs.artefacts,
         tokenizer=WordTokenizer(),

@@ -40,9 +40,7 @@ class PlainCorpus:
                     self.followers.setdefault(tuple(document[i:j]), set()).add(document[j])
 
     def longest_suffix(self, text):
-        return next(
-            tuple(text[i:]) for i in range(len(text) + 1) if tuple(text[i:]) in self.counts
-        )
+        return next(tuple(text[i:]) for i in range(len(text) + 1) if tuple(text[i:]) in self.counts)
 
     def continuations(self, context, top):
         """Tokens after ``context``, the most frequent first, equal ones by token."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -74,7 +76,7 @@ def test_how_a_text_is_cut_into_calls_changes_nothing(text, cuts):
     whole, pieces = SuffixAutomaton(), SuffixAutomaton()
     whole.extend(array(text), 0, len(text))
     borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    for begin, end in zip(borders, borders[1:], strict=False):
+    for begin, end in pairwise(borders):
         pieces.extend(array(text), begin, end)
     n = whole.n_states
     assert pieces.n_states == n
