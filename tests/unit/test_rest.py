@@ -76,8 +76,8 @@ def test_the_cut_drops_prefixes_with_most_distinct_tokens_first(tmp_path):
     everything = [(5, -1), (8, -1), (6, 0), (8, 1), (7, 2), (8, 3)]
     assert pairs(ready(path, choices=9), [1, 2]) == everything
     # Down to 8 or 6 by dropping 5 6 7; to 5 by dropping 5 6 as well, leaving 4.
-    assert pairs(ready(path, choices=8), [1, 2]) == everything[:4] + [(8, 3)]
-    assert pairs(ready(path, choices=6), [1, 2]) == everything[:4] + [(8, 3)]
+    assert pairs(ready(path, choices=8), [1, 2]) == [*everything[:4], (8, 3)]
+    assert pairs(ready(path, choices=6), [1, 2]) == [*everything[:4], (8, 3)]
     assert pairs(ready(path, choices=5, cut=False), [1, 2]) == [
         (5, -1), (8, -1), (6, 0), (8, 1), (7, 2),
     ]  # fmt: skip
