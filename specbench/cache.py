@@ -41,7 +41,7 @@ class KVCache:
         self.max_len = max_len
         self.batch = batch
         self.length = 0
-        self._start = 0
+        self._shared = 0  # batch layout: rows up to here are the same in all batch rows
         self._storage: dict[torch.device, torch.Tensor] = {}
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         for device in dict.fromkeys(layer_devices):
@@ -70,7 +70,7 @@ class KVCache:
 
     def reset(self) -> None:
         """Forget everything; memory stays as it is, since nothing behind ``length`` is read."""
-        self.length = 0
+        self.length = self._shared = 0
 
     # -- what transformers' decoder layers call during a pass --------------------------------
 
@@ -120,15 +120,20 @@ class KVCache:
         for storage in self._storage.values():
             new = storage[:, :, :, self.length : end]
             new.copy_(new[:, row : row + 1].clone().expand_as(new))
-        self.length = end
+        self.length = self._shared = end
 
     def broadcast(self) -> None:
-        """Batch layout: copy batch row 0 (a prompt's keys and values) to all the others."""
-        if self.batch > 1:
+        """Batch layout: bring all batch rows up to row 0.
+
+        A prompt and a tree pass write row 0 alone, so a batch pass calls this first.
+        """
+        if self.batch > 1 and self._shared < self.length:
             for storage in self._storage.values():
-                text = storage[:, :, :, : self.length]
+                text = storage[:, :, :, self._shared : self.length]
                 text[:, 1:].copy_(text[:, :1].expand_as(text[:, 1:]))
+        self._shared = self.length
 
     def truncate(self, length: int) -> None:
         """Roll back to ``length`` committed rows."""
         self.length = length
+        self._shared = min(self._shared, length)

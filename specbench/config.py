@@ -217,8 +217,9 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
         node = OmegaConf.to_container(_part_defaults(value, CONF_DIR).method, resolve=True)
         assert isinstance(node, dict)
         node.pop("label", None)
-        check_method(node)
-        return with_parts({str(k): v for k, v in node.items()}, inside)
+        part_node: dict[str, Any] = {str(k): v for k, v in node.items()}
+        check_method(part_node)
+        return with_parts(part_node, inside)
 
     return {k: part(v) if k in PART_KNOBS else v for k, v in method.items()}
 

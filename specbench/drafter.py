@@ -5,7 +5,7 @@ The rhythm of one turn, as the engine calls it::
     [reset]  prefill  [observe_prompt]  begin  (propose  [overlap]  observe)*  end
 
 ``reset`` is called by the runner where the state scope says so; everything else by the engine.
-All of it but ``setup`` and ``reset`` between cases is timed.
+All of it but ``setup`` counts in ``decode_s``.
 """
 
 from __future__ import annotations

@@ -264,13 +264,14 @@ class Engine:
             tree = _prefix(tree, room)
         clock.phase("draft")
 
-        if needs.overlap:
-            scores = self._overlapped(state, drafter, tree, needs)
-        else:
-            scores = self.target.forward(state.root, tree, hidden_layers=needs.hidden_layers)
-        clock.phase("verify")
-
-        verdict, next_tokens = self.verifier.verify(tree, scores)
+        try:
+            scores = self._pass(state, drafter, tree, needs)
+            clock.phase("verify")
+            verdict, next_tokens = self.verifier.verify(tree, scores)
+        except CaseFailed as error:
+            if error.kind == "invalid_draft":
+                raise CaseFailed(error.kind, f"method={drafter.name}: {error}") from error
+            raise
         path = verdict.path
         committed = self._committed(state, verdict.tokens)
         clock.phase("accept")
@@ -297,10 +298,12 @@ class Engine:
         clock.phase("observe")
         return finished
 
-    def _overlapped(
+    def _pass(
         self, state: DecodeState, drafter: Drafter, tree: DraftTree, needs: Needs
     ) -> StepScores:
-        """A pass with the drafter's parallel part between launch and wait."""
+        """The target pass, with the drafter's parallel part, if any, between launch and wait."""
+        if not needs.overlap:
+            return self.target.forward(state.root, tree, hidden_layers=needs.hidden_layers)
         if self.overlap == "thread":
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="target-pass")
             waiting = self._pool.submit(

@@ -217,13 +217,27 @@ def _cpu_model() -> str:
     return platform.processor()
 
 
+def _read_plan(path: Path, shapes: set[str]) -> dict[str, dict[int, str]] | None:
+    """A cached plan; None where it is missing, damaged, or names what this build lacks."""
+    try:
+        stored = json.loads(path.read_text())
+        plan = {shape: {int(r): str(k) for r, k in by.items()} for shape, by in stored.items()}
+    except (OSError, ValueError, AttributeError):
+        return None
+    usable = set(available_kernels())
+    complete = all(
+        set(by) == set(ROW_BUCKETS) and set(by.values()) <= usable for by in plan.values()
+    )
+    return plan if complete and set(plan) >= shapes else None
+
+
 def load_plan(weights: list[torch.Tensor], cache_dir: Path | None) -> dict[str, dict[int, str]]:
     """The cached plan for these shapes on this machine; measured and cached where there is none."""
     shapes = [f"{w.shape[0]}x{w.shape[1]}" for w in weights]
     path = _plan_path(cache_dir, shapes) if cache_dir else None
-    if path and path.exists():
-        stored = json.loads(path.read_text())
-        return {shape: {int(r): k for r, k in by.items()} for shape, by in stored.items()}
+    stored = _read_plan(path, set(shapes)) if path else None
+    if stored is not None:
+        return stored
     plan = measure_plan(weights)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +250,7 @@ def load_plan(weights: list[torch.Tensor], cache_dir: Path | None) -> dict[str, 
 def pack_linears(
     model: nn.Module, *, memory_bytes: int, cache_dir: Path | None = None
 ) -> dict[str, Any]:
-    """Swap ``model``'s float32 CPU linears for packed ones, largest saving first.
+    """Swap ``model``'s float32 CPU linears for packed ones, the largest weights first.
 
     Args:
         model: any module; only ``nn.Linear`` layers in float32 on the CPU are touched.
@@ -258,7 +272,7 @@ def pack_linears(
     with torch.inference_mode():
         plan = load_plan([m.weight.detach() for _, m in layers], cache_dir)
         used = packed = 0
-        for name, module in layers:
+        for name, module in sorted(layers, key=lambda layer: -layer[1].weight.numel()):
             kernels = plan[f"{module.out_features}x{module.in_features}"]
             size = 4 * module.weight.numel() if set(kernels.values()) & set(PACK_ROWS) else 0
             if set(kernels.values()) == {"plain"} or used + size > memory_bytes:

@@ -26,8 +26,9 @@ class RecordedScores:
 
     hidden = None
 
-    def __init__(self, choices: IntArray) -> None:
+    def __init__(self, choices: IntArray, vocab_size: int) -> None:
         self._choices = choices
+        self.vocab_size = vocab_size
 
     def greedy(self) -> IntArray:
         """``[n + 1]`` the recorded token at each row's depth; right wherever its path is."""
@@ -68,7 +69,7 @@ class RecordedTarget:
 
     def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> RecordedScores:
         """The first recorded token."""
-        return RecordedScores(self._output[:1])
+        return RecordedScores(self._output[:1], self._vocab_size)
 
     def forward(
         self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
@@ -90,7 +91,8 @@ class RecordedTarget:
         )
         if status != VALID:
             raise CaseFailed("invalid_draft", "the draft tree is malformed")
-        return RecordedScores(self._output[self._done + 1 + self._depths[: n + 1]])
+        choices = self._output[self._done + 1 + self._depths[: n + 1]]
+        return RecordedScores(choices, self._vocab_size)
 
     def keep(self, tree: DraftTree, path: IntArray) -> None:
         """Go on behind the accepted path."""

@@ -49,6 +49,11 @@ class Scores:
         self.raw, self.select, self.hidden = raw, select, hidden
 
     @property
+    def vocab_size(self) -> int:
+        """Logits of a row."""
+        return self.raw.shape[-1]
+
+    @property
     def logits(self) -> torch.Tensor:
         """``[n + 1, vocab]`` on the device."""
         return self.raw if self.select is None else self.raw.index_select(0, self.select)
@@ -183,7 +188,6 @@ class Target:
             keep=0 if all_logits else 1,
         )
         self.cache.keep(None, n)
-        self.cache.broadcast()
         return Scores(out.logits[0])
 
     @torch.inference_mode()
@@ -218,6 +222,8 @@ class Target:
         else:
             own = torch.tensor([root], device=self.device)
             ids = torch.cat([own, torch.as_tensor(tree.tokens)])
+            # An id outside would end the whole process there; the verifier refuses the case.
+            ids = ids.clamp(0, self.vocab_size - 1)
         positions = depths + self.cache.length
         plan = self._plan(rows, visible, positions)
         out = self._call(ids[None], positions[None], plan, hidden=bool(hidden_layers))
@@ -227,6 +233,7 @@ class Target:
     def _forward_rows(self, root: int, tree: DraftTree) -> Scores:
         """The batch layout: k rows of root + w draft tokens under plain causal attention."""
         k, w = tree.rows or (0, 0)
+        self.cache.broadcast()
         self._check(tree, True)
         rows = np.empty((k, w + 1), dtype=np.int64)
         rows[:, 0] = root
@@ -262,19 +269,25 @@ class Target:
                 "state the method's largest tree in needs.max_nodes",
             )
         status = fill_tree(
-            tree.tokens if on_host else self._ids[:0],
+            self._host_tokens(tree),
             tree.parents,
             NO_AUX if tree.aux is None else tree.aux,
             self.vocab_size,
             self._depths,
             self._visible,
         )
-        if status != VALID or (on_host and len(tree.tokens) != n):
+        if status != VALID or len(tree.tokens) != n:
             what = {
                 BAD_TOKEN: f"a draft token is outside the vocabulary [0, {self.vocab_size})",
                 BAD_AUX: "a candidate node hangs below an auxiliary one",
             }.get(status, "a node's parent does not come before it, or tokens and parents differ")
             raise CaseFailed("invalid_draft", what)
+
+    def _host_tokens(self, tree: DraftTree) -> IntArray:
+        """Ids to check before the pass; none for ids on a GPU: the verifier checks those."""
+        if isinstance(tree.tokens, np.ndarray):
+            return tree.tokens
+        return tree.tokens.numpy() if tree.tokens.device.type == "cpu" else self._ids[:0]
 
     def _additive(self, seen: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)

@@ -17,6 +17,10 @@ NO_AUX = np.empty(0, dtype=np.bool_)
 class PassScores(Protocol):
     """What a verifier asks of a target pass (``specbench.target.Scores`` or a replayed one)."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in ``[0, vocab_size)``."""
+
     def greedy(self) -> torch.Tensor | IntArray:
         """``[n + 1]`` greedy choice of root and nodes; -1 where logits are not finite."""
 
@@ -73,6 +77,8 @@ class GreedyVerifier:
         if isinstance(tokens, torch.Tensor):
             both = self._host(scores, tokens)
             choices, tokens = both[: n + 1], both[n + 1 :]
+            if n and not 0 <= int(tokens.min()) <= int(tokens.max()) < scores.vocab_size:
+                raise CaseFailed("invalid_draft", "a draft token is outside the vocabulary")
         else:
             choices = self._host(scores)
         _finite(choices)

@@ -214,9 +214,7 @@ def _start(path: Path | None, vocab: int, top: int) -> tuple[Array, int]:
     return rows, int(missing[0]) if len(missing) else vocab
 
 
-def _next_ids(
-    model: PreTrainedModel, begin: int, end: int, top: int, bos_id: int | None
-) -> Array:
+def _next_ids(model: PreTrainedModel, begin: int, end: int, top: int, bos_id: int | None) -> Array:
     import torch
 
     with torch.inference_mode():

@@ -65,9 +65,7 @@ class Datastore(NamedTuple):
         Raises:
             ArtefactError: wrong kind, version or tokenizer (both are named), or a damaged file.
         """
-        _, arrays = open_array_file(
-            path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash
-        )
+        _, arrays = open_array_file(path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash)
         return Datastore(arrays["tokens"], arrays["suffixes"], arrays["offsets"])
 
 

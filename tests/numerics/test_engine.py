@@ -196,7 +196,40 @@ def test_a_token_outside_the_vocabulary_fails_the_case(make_target):
         engine(make_target("llama")).decode(
             np.arange(4), Fixed(tree=DraftTree.chain(np.array([VOCAB]))), max_new_tokens=5
         )
-    assert caught.value.kind == "invalid_draft"
+    assert caught.value.kind == "invalid_draft" and "method=fixed" in str(caught.value)
+
+
+def test_device_tokens_are_checked_too(make_target):
+    tree = DraftTree(torch.tensor([VOCAB]), np.array([-1]))
+    with pytest.raises(CaseFailed, match=r"method=fixed.*vocabulary"):
+        engine(make_target("llama")).decode(np.arange(4), Fixed(tree=tree), max_new_tokens=5)
+
+
+def test_batch_steps_and_empty_drafts_may_alternate(make_target):
+    """A pass without rows writes one batch row; the others must not read what was there before."""
+    k, w = 3, 2
+    batched, plain = make_target("llama", batch=k), make_target("llama")
+
+    @dataclass(kw_only=True, eq=False)
+    class Alternating(Drafter):
+        name: str = "alternating"
+        truth: list[int]
+
+        def propose(self, state):
+            if state.step % 2:
+                return DraftTree.empty()
+            at = state.length - state.n_prompt
+            right = (self.truth[at : at + w] + [0] * w)[:w]
+            tokens = np.array([[1] * w, [2] * w, right]).reshape(-1)
+            parents = np.array([-1 if i % w == 0 else i - 1 for i in range(k * w)])
+            return DraftTree(tokens, parents, rows=(k, w))
+
+    for seed in range(8):
+        prompt = np.random.default_rng(seed).integers(0, VOCAB, 7)
+        truth = sequential(plain, prompt, 24)
+        result = engine(batched).decode(prompt, Alternating(truth=truth), max_new_tokens=24)
+        assert result.output_ids == truth
+        assert max(result.accepted_per_step) == w + 1
 
 
 def test_nan_logits_fail_the_case():

@@ -105,3 +105,21 @@ def test_without_a_gain_nothing_is_packed():
     same = dict.fromkeys(packed.ROW_BUCKETS, 1.0)
     times = {"plain": same, "transposed": dict.fromkeys(same, 2.0), "mkl": dict.fromkeys(same, 1.5)}
     assert set(packed._choose(times).values()) == {"plain"}
+
+
+@pytest.mark.parametrize("damage", ["x", "[]", '{"8x4": {"1": "plain"}}', '{"8x4": {"1": "no"}}'])
+def test_a_damaged_plan_is_measured_again(tmp_path, damage):
+    weights = [torch.randn(8, 4)]
+    plan = packed.load_plan(weights, tmp_path)
+    (file,) = (tmp_path / "packed").iterdir()
+    file.write_text(damage)
+    assert set(packed.load_plan(weights, tmp_path)) == set(plan)
+
+
+def test_the_largest_weights_are_packed_first(everything_packed):
+    if everything_packed not in packed.PACK_ROWS:
+        pytest.skip("this build of torch has no packed kernel")
+    model = tiny_model("llama", dtype=torch.float32, vocab_size=400)
+    packed.pack_linears(model, memory_bytes=4 * 400 * 32)
+    names = [n for n, m in model.named_modules() if isinstance(m, packed.PackedLinear)]
+    assert names == ["lm_head"]

@@ -1,0 +1,86 @@
+"""Losslessness on the real small model, as users run it: float32, packed linears, real text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from methods.cacheback import Cacheback
+from methods.oracle import Oracle
+from methods.pld import PromptLookup
+from methods.random_drafts import RandomDrafts
+from specbench.audit import audit_output
+from specbench.cases import load_cases
+from specbench.config import compose
+from specbench.drafter import Drafter
+from specbench.engine import Engine
+from specbench.models import load_model, load_tokenizer
+from specbench.prompts import PromptTemplate
+from specbench.structs import DraftContext
+from specbench.target import Target
+from specbench.verify import GreedyVerifier
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NEW_TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    config = compose(["dataset=demo"])
+    tokenizer = load_tokenizer(config)
+    model = load_model(config, tokenizer)
+    template = PromptTemplate(tokenizer)
+    prompts = [template.render([(c.turns[0], None)]) for c in load_cases(config.dataset, None)]
+    target = Target(
+        model.model,
+        max_len=max(map(len, prompts)) + NEW_TOKENS,
+        packed_bytes=4 << 30,
+        cache_dir=Path(config.cache_dir),
+    )
+    return model, target, [np.array(p) for p in prompts[::2]]
+
+
+def test_no_method_changes_an_output_beyond_a_near_tie(loaded):
+    model, target, prompts = loaded
+    engine = Engine(target, GreedyVerifier(), eos_ids=model.eos_ids)
+    context = DraftContext(target.vocab_size, model.eos_ids)
+    drafters = [
+        Cacheback(table="dynamic"),
+        Cacheback(table="dynamic", merge=True, total_draft_len=16, chaining_reserved=2),
+        PromptLookup(),
+        RandomDrafts(),
+        Oracle(),
+    ]
+    for drafter in drafters:
+        drafter.setup(context)
+    for prompt in prompts:
+        plain = engine.decode(prompt, Drafter(name="ar"), max_new_tokens=NEW_TOKENS).output_ids
+        for drafter in drafters:
+            drafter.reset()
+            drafter.set_reference(np.array(plain))
+            result = engine.decode(prompt, drafter, max_new_tokens=NEW_TOKENS)
+            verdict = audit_output(target, prompt, result.output_ids, plain)
+            assert verdict.verdict in ("equal", "near_tie"), (drafter.name, verdict)
+
+
+def test_plain_decoding_is_transformers_own(loaded):
+    model, target, prompts = loaded
+    engine = Engine(target, GreedyVerifier(), eos_ids=model.eos_ids)
+    for prompt in prompts[:3]:
+        ours = engine.decode(prompt, Drafter(name="ar"), max_new_tokens=NEW_TOKENS).output_ids
+        model.model.set_attn_implementation("sdpa")
+        with torch.inference_mode():
+            batch = torch.from_numpy(prompt)[None]
+            theirs = model.model.generate(
+                batch,
+                attention_mask=torch.ones_like(batch),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=sorted(model.eos_ids),
+                pad_token_id=0,
+            )[0, len(prompt) :].tolist()
+        model.model.set_attn_implementation("specbench")
+        assert audit_output(target, prompt, ours, theirs).verdict in ("equal", "near_tie")
