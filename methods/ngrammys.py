@@ -120,9 +120,7 @@ class NGrammys(Drafter):
         files = ()
         if self.strategy != "context":
             params = {"top": max(TOP, self.k), "bos": self.bos}
-            options = " ".join(
-                ["--bos"] * self.bos + [f"--top {self.k}"] * (params["top"] > TOP)
-            )
+            options = " ".join(["--bos"] * self.bos + [f"--top {self.k}"] * (params["top"] > TOP))
             files = (
                 Artefact(
                     name="bigram_table",

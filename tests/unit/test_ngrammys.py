@@ -257,9 +257,7 @@ def test_a_killed_build_goes_on_where_it_was(model, tmp_path):
 
 def context_of(path, model=None, vocab=10, hash_="toy"):
     target = None if model is None else Target(model, max_len=16, max_nodes=4)
-    return DraftContext(
-        vocab, frozenset(), hash_, artefacts={"bigram_table": path}, target=target
-    )
+    return DraftContext(vocab, frozenset(), hash_, artefacts={"bigram_table": path}, target=target)
 
 
 def test_a_table_of_another_tokenizer_version_or_weights_is_refused(model, tmp_path):

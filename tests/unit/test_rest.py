@@ -221,9 +221,7 @@ def test_another_tokenizer_version_or_a_damaged_file_is_refused(tmp_path):
     cut.write_bytes(damaged)
     with pytest.raises(ArtefactError, match="damaged"):
         ready(cut)
-    write_array_file(
-        cut, kind="datastore", version=99, tokenizer_hash="toy", arrays={}, header={}
-    )
+    write_array_file(cut, kind="datastore", version=99, tokenizer_hash="toy", arrays={}, header={})
     with pytest.raises(ArtefactError, match=r"(?s)version 99.*version 1"):
         ready(cut)
 
