@@ -20,8 +20,11 @@ from specbench.statistics import OVERALL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from matplotlib.axes import Axes
+
 _CAPTION_INCHES_PER_LINE = 0.15
 _CHARACTERS_PER_INCH = 16
+_HEADROOM = 1.6  # height of the picture over its tallest bar, at most
 
 
 def speedup_by_task(group: Group) -> Figure | None:
@@ -65,7 +68,7 @@ def _bars(
     group: Group, entries: Sequence[Entry], tasks: Sequence[str], key: str, label: str
 ) -> Figure:
     width = 0.8 / len(entries)
-    inches = max(5.0, 1.2 + 0.22 * len(entries) * len(tasks) + 0.45 * len(tasks))
+    inches = max(5.0, 1.2 + 0.22 * len(entries) * len(tasks) + 0.65 * len(tasks))
     figure = Figure(figsize=(inches, 3.4))
     axes = figure.add_subplot()
     seen: Counter[str] = Counter()
@@ -87,6 +90,14 @@ def _bars(
             places, heights, 0.9 * width, label=_name(group, entry), linewidth=0.5,
             yerr=[below, above], error_kw={"elinewidth": 0.9, "capsize": 2}, **style,
         )  # fmt: skip
+    # An interval of two prompts may reach hundreds of times its value: it runs out of the picture,
+    # marked by an arrow, rather than flattening every bar.
+    tallest = max(r[key] for e in entries for t in tasks if (r := e.rows.get(t)) and r[key])
+    top = _HEADROOM * tallest
+    for bars in axes.containers:
+        _mark_cut_intervals(axes, bars, top)
+    reach = axes.get_ylim()[1]
+    axes.set_ylim(0, min(reach, top))
     axes.set_xticks(range(len(tasks)), [_task_label(group, task) for task in tasks])
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel(label)
@@ -96,6 +107,16 @@ def _bars(
     )
     _write_below(figure, caption(group), inches)
     return figure
+
+
+def _mark_cut_intervals(axes: Axes, bars: Any, top: float) -> None:
+    """An arrow head at ``top`` over each bar whose interval reaches further."""
+    errors = getattr(bars, "errorbar", None)
+    if errors is None:
+        return
+    for segment in errors.lines[2][0].get_segments():
+        if segment[1][1] > top:
+            axes.plot(segment[1][0], top * 0.985, marker="^", color="#333333", markersize=4)
 
 
 def _name(group: Group, entry: Entry) -> str:

@@ -92,3 +92,25 @@ def test_every_method_looks_different_and_always_the_same():
     assert bar_style("unheard_of") == bar_style("unheard_of")
     assert bar_style("pld", 1) != bar_style("pld", 0)
     assert bar_style("pld", 1)["facecolor"] == bar_style("pld", 0)["facecolor"]
+
+
+def test_a_huge_interval_does_not_flatten_the_bars():
+    from types import SimpleNamespace
+
+    from analysis import figures
+
+    row = {"speedup": 2.0, "speedup_ci": (0.0, 2000.0), "method": "pld", "n_cases": 2}
+    entry = SimpleNamespace(rows={"qa": row}, overall=row, label="pld")
+    group = SimpleNamespace(title="t", entries=[entry], tasks=["qa"])
+    original = figures._name, figures._task_label, figures.caption
+    figures._name, figures._task_label, figures.caption = (
+        lambda *_: "pld",
+        lambda *_: "qa",
+        lambda *_: "c",
+    )
+    try:
+        axes = figures._bars(group, [entry], ["qa"], "speedup", "speedup").axes[0]
+    finally:
+        figures._name, figures._task_label, figures.caption = original
+    assert axes.get_ylim()[1] <= 2.0 * figures._HEADROOM
+    assert any(line.get_marker() == "^" for line in axes.lines)
