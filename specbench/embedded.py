@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from specbench.errors import WeightsNotFound
@@ -63,9 +64,12 @@ def file_sha256(path: Path, memo_dir: Path | None = None) -> str:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     if memo is not None:
         memo.parent.mkdir(parents=True, exist_ok=True)
-        temporary = memo.with_suffix(f".{os.getpid()}")
-        temporary.write_text(digest, encoding="ascii")
-        temporary.replace(memo)
+        # A name of its own: two threads of one process may get here at once.
+        with tempfile.NamedTemporaryFile(
+            "w", dir=memo.parent, encoding="ascii", delete=False
+        ) as temporary:
+            temporary.write(digest)
+        os.replace(temporary.name, memo)
     return digest
 
 
