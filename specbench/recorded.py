@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specbench.errors import CaseFailed
-from specbench.tree import VALID, fill_tree
+from specbench.tree import NO_AUX, VALID, fill_tree
 
 if TYPE_CHECKING:
     from specbench.structs import DraftTree, IntArray
 
-_NO_AUX = np.empty(0, dtype=np.bool_)
 _BEYOND = 64  # ids after the output's end, for drafts that reach further
 
 
@@ -80,7 +79,7 @@ class RecordedTarget:
             CaseFailed: the tree is malformed.
         """
         n = len(tree)
-        aux = _NO_AUX if tree.aux is None else tree.aux
+        aux = NO_AUX if tree.aux is None else tree.aux
         status = fill_tree(
             np.asarray(tree.tokens),
             tree.parents,

@@ -15,7 +15,7 @@ from specbench.attention import AttentionPlan, install, window_sizes
 from specbench.cache import KVCache
 from specbench.errors import CaseFailed
 from specbench.packed import pack_linears
-from specbench.tree import BAD_AUX, BAD_TOKEN, VALID, fill_tree, visibility
+from specbench.tree import BAD_AUX, BAD_TOKEN, NO_AUX, VALID, fill_tree, visibility
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from specbench.structs import DraftTree, IntArray
 
-NO_AUX = np.empty(0, dtype=np.bool_)
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
 
 

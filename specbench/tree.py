@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
+NO_AUX: BoolArray = np.empty(0, dtype=np.bool_)  # stands for: no auxiliary node
+
 VALID, BAD_PARENT, BAD_TOKEN, BAD_AUX = 0, 1, 2, 3
 
 

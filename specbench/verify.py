@@ -9,9 +9,7 @@ import torch
 
 from specbench.errors import CaseFailed
 from specbench.structs import DraftTree, IntArray, Verdict
-from specbench.tree import longest_match
-
-NO_AUX = np.empty(0, dtype=np.bool_)
+from specbench.tree import NO_AUX, longest_match
 
 
 class PassScores(Protocol):
