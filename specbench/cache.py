@@ -7,7 +7,13 @@ cache interface that decoder layers call during a forward pass.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class KVCache:
@@ -41,6 +47,7 @@ class KVCache:
         self.max_len = max_len
         self.batch = batch
         self.length = 0
+        self._static: tuple[torch.Tensor, int] | None = None  # slots and keys of a fixed shape
         self._shared = 0  # batch layout: rows up to here are the same in all batch rows
         self._storage: dict[torch.device, torch.Tensor] = {}
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -89,6 +96,11 @@ class KVCache:
         """
         batch, end = keys.shape[0], self.length + keys.shape[2]
         cached_keys, cached_values = self._layers[layer]
+        if self._static is not None:
+            slots, seen = self._static
+            cached_keys[:batch].index_copy_(2, slots, keys)
+            cached_values[:batch].index_copy_(2, slots, values)
+            return cached_keys[:batch, :, :seen], cached_values[:batch, :, :seen]
         cached_keys[:batch, :, self.length : end] = keys
         cached_values[:batch, :, self.length : end] = values
         return cached_keys[:batch, :, :end], cached_values[:batch, :, :end]
@@ -96,6 +108,29 @@ class KVCache:
     def get_seq_length(self, layer: int = 0) -> int:
         """Committed rows; part of transformers' interface."""
         return self.length
+
+    @contextmanager
+    def static(self, slots: torch.Tensor, keys: int) -> Iterator[None]:
+        """Passes within write at ``slots`` and see ``keys`` rows: shapes without the length.
+
+        Args:
+            slots: ``[rows]`` int64 on the device, where the pass's rows go.
+            keys: rows handed to attention, whose mask hides those that hold nothing.
+        """
+        self._static = (slots, keys)
+        try:
+            yield
+        finally:
+            self._static = None
+
+    def move(self, to: torch.Tensor, rows: torch.Tensor) -> None:
+        """Copy ``rows [n]`` to the places ``to [n]``; for a cache on one device."""
+        self.storage.index_copy_(3, to, self.storage.index_select(3, rows))
+
+    def clear(self) -> None:
+        """Zero all rows: a fixed shape also reads rows that hold nothing, and 0 * NaN is NaN."""
+        for storage in self._storage.values():
+            storage.zero_()
 
     # -- what the engine calls between passes ------------------------------------------------
 

@@ -24,6 +24,7 @@ class RecordedScores:
     """The recorded choices of a pass."""
 
     hidden = None
+    verified = None
 
     def __init__(self, choices: IntArray, vocab_size: int) -> None:
         self._choices = choices

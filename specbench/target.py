@@ -53,6 +53,11 @@ class Scores:
         return self.raw.shape[-1]
 
     @property
+    def verified(self) -> tuple[IntArray, IntArray] | None:
+        """Accepted path and greedy choices on the host, where the pass itself verified."""
+        return None
+
+    @property
     def logits(self) -> torch.Tensor:
         """``[n + 1, vocab]`` on the device."""
         return self.raw if self.select is None else self.raw.index_select(0, self.select)

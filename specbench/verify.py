@@ -19,6 +19,10 @@ class PassScores(Protocol):
     def vocab_size(self) -> int:
         """Ids are in ``[0, vocab_size)``."""
 
+    @property
+    def verified(self) -> tuple[IntArray, IntArray] | None:
+        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, where the pass itself verified."""
+
     def greedy(self) -> torch.Tensor | IntArray:
         """``[n + 1]`` greedy choice of root and nodes; -1 where logits are not finite."""
 
@@ -76,6 +80,10 @@ class GreedyVerifier:
         Raises:
             CaseFailed: some row's logits are not finite.
         """
+        if scores.verified is not None:
+            path, choices = scores.verified
+            _finite(choices)
+            return Verdict(path, choices[np.concatenate(([0], path + 1))]), choices
         n = len(tree)
         tokens = tree.tokens
         if isinstance(tokens, torch.Tensor):
