@@ -3,6 +3,7 @@
 #   PYTHON       interpreter that makes .venv (default: python3)
 #   TORCH_INDEX  package index to take torch from (a CUDA or CPU build); default: pip's own
 #   RESULTS      folder that `make tables` and `make figures` read (default: results)
+#   GPU          folder below docs/measurements that `make gpu-check` writes (default: gpu)
 #   ARGS         more arguments for bench, bench-engine, bench-drafters, test and test-all
 
 SHELL := bash
@@ -13,6 +14,7 @@ SHELL := bash
 PYTHON ?= python3
 TORCH_INDEX ?=
 RESULTS ?= results
+GPU ?= gpu
 ARGS ?=
 
 TORCH_VERSION := 2.13.0
@@ -30,7 +32,7 @@ STAMP := $(VENV)/.stamp-setup
 # Tests must pass without a network: a test that asks the hub fails here and not only elsewhere.
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled $(PY) -m pytest
 
-.PHONY: help setup bench test test-all lint fmt type tables figures bench-engine bench-drafters clean
+.PHONY: help setup bench test test-all lint fmt type tables figures bench-engine bench-drafters gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -95,6 +97,9 @@ bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host w
 
 bench-drafters: $(STAMP) ## Drafting time per step of each method
 	$(PY) scripts/bench_drafters.py $(ARGS)
+
+gpu-check: $(STAMP) ## Numerics, bandwidth, decoding, rows and steps on this machine's GPU, 9 minutes
+	$(PY) scripts/gpu_check.py --out docs/measurements/$(GPU) $(ARGS)
 
 clean: ## Remove caches of the tools (never results/, .venv/ or .cache/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

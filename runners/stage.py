@@ -16,6 +16,8 @@ from specbench import artefacts, models
 from specbench.audit import audit_output
 from specbench.drafter import Drafter
 from specbench.engine import Engine
+from specbench.errors import unknown_name
+from specbench.graph import GraphTarget, no_graphs
 from specbench.prompts import PromptTemplate
 from specbench.records import Lossless
 from specbench.sampling import Sampling
@@ -25,6 +27,8 @@ from specbench.verify import GreedyVerifier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from transformers import PreTrainedModel
 
     from runners.contenders import Contender
     from runners.job import Job
@@ -37,6 +41,8 @@ log = logging.getLogger(__name__)
 # An answer is tokenised again in the next turn's prompt, and may then be longer than it was.
 _RETOKENISED = 1.25
 
+
+ENGINES = ("auto", "eager", "graph")
 
 # Of the free memory, what packed copies may take where nothing is said.
 _PACKED_SHARE = 0.5
@@ -67,13 +73,12 @@ class Stage:
         self._max_nodes = max(c.drafter.needs.max_nodes for c in contenders)
         self._batch = max(c.drafter.needs.batch for c in contenders)
         self._max_len = self._cap(self._longest_turn(job))
-        self._target = Target(
+        self._target = make_target(
             self._model.model,
+            config,
             max_len=self._max_len,
             max_nodes=self._max_nodes,
             batch=self._batch,
-            packed_bytes=_packed_bytes(config.engine.packed),
-            cache_dir=Path(config.cache_dir),
         )
         self._on_gpu = self._target.device.type == "cuda"
         self._engine = self._make_engine(config, phases=bool(config.measure.phases))
@@ -112,6 +117,7 @@ class Stage:
             "tokenizer_hash": self._tokenizer_hash,
             "template_sha": self._template.sha,
             "packed": self._target.packing,
+            "passes": self._target.describe(),
             "threads": torch.get_num_threads(),
             "artefacts": {
                 label: {name: artefacts.describe(path) for name, path in files.items()}
@@ -174,6 +180,7 @@ class Stage:
 
     def recover(self) -> None:
         """Give back what a failed case left allocated."""
+        self._target.cache.clear()
         if self._on_gpu:
             torch.cuda.empty_cache()
 
@@ -217,6 +224,38 @@ class Stage:
         if self._cap(tokens) > self._max_len:
             self._max_len = self._cap(tokens)
             self._target.reserve(self._max_len, self._max_nodes, self._batch)
+
+
+def make_target(
+    model: PreTrainedModel, config: DictConfig, *, max_len: int, max_nodes: int, batch: int = 1
+) -> Target:
+    """The target of the ``engine`` group, or the eager one where the machine has no other.
+
+    ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
+    ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
+    """
+    sizes = {"max_len": max_len, "max_nodes": max_nodes, "batch": batch}
+    if config.engine.name not in ENGINES:
+        raise unknown_name("engine", config.engine.name, ENGINES)
+    if config.engine.name == "graph" or (config.engine.name == "auto" and _on_cuda(model)):
+        reason = no_graphs(model)
+        if reason is None:
+            commits = float(config.generation.temperature) == 0.0
+            return GraphTarget(model, commits=commits, **sizes)
+        log.warning("engine=graph runs eagerly: %s", reason)
+        return Target(model, reason=reason, **sizes, **_packing(config))
+    return Target(model, **sizes, **_packing(config))
+
+
+def _on_cuda(model: PreTrainedModel) -> bool:
+    return model.device.type == "cuda"
+
+
+def _packing(config: DictConfig) -> dict[str, Any]:
+    return {
+        "packed_bytes": _packed_bytes(config.engine.packed),
+        "cache_dir": Path(config.cache_dir),
+    }
 
 
 def _packed_bytes(packed: DictConfig) -> int:

@@ -25,6 +25,8 @@ from specbench.errors import CaseFailed
 from specbench.target import Scores, Target
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from specbench.structs import DraftTree, IntArray
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,16 @@ def key_bucket(keys: int, most: int) -> int:
     while bucket < keys:
         bucket *= 2
     return min(bucket, most)
+
+
+def no_graphs(model: PreTrainedModel) -> str | None:
+    """Why passes of ``model`` cannot be replayed as CUDA graphs; None where they can."""
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(places) > 1:
+        return f"the model is spread over {len(places)} devices (model.device_map)"
+    if model.device.type != "cuda":
+        return f"CUDA graphs need a CUDA device, and the model is on {model.device.type}"
+    return None
 
 
 class StaticScores(Scores):
@@ -176,13 +188,13 @@ class StaticPass:
             logits = target.run(tokens, positions.expand(self.batch, -1), plan).flatten(0, 1)
         choices = Scores(logits).greedy()
         if self.batch > 1 or not target.commits:
-            path, count = self._row_numbers, torch.ones_like(length)
+            path, count = self._row_numbers, torch.ones_like(length).view(1)
         else:
             parent_rows = self.numbers[ids:parents]
             candidates = self.numbers[deep:candidate].bool()
             path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
             cache.move(slots, path + length)
-        return logits, torch.cat([choices, path, count.view(1), self.numbers[-1:]])
+        return logits, torch.cat([choices, path, count, self.numbers[-1:]])
 
     def _plan(
         self, positions: torch.Tensor, slots: torch.Tensor, length: torch.Tensor
@@ -217,11 +229,11 @@ class StaticPass:
         accepted = ~(self.visible & ~matches).any(1)
         # Largest depth first, then the smallest row: one number orders both.
         rank = torch.where(accepted, depths * self.rows - rows, -self.rows)
-        best = rank.argmax()
+        best = rank.argmax(0, keepdim=True)  # indexing by a tensor without dimensions would sync
         # The row of the path at each depth; beyond its end each row stays where it is.
-        at_depth = self.visible[best] & (depths == rows[:, None])
+        at_depth = self.visible.index_select(0, best) & (depths == rows[:, None])
         path = torch.where(at_depth.any(1), at_depth.long().argmax(1), rows)
-        return path, depths[best] + 1
+        return path, depths.index_select(0, best) + 1
 
     # -- running -------------------------------------------------------------------------------
 
@@ -273,7 +285,12 @@ class GraphTarget(Target):
     """
 
     def __init__(
-        self, model: Any, *, commits: bool = True, capture: bool | None = None, **kwargs: Any
+        self,
+        model: PreTrainedModel,
+        *,
+        commits: bool = True,
+        capture: bool | None = None,
+        **kwargs: Any,
     ) -> None:
         self.commits = commits
         self._capture = capture
@@ -375,7 +392,7 @@ class GraphTarget(Target):
 
     def describe(self) -> dict[str, Any]:
         """What was captured and what ran eagerly and why; for the run's manifest."""
-        return {"graphs": list(self.graphs), "eager": dict(self.reasons)}
+        return {"engine": "graph", "graphs": list(self.graphs), "eager": dict(self.reasons)}
 
     def _choose(self, tree: DraftTree, in_rows: bool) -> StaticPass | None:
         if in_rows and tree.rows is not None:

@@ -83,6 +83,7 @@ class Target:
         batch: rows of the batch layout.
         packed_bytes: memory for packed CPU linears; 0 leaves the model as it is.
         cache_dir: where measured kernel plans are kept.
+        reason: why passes run eagerly although another engine was asked for; None: as asked.
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class Target:
         batch: int = 1,
         packed_bytes: int = 0,
         cache_dir: Path | None = None,
+        reason: str | None = None,
     ) -> None:
+        self._reason = reason
         self.model = model.eval()
         config = model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
@@ -153,6 +156,10 @@ class Target:
         self._visible = np.zeros((rows, rows), dtype=np.bool_)
         self._ids = np.zeros(rows, dtype=np.int64)
         self._key_positions = torch.arange(length, device=self.device)
+
+    def describe(self) -> dict[str, Any]:
+        """How passes run, for the run's manifest."""
+        return {"engine": "eager"} | ({"reason": self._reason} if self._reason else {})
 
     @property
     def max_nodes(self) -> int:

@@ -12,11 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from methods.random_drafts import RandomDrafts
+from runners.stage import make_target
+from specbench.attention import AttentionPlan, folded_heads
 from specbench.cache import KVCache
+from specbench.config import compose
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.errors import CaseFailed
-from specbench.graph import ROW_BUCKETS, GraphTarget, StaticPass, key_bucket, row_bucket
+from specbench.graph import ROW_BUCKETS, GraphTarget, StaticPass, key_bucket, no_graphs, row_bucket
 from specbench.structs import DraftContext, DraftTree
 from specbench.target import Target
 from specbench.tree import longest_match
@@ -264,9 +267,42 @@ def test_a_failed_capture_falls_back_with_the_reason(monkeypatch):
     exact.prefill(np.arange(5))
     assert torch.equal(target.forward(3, tree).logits, exact.forward(3, tree).logits)
     assert target.describe() == {
+        "engine": "graph",
         "graphs": [],
         "eager": {"1 x 4 rows, 256 keys": "operation not permitted when stream is capturing"},
     }
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_queries_folded_into_rows_see_the_same(rows):
+    """What attention does on CUDA instead of grouped heads, where a mask is given."""
+    torch.manual_seed(0)
+    query = torch.randn(2, 6, rows, 4, dtype=torch.float64)
+    key, value = (torch.randn(2, 3, 9, 4, dtype=torch.float64) for _ in range(2))
+    mask = torch.where(torch.rand(1, 1, rows, 9) < 0.5, 0.0, -1e30).double()
+    mask[..., 0] = 0.0
+    attend = torch.nn.functional.scaled_dot_product_attention
+    wanted = attend(query, key, value, attn_mask=mask, enable_gqa=True)
+    plan = AttentionPlan(mask=mask)
+    got = attend(*folded_heads(query, key), value, attn_mask=plan.fold(mask, 2))
+    torch.testing.assert_close(got.view(query.shape), wanted, atol=TOLERANCE, rtol=0)
+    assert plan.fold(mask, 2) is plan.fold(mask, 2)
+
+
+def test_an_engine_that_is_not_to_be_had_falls_back_and_says_why():
+    config = compose(["engine=graph"])
+    target = make_target(tiny_model("llama"), config, max_len=64, max_nodes=8)
+    assert type(target) is Target
+    assert "CUDA" in target.describe()["reason"]
+    assert make_target(tiny_model("llama"), compose([]), max_len=64, max_nodes=8).describe() == {
+        "engine": "eager"
+    }
+
+
+def test_a_model_over_two_devices_has_no_graph():
+    model = tiny_model("llama")
+    model.hf_device_map = {"model.embed_tokens": 0, "lm_head": 1}
+    assert "2 devices" in (no_graphs(model) or "")
 
 
 def test_the_cache_moves_rows():
