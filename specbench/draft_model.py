@@ -250,11 +250,13 @@ class DraftModel:
             ids = torch.from_numpy(self._host_ids(tokens)).to(self.device)
         else:
             ids = tokens if self._own_ids is None else self._own_ids[tokens]
-        on_host = isinstance(parents, np.ndarray)
-        if on_host and (parents >= np.arange(first, end)).any():
-            raise ValueError("a draft node's parent does not come before it")
-        if on_host and self._chain and (parents == np.arange(first - 1, end - 1)).all():
-            # One branch needs no mask, and its geometry is written down only if it forks later.
+        branch = False
+        if isinstance(parents, np.ndarray):
+            if (parents >= np.arange(first, end)).any():
+                raise ValueError("a draft node's parent does not come before it")
+            branch = self._chain and bool((parents == np.arange(first - 1, end - 1)).all())
+        if branch:
+            # It needs no mask, and its geometry is written down only if it forks later.
             visible, depths = None, self._numbers[:end]
         else:
             visible, depths = self._grow(parents, first, end)
@@ -498,7 +500,8 @@ def _random_network(
     network = models.shape_model(
         shape, dtype=getattr(torch, str(node["dtype"])), device=device, seed=int(random["seed"])
     )
-    return network.eval().requires_grad_(False)
+    network.eval().requires_grad_(False)
+    return network
 
 
 def read_id_map(folder: Path) -> IntArray | None:
