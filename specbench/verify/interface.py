@@ -53,6 +53,15 @@ class Verifier(Protocol):
         """
 
 
+def row_by_row(logits: torch.Tensor) -> bool:
+    """Whether to look only at the rows that are reached.
+
+    On a CPU looking costs nothing and every row spared is time saved; on a GPU looking waits for
+    the device, so all rows are worked out at once.
+    """
+    return logits.device.type == "cpu"
+
+
 def to_host(*parts: torch.Tensor) -> list[np.ndarray[Any, Any]]:
     """Bring tensors of one device to the host by one copy, flattened; ids and floats may mix."""
     if len(parts) == 1:

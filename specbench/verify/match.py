@@ -19,7 +19,7 @@ import torch
 from specbench.sampling import Uniforms, sample
 from specbench.tree import row_depths
 from specbench.verify.greedy import GreedyVerifier
-from specbench.verify.interface import choices_and_tokens
+from specbench.verify.interface import choices_and_tokens, row_by_row
 
 if TYPE_CHECKING:
     from specbench.sampling import Sampling
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 
 
 class MatchVerifier(GreedyVerifier):
-    """Exact for any draft that does not depend on the verifier's random numbers.
+    """Exact for any draft whatever.
 
     Random numbers: the k-th token of a turn is drawn with the k-th number of the turn's sequence,
     whatever was drafted. So with one seed the output is the one of plain sampling, token by token
-    (but for numbers that fall within rounding of a border between two tokens), and all nodes that
-    stand for the same text draw the same token.
+    (but for numbers that fall within rounding of a border between two tokens); the draft decides
+    only how many tokens a pass commits. All nodes that stand for the same text draw the same token.
 
-    On a GPU all rows draw at once, and a pass costs one copy to the host; on a CPU, where looking
-    costs nothing, only the rows that are reached draw.
+    A pass costs one copy to the host.
     """
 
     name = "match"
@@ -71,7 +70,7 @@ class MatchVerifier(GreedyVerifier):
         depths = row_depths(tree.parents)
         uniforms = self._uniforms.peek(int(depths.max()) + 1)[depths]
         logits = scores.logits
-        if logits.device.type == "cpu":
+        if row_by_row(logits):
             choices, tokens, _ = choices_and_tokens(tree, scores)
             drawn = self._draw_where_reached(tree, tokens, logits, uniforms)
         else:

@@ -25,7 +25,7 @@ import torch
 from specbench.sampling import sample
 from specbench.structs import Verdict
 from specbench.tree import NO_AUX, sibling_table
-from specbench.verify.interface import choices_and_tokens
+from specbench.verify.interface import choices_and_tokens, row_by_row
 from specbench.verify.match import MatchVerifier
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class RejectionVerifier(MatchVerifier):
     A child to which Q gives no mass cannot have been drawn from it. It is passed over, which leaves
     the law as it is whoever put it there.
 
-    On a GPU all rows are tested at once, and a pass costs one copy to the host; on a CPU only the
-    rows on the path are.
+    A pass costs one copy to the host.
     """
 
     name = "rejection"
@@ -75,7 +74,8 @@ class RejectionVerifier(MatchVerifier):
             threshold = torch.from_numpy(last).to(logits.device).expand(len(rows))
             return odds, sample(rest, threshold)
 
-        if logits.device.type == "cpu":
+        lazy = row_by_row(logits)
+        if lazy:
             choices, tokens, _ = choices_and_tokens(tree, scores)
         else:
             every, drawn = judge(np.arange(n + 1))
@@ -85,7 +85,7 @@ class RejectionVerifier(MatchVerifier):
         path: list[int] = []
         row = 0
         while True:
-            if logits.device.type == "cpu":
+            if lazy:
                 odds_here, drawn = judge(np.array([row]))
                 odds, after = odds_here[0].numpy(), int(drawn)
             else:
