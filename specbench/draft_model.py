@@ -131,6 +131,12 @@ class DraftModel:
         return sum(p.numel() for p in self._target.model.parameters())
 
     @property
+    def network(self) -> PreTrainedModel:
+        """The model itself, for what runs it by other means."""
+        model: PreTrainedModel = self._target.model
+        return model
+
+    @property
     def packing(self) -> Mapping[str, Any]:
         """What was packed, see ``specbench.packed.pack_linears``."""
         return self._target.packing

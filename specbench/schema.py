@@ -17,6 +17,14 @@ from omegaconf import MISSING
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
+VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
+
+
+def verifier_name(chosen: str, temperature: float) -> str:
+    """The verifier that ``verifier.name`` stands for: what ``auto`` does depends on the law."""
+    if chosen != "auto":
+        return chosen
+    return "greedy" if temperature == 0 else "rejection"
 
 
 @dataclass
@@ -219,9 +227,17 @@ class GenerationConfig:
 
 @dataclass
 class VerifierConfig:
-    """Who decides acceptance."""
+    """Who decides acceptance.
+
+    Attributes:
+        name: one of ``VERIFIERS``; ``auto`` is ``greedy`` at temperature 0, else ``rejection``.
+        epsilon: of ``typical``: a probability that always suffices.
+        delta: of ``typical``: what suffices, relative to ``exp(-entropy)`` of the target's law.
+    """
 
     name: str = MISSING
+    epsilon: float | None = None
+    delta: float | None = None
 
 
 @dataclass
@@ -252,15 +268,38 @@ class EngineConfig:
 
 
 @dataclass
+class HfConfig:
+    """transformers' own decoding, with ``runner=hf``; null: transformers' default.
+
+    Attributes:
+        loops: of ``generate``, ``assisted`` and ``prompt_lookup``; null: all that can run.
+        num_assistant_tokens: draft length of assisted generation, at the start of each turn.
+        schedule: ``constant``, ``heuristic`` or ``heuristic_transient``.
+        confidence: assisted generation ends a draft behind a token less likely than this.
+        prompt_lookup_num_tokens: draft length of prompt lookup.
+        max_matching_ngram_size: longest n-gram that prompt lookup looks for.
+    """
+
+    loops: list[str] | None = None
+    num_assistant_tokens: int | None = None
+    schedule: str | None = None
+    confidence: float | None = None
+    prompt_lookup_num_tokens: int = 10
+    max_matching_ngram_size: int | None = None
+
+
+@dataclass
 class RunnerConfig:
     """How cases are walked through.
 
     Attributes:
         traces: a run folder, for runners that read recorded outputs.
+        hf: knobs of ``runner=hf``.
     """
 
     name: str = MISSING
     traces: str | None = None
+    hf: HfConfig = field(default_factory=HfConfig)
 
 
 @dataclass
