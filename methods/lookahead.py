@@ -82,8 +82,7 @@ class Lookahead(Drafter):
             for filled in range(self.ngram - 2)
         )
         steady = (self.ngram - 1) * (self.window + self.guesses) - 1
-        # Not for sampling: the window is made of the target's greedy tokens.
-        return Needs(tokens_only=False, sampling=False, max_nodes=max(steady, *filling, 0))
+        return Needs(tokens_only=False, max_nodes=max(steady, *filling, 0))
 
     def setup(self, context: DraftContext) -> None:
         self._seed = context.seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench import artefacts, models
 from specbench.audit import audit_output
+from specbench.draft_model import DraftModel, load_draft_model
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.errors import unknown_name
@@ -23,7 +25,7 @@ from specbench.records import Lossless
 from specbench.sampling import Sampling
 from specbench.structs import DraftContext
 from specbench.target import Target
-from specbench.verify import GreedyVerifier
+from specbench.verify import GreedyVerifier, Verifier, build_verifier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +59,8 @@ class Stage:
             and how large the engine's buffers are; each drafter is set up.
 
     Raises:
-        NeedsNotMet: an artefact is missing and cannot be built here.
+        NeedsNotMet: an artefact is missing and cannot be built here, or a draft model has another
+            tokenizer.
         WeightsNotFound: the model's weights are not to be had.
     """
 
@@ -80,9 +83,14 @@ class Stage:
             max_nodes=self._max_nodes,
             batch=self._batch,
         )
+        self._draft_models: dict[str, tuple[DraftModel, dict[str, Any]]] = {}
+        self._drafts = {
+            c.label: self._load_draft(config, c) for c in contenders if c.drafter.needs.draft_model
+        }
         self._on_gpu = self._target.device.type == "cuda"
-        self._engine = self._make_engine(config, phases=bool(config.measure.phases))
-        self._plain_engine = self._make_engine(config, phases=False)
+        verifier = build_verifier(config.verifier, self._sampling)
+        self._engine = self._make_engine(config, verifier, phases=bool(config.measure.phases))
+        self._plain_engine = self._make_engine(config, GreedyVerifier(), phases=False)
         self._plain_drafter = Drafter(name="plain")
         for contender in contenders:
             contender.drafter.setup(
@@ -95,6 +103,7 @@ class Stage:
                     seed=int(config.seed),
                     sampling=self._sampling,
                     target=self._target,
+                    draft_model=self._draft_of(contender.label),
                 )
             )
 
@@ -116,6 +125,7 @@ class Stage:
             "context_length": model.context_length,
             "tokenizer_hash": self._tokenizer_hash,
             "template_sha": self._template.sha,
+            "parameters": sum(p.numel() for p in model.model.parameters()),
             "packed": self._target.packing,
             "passes": self._target.describe(),
             "threads": torch.get_num_threads(),
@@ -124,6 +134,7 @@ class Stage:
                 for label, files in self._files.items()
                 if files
             },
+            "drafts": {label: self._draft_models[key][1] for label, key in self._drafts.items()},
         }
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
@@ -188,10 +199,10 @@ class Stage:
         if self._on_gpu:
             torch.cuda.synchronize(self._target.device)
 
-    def _make_engine(self, config: DictConfig, phases: bool) -> Engine:
+    def _make_engine(self, config: DictConfig, verifier: Verifier, *, phases: bool) -> Engine:
         return Engine(
             self._target,
-            GreedyVerifier(),
+            verifier,
             eos_ids=self._model.eos_ids,
             context_length=self._model.context_length,
             overlap=config.engine.overlap,
@@ -205,6 +216,28 @@ class Stage:
             embedded=bool(config.model.embedded),
             cache_dir=Path(config.cache_dir),
         )
+
+    def _load_draft(self, config: DictConfig, contender: Contender) -> str:
+        """Load a contender's draft model, or make room in one that is there; returns its key."""
+        needs = contender.drafter.needs
+        key = json.dumps(contender.entry.draft, sort_keys=True)
+        max_nodes = needs.draft_nodes or needs.max_nodes
+        if key in self._draft_models:
+            self._draft_models[key][0].reserve(self._max_len, max_nodes)
+        else:
+            self._draft_models[key] = load_draft_model(
+                contender.entry.draft,
+                config.model,
+                self._target,
+                self._tokenizer,
+                max_len=self._max_len,
+                max_nodes=max_nodes,
+                packed_bytes=_packed_bytes(config.engine.packed),
+            )
+        return key
+
+    def _draft_of(self, label: str) -> DraftModel | None:
+        return self._draft_models[self._drafts[label]][0] if label in self._drafts else None
 
     def _longest_turn(self, job: Job) -> int:
         """Tokens of the longest dialogue with its answers, as far as it can be told beforehand."""
@@ -224,6 +257,8 @@ class Stage:
         if self._cap(tokens) > self._max_len:
             self._max_len = self._cap(tokens)
             self._target.reserve(self._max_len, self._max_nodes, self._batch)
+            for draft, _ in self._draft_models.values():
+                draft.reserve(self._max_len)
 
 
 def make_target(

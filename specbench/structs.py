@@ -57,7 +57,8 @@ class DraftTree:
         rows: ``(k, w)`` where the nodes are k unmerged chains of w tokens in row order, which the
             batch layout runs as a batch of k; None for any other tree.
         probs: what the nodes were drawn from; None means every child is a deterministic
-            function of the context.
+            function of the context (or of random numbers of the drafter's own: what matters is
+            that the verifier's are not among them).
         sources: ``[n]`` int64 naming where each node came from (index into the drafter's own
             ``source_names``), or None.
     """
@@ -158,7 +159,9 @@ class StepOutcome:
         path: ``[a]`` indices of the accepted nodes.
         committed: ``[m]`` tokens committed by this step, after the stop rules.
         next_tokens: ``[n + 1]`` the target's greedy token at the root (row 0) and at each node
-            (row i + 1), auxiliary nodes included; None when the verifier did not need it.
+            (row i + 1), auxiliary nodes included; None when the verifier did not need it. Under
+            sampling too it is the greedy one, never a drawn one, so a draft made of it knows
+            nothing of the random numbers that will judge it.
         logits: ``[n + 1, vocab]`` on the device, only where ``needs.logits`` is set.
         hidden: mapping from layer index to ``[n + 1, hidden]``, for ``needs.hidden_layers``.
         finished: whether this step ended the turn.
@@ -209,6 +212,7 @@ class Needs:
         layout: ``tree`` or ``batch`` (the drafter's trees then carry ``rows``).
         batch: rows of the batch layout at most (the cache's batch size).
         max_nodes: nodes of a draft tree at most; sizes the engine's buffers.
+        draft_nodes: nodes that the draft model holds at once at most; 0 for ``max_nodes``.
         sampling: works at temperature > 0.
     """
 
@@ -223,6 +227,7 @@ class Needs:
     layout: str = "tree"
     batch: int = 1
     max_nodes: int = 128
+    draft_nodes: int = 0
     sampling: bool = True
 
 
@@ -240,7 +245,8 @@ class DraftContext:
         sampling: how the target's logits become probabilities; a draft model draws from its own
             logits treated the same way.
         target: the target model (``specbench.target.Target``), or None under replay.
-        draft_model: the second model where ``needs.draft_model`` is set.
+        draft_model: the second model (``specbench.draft_model.DraftModel``), where
+            ``needs.draft_model`` is set.
     """
 
     vocab_size: int
