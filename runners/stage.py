@@ -13,7 +13,7 @@ import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from specbench import artefacts, models
+from specbench import artefacts, models, roofline
 from specbench.audit import audit_output
 from specbench.draft_model import DraftModel, load_draft_model
 from specbench.drafter import Drafter
@@ -23,6 +23,7 @@ from specbench.graph import GraphTarget, no_graphs
 from specbench.prompts import PromptTemplate
 from specbench.records import Lossless
 from specbench.sampling import Sampling
+from specbench.schema import verifier_name
 from specbench.structs import DraftContext
 from specbench.target import Target
 from specbench.verify import GreedyVerifier, Verifier, build_verifier
@@ -126,6 +127,8 @@ class Stage:
             "tokenizer_hash": self._tokenizer_hash,
             "template_sha": self._template.sha,
             "parameters": sum(p.numel() for p in model.model.parameters()),
+            "weight_bytes": roofline.streamed_bytes(model.model),
+            "copy_bytes_per_s": roofline.copy_bandwidth(self._target.device),
             "packed": self._target.packing,
             "passes": self._target.describe(),
             "threads": torch.get_num_threads(),
@@ -275,8 +278,8 @@ def make_target(
     if config.engine.name == "graph" or (config.engine.name == "auto" and _on_cuda(model)):
         reason = no_graphs(model)
         if reason is None:
-            commits = float(config.generation.temperature) == 0.0
-            return GraphTarget(model, commits=commits, **sizes)
+            verifier = verifier_name(config.verifier.name, float(config.generation.temperature))
+            return GraphTarget(model, commits=verifier == "greedy", **sizes)
         log.warning("engine=graph runs eagerly: %s", reason)
         return Target(model, reason=reason, **sizes, **_packing(config))
     return Target(model, **sizes, **_packing(config))

@@ -38,7 +38,7 @@ import torch
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from specbench import environment
+from specbench import environment, roofline
 from specbench.config import compose, with_parts
 from specbench.drafter import Drafter
 from specbench.engine import Engine
@@ -150,21 +150,9 @@ def load(check: Check, name: str) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def streamed_bytes(model: PreTrainedModel) -> int:
-    """Bytes of weights that a one-token pass reads: all but an embedding that only looks up."""
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
-    embedding: Any = model.get_input_embeddings().weight
-    tied = embedding is model.get_output_embeddings().weight
-    return int(total - (0 if tied else embedding.numel() * embedding.element_size()))
-
-
 def bandwidth(check: Check) -> dict[str, float]:
-    """GB/s of a copy within the device's memory; each byte is read once and written once."""
-    size = (1 << 30) if check.device.type == "cuda" else (1 << 24)
-    source = torch.empty(size, dtype=torch.uint8, device=check.device)
-    target = torch.empty_like(source)
-    seconds = check.seconds(lambda: target.copy_(source), 20)
-    return {"copy_gb_per_s": 2 * size / seconds / 1e9, "bytes": size}
+    """GB/s of a copy within the device's memory."""
+    return {"copy_gb_per_s": roofline.copy_bandwidth(check.device) / 1e9}
 
 
 def engines(check: Check, model: PreTrainedModel, **sizes: int) -> dict[str, Target]:
@@ -211,7 +199,7 @@ def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, An
                 times[kind].append(time.perf_counter() - start)
     rates = {kind: tokens / statistics.median(values) for kind, values in times.items()}
     copied = check.results.get("bandwidth", {}).get("copy_gb_per_s")
-    size = streamed_bytes(model)
+    size = roofline.streamed_bytes(model)
     return {
         "tokens": tokens,
         "prompt": PROMPT,
