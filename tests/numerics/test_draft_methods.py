@@ -28,38 +28,51 @@ def set_up(drafter: Drafter, draft, sampling: Sampling = Sampling()) -> Drafter:
     return drafter
 
 
-def drafts(drafter: Drafter, architecture: str):
-    """The target itself, a stranger, and drafts of smaller and reduced vocabularies."""
-    needs = drafter.needs
-    yield tiny_draft(needs, architecture, seed=0)
-    yield tiny_draft(needs, architecture, seed=1)
-    yield tiny_draft(needs, seed=2, vocab_size=30, target_vocab=VOCAB)
-    id_map = np.array([-1, *range(5, VOCAB, 3)])
-    yield tiny_draft(needs, vocab_size=len(id_map), target_vocab=VOCAB, id_map=id_map)
+def draft_of(kind: str, drafter: Drafter, architecture: str):
+    """The target itself, a stranger, or one with a smaller or a reduced vocabulary."""
+    if kind == "smaller":
+        return tiny_draft(drafter.needs, seed=2, vocab_size=30, target_vocab=VOCAB)
+    if kind == "reduced":
+        ids = np.array([-1, *range(5, VOCAB, 3)])
+        return tiny_draft(drafter.needs, vocab_size=len(ids), target_vocab=VOCAB, id_map=ids)
+    return tiny_draft(drafter.needs, architecture, seed=0 if kind == "itself" else 1)
 
 
+def check_greedy(target, method: str, kind: str, architecture: str, rng, turns: int) -> None:
+    loop = engine(target)
+    drafter = METHODS[method]()
+    set_up(drafter, draft_of(kind, drafter, architecture))
+    for turn in range(turns):  # the second one finds the first one's cache
+        prompt = rng.integers(0, VOCAB, int(rng.integers(1, 25)))
+        expected = loop.decode(prompt, Drafter(name="plain"), max_new_tokens=16).output_ids
+        result = loop.decode(prompt, drafter, max_new_tokens=16, seed=turn)
+        assert result.output_ids == expected
+        assert result.drafter["draft_forwards"] <= result.drafter["draft_tokens"]
+        if kind == "itself":  # then the deepest path is accepted
+            steps = zip(result.accepted_per_step, result.depth_per_step, strict=True)
+            assert all(made == depth + 1 for made, depth in steps)
+
+
+@pytest.mark.parametrize("kind", ["itself", "stranger", "smaller", "reduced"])
+@pytest.mark.parametrize("method", ["sps", "heuristic"])
+def test_greedy_output_is_plain_decoding(method, kind, make_target, rng):
+    check_greedy(make_target("llama"), method, kind, "llama", rng, turns=2)
+
+
+@pytest.mark.parametrize("kind", ["stranger", "reduced"])
+@pytest.mark.parametrize("method", ["confidence", "opt_tree"])
+def test_greedy_output_is_plain_decoding_here_too(method, kind, make_target, rng):
+    check_greedy(make_target("mistral_window"), method, kind, "mistral_window", rng, turns=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["itself", "stranger", "smaller", "reduced"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_output_is_plain_decoding(architecture, method, make_target, rng):
-    target = make_target(architecture)
-    loop = engine(target)
-    plain = Drafter(name="plain")
-    for number, draft in enumerate(drafts(METHODS[method](), architecture)):
-        drafter = set_up(METHODS[method](), draft)
-        for turn in range(2):  # the second one finds the first one's cache
-            prompt = rng.integers(0, VOCAB, int(rng.integers(1, 25)))
-            expected = loop.decode(prompt, plain, max_new_tokens=24).output_ids
-            result = loop.decode(prompt, drafter, max_new_tokens=24, seed=turn)
-            assert result.output_ids == expected
-            counted = result.drafter
-            assert counted["draft_forwards"] <= counted["draft_tokens"]
-            if number == 0 and method != "confidence":  # the draft is the target
-                assert all(
-                    made == depth + 1
-                    for made, depth in zip(
-                        result.accepted_per_step, result.depth_per_step, strict=True
-                    )
-                )
+def test_greedy_output_for_every_architecture(architecture, method, kind, make_target, rng):
+    if kind == "itself" and method in ("confidence", "opt_tree"):
+        kind = "stranger"  # a tree need not hold the likeliest path to its full depth
+    check_greedy(make_target(architecture), method, kind, architecture, rng, turns=4)
 
 
 def test_the_cost_of_a_perfect_draft(make_target, rng):
