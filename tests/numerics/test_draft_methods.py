@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from methods.opt_tree import OptTree
 from methods.sps import Sps
+from specbench.clock import NullClock
 from specbench.drafter import Drafter
+from specbench.engine import Engine
 from specbench.sampling import Sampling
 from specbench.structs import DecodeState, DraftContext, StepOutcome
-from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft
+from specbench.target import Target
+from specbench.verify import MatchVerifier, RejectionVerifier
+from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
 from tests.numerics.test_engine import engine
 
 METHODS = {
@@ -138,3 +143,40 @@ def test_the_heuristic_starts_anew_after_a_reset(make_target, rng):
     assert loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step[0] > 2
     drafter.reset()
     assert loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifier", [RejectionVerifier, MatchVerifier])
+@pytest.mark.parametrize("method", ["sps", "confidence", "opt_tree"])
+def test_the_law_of_three_tokens_is_the_targets(method, verifier):
+    """Chi-square over all texts of three tokens; false alarm 1e-4 a case."""
+    vocab, turns, sampling = 6, 3000, Sampling(1.2, top_p=0.95)
+    model = tiny_model("llama", vocab_size=vocab)
+    target = Target(model, max_len=32, max_nodes=16)
+    prompt = np.array([1, 4, 2])
+    texts = torch.tensor([[*prompt, a, b, c] for a, b, c in np.ndindex(vocab, vocab, vocab)])
+    model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        laws = sampling.probs(model(input_ids=texts, use_cache=False).logits)
+    model.set_attn_implementation("specbench")
+    at = len(prompt) - 1
+    law = torch.stack([laws[:, at + i].gather(1, texts[:, at + i + 1 :][:, :1]) for i in range(3)])
+    expected = law.prod(0).flatten().numpy() * turns
+    drafter = METHODS[method]()
+    draft = tiny_draft(drafter.needs, seed=1, vocab_size=vocab, max_len=32)
+    set_up(drafter, draft, sampling)
+    loop = Engine(target, verifier(sampling), eos_ids=frozenset(), clock=NullClock)
+    counts = np.zeros(vocab**3)
+    longest = 0
+    for seed in range(turns):
+        result = loop.decode(prompt, drafter, max_new_tokens=3, seed=seed)
+        counts[np.ravel_multi_index(result.output_ids, (vocab,) * 3)] += 1
+        longest = max(longest, *result.accepted_per_step)
+    assert longest == 2  # drafts are accepted, or the test says nothing
+    assert counts[expected == 0].sum() == 0
+    rare = (expected > 0) & (expected < 5)
+    pooled = np.append(expected[expected >= 5], expected[rare].sum())
+    seen = np.append(counts[expected >= 5], counts[rare].sum())
+    kept = pooled > 0
+    statistic = float(((seen - pooled)[kept] ** 2 / pooled[kept]).sum())
+    assert statistic < scipy.stats.chi2.isf(1e-4, kept.sum() - 1)
