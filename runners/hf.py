@@ -94,7 +94,7 @@ def _peers(job: Job) -> list[Entry]:
 
 def _no_assistant(job: Job) -> str:
     """Why the run's draft model cannot assist, or an empty text."""
-    from specbench.draft_model import ID_MAP_FILE
+    from specbench.draft_loading import ID_MAP_FILE
 
     node = models.draft_node(job.config["pair"]["draft"], job.config["model"])
     if node is None:

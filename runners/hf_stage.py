@@ -15,7 +15,7 @@ from runners.hf import Peer
 from runners.stage import Stage
 from specbench import models
 from specbench.clock import make_clock
-from specbench.draft_model import load_draft_model
+from specbench.draft_loading import load_draft_model
 from specbench.engine import DecodeResult
 from specbench.errors import CaseFailed, NeedsNotMet
 

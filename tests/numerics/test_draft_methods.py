@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from methods.opt_tree import OptTree
 from methods.sps import Sps
+from specbench.clock import NullClock
 from specbench.drafter import Drafter
+from specbench.engine import Engine
 from specbench.sampling import Sampling
 from specbench.structs import DecodeState, DraftContext, StepOutcome
-from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft
+from specbench.target import Target
+from specbench.verify import MatchVerifier, RejectionVerifier
+from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
 from tests.numerics.test_engine import engine
 
 METHODS = {
@@ -28,38 +33,51 @@ def set_up(drafter: Drafter, draft, sampling: Sampling = Sampling()) -> Drafter:
     return drafter
 
 
-def drafts(drafter: Drafter, architecture: str):
-    """The target itself, a stranger, and drafts of smaller and reduced vocabularies."""
-    needs = drafter.needs
-    yield tiny_draft(needs, architecture, seed=0)
-    yield tiny_draft(needs, architecture, seed=1)
-    yield tiny_draft(needs, seed=2, vocab_size=30, target_vocab=VOCAB)
-    id_map = np.array([-1, *range(5, VOCAB, 3)])
-    yield tiny_draft(needs, vocab_size=len(id_map), target_vocab=VOCAB, id_map=id_map)
+def draft_of(kind: str, drafter: Drafter, architecture: str):
+    """The target itself, a stranger, or one with a smaller or a reduced vocabulary."""
+    if kind == "smaller":
+        return tiny_draft(drafter.needs, seed=2, vocab_size=30, target_vocab=VOCAB)
+    if kind == "reduced":
+        ids = np.array([-1, *range(5, VOCAB, 3)])
+        return tiny_draft(drafter.needs, vocab_size=len(ids), target_vocab=VOCAB, id_map=ids)
+    return tiny_draft(drafter.needs, architecture, seed=0 if kind == "itself" else 1)
 
 
+def check_greedy(target, method: str, kind: str, architecture: str, rng, turns: int) -> None:
+    loop = engine(target)
+    drafter = METHODS[method]()
+    set_up(drafter, draft_of(kind, drafter, architecture))
+    for turn in range(turns):  # the second one finds the first one's cache
+        prompt = rng.integers(0, VOCAB, int(rng.integers(1, 25)))
+        expected = loop.decode(prompt, Drafter(name="plain"), max_new_tokens=16).output_ids
+        result = loop.decode(prompt, drafter, max_new_tokens=16, seed=turn)
+        assert result.output_ids == expected
+        assert result.drafter["draft_forwards"] <= result.drafter["draft_tokens"]
+        if kind == "itself":  # then the deepest path is accepted
+            steps = zip(result.accepted_per_step, result.depth_per_step, strict=True)
+            assert all(made == depth + 1 for made, depth in steps)
+
+
+@pytest.mark.parametrize("kind", ["itself", "stranger", "smaller", "reduced"])
+@pytest.mark.parametrize("method", ["sps", "heuristic"])
+def test_greedy_output_is_plain_decoding(method, kind, make_target, rng):
+    check_greedy(make_target("llama"), method, kind, "llama", rng, turns=2)
+
+
+@pytest.mark.parametrize("kind", ["stranger", "reduced"])
+@pytest.mark.parametrize("method", ["confidence", "opt_tree"])
+def test_greedy_output_is_plain_decoding_here_too(method, kind, make_target, rng):
+    check_greedy(make_target("mistral_window"), method, kind, "mistral_window", rng, turns=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["itself", "stranger", "smaller", "reduced"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_output_is_plain_decoding(architecture, method, make_target, rng):
-    target = make_target(architecture)
-    loop = engine(target)
-    plain = Drafter(name="plain")
-    for number, draft in enumerate(drafts(METHODS[method](), architecture)):
-        drafter = set_up(METHODS[method](), draft)
-        for turn in range(2):  # the second one finds the first one's cache
-            prompt = rng.integers(0, VOCAB, int(rng.integers(1, 25)))
-            expected = loop.decode(prompt, plain, max_new_tokens=24).output_ids
-            result = loop.decode(prompt, drafter, max_new_tokens=24, seed=turn)
-            assert result.output_ids == expected
-            counted = result.drafter
-            assert counted["draft_forwards"] <= counted["draft_tokens"]
-            if number == 0 and method != "confidence":  # the draft is the target
-                assert all(
-                    made == depth + 1
-                    for made, depth in zip(
-                        result.accepted_per_step, result.depth_per_step, strict=True
-                    )
-                )
+def test_greedy_output_for_every_architecture(architecture, method, kind, make_target, rng):
+    if kind == "itself" and method in ("confidence", "opt_tree"):
+        kind = "stranger"  # a tree need not hold the likeliest path to its full depth
+    check_greedy(make_target(architecture), method, kind, architecture, rng, turns=4)
 
 
 def test_the_cost_of_a_perfect_draft(make_target, rng):
@@ -125,3 +143,40 @@ def test_the_heuristic_starts_anew_after_a_reset(make_target, rng):
     assert loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step[0] > 2
     drafter.reset()
     assert loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifier", [RejectionVerifier, MatchVerifier])
+@pytest.mark.parametrize("method", ["sps", "confidence", "opt_tree"])
+def test_the_law_of_three_tokens_is_the_targets(method, verifier):
+    """Chi-square over all texts of three tokens; false alarm 1e-4 a case."""
+    vocab, turns, sampling = 6, 3000, Sampling(1.2, top_p=0.95)
+    model = tiny_model("llama", vocab_size=vocab)
+    target = Target(model, max_len=32, max_nodes=16)
+    prompt = np.array([1, 4, 2])
+    texts = torch.tensor([[*prompt, a, b, c] for a, b, c in np.ndindex(vocab, vocab, vocab)])
+    model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        laws = sampling.probs(model(input_ids=texts, use_cache=False).logits)
+    model.set_attn_implementation("specbench")
+    at = len(prompt) - 1
+    law = torch.stack([laws[:, at + i].gather(1, texts[:, at + i + 1 :][:, :1]) for i in range(3)])
+    expected = law.prod(0).flatten().numpy() * turns
+    drafter = METHODS[method]()
+    draft = tiny_draft(drafter.needs, seed=1, vocab_size=vocab, max_len=32)
+    set_up(drafter, draft, sampling)
+    loop = Engine(target, verifier(sampling), eos_ids=frozenset(), clock=NullClock)
+    counts = np.zeros(vocab**3)
+    longest = 0
+    for seed in range(turns):
+        result = loop.decode(prompt, drafter, max_new_tokens=3, seed=seed)
+        counts[np.ravel_multi_index(result.output_ids, (vocab,) * 3)] += 1
+        longest = max(longest, *result.accepted_per_step)
+    assert longest == 2  # drafts are accepted, or the test says nothing
+    assert counts[expected == 0].sum() == 0
+    rare = (expected > 0) & (expected < 5)
+    pooled = np.append(expected[expected >= 5], expected[rare].sum())
+    seen = np.append(counts[expected >= 5], counts[rare].sum())
+    kept = pooled > 0
+    statistic = float(((seen - pooled)[kept] ** 2 / pooled[kept]).sum())
+    assert statistic < scipy.stats.chi2.isf(1e-4, kept.sum() - 1)

@@ -104,11 +104,11 @@ def test_the_heuristic_schedule_starts_afresh_in_every_turn(execute, tmp_path, m
 
 
 def test_a_draft_of_another_size_is_refused(execute, monkeypatch):
-    from specbench import draft_model
+    from specbench import draft_loading
 
-    made = draft_model._random_network
+    made = draft_loading._random_network
     monkeypatch.setattr(
-        draft_model,
+        draft_loading,
         "_random_network",
         lambda random, node, vocab, device: made(random, node, vocab + 3, device),
     )

@@ -76,7 +76,7 @@ def path_scores(draft, depth, sampling=GREEDY):
     scores = {(): 1.0}
     for length in range(1, depth + 1):
         for path in product(range(VOCAB), repeat=length):
-            context = ((3, 2) + path[:-1])[-2:]
+            context = ((3, 2, *path[:-1]))[-2:]
             scores[path] = scores[path[:-1]] * law[context][path[-1]]
     return {path: score for path, score in scores.items() if path and score > 0}
 
