@@ -5,8 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from methods.lookahead import Lookahead, tree_shape
+from methods.lookahead import Lookahead
 from specbench.errors import ConfigurationError
+from specbench.index.lookahead_window import tree_shape
 from specbench.index.ngram_pool import NgramPool
 from specbench.structs import DecodeState, DraftContext, DraftTree, StepOutcome
 from tests.conftest import ARCHITECTURES, VOCAB
