@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import hydra.utils
 import numpy as np
 
+from specbench import models
 from specbench.drafter import Drafter
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
@@ -68,12 +69,8 @@ def _build(entry: Entry, job: Job) -> Drafter:
             f"method={entry.name} works only greedily, but generation.temperature="
             f"{job.config['generation']['temperature']}. Type generation.temperature=0."
         )
-    if needs.draft_model and entry.pair is None:
-        raise NeedsNotMet(
-            f"method={entry.name} needs a draft model for model={job.config['model']['name']}, and "
-            f"there is no conf/pair/{entry.name}_{job.config['model']['name']}.yaml. Add it, or "
-            "choose another model."
-        )
+    if needs.draft_model:
+        _check_draft(entry, job)
     if drafter.state_scope == "run" and job.shard[1] > 1:
         raise ConfigurationError(
             f"shard={job.config['shard']} cannot be combined with state_scope=run (method="
@@ -81,6 +78,21 @@ def _build(entry: Entry, job: Job) -> Drafter:
             "method.state_scope=prompt."
         )
     return drafter
+
+
+def _check_draft(entry: Entry, job: Job) -> None:
+    """Refuse a missing draft model in a second, before anything is loaded."""
+    model = job.config["model"]
+    node = models.draft_node(entry.draft, model)
+    if node is None:
+        name = model["name"]
+        raise NeedsNotMet(
+            f"method={entry.name} needs a draft model for model={name}, and there is neither "
+            f"conf/pair/{entry.name}_{name}.yaml nor conf/pair/draft_{name}.yaml. Type "
+            "pair.draft.path=FOLDER, pair.draft.id=HUB_ID, or pair=random_draft, which shows that "
+            "everything works."
+        )
+    models.model_files_present(node)
 
 
 def restore(

@@ -184,14 +184,14 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
 
 def _entry(cfg: DictConfig) -> Entry:
     method = OmegaConf.to_container(cfg.method, resolve=True)
-    pair = OmegaConf.to_container(cfg.pair, resolve=True) if cfg.get("pair") else None
+    pair = OmegaConf.to_container(cfg.pair, resolve=True)
     assert isinstance(method, dict)
-    assert pair is None or isinstance(pair, dict)
+    assert isinstance(pair, dict)
     label = str(method.pop("label", None) or method["name"])
     return Entry(
         label=label,
         method=config.with_parts({str(key): value for key, value in method.items()}),
-        pair=None if pair is None else {str(key): value for key, value in pair.items()},
+        pair={str(key): value for key, value in pair.items()},
     )
 
 

@@ -22,7 +22,7 @@ class Entry:
     Attributes:
         label: unique in the run, part of every record's key.
         method: the composed ``method`` node, ``label`` removed, ready to be instantiated.
-        pair: the ``pair`` node (draft weights) that belongs to this method, or None.
+        pair: the ``pair`` node (which draft model) that belongs to this method, or None.
     """
 
     label: str
@@ -33,6 +33,11 @@ class Entry:
     def name(self) -> str:
         """The method's name."""
         return str(self.method["name"])
+
+    @property
+    def draft(self) -> Mapping[str, Any]:
+        """The ``pair.draft`` node; names no model where it is empty."""
+        return (self.pair or {}).get("draft") or {}
 
 
 @dataclass(frozen=True, slots=True)

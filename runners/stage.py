@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench import artefacts, models
 from specbench.audit import audit_output
+from specbench.draft_model import DraftModel, load_draft_model
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.prompts import PromptTemplate
@@ -51,7 +53,8 @@ class Stage:
             and how large the engine's buffers are; each drafter is set up.
 
     Raises:
-        NeedsNotMet: an artefact is missing and cannot be built here.
+        NeedsNotMet: an artefact is missing and cannot be built here, or a draft model has another
+            tokenizer.
         WeightsNotFound: the model's weights are not to be had.
     """
 
@@ -75,6 +78,10 @@ class Stage:
             packed_bytes=_packed_bytes(config.engine.packed),
             cache_dir=Path(config.cache_dir),
         )
+        self._draft_models: dict[str, tuple[DraftModel, dict[str, Any]]] = {}
+        self._drafts = {
+            c.label: self._load_draft(config, c) for c in contenders if c.drafter.needs.draft_model
+        }
         self._on_gpu = self._target.device.type == "cuda"
         self._engine = self._make_engine(config, phases=bool(config.measure.phases))
         self._plain_engine = self._make_engine(config, phases=False)
@@ -90,6 +97,7 @@ class Stage:
                     seed=int(config.seed),
                     sampling=self._sampling,
                     target=self._target,
+                    draft_model=self._draft_of(contender.label),
                 )
             )
 
@@ -111,6 +119,7 @@ class Stage:
             "context_length": model.context_length,
             "tokenizer_hash": self._tokenizer_hash,
             "template_sha": self._template.sha,
+            "parameters": sum(p.numel() for p in model.model.parameters()),
             "packed": self._target.packing,
             "threads": torch.get_num_threads(),
             "artefacts": {
@@ -118,6 +127,7 @@ class Stage:
                 for label, files in self._files.items()
                 if files
             },
+            "drafts": {label: self._draft_models[key][1] for label, key in self._drafts.items()},
         }
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
@@ -199,6 +209,28 @@ class Stage:
             cache_dir=Path(config.cache_dir),
         )
 
+    def _load_draft(self, config: DictConfig, contender: Contender) -> str:
+        """Load a contender's draft model, or make room in one that is there; returns its key."""
+        needs = contender.drafter.needs
+        key = json.dumps(contender.entry.draft, sort_keys=True)
+        max_nodes = needs.draft_nodes or needs.max_nodes
+        if key in self._draft_models:
+            self._draft_models[key][0].reserve(self._max_len, max_nodes)
+        else:
+            self._draft_models[key] = load_draft_model(
+                contender.entry.draft,
+                config.model,
+                self._target,
+                self._tokenizer,
+                max_len=self._max_len,
+                max_nodes=max_nodes,
+                packed_bytes=_packed_bytes(config.engine.packed),
+            )
+        return key
+
+    def _draft_of(self, label: str) -> DraftModel | None:
+        return self._draft_models[self._drafts[label]][0] if label in self._drafts else None
+
     def _longest_turn(self, job: Job) -> int:
         """Tokens of the longest dialogue with its answers, as far as it can be told beforehand."""
         longest = 0
@@ -217,6 +249,8 @@ class Stage:
         if self._cap(tokens) > self._max_len:
             self._max_len = self._cap(tokens)
             self._target.reserve(self._max_len, self._max_nodes, self._batch)
+            for draft, _ in self._draft_models.values():
+                draft.reserve(self._max_len)
 
 
 def _packed_bytes(packed: DictConfig) -> int:

@@ -26,6 +26,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from specbench import models
 from specbench.errors import ConfigurationError, nearest, unknown_name
 from specbench.hydra_errors import translate_hydra_error
 from specbench.schema import ATTENTIONS, DTYPES, TEMPLATES, RunConfig
@@ -133,7 +134,7 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
 
     The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
     starts from that method's defaults, not from the run's ``method.*`` overrides; then the
-    entry's own knobs are set.
+    entry's own knobs are set. A draft model that was chosen for the run holds for all its entries.
 
     Args:
         cfg: the run's configuration.
@@ -166,7 +167,10 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     result.method = OmegaConf.merge(composed.method, knobs)
-    result.pair = composed.pair
+    chosen = next(
+        (c for c in (cfg, composed) if models.draft_node(c.pair.draft, cfg.model)), composed
+    )
+    result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result

@@ -2,7 +2,7 @@
 
 The root node is registered as a structured config, so every yaml and every override is checked
 while Hydra composes: a key that does not exist or a value of the wrong type never reaches a run.
-``method`` and ``pair`` stay open here; a method's knobs are the fields of its class.
+``method`` stays open here; a method's knobs are the fields of its class.
 
 Nothing heavy is imported: composing must stay quick.
 """
@@ -60,6 +60,53 @@ class ModelConfig:
     shape_config: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     cache_dir: str = "${cache_dir}"
+
+
+@dataclass
+class RandomDraftConfig:
+    """A draft model of Llama's architecture with seeded random weights.
+
+    Attributes:
+        layers: decoder layers; 0: no random model.
+        hidden: hidden size.
+        heads: attention heads, keys and values included.
+        intermediate: size of the feed-forward part; null: twice ``hidden``.
+        seed: of the weights.
+    """
+
+    layers: int = 0
+    hidden: int = 64
+    heads: int = 4
+    intermediate: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class DraftConfig:
+    """The model that drafts: the first of ``path``, ``id`` and ``random`` that is given, or none.
+
+    Attributes:
+        path: a local folder, looked for below the working directory, then the project's.
+        id: a hub id.
+        revision: branch, tag or commit on the hub.
+        dtype: of the weights; null takes the target's.
+        device: e.g. ``cuda:1``; null takes the target's.
+        random: no checkpoint: random weights over the target's vocabulary.
+    """
+
+    path: str | None = None
+    id: str | None = None
+    revision: str | None = "main"
+    dtype: str | None = None
+    device: str | None = None
+    random: RandomDraftConfig | None = field(default_factory=RandomDraftConfig)
+
+
+@dataclass
+class PairConfig:
+    """What a method needs for one model besides its knobs."""
+
+    draft: DraftConfig = field(default_factory=DraftConfig)
 
 
 @dataclass
@@ -245,7 +292,7 @@ class RunConfig:
 
     method: Any = MISSING
     model: ModelConfig = MISSING
-    pair: Any = None
+    pair: PairConfig = field(default_factory=PairConfig)
     dataset: DatasetConfig = MISSING
     generation: GenerationConfig = MISSING
     verifier: VerifierConfig = MISSING

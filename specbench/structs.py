@@ -209,6 +209,7 @@ class Needs:
         layout: ``tree`` or ``batch`` (the drafter's trees then carry ``rows``).
         batch: rows of the batch layout at most (the cache's batch size).
         max_nodes: nodes of a draft tree at most; sizes the engine's buffers.
+        draft_nodes: nodes that the draft model holds at once at most; 0 for ``max_nodes``.
         sampling: works at temperature > 0.
     """
 
@@ -223,6 +224,7 @@ class Needs:
     layout: str = "tree"
     batch: int = 1
     max_nodes: int = 128
+    draft_nodes: int = 0
     sampling: bool = True
 
 
@@ -240,7 +242,8 @@ class DraftContext:
         sampling: how the target's logits become probabilities; a draft model draws from its own
             logits treated the same way.
         target: the target model (``specbench.target.Target``), or None under replay.
-        draft_model: the second model where ``needs.draft_model`` is set.
+        draft_model: the second model (``specbench.draft_model.DraftModel``), where
+            ``needs.draft_model`` is set.
     """
 
     vocab_size: int
