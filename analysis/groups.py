@@ -148,6 +148,12 @@ def _lossless(group: Group) -> str:
 
 def verdict_words(counts: Mapping[str, int]) -> str:
     """``3 near tie, 45 equal``; kinds that did not occur are left out."""
-    words = {"bug": "BUG", "near_tie": "near tie", "equal": "equal", "not_audited": "not audited"}
+    words = {
+        "bug": "BUG",
+        "near_tie": "near tie",
+        "equal": "equal",
+        "not_audited": "not audited",
+        "lossy": "lossy",
+    }
     parts = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
     return ", ".join(parts) or "nothing audited"

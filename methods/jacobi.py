@@ -58,8 +58,7 @@ class Jacobi(Drafter):
 
     @property
     def needs(self) -> Needs:
-        # Not for sampling: the block is made of the target's greedy tokens.
-        return Needs(tokens_only=False, sampling=False, max_nodes=self.block_len)
+        return Needs(tokens_only=False, max_nodes=self.block_len)
 
     def setup(self, context: DraftContext) -> None:
         self._seed = context.seed

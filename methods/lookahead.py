@@ -75,9 +75,8 @@ class Lookahead(Drafter):
 
     @property
     def needs(self) -> Needs:
-        # Not for sampling: the window is made of the target's greedy tokens.
         most = self._window.most_nodes(self.guesses)
-        return Needs(tokens_only=False, sampling=False, max_nodes=most)
+        return Needs(tokens_only=False, max_nodes=most)
 
     def setup(self, context: DraftContext) -> None:
         self._seed = context.seed

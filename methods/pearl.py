@@ -95,6 +95,7 @@ class Pearl(Drafter):
     def setup(self, context: DraftContext) -> None:
         self._draft: DraftModel = context.draft_model
         self._sampling = context.sampling
+        self._device = torch.device("cpu") if context.target is None else context.target.device
         if self.gamma == "auto":
             ratio = passes_per_target_pass(
                 context.target, self._draft, target_rows=_ROWS, draft_rows=1
@@ -123,7 +124,7 @@ class Pearl(Drafter):
         behind = len(pending)
         # The last token that may be committed in the pass after this one is no draft's.
         wanted = min(self._gamma, state.remaining - behind - 1, draft.room(state.length) - behind)
-        if wanted <= 0:
+        if wanted <= 0 or len(tree) < behind:  # cut by the engine, a block would hang in the air
             self._block, self._block_q = NO_TOKENS, None
             return None
         if behind:  # its rows are there, but for the last token's
@@ -147,7 +148,7 @@ class Pearl(Drafter):
         self._block = torch.cat(tokens).cpu().numpy()
         if not laws:
             return None
-        self._block_q = torch.cat(laws)
+        self._block_q = torch.cat(laws).to(self._device)
         return Guess(int(self._block[0]), self._block_q[0])
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:

@@ -111,6 +111,7 @@ class BlockRunner:
             status="failed",
             n_prompt=0,
             state_scope=contender.scope,
+            verifier=self._job.verifier,
             seed=derive_seed(int(config["seed"]), case.case_id, turn, block.repeat),
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             host=socket.gethostname(),

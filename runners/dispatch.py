@@ -128,7 +128,6 @@ def execute(
     """
     work = _runner(cfg)
     config.check_values(cfg)
-    _check_sampling(cfg)
     shard = _parse_shard(cfg.shard)
     entries = resolve_entries(cfg)
     # Shards of one run share its key, so that their records can be put together.
@@ -193,14 +192,6 @@ def _entry(cfg: DictConfig) -> Entry:
         method=config.with_parts({str(key): value for key, value in method.items()}),
         pair={str(key): value for key, value in pair.items()},
     )
-
-
-def _check_sampling(cfg: DictConfig) -> None:
-    if cfg.generation.temperature != 0 and cfg.verifier.name == "greedy":
-        raise ConfigurationError(
-            f"generation.temperature={cfg.generation.temperature} asks for sampling, but "
-            "verifier=greedy accepts what greedy decoding emits. Type generation.temperature=0."
-        )
 
 
 def _check_questions(cfg: DictConfig, path: Path) -> None:

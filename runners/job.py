@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specbench.schema import verifier_name
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -78,6 +80,13 @@ class Job:
     def greedy(self) -> bool:
         """Whether the target's most likely token is always taken."""
         return float(self.config["generation"]["temperature"]) == 0.0
+
+    @property
+    def verifier(self) -> str:
+        """The name of who decides acceptance."""
+        return verifier_name(
+            str(self.config["verifier"]["name"]), float(self.config["generation"]["temperature"])
+        )
 
     @property
     def baseline(self) -> str | None:

@@ -146,7 +146,19 @@ def _caption(job: Job, done: list[CaseRecord]) -> str:
     scopes = {record.label: record.state_scope for record in done}
     model, dataset = job.config["model"]["name"], job.config["dataset"]["name"]
     kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
-    return f"{model} on {dataset}, repeats={job.repeats}. State kept per {kept}."
+    parts = [f"{model} on {dataset}, repeats={job.repeats}. State kept per {kept}."]
+    if not job.greedy:
+        law = job.config["generation"]
+        filters = "".join(
+            f", {key}={law[key]}" for key, off in (("top_p", 1), ("top_k", 0)) if law[key] != off
+        )
+        parts.append(
+            f"Sampled at temperature {law['temperature']:g}{filters}; verifier {job.verifier}; "
+            "speedup over ar sampling with the same seeds; outputs not audited."
+        )
+    if job.verifier in records.LOSSY_VERIFIERS:
+        parts.append("LOSSY: outputs of labels that draft do not follow the model's own law.")
+    return " ".join(parts)
 
 
 def _notes(

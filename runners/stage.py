@@ -23,7 +23,7 @@ from specbench.records import Lossless
 from specbench.sampling import Sampling
 from specbench.structs import DraftContext
 from specbench.target import Target
-from specbench.verify import GreedyVerifier
+from specbench.verify import GreedyVerifier, Verifier, build_verifier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,8 +83,9 @@ class Stage:
             c.label: self._load_draft(config, c) for c in contenders if c.drafter.needs.draft_model
         }
         self._on_gpu = self._target.device.type == "cuda"
-        self._engine = self._make_engine(config, phases=bool(config.measure.phases))
-        self._plain_engine = self._make_engine(config, phases=False)
+        verifier = build_verifier(config.verifier, self._sampling)
+        self._engine = self._make_engine(config, verifier, phases=bool(config.measure.phases))
+        self._plain_engine = self._make_engine(config, GreedyVerifier(), phases=False)
         self._plain_drafter = Drafter(name="plain")
         for contender in contenders:
             contender.drafter.setup(
@@ -191,10 +192,10 @@ class Stage:
         if self._on_gpu:
             torch.cuda.synchronize(self._target.device)
 
-    def _make_engine(self, config: DictConfig, phases: bool) -> Engine:
+    def _make_engine(self, config: DictConfig, verifier: Verifier, *, phases: bool) -> Engine:
         return Engine(
             self._target,
-            GreedyVerifier(),
+            verifier,
             eos_ids=self._model.eos_ids,
             context_length=self._model.context_length,
             overlap=config.engine.overlap,

@@ -87,6 +87,12 @@ def _ratio(value: float | None, interval: Sequence[float] | None) -> str:
 
 def _verdicts(counts: Mapping[str, int]) -> str:
     """``12 equal, 1 near tie``; kinds that did not occur are left out."""
-    words = {"equal": "equal", "near_tie": "near tie", "bug": "BUG", "not_audited": "not audited"}
+    words = {
+        "equal": "equal",
+        "near_tie": "near tie",
+        "bug": "BUG",
+        "not_audited": "not audited",
+        "lossy": "lossy",
+    }
     parts = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
     return ", ".join(parts) or "not audited"

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from specbench import models
 from specbench.errors import ConfigurationError, nearest, unknown_name
 from specbench.hydra_errors import translate_hydra_error
-from specbench.schema import ATTENTIONS, DTYPES, TEMPLATES, RunConfig
+from specbench.schema import ATTENTIONS, DTYPES, TEMPLATES, VERIFIERS, RunConfig
 
 __all__ = [
     "CONF_DIR",
@@ -73,6 +74,7 @@ _ONE_OF: Mapping[str, Sequence[str]] = {
     "dataset.sample": ("head", "stratified"),
     "dataset.dialogue": ("ar", "own"),
     "engine.overlap": ("auto", "serial", "thread", "stream"),
+    "verifier.name": VERIFIERS,
     "resume": ("auto", "force"),
     "estimator": ("paired", "specbench"),
 }
@@ -340,16 +342,42 @@ def check_values(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if value is not None and value < least:
             raise ConfigurationError(f"{key}={value} is out of range: it must be at least {least}.")
-    if not 0 < cfg.generation.top_p <= 1:
-        raise ConfigurationError(
-            f"generation.top_p={cfg.generation.top_p} is out of range: above 0, at most 1."
-        )
+    _check_sampling(cfg)
     if cfg.dataset.prompts and cfg.dataset.prompt_form not in cfg.dataset.prompts:
         raise unknown_name(
             "value of dataset.prompt_form:", cfg.dataset.prompt_form, map(str, cfg.dataset.prompts)
         )
     _check_pair(cfg)
     check_method(cfg.method)
+
+
+def _check_sampling(cfg: DictConfig) -> None:
+    """The law of the next token, and a verifier that goes with it."""
+    temperature, verifier = cfg.generation.temperature, cfg.verifier
+    if not math.isfinite(temperature):
+        raise ConfigurationError(
+            f"generation.temperature={temperature} is out of range: it must be finite."
+        )
+    if not 0 < cfg.generation.top_p <= 1:
+        raise ConfigurationError(
+            f"generation.top_p={cfg.generation.top_p} is out of range: above 0, at most 1."
+        )
+    if temperature != 0 and verifier.name == "greedy":
+        raise ConfigurationError(
+            f"generation.temperature={temperature} asks for sampling, but verifier=greedy accepts "
+            "what greedy decoding emits. Type verifier=rejection, or generation.temperature=0."
+        )
+    if verifier.name == "typical":
+        if temperature == 0:
+            raise ConfigurationError(
+                "verifier=typical accepts by probability, but generation.temperature=0 leaves only "
+                "the most likely token. Type verifier=greedy, or generation.temperature=0.7."
+            )
+        for key in ("epsilon", "delta"):
+            if not (verifier[key] is not None and 0 < verifier[key] <= 1):
+                raise ConfigurationError(
+                    f"verifier.{key}={verifier[key]} is out of range: above 0, at most 1."
+                )
 
 
 def _check_pair(cfg: DictConfig) -> None:

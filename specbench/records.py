@@ -45,6 +45,7 @@ DONE = "DONE"
 
 STATUSES = ("ok", "failed", "disturbed")
 VERDICTS = ("equal", "near_tie", "bug", "not_audited")
+LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's law
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class CaseRecord:
         drafter: what the drafter counted in the turn, in its own words (``Drafter.report``):
             forwards of a draft model, age of a store, which row of a step won.
         state_scope: how long the drafter kept what it learnt: ``turn``, ``prompt`` or ``run``.
+        verifier: who decided acceptance.
         seed: the turn's seed, derived from the run's; the same for all labels.
         cpu_steal: share of CPU time the hypervisor took while the turn ran, None if unknown.
         started_at: UTC, ISO 8601. ``host``: the machine's name.
@@ -127,12 +129,18 @@ class CaseRecord:
     phase_s: Mapping[str, float] | None = None
     drafter: Mapping[str, Any] = field(default_factory=dict)
     state_scope: str
+    verifier: str = "greedy"
     seed: int
     lossless: Lossless = field(default_factory=Lossless)
     cpu_steal: float | None = None
     started_at: str = ""
     host: str = ""
     forced_resume: bool = False
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output does not follow the target's law, by the verifier's nature."""
+        return self.verifier in LOSSY_VERIFIERS
 
     @property
     def key(self) -> tuple[int, str, int, str]:
@@ -198,6 +206,7 @@ _OPTIONAL_FIELDS = frozenset(
         "n_aux",
         "phase_s",
         "drafter",
+        "verifier",
         "cpu_steal",
         "started_at",
         "host",

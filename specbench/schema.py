@@ -17,6 +17,14 @@ from omegaconf import MISSING
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
+VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
+
+
+def verifier_name(chosen: str, temperature: float) -> str:
+    """The verifier that ``verifier.name`` stands for: what ``auto`` does depends on the law."""
+    if chosen != "auto":
+        return chosen
+    return "greedy" if temperature == 0 else "rejection"
 
 
 @dataclass
@@ -219,9 +227,17 @@ class GenerationConfig:
 
 @dataclass
 class VerifierConfig:
-    """Who decides acceptance."""
+    """Who decides acceptance.
+
+    Attributes:
+        name: one of ``VERIFIERS``; ``auto`` is ``greedy`` at temperature 0, else ``rejection``.
+        epsilon: of ``typical``: a probability that always suffices.
+        delta: of ``typical``: what suffices, relative to ``exp(-entropy)`` of the target's law.
+    """
 
     name: str = MISSING
+    epsilon: float | None = None
+    delta: float | None = None
 
 
 @dataclass

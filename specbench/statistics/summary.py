@@ -156,7 +156,8 @@ class _Pooled:
         tasks, categories: ``[n]`` of each case that did not drop out.
         totals: by label ``[n, 6]``, see the column constants.
         dropped, disturbed: tasks of the cases that dropped out, or hold a disturbed turn.
-        verdicts: by label, ``(task, verdict)`` of every turn that did not fail.
+        verdicts: by label, ``(task, verdict)`` of every turn that did not fail; ``lossy`` where
+            the verifier is.
         methods: by label.
         state_scopes: by label.
     """
@@ -222,7 +223,7 @@ def _pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> _Pooled:
         disturbed=disturbed,
         verdicts={
             label: [
-                (turn.task, turn.lossless.verdict)
+                (turn.task, "lossy" if turn.lossy else turn.lossless.verdict)
                 for turn in all_turns
                 if turn.label == label and turn.status != "failed"
             ]
@@ -298,7 +299,9 @@ class _Sample:
             "geomean_speedup": geomean,
             "geomean_speedup_ci": geomean_ci,
             "lossless": {
-                kind: verdicts.count(kind) for kind in ("equal", "near_tie", "bug", "not_audited")
+                kind: verdicts.count(kind)
+                for kind in ("equal", "near_tie", "bug", "not_audited", "lossy")
+                if kind != "lossy" or kind in verdicts
             },
             "state_scope": pooled.state_scopes.get(label),
         }
