@@ -14,12 +14,15 @@ from specbench import durable, environment, records
 from specbench.statistics import summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from runners.contenders import Contender
     from runners.folder import ResultFiles
     from runners.job import Block, Job
+    from runners.stage import Stage
     from specbench.records import CaseRecord
+
+    MakeStage = Callable[[Job, Sequence[Contender]], Stage]
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +30,12 @@ _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
 
 
-def run(job: Job) -> int:
+def run(job: Job, make_stage: MakeStage | None = None) -> int:
     """Measure what is missing in the job's folder and close it.
+
+    Args:
+        job: what is run.
+        make_stage: loads what the labels share; by default ``runners.stage.Stage``.
 
     Returns:
         0, or 1 where a case failed or an output is not what plain decoding gives.
@@ -47,7 +54,7 @@ def run(job: Job) -> int:
         try:
             pending = _pending(job, files.done)
             if pending:
-                _measure(job, contenders, pending, files, book, forced)
+                _measure(job, contenders, pending, files, book, forced, make_stage)
             return _finish(job, files, book)
         except BaseException as error:
             status = "failed" if isinstance(error, Exception) else "interrupted"
@@ -89,13 +96,14 @@ def _measure(
     files: ResultFiles,
     book: dict[str, Any],
     forced: bool,
+    make_stage: MakeStage | None,
 ) -> None:
     # Heavy imports only where something is left to measure.
     from runners.answers import PlainAnswers
     from runners.blocks import BlockRunner
     from runners.stage import Stage
 
-    stage = Stage(job, contenders)
+    stage = (make_stage or Stage)(job, contenders)
     model = stage.describe()
     manifest.check_subject(book, job, model)
     book["model"] = model

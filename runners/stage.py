@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench import artefacts, models
 from specbench.audit import audit_output
-from specbench.draft_model import DraftModel, load_draft_model
+from specbench.draft_loading import load_draft_model
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.prompts import PromptTemplate
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from runners.contenders import Contender
     from runners.job import Job
+    from specbench.draft_model import DraftModel
     from specbench.engine import DecodeResult
     from specbench.records import CaseRecord
     from specbench.structs import IntArray

@@ -88,6 +88,10 @@ _AT_LEAST: Mapping[str, float] = {
     "dataset.limit": 1,
     "model.context_length": 2,
     "engine.packed.memory_gb": 0,
+    "runner.hf.num_assistant_tokens": 1,
+    "runner.hf.confidence": 0,
+    "runner.hf.prompt_lookup_num_tokens": 1,
+    "runner.hf.max_matching_ngram_size": 1,
 }
 
 

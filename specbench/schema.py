@@ -268,15 +268,38 @@ class EngineConfig:
 
 
 @dataclass
+class HfConfig:
+    """transformers' own decoding, with ``runner=hf``; null: transformers' default.
+
+    Attributes:
+        loops: of ``generate``, ``assisted`` and ``prompt_lookup``; null: all that can run.
+        num_assistant_tokens: draft length of assisted generation, at the start of each turn.
+        schedule: ``constant``, ``heuristic`` or ``heuristic_transient``.
+        confidence: assisted generation ends a draft behind a token less likely than this.
+        prompt_lookup_num_tokens: draft length of prompt lookup.
+        max_matching_ngram_size: longest n-gram that prompt lookup looks for.
+    """
+
+    loops: list[str] | None = None
+    num_assistant_tokens: int | None = None
+    schedule: str | None = None
+    confidence: float | None = None
+    prompt_lookup_num_tokens: int = 10
+    max_matching_ngram_size: int | None = None
+
+
+@dataclass
 class RunnerConfig:
     """How cases are walked through.
 
     Attributes:
         traces: a run folder, for runners that read recorded outputs.
+        hf: knobs of ``runner=hf``.
     """
 
     name: str = MISSING
     traces: str | None = None
+    hf: HfConfig = field(default_factory=HfConfig)
 
 
 @dataclass

@@ -142,6 +142,7 @@ def make_job(folder, labels, cases, **changes):
         "model": {"name": "toy"},
         "dataset": {"name": "toys", "dialogue": changes.pop("dialogue", "ar")},
         "generation": {"temperature": changes.pop("temperature", 0.0)},
+        "verifier": {"name": "auto"},
         "repeats": changes.pop("repeats", 1),
         "seed": 0,
     }
