@@ -22,6 +22,8 @@ Where ours differs, and why:
     - With ``pool_from_prompt`` every n-gram that a step completes is inserted, the oldest first.
     - End tokens in the window stay; the engine stops at the first one committed anyway.
     - N = 2 works; the reference crashes.
+    - At a temperature the window is still made of the target's likeliest tokens, which keeps its
+      n-grams free of the random numbers that will judge them.
     - The window's first tokens depend on ``seed`` and the prompt, not on the order of cases.
 State kept: the window, for a turn; the pool, at most vocab × G n-grams, as ``state_scope`` says
     (the reference: ``turn``).

@@ -216,7 +216,7 @@ def _reprint(path: Path) -> int:
 def _runner(cfg: DictConfig) -> Callable[[Job], int]:
     name = str(cfg.runner.name)
     if importlib.util.find_spec(f"runners.{name}") is None:
-        raise unknown_name("runner", name, ["offline"])
+        raise unknown_name("runner", name, config.option_names("runner"))
     work: Callable[[Job], int] = importlib.import_module(f"runners.{name}").run
     return work
 

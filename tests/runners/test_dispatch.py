@@ -164,7 +164,7 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
         (["verifier=typical"], "Type verifier=greedy"),
         (["verifier=typical", "generation.temperature=1", "verifier.delta=0"], "verifier.delta=0"),
         (["verifier.name=rejektion"], "Did you mean 'rejection'"),
-        (["generation.temperature=.inf"], "generation.temperature=inf"),
+        (["generation.temperature=inf"], "generation.temperature=inf"),
         (["generation.temperature=1", "method=oracle"], "method=oracle works only greedily"),
         (["repeats=0"], "repeats=0 is out of range"),
         (["estimator=pared"], "Did you mean 'paired'"),
@@ -203,7 +203,7 @@ def test_without_a_baseline_nothing_is_audited(execute, tmp_path):
 
 def test_at_a_temperature_outputs_of_a_seed_repeat_plain_sampling(execute, tmp_path, capsys):
     """float64, and drafts that were not drawn: nothing but rounding could tell the labels apart."""
-    drafters = "compare=[lookahead,jacobi,token_recycling,cacheback]"
+    drafters = "compare=[lookahead,jacobi,token_recycling,{method: cacheback, table: dynamic}]"
     law = ["generation=sampling", "generation.max_new_tokens=24", "generation.top_p=0.95"]
     assert execute(f"output_dir={tmp_path}", drafters, *law) == 0
     done = records.read_records(tmp_path)[0]
