@@ -35,7 +35,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from specbench.drafter import Drafter
 from specbench.index.lookahead_window import LookaheadWindow

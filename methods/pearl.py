@@ -29,7 +29,7 @@ Where ours differs, and why:
       pre-verify.
     - Tokens and one row of probabilities cross from draft to verifier, not the whole history of
       both models' probabilities.
-    - Verifiers other than ``rejection`` (e.g. ``match``) draw the token without regard to the guess:
+    - Verifiers other than ``rejection`` (``match``) draw the token without regard to the guess:
       still exact, accepted less often.
 State kept: pending tokens and the draft's cache, for a turn.
 """
@@ -157,7 +157,9 @@ class Pearl(Drafter):
         draft, behind, block = self._draft, len(self._pending), self._block
         stands = len(outcome.path) == behind and len(block) > 0 and block[0] == state.root
         if not stands:
-            draft.keep_path(np.arange(len(outcome.path)))
+            # Without a block the last pending token has not been read.
+            held = behind if len(block) else max(behind - 1, 0)
+            draft.keep_path(np.arange(min(len(outcome.path), held)))
             self._pending, self._pending_q = NO_TOKENS, None
             return
         # Of the block, all but the last token have been read.

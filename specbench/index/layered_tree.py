@@ -128,7 +128,7 @@ class LayeredTree:
         self._layers.append(_Layer(tokens, parents, scores_[possible], children, chances, rows_))
 
     def best_path(self, above: Sequence[int] = ()) -> list[int]:
-        """The path ``above`` continued by the most likely child, layer by layer, while there is one.
+        """``above`` continued by the most likely child, layer by layer, while there is one.
 
         Not the most likely leaf's path: the reference's target chooses greedily, too.
 
@@ -150,7 +150,8 @@ class LayeredTree:
         if len(above) >= self.depth:
             return None
         layer = self._layers[1 + len(above)]
-        found = np.flatnonzero((layer.parents == (above[-1] if above else 0)) & (layer.tokens == token))
+        place = above[-1] if above else 0
+        found = np.flatnonzero((layer.parents == place) & (layer.tokens == token))
         return int(found[0]) if len(found) else None
 
     def tokens(self, path: Sequence[int], first: int = 0) -> IntArray:

@@ -68,7 +68,9 @@ class LookaheadWindow:
         self._grid[0, 0] = root
         key = (*self._grid.shape, len(guesses), lost_bonus)
         if key not in self._shapes:
-            self._shapes[key] = tree_shape(*self._grid.shape, len(guesses), self._ngram - 1, lost_bonus)
+            levels, columns = self._grid.shape
+            length = self._ngram - 1
+            self._shapes[key] = tree_shape(levels, columns, len(guesses), length, lost_bonus)
         parents, aux = self._shapes[key]
         return np.concatenate((guesses.reshape(-1), self._grid.reshape(-1)[1:])), parents, aux
 

@@ -39,7 +39,7 @@ class PlainTree:
     def children(self, text):
         """The K most likely next tokens of a text with the logarithms of their probabilities."""
         chances = self.draft.logits(text).log_softmax(-1)
-        return [(text + (t,), float(chances[t])) for t in chances.argsort(descending=True).tolist()]
+        return [((*text, t), float(chances[t])) for t in chances.argsort(descending=True).tolist()]
 
     def score(self, text):
         done, total = self.text, 0.0
@@ -158,16 +158,16 @@ def test_the_tree_is_the_plain_tree(seed, width, vocab_size, moves):
         path = path[:accepted]
         above = draft.text + tuple(tree.tokens(path).tolist())
         child = tree.child(path, token)
-        known = any(above + (token,) in layer for layer in plain.layers)
+        known = any((*above, token) in layer for layer in plain.layers)
         assert (child is not None) == known
         if child is None:
             continue
         path.append(child)
         assert [draft.nodes[n] for n in tree.numbers(path)] == [
             above[: len(draft.text) + 1 + i] for i in range(len(path) - 1)
-        ] + [above + (token,)]
+        ] + [(*above, token)]
         draft.nodes = [draft.nodes[n] for n in tree.reroot(path)]
-        draft.text = above + (token,)
+        draft.text = (*above, token)
         plain.reroot(draft.text)
 
 
