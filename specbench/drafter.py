@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import ConfigurationError, unknown_name
-from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, Needs, StepOutcome
+from specbench.structs import (
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Guess,
+    IntArray,
+    Needs,
+    StepOutcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,8 +88,13 @@ class Drafter:
         """The draft below ``state.root``; may be empty."""
         return DraftTree.empty()
 
-    def overlap(self, state: DecodeState, tree: DraftTree) -> None:
-        """Work done while the target verifies ``tree``, where ``needs.overlap`` is set."""
+    def overlap(self, state: DecodeState, tree: DraftTree) -> Guess | None:
+        """Work done while the target reads ``tree``, where ``needs.overlap`` is set.
+
+        Returns:
+            What the drafter drew meanwhile for the token after the tree's last node, or None.
+        """
+        return None
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         """Learn from a finished step; ``state`` already holds its tokens."""

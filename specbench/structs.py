@@ -46,6 +46,22 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class Guess:
+    """The token after a tree's last node, as a drafter draws it while the target reads the tree.
+
+    Too late for a node, which the pass would have had to read, but in time for the target's own
+    token there: by the ratio test of the guess it equals it as often as two draws can.
+
+    Attributes:
+        token: what was drawn.
+        q: ``[vocab]`` what it was drawn from, after temperature and filters.
+    """
+
+    token: int
+    q: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DraftTree:
     """Draft tokens below the root (the last committed token, which is not a node itself).
 
@@ -61,6 +77,8 @@ class DraftTree:
             that the verifier's are not among them).
         sources: ``[n]`` int64 naming where each node came from (index into the drafter's own
             ``source_names``), or None.
+        guess: for the token after the last node (the root, in an empty tree), or None. A verifier
+            may draw that token with it, or without: its law is the target's either way.
     """
 
     tokens: IntArray | torch.Tensor
@@ -69,6 +87,7 @@ class DraftTree:
     rows: tuple[int, int] | None = None
     probs: Proposal | None = None
     sources: IntArray | None = None
+    guess: Guess | None = None
 
     def __len__(self) -> int:
         return len(self.parents)

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from specbench.sampling import sample
-from specbench.structs import Verdict
+from specbench.structs import DraftTree, Proposal, Verdict
 from specbench.tree import NO_AUX, sibling_table
 from specbench.verify.interface import choices_and_tokens, row_by_row
 from specbench.verify.match import MatchVerifier
 
 if TYPE_CHECKING:
-    from specbench.structs import DraftTree, IntArray, Proposal
+    from specbench.structs import IntArray
     from specbench.verify.interface import PassScores
 
 
@@ -39,6 +39,10 @@ class RejectionVerifier(MatchVerifier):
     Random numbers of a step with n nodes: n + 1, one for the test of each node, whether it is
     reached or not, and one for the token after the path. Where ``DraftTree.probs`` is None, one
     per committed token (see :class:`MatchVerifier`); so is an empty draft.
+
+    A guess (``DraftTree.guess``) is one more node, below the last one, that the pass has not read:
+    accepted, its token takes the place of the target's own after the path, which follows the
+    target's law like any other accepted token.
 
     A child to which Q gives no mass cannot have been drawn from it. It is passed over, which leaves
     the law as it is whoever put it there.
@@ -56,6 +60,8 @@ class RejectionVerifier(MatchVerifier):
         Raises:
             CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
         """
+        rows = len(tree) + 1
+        tree = _with_guess(tree)
         proposal = tree.probs
         if proposal is None or not len(tree):
             return super().verify(tree, scores)
@@ -68,23 +74,23 @@ class RejectionVerifier(MatchVerifier):
         on_device = torch.as_tensor(tree.tokens, device=logits.device)
         on_device = on_device.clamp(0, scores.vocab_size - 1)
 
-        def judge(rows: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
-            p = self._sampling.probs(logits[torch.from_numpy(rows).to(logits.device)])
-            odds, rest = ratio_tests(p, children[rows], on_device, proposal)
-            threshold = torch.from_numpy(last).to(logits.device).expand(len(rows))
+        def judge(some: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+            p = self._sampling.probs(logits[torch.from_numpy(some).to(logits.device)])
+            odds, rest = ratio_tests(p, children[some], on_device, proposal)
+            threshold = torch.from_numpy(last).to(logits.device).expand(len(some))
             return odds, sample(rest, threshold)
 
         lazy = row_by_row(logits)
         if lazy:
             choices, tokens, _ = choices_and_tokens(tree, scores)
         else:
-            every, drawn = judge(np.arange(n + 1))
+            every, drawn = judge(np.arange(rows))
             choices, tokens, host = choices_and_tokens(tree, scores, every, drawn)
-            table, ends = host[0].reshape(n + 1, -1), host[1]
+            table, ends = host[0].reshape(rows, -1), host[1]
 
         path: list[int] = []
         row = 0
-        while True:
+        while row < rows:
             if lazy:
                 odds_here, drawn = judge(np.array([row]))
                 odds, after = odds_here[0].numpy(), int(drawn)
@@ -96,7 +102,37 @@ class RejectionVerifier(MatchVerifier):
             path.append(int(children[row][passed.argmax()]))  # the eldest
             row = path[-1] + 1
         nodes = np.array(path, dtype=np.int64)
+        if row == rows:  # the guess
+            return Verdict(nodes[:-1], tokens[nodes]), choices
         return Verdict(nodes, np.append(tokens[nodes], after)), choices
+
+
+def _with_guess(tree: DraftTree) -> DraftTree:
+    """The tree with its guess, if any, as its last node.
+
+    Below nodes that are a function of the context there is nothing to gain: they are tested by
+    drawing the target's token first.
+    """
+    guess, proposal, n = tree.guess, tree.probs, len(tree)
+    if guess is None or (proposal is None and n):
+        return tree
+    q, row = guess.q[None], np.zeros(n, dtype=np.int64)
+    if proposal is not None:
+        q, row = torch.cat([proposal.q, q.to(proposal.q)]), proposal.row
+    if isinstance(tree.tokens, torch.Tensor):
+        tokens: IntArray | torch.Tensor = torch.cat(
+            [tree.tokens, tree.tokens.new_full((1,), guess.token)]
+        )
+    else:
+        tokens = np.append(tree.tokens, guess.token)
+    return DraftTree(
+        tokens,
+        np.append(tree.parents, n - 1),
+        aux=None if tree.aux is None else np.append(tree.aux, False),
+        probs=Proposal(
+            q, np.append(row, len(q) - 1), True if proposal is None else proposal.replacement
+        ),
+    )
 
 
 def ratio_tests(
