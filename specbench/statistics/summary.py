@@ -5,7 +5,11 @@ How records become numbers (words as in :mod:`specbench.records`):
 - The turns and repeats of a case are added up first; the case is the unit of everything after.
 - A case that failed for one label, or lacks a turn of it, is left out for all labels and counted
   in ``n_dropped``. A disturbed turn takes its block (case and repeat) out of all that is timed,
-  for all labels; ``n_disturbed`` counts the cases concerned. MAT and verdicts keep them.
+  for all labels; ``n_disturbed`` counts the cases concerned. MAT and verdicts keep them. Where
+  more than half of the run's blocks are disturbed, that is the machine's ordinary state: leaving
+  them out would choose the lucky ones, so all are counted (``disturbed_counted``).
+- ``joules_per_token`` is energy over new tokens, prefill included, of turns whose energy is known;
+  ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).
 - ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
   of the baseline. ``geomean_speedup`` is the geometric mean of the same ratio taken per case.
 - Estimator ``specbench`` is the formula of Spec-Bench's ``speed.py``: a question's speed is its new
@@ -46,12 +50,24 @@ OVERALL = "overall"
 ESTIMATORS = ("paired", "specbench")
 DEFAULT_MARGIN = 0.02
 _ALPHA = 0.05
+# Of the blocks, from where on disturbance is the ordinary state.
+ORDINARY_SHARE = 0.5
 
 # Spec-Bench's order; other tasks follow by name, the whole run comes last.
 _TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 
 # Columns of a label's totals per case.
-_COMMITTED, _STEPS, _TIMED_COMMITTED, _DECODE, _TIMED_NEW, _WALL = range(6)
+_COMMITTED, _STEPS, _TIMED_COMMITTED, _DECODE, _TIMED_NEW, _WALL, _ENERGY, _ENERGY_NEW = range(8)
+
+
+def disturbed_blocks(records: Iterable[CaseRecord]) -> set[tuple[int, str]]:
+    """``(repeat, case_id)`` of every block that holds a disturbed turn."""
+    return {(r.repeat, r.case_id) for r in records if r.status == "disturbed"}
+
+
+def is_ordinary(n_disturbed: int, n_blocks: int) -> bool:
+    """Whether so many blocks are disturbed that none can be left out."""
+    return n_disturbed > ORDINARY_SHARE * n_blocks
 
 
 def task_order(task: str) -> tuple[int, str]:
@@ -154,11 +170,13 @@ class _Pooled:
 
     Attributes:
         tasks, categories: ``[n]`` of each case that did not drop out.
-        totals: by label ``[n, 6]``, see the column constants.
+        totals: by label ``[n, 8]``, see the column constants.
         dropped, disturbed: tasks of the cases that dropped out, or hold a disturbed turn.
+        disturbed_counted: whether the disturbed ones count in times all the same.
         verdicts: by label, ``(task, verdict)`` of every turn that did not fail.
         methods: by label.
         state_scopes: by label.
+        phases: by label and task seconds by phase, of turns that were not disturbed.
     """
 
     tasks: list[str]
@@ -166,9 +184,11 @@ class _Pooled:
     totals: dict[str, FloatArray]
     dropped: list[str]
     disturbed: list[str]
+    disturbed_counted: bool
     verdicts: dict[str, list[tuple[str, str]]]
     methods: dict[str, str]
     state_scopes: dict[str, str]
+    phases: dict[str, dict[str, dict[str, float]]]
 
     def of_task(self, task: str) -> _Pooled:
         """The part that belongs to a task."""
@@ -179,12 +199,17 @@ class _Pooled:
             totals={label: totals[chosen] for label, totals in self.totals.items()},
             dropped=[name for name in self.dropped if name == task],
             disturbed=[name for name in self.disturbed if name == task],
+            disturbed_counted=self.disturbed_counted,
             verdicts={
                 label: [pair for pair in pairs if pair[0] == task]
                 for label, pairs in self.verdicts.items()
             },
             methods=self.methods,
             state_scopes=self.state_scopes,
+            phases={
+                label: {task: phases[task]} if task in phases else {}
+                for label, phases in self.phases.items()
+            },
         )
 
 
@@ -197,6 +222,9 @@ def _pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> _Pooled:
             by_case.setdefault(record.case_id, []).append(record)
     tasks, categories, dropped, disturbed = [], [], [], []
     totals: dict[str, list[list[float]]] = {label: [] for label in labels}
+    everything = [turn for turns in by_case.values() for turn in turns]
+    blocks = {(turn.repeat, turn.case_id) for turn in everything}
+    ordinary = is_ordinary(len(disturbed_blocks(everything)), len(blocks))
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
     for _, turns in sorted(by_case.items()):
         complete = _is_complete(turns, labels)
@@ -208,28 +236,40 @@ def _pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> _Pooled:
             continue
         tasks.append(turns[0].task)
         categories.append(turns[0].category)
+        left_out = set() if ordinary else spoilt
         for label in labels:
-            totals[label].append(_add_up([t for t in turns if t.label == label], spoilt))
-    all_turns = [turn for turns in by_case.values() for turn in turns]
+            totals[label].append(_add_up([t for t in turns if t.label == label], left_out))
     return _Pooled(
         tasks=tasks,
         categories=categories,
         totals={
-            label: np.array(rows, dtype=np.float64).reshape(len(rows), _WALL + 1)
+            label: np.array(rows, dtype=np.float64).reshape(len(rows), _ENERGY_NEW + 1)
             for label, rows in totals.items()
         },
         dropped=dropped,
         disturbed=disturbed,
+        disturbed_counted=ordinary,
         verdicts={
             label: [
                 (turn.task, turn.lossless.verdict)
-                for turn in all_turns
+                for turn in everything
                 if turn.label == label and turn.status != "failed"
             ]
             for label in labels
         },
-        methods={turn.label: turn.method for turn in all_turns},
-        state_scopes={turn.label: turn.state_scope for turn in all_turns},
+        methods={turn.label: turn.method for turn in everything},
+        state_scopes={turn.label: turn.state_scope for turn in everything},
+        phases={
+            label: {
+                task: _add_phases(
+                    t
+                    for t in everything
+                    if (t.label, t.task) == (label, task) and (ordinary or t.status == "ok")
+                )
+                for task in {turn.task for turn in everything}
+            }
+            for label in labels
+        },
     )
 
 
@@ -251,7 +291,18 @@ def _add_up(turns: Sequence[CaseRecord], spoilt: set[int]) -> list[float]:
         math.fsum(turn.decode_s for turn in timed),
         sum(turn.n_new for turn in timed),
         math.fsum(turn.wall_s for turn in timed),
+        math.fsum(turn.energy_j or 0.0 for turn in timed),
+        sum(turn.n_new for turn in timed if turn.energy_j is not None),
     ]
+
+
+def _add_phases(turns: Iterable[CaseRecord]) -> dict[str, float]:
+    """Seconds by phase over all turns."""
+    sums: dict[str, float] = {}
+    for turn in turns:
+        for name, seconds in (turn.phase_s or {}).items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    return sums
 
 
 class _Sample:
@@ -286,12 +337,15 @@ class _Sample:
             "n_cases": len(pooled.tasks),
             "n_dropped": len(pooled.dropped),
             "n_disturbed": len(pooled.disturbed),
+            "disturbed_counted": pooled.disturbed_counted and bool(pooled.disturbed),
             "mat": mat,
             "mat_ci": mat_ci,
             "tokens_per_s": self.tokens_per_s(label),
             "end_to_end_tokens_per_s": _finite(
                 ratio_of_totals(totals[:, _TIMED_NEW], totals[:, _WALL])
             ),
+            "joules_per_token": self._joules_per_token(totals),
+            "phase_share": self._phase_share(label),
             "estimator": self._estimator,
             "speedup": speedup,
             "speedup_ci": speedup_ci,
@@ -302,6 +356,21 @@ class _Sample:
             },
             "state_scope": pooled.state_scopes.get(label),
         }
+
+    @staticmethod
+    def _joules_per_token(totals: FloatArray) -> float | None:
+        if not totals[:, _ENERGY_NEW].any():
+            return None
+        return _finite(ratio_of_totals(totals[:, _ENERGY], totals[:, _ENERGY_NEW]))
+
+    def _phase_share(self, label: str) -> dict[str, float] | None:
+        """Each phase's share of all phases' time; None where phases were not timed."""
+        sums: dict[str, float] = {}
+        for phases in self._pooled.phases[label].values():
+            for name, seconds in phases.items():
+                sums[name] = sums.get(name, 0.0) + seconds
+        total = math.fsum(sums.values())
+        return {name: seconds / total for name, seconds in sums.items()} if total else None
 
     def tokens_per_s(self, label: str) -> float | None:
         """Speed by the estimator."""

@@ -246,7 +246,7 @@ def interrupt_after(monkeypatch, blocks, error):
 def comparable(folder):
     """Records by key without what differs from run to run: times, hosts, time stamps."""
     free = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s"}
-    free |= {"cpu_steal", "started_at", "host"}
+    free |= {"cpu_steal", "cpu_waiting", "cpu_others", "cpu_load", "gpu", "started_at", "host"}
     found = [
         {key: value for key, value in line.items() if key not in free} for line in lines(folder)
     ]
