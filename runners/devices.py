@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from runners.folder import unwritable
 from specbench import durable, models, nvml
+from specbench.errors import OutputRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,10 @@ def _lock(folder: Path, device: str) -> Iterator[None]:
             )
             lock.acquire(poll_interval=_LOOK_EVERY_S)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise OutputRefused(
+            f"{path} cannot be written: {error.strerror or error}. Give a folder that can: "
+            "cache_dir=DIR (or take no lock: measure.exclusive=false)."
+        ) from error
     try:
         durable.write_json(holder, {"pid": os.getpid(), "host": socket.gethostname()})
         yield
