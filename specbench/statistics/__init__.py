@@ -19,12 +19,12 @@ from specbench.statistics.bootstrap import (
     strata_of,
 )
 from specbench.statistics.paired import equivalence, holm, sign_flip_p
+from specbench.statistics.pooling import is_ordinary
 from specbench.statistics.report import exit_code, run_summary
 from specbench.statistics.summary import (
     ESTIMATORS,
     OVERALL,
     compare_pairs,
-    is_ordinary,
     summarise,
     task_order,
 )

@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from specbench.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION
+from specbench.statistics.pooling import ORDINARY_SHARE, disturbed_blocks, is_ordinary
 from specbench.statistics.summary import (
-    ORDINARY_SHARE,
     OVERALL,
     compare_pairs,
-    disturbed_blocks,
-    is_ordinary,
     summarise,
 )
 
