@@ -105,9 +105,12 @@ class Saboteur:
 
 def measure(overrides, faults, fired, memory):
     """The measuring process: a run in this process, sabotaged."""
+    import torch
+
     from runners import blocks, dispatch
     from specbench import config
 
+    torch.set_num_threads(1)  # the model is too small for more
     saboteur, run = Saboteur(faults, fired, memory), blocks.BlockRunner.run
     blocks.BlockRunner.run = lambda runner, block: saboteur.run(runner, block, run)
     cfg = config.compose(overrides)
