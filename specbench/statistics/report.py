@@ -56,7 +56,7 @@ def run_summary(
         "notes": [
             *_failures(records, errors, labels),
             *_verdicts(records, baseline, (manifest.get("model") or {}).get("dtype", "")),
-            *_disturbance(records),
+            *_disturbance(records, (config.get("measure") or {}).get("disturbed") or {}),
             *_phases(rows),
         ],
     }
@@ -115,7 +115,7 @@ def _verdicts(records: Sequence[CaseRecord], baseline: str | None, dtype: str) -
     return notes
 
 
-def _disturbance(records: Sequence[CaseRecord]) -> list[str]:
+def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, Any]) -> list[str]:
     notes = []
     again = {(r.repeat, r.case_id) for r in records if r.attempt}
     if again:
@@ -129,12 +129,13 @@ def _disturbance(records: Sequence[CaseRecord]) -> list[str]:
         notes.append(
             f"THE MACHINE WAS DISTURBED THROUGHOUT: {len(disturbed)} of {len(blocks)} cases hold a "
             f"disturbed turn, more than {ORDINARY_SHARE:.0%}, so all are counted (disturbed_by in "
-            "the records says why). Labels were interleaved, so ratios suffer less than tokens/s."
+            "the records says why). Labels were interleaved, so ratios suffer less than tokens/s. "
+            f"{_rule(limits)}"
         )
     elif disturbed:
         notes.append(
             f"{len(disturbed)} of {len(blocks)} cases hold a disturbed turn (disturbed_by in the "
-            "records says why) and count in no time, for any label."
+            f"records says why) and count in no time, for any label. {_rule(limits)}"
         )
     steal = [record.cpu_steal for record in records if record.cpu_steal is not None]
     if steal and sum(steal) > _STEAL_SHOWN_FROM * len(steal):
@@ -143,6 +144,19 @@ def _disturbance(records: Sequence[CaseRecord]) -> list[str]:
             "others while turns were measured: times are disturbed (cpu_steal in the records)."
         )
     return notes
+
+
+def _rule(limits: Mapping[str, Any]) -> str:
+    """The rule by which turns are disturbed, in a sentence; empty where it is not known."""
+    words = {
+        "steal": "{:.0%} of the CPU time stolen",
+        "waiting": "{:g} s per second waited for a CPU",
+        "slowdown": "steps {:g} times as long as their like",
+    }
+    parts = [text.format(limits[key]) for key, text in words.items() if limits.get(key) is not None]
+    if not parts:
+        return ""
+    return f"Disturbed is more than: {'; '.join(parts)}; or a GPU shared or throttled."
 
 
 def _phases(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -250,7 +250,8 @@ def test_a_block_that_stays_disturbed_is_measured_again_so_often_and_left_out(ru
     assert len(lines(folder, records.DISTURBED)) == 2
     summary = durable.read_json(folder / records.SUMMARY)
     assert summary["rows"][-1]["n_disturbed"] == 1
-    assert any("1 of 3 cases hold a disturbed turn" in note for note in summary["notes"])
+    (note,) = (n for n in summary["notes"] if "1 of 3 cases hold a disturbed turn" in n)
+    assert "Disturbed is more than: 5% of the CPU time stolen; or a GPU shared" in note
 
 
 def test_a_machine_disturbed_throughout_still_finishes_and_says_so(run_disturbed):
