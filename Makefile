@@ -32,7 +32,7 @@ STAMP := $(VENV)/.stamp-setup
 # Tests must pass without a network: a test that asks the hub fails here and not only elsewhere.
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled $(PY) -m pytest
 
-.PHONY: help setup bench test test-all lint fmt type tables figures bench-engine bench-drafters gpu-check clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -94,6 +94,9 @@ figures: $(STAMP) ## Figures from the records below RESULTS
 
 bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host work per step
 	$(PY) scripts/bench_engine.py $(ARGS)
+
+soak: $(STAMP) ## A thousand cases with faults: memory stays flat and nothing is lost
+	$(PYTEST) -s tests/runners/test_soak.py $(ARGS)
 
 bench-drafters: $(STAMP) ## Drafting time per step of each method
 	$(PY) scripts/bench_drafters.py $(ARGS)

@@ -7,15 +7,17 @@ import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
-from runners import folder, manifest, warmup
+from runners import devices, disturbance, folder, manifest, warmup
 from runners.contenders import build_contenders
 from runners.progress import RunProgress
-from specbench import durable, environment, records
-from specbench.statistics import summarise
+from specbench import durable, environment, nvml, records
+from specbench.statistics import exit_code, run_summary
+from specbench.surroundings import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from runners.blocks import BlockRunner
     from runners.contenders import Contender
     from runners.folder import ResultFiles
     from runners.job import Block, Job
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     MakeStage = Callable[[Job, Sequence[Contender]], Stage]
 
 log = logging.getLogger(__name__)
-
-_NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
-_STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
 
 
 def run(job: Job, make_stage: MakeStage | None = None) -> int:
@@ -53,7 +52,7 @@ def run(job: Job, make_stage: MakeStage | None = None) -> int:
         durable.write_json(job.folder / records.MANIFEST, book)
         try:
             pending = _pending(job, files.done)
-            if pending:
+            if pending or _disturbed(job, files):
                 _measure(job, contenders, pending, files, book, forced, make_stage)
             return _finish(job, files, book)
         except BaseException as error:
@@ -89,6 +88,14 @@ def _pending(job: Job, done: list[CaseRecord]) -> list[Block]:
     return [block for block in job.blocks() if not block.keys(job.labels) <= present]
 
 
+def _disturbed(job: Job, files: ResultFiles) -> list[Block]:
+    """Judge all turns together, and say which blocks are to be measured again."""
+    limits = job.config["measure"]["disturbed"]
+    files.mark(disturbance.judge(files.done, files.traces(), limits))
+    again = {place[:2] for place in files.superseded}
+    return disturbance.to_measure_again(job, files.done, len(again))
+
+
 def _measure(
     job: Job,
     contenders: Sequence[Contender],
@@ -103,114 +110,51 @@ def _measure(
     from runners.blocks import BlockRunner
     from runners.stage import Stage
 
-    stage = (make_stage or Stage)(job, contenders)
-    model = stage.describe()
-    manifest.check_subject(book, job, model)
-    book["model"] = model
-    durable.write_json(job.folder / records.MANIFEST, book)
-    log.info("warming up %s", ", ".join(job.labels))
-    lengths = [len(stage.render([(case.turns[0], None)])) for case in job.cases]
-    warmup.warm_up(stage, contenders, lengths, rounds=int(job.config["measure"]["warmup"]))
-    answers = PlainAnswers(job.folder / records.DIALOGUE, stage.plain)
-    runner = BlockRunner(job, stage, contenders, answers, files.done, forced)
-    # What exists by now lives to the end: the collector need not walk it during a measurement.
-    gc.collect()
-    gc.freeze()
-    total = len(job.blocks())
-    try:
-        with RunProgress(total, done=total - len(pending)) as progress:
-            for block in pending:
-                result = runner.run(block)
-                files.append(result.records, result.errors, result.steps)
-                progress.advance(f"{block.case.task} {block.case.case_id}")
-    finally:
-        answers.close()
+    measure = job.config["measure"]
+    with devices.held(job) as gpus:
+        if measure["energy"]:
+            nvml.check_energy(gpus, devices.names(job))
+        stage = (make_stage or Stage)(job, contenders)
+        model = stage.describe()
+        manifest.check_subject(book, job, model)
+        book["model"] = model
+        durable.write_json(job.folder / records.MANIFEST, book)
+        log.info("warming up %s", ", ".join(job.labels))
+        lengths = [len(stage.render([(case.turns[0], None)])) for case in job.cases]
+        warmup.warm_up(stage, contenders, lengths, rounds=int(measure["warmup"]))
+        answers = PlainAnswers(job.folder / records.DIALOGUE, stage.plain)
+        watch = Watch(gpus, energy=bool(measure["energy"]))
+        runner = BlockRunner(job, stage, contenders, answers, files.done, forced, watch)
+        # What exists by now lives to the end: the collector need not walk it meanwhile.
+        gc.collect()
+        gc.freeze()
+        total = len(job.blocks())
+        try:
+            with RunProgress(total, done=total - len(pending)) as progress:
+                for block in pending:
+                    result = runner.run(block)
+                    files.append(result.records, result.errors, result.steps)
+                    progress.advance(f"{block.case.task} {block.case.case_id}")
+            _measure_again(job, files, runner)
+        finally:
+            answers.close()
+
+
+def _measure_again(job: Job, files: ResultFiles, runner: BlockRunner) -> None:
+    """Replace disturbed blocks by new measurements, as often as the configuration allows."""
+    while blocks := _disturbed(job, files):
+        log.info("measuring %d disturbed cases again", len(blocks))
+        for block in blocks:
+            keys = block.keys(job.labels)
+            attempt = 1 + max(r.attempt for r in files.done if r.key in keys)
+            result = runner.run_again(block, attempt)
+            files.replace(result.records, result.errors, result.steps)
 
 
 def _finish(job: Job, files: ResultFiles, book: dict[str, Any]) -> int:
     errors, _ = durable.read_jsonl(job.folder / records.ERRORS)
-    bugs = sum(record.lossless.verdict == "bug" for record in files.done)
-    exit_code = 1 if errors or bugs else 0
-    rows = summarise(
-        files.done,
-        list(job.labels),
-        baseline=job.baseline,
-        seed=int(job.config["seed"]),
-        estimator=job.config["estimator"],
-    )
-    summary = {
-        "schema_version": records.SCHEMA_VERSION,
-        "run_key": job.run_key,
-        "rows": rows,
-        "caption": _caption(job, files.done),
-        "notes": _notes(job, files.done, errors, bugs, book),
-    }
-    manifest.close(book, "complete", exit_code)
+    code = exit_code(files.done, errors)
+    summary = run_summary(files.done, errors, book)
+    manifest.close(book, "complete", code)
     files.finish(summary, book)
-    return exit_code
-
-
-def _caption(job: Job, done: list[CaseRecord]) -> str:
-    scopes = {record.label: record.state_scope for record in done}
-    model, dataset = job.config["model"]["name"], job.config["dataset"]["name"]
-    kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
-    parts = [f"{model} on {dataset}, repeats={job.repeats}. State kept per {kept}."]
-    if not job.greedy:
-        law = job.config["generation"]
-        filters = "".join(
-            f", {key}={law[key]}" for key, off in (("top_p", 1), ("top_k", 0)) if law[key] != off
-        )
-        parts.append(
-            f"Sampled at temperature {law['temperature']:g}{filters}; verifier {job.verifier}; "
-            "speedup over ar sampling with the same seeds; outputs not audited."
-        )
-    if job.verifier in records.LOSSY_VERIFIERS:
-        parts.append("LOSSY: outputs of labels that draft do not follow the model's own law.")
-    return " ".join(parts)
-
-
-def _notes(
-    job: Job,
-    done: list[CaseRecord],
-    errors: list[dict[str, Any]],
-    bugs: int,
-    book: dict[str, Any],
-) -> list[str]:
-    notes = []
-    failed = {(r.case_id, r.label) for r in done if r.status == "failed"}
-    if failed:
-        dropped = len({case for case, _ in failed})
-        by_label = {label: sum(1 for _, x in failed if x == label) for label in job.labels}
-        counts = ", ".join(f"{label} {n}" for label, n in by_label.items() if n)
-        notes.append(
-            f"{dropped} of {len({r.case_id for r in done})} cases are dropped for all labels "
-            f"because one failed ({counts}); reasons in {records.ERRORS}."
-        )
-    unaudited = sum(error["during"] == "audit" for error in errors)
-    if unaudited:
-        notes.append(f"the audit itself failed for {unaudited} turns; reasons in {records.ERRORS}.")
-    if bugs:
-        notes.append(
-            f"{bugs} outputs are not what plain decoding gives (verdict bug): find them in "
-            f"{records.CASES}. The numbers of their labels are not to be trusted."
-        )
-    audited = [r for r in done if r.lossless.verdict != "not_audited" and r.label != job.baseline]
-    ties = sum(record.lossless.verdict == "near_tie" for record in audited)
-    dtype = (book.get("model") or {}).get("dtype", "")
-    if "float32" in dtype and ties > _NEAR_TIES_SHOWN_FROM * len(audited):
-        notes.append(
-            f"{ties} of {len(audited)} audited turns are near ties, more than "
-            f"{_NEAR_TIES_SHOWN_FROM:.0%} in float32: look at their gaps in {records.CASES}."
-        )
-    disturbed = {record.case_id for record in done if record.status == "disturbed"}
-    if disturbed:
-        notes.append(f"{len(disturbed)} cases hold a disturbed turn, which counts in no time.")
-    steal = [record.cpu_steal for record in done if record.cpu_steal is not None]
-    if steal and sum(steal) > _STEAL_SHOWN_FROM * len(steal):
-        notes.append(
-            f"the hypervisor gave {sum(steal) / len(steal):.0%} of this machine's CPU time to "
-            "others while turns were measured: times are disturbed (cpu_steal in the records)."
-        )
-    if any(record.forced_resume for record in done):
-        notes.append("resumed with resume=force: not all records come from the same conditions.")
-    return notes
+    return code

@@ -63,6 +63,7 @@ _NOT_IDENTITY = (
     "hydra",
     "model.cache_dir",
     "model.source",
+    "measure.exclusive",
     "dataset.source",
     "dataset.fetch",
 )
@@ -82,6 +83,12 @@ _ONE_OF: Mapping[str, Sequence[str]] = {
 _AT_LEAST: Mapping[str, float] = {
     "repeats": 1,
     "measure.warmup": 0,
+    "measure.reruns": 0,
+    "measure.rerun_share": 0,
+    "measure.disturbed.steal": 0,
+    "measure.disturbed.waiting": 0,
+    "measure.disturbed.slowdown": 1,
+    "measure.disturbed.shortest_s": 0,
     "generation.max_new_tokens": 1,
     "generation.temperature": 0,
     "generation.top_k": 0,

@@ -184,7 +184,7 @@ def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> Lo
     from transformers import AutoModelForCausalLM
 
     model = weights.model_node(cfg)
-    device = _device(str(model["device"]))
+    device = choose_device(str(model["device"]))
     dtype: torch.dtype = getattr(torch, str(model["dtype"]))
     if model["shape"]:
         network = shape_model(
@@ -302,7 +302,12 @@ def _quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
+    """The device that ``model.device`` stands for; ``auto`` is the first GPU, else the CPU.
+
+    Raises:
+        ConfigurationError: there is no such device.
+    """
     import torch
 
     if name == "auto":

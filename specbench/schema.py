@@ -303,17 +303,44 @@ class RunnerConfig:
 
 
 @dataclass
+class DisturbedConfig:
+    """When a turn counts as disturbed: any of these; null switches one off.
+
+    Attributes:
+        steal: share of CPU time the hypervisor took from this machine.
+        waiting: seconds this process waited for a CPU, per second.
+        slowdown: its steps took this many times what the label's like steps take in this run.
+        shortest_s: turns shorter than this are not judged; the counters are too coarse.
+    """
+
+    steal: float | None = 0.05
+    waiting: float | None = 0.15
+    slowdown: float | None = 1.5
+    shortest_s: float = 0.5
+
+
+@dataclass
 class MeasureConfig:
     """What the clock looks at.
 
     Attributes:
-        phases: time the phases of every step (syncs within the step: no headline numbers).
+        phases: time the phases of every step (more marks: no headline numbers).
+        energy: read the GPUs' energy counters before and after every turn.
         warmup: rounds over prompts that are not measured.
+        exclusive: wait until no other timed job of this project uses the device.
+        disturbed: when a turn counts as disturbed.
+        reruns: how often a disturbed block is measured again at most.
+        rerun_share: of the run's blocks, what may be measured again in all.
     """
 
     name: str = MISSING
     phases: bool = False
+    energy: bool = False
     warmup: int = 1
+    exclusive: bool = True
+    disturbed: DisturbedConfig = field(default_factory=DisturbedConfig)
+    reruns: int = 1
+    rerun_share: float = 0.25
 
 
 @dataclass

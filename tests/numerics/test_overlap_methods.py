@@ -51,8 +51,10 @@ def drafts(architecture):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "architecture",
-    [a if a in ("llama", "mistral_window") else pytest.param(a, marks=pytest.mark.slow)
-     for a in ARCHITECTURES],
+    [
+        a if a in ("llama", "mistral_window") else pytest.param(a, marks=pytest.mark.slow)
+        for a in ARCHITECTURES
+    ],
 )
 def test_greedy_output_is_plain_decoding(architecture, method, make_target, rng):
     target = make_target(architecture)

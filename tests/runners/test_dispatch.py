@@ -281,7 +281,7 @@ def interrupt_after(monkeypatch, blocks, error):
 def comparable(folder):
     """Records by key without what differs from run to run: times, hosts, time stamps."""
     free = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s"}
-    free |= {"cpu_steal", "started_at", "host"}
+    free |= {"cpu_steal", "cpu_waiting", "cpu_others", "cpu_load", "gpu", "started_at", "host"}
     found = [
         {key: value for key, value in line.items() if key not in free} for line in lines(folder)
     ]
@@ -304,6 +304,39 @@ def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(
     assert comparable(tmp_path / "parts") == comparable(tmp_path / "whole")
     starts = durable.read_json(tmp_path / "parts" / records.MANIFEST)["starts"]
     assert [start["records_found"] for start in starts] == [0, 20]
+
+
+def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path, monkeypatch):
+    """Three jobs: one complete, one half done, one not begun."""
+    launched = []
+
+    def counting(work, job):
+        launched.append(job.config["method"]["num_tokens"])
+        return work(job)
+
+    def sweep(values):
+        for value in values:
+            override = f"method.num_tokens={value}"
+            out = f"output_dir={tmp_path}/sweep"
+            assert execute(out, override, launch=counting, multirun=True) == 0
+
+    sweep([1])
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            sweep([2])
+    (complete,) = [path.parent for path in (tmp_path / "sweep").rglob(records.DONE)]
+    stamp = (complete / records.CASES).stat().st_mtime_ns
+    launched.clear()
+    sweep([1, 2, 3])
+    assert launched == [2, 3]
+    assert (complete / records.CASES).stat().st_mtime_ns == stamp
+    manifests = [durable.read_json(p) for p in (tmp_path / "sweep").rglob(records.MANIFEST)]
+    found = {
+        m["config"]["method"]["num_tokens"]: [s["records_found"] for s in m["starts"]]
+        for m in manifests
+    }
+    assert found == {1: [0], 2: [0, 6], 3: [0]}
 
 
 def test_a_full_disk_is_reported_and_loses_nothing(execute, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specbench import roofline
+from specbench.statistics.roofline import note, share
 from tests.conftest import tiny_model
 
 
@@ -27,14 +28,14 @@ def test_a_copy_counts_reading_and_writing(monkeypatch):
 
 def test_the_share_and_its_warning():
     model = {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10, "passes": {"engine": "graph"}}
-    assert roofline.share(model, 80.0) == pytest.approx(0.8)
-    assert roofline.note(model, 80.0) == (
+    assert share(model, 80.0) == pytest.approx(0.8)
+    assert note(model, 80.0) == (
         "ar (graph engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s)."
     )
-    assert "slowness" in (roofline.note(model, 30.0) or "")
+    assert "slowness" in (note(model, 30.0) or "")
 
 
 @pytest.mark.parametrize("model", [{}, {"weight_bytes": 5e8}, {"copy_bytes_per_s": 1e9}])
 def test_what_an_old_manifest_lacks_is_not_made_up(model):
-    assert roofline.note(model, 80.0) is None
-    assert roofline.share({"weight_bytes": 1.0, "copy_bytes_per_s": 1.0}, None) is None
+    assert note(model, 80.0) is None
+    assert share({"weight_bytes": 1.0, "copy_bytes_per_s": 1.0}, None) is None
