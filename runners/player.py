@@ -160,6 +160,19 @@ class Player:
             for t in turns
         ]
 
+    def step_s(self, drafter: Drafter) -> float:
+        """Seconds that a drafter takes for a step's propose and observe: the median over turns.
+
+        The first turn warms up and does not count.
+        """
+        turns = [turn for group in self._traces.cases().values() for turn in group]
+        times = []
+        for played in self.play_all(drafter, turns)[1:]:
+            phases = played.decoded.timings.phase_s or {}
+            steps = max(1, played.decoded.n_target_passes)
+            times.append((phases.get("draft", 0.0) + phases.get("observe", 0.0)) / steps)
+        return float(np.median(times))
+
     def _predict(self, decoded: DecodeResult, turn: Turn, reset_s: float) -> Played:
         assert self._surface is not None
         k, width, context = np.array(self._target.passes, dtype=np.int64).reshape(-1, 3).T
