@@ -20,7 +20,7 @@ VOCAB = 60
 def pack(tmp_path_factory) -> Path:
     """Twelve texts of recurring phrases of five tokens: drafts of more than four are cut short."""
     rng = np.random.default_rng(0)
-    turns = {}
+    turns: dict = {}
     for i in range(12):
         phrases = rng.integers(0, VOCAB, (6, 5))
         text = phrases[rng.integers(0, 6, 40)].reshape(-1)
@@ -59,10 +59,10 @@ def surface(tmp_path_factory) -> Path:
 
 def test_the_tuned_setting_is_the_one_that_the_surface_pays_for(pack, surface, tmp_path, capsys):
     out = tmp_path / "report.json"
-    arguments = [str(pack), str(surface), "pld", "sam", "--trials", "12"]
+    arguments = [str(pack), str(surface), "pld", "suffix_decoding", "--trials", "12"]
     assert tune.main([*arguments, "--out", str(out)]) == 0
     report = json.loads(out.read_text())
-    assert [row["method"] for row in report["rows"]] == ["pld", "sam"]
+    assert [row["method"] for row in report["rows"]] == ["pld", "suffix_decoding"]
     assert {row["trials"] for row in report["rows"]} == {12}
     assert report["cases"] == {"development": 6, "held-out": 6}
     for row in report["rows"]:
