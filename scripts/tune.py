@@ -5,12 +5,12 @@
 RUN is a run folder or a trace pack. Its cases are split once, by task, into a development split
 that trials are scored on and a held-out split that nothing is chosen by. A score is the predicted
 speedup over plain decoding (target passes by the surface, drafting measured here). Three settings
-of each method are reported on the held-out split: the default (its yaml), the tuned one (best on the
-development split) and the best in hindsight (of all trials, the one that happens to be best on the
-held-out split: what perfect choosing would have given, an upper bound and not a result).
+of each method are reported on the held-out split: the default (its yaml), the tuned one (best on
+the development split) and the best in hindsight (of all trials, the one that happens to be best on
+the held-out split: what perfect choosing would have given, an upper bound and not a result).
 
-The spaces are in scripts/search_spaces.yaml. Optuna only suggests (ask) and learns (tell); --seed is
-its seed and the split's.
+The spaces are in scripts/search_spaces.yaml. Optuna only suggests (ask) and learns (tell); --seed
+is its seed and the split's.
 """
 
 from __future__ import annotations
