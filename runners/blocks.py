@@ -143,7 +143,7 @@ class BlockRunner:
         except DiskError:
             raise
         except Exception as error:
-            result.errors.append(_describe(record, error))
+            result.errors.append(describe(record, error))
             log.warning("%s, turn %d, %s: %s", record.case_id, record.turn, record.label, error)
             self._stage.recover()
             self._restore(contender, [*result.records, *made.values()])
@@ -253,7 +253,7 @@ class BlockRunner:
             except DiskError:
                 raise
             except Exception as error:
-                result.errors.append(_describe(record, error, during="audit"))
+                result.errors.append(describe(record, error, during="audit"))
                 log.warning("%s, %s: the audit failed: %s", record.case_id, record.label, error)
                 self._stage.recover()
                 continue
@@ -292,8 +292,14 @@ def _is_answer(record: CaseRecord, prompt: IntArray) -> bool:
     return record.status == "ok" and list(record.prompt_ids) == prompt.tolist()
 
 
-def _describe(record: CaseRecord, error: Exception, during: str = "decode") -> dict[str, Any]:
-    """A line of ``errors.jsonl``."""
+def describe(record: CaseRecord, error: Exception, during: str = "decode") -> dict[str, Any]:
+    """A line of ``errors.jsonl``.
+
+    Args:
+        record: the failed turn.
+        error: why.
+        during: ``decode``, ``audit`` or ``replay``.
+    """
     trace = "".join(traceback.format_exception(error))
     return {
         "label": record.label,
