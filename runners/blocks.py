@@ -168,7 +168,7 @@ class BlockRunner:
         except DiskError:
             raise
         except Exception as error:
-            result.errors.append(_describe(record, error))
+            result.errors.append(describe(record, error))
             log.warning("%s, turn %d, %s: %s", record.case_id, record.turn, record.label, error)
             self._stage.recover()
             self._restore(contender, record, [*result.records, *made.values()])
@@ -300,7 +300,7 @@ class BlockRunner:
             except DiskError:
                 raise
             except Exception as error:
-                result.errors.append(_describe(record, error, during="audit"))
+                result.errors.append(describe(record, error, during="audit"))
                 log.warning("%s, %s: the audit failed: %s", record.case_id, record.label, error)
                 self._stage.recover()
                 continue
@@ -339,8 +339,14 @@ def _is_answer(record: CaseRecord, prompt: IntArray) -> bool:
     return record.status != "failed" and list(record.prompt_ids) == prompt.tolist()
 
 
-def _describe(record: CaseRecord, error: Exception, during: str = "decode") -> dict[str, Any]:
-    """A line of ``errors.jsonl``."""
+def describe(record: CaseRecord, error: Exception, during: str = "decode") -> dict[str, Any]:
+    """A line of ``errors.jsonl``.
+
+    Args:
+        record: the failed turn.
+        error: why.
+        during: ``decode``, ``audit`` or ``replay``.
+    """
     trace = "".join(traceback.format_exception(error))
     return {
         "label": record.label,

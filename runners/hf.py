@@ -59,6 +59,10 @@ class Peer(Drafter):
         return Needs(tokens_only=False, max_nodes=1, sampling=False)
 
 
+IN_PROCESS = False
+adopt, questions, show = offline.adopt, offline.questions, offline.show
+
+
 def run(job: Job) -> int:
     """As :func:`runners.offline.run`, with the peers behind the job's own entries.
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
-from runners import devices, disturbance, folder, manifest, warmup
+from runners import devices, disturbance, folder, manifest, table, warmup
 from runners.contenders import build_contenders
+from runners.job import BASELINE
 from runners.progress import RunProgress
-from specbench import durable, environment, nvml, records
+from specbench import cases, durable, environment, models, nvml, records
+from specbench.errors import ConfigurationError
 from specbench.statistics import exit_code, run_summary
 from specbench.surroundings import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from omegaconf import DictConfig
 
     from runners.blocks import BlockRunner
     from runners.contenders import Contender
@@ -25,8 +30,33 @@ if TYPE_CHECKING:
     from specbench.records import CaseRecord
 
     MakeStage = Callable[[Job, Sequence[Contender]], Stage]
+    Measure = Callable[
+        [Job, Sequence[Contender], list[Block], ResultFiles, dict[str, Any], bool], None
+    ]
 
 log = logging.getLogger(__name__)
+
+_CANDIDATES = 16  # ids kept at each position under record=true; Token Recycling takes 8
+
+IN_PROCESS = False
+
+show = table.print_folder
+
+
+def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The configuration as it is."""
+    return cfg
+
+
+def questions(cfg: DictConfig) -> tuple[cases.Case, ...]:
+    """The data set's cases.
+
+    Raises:
+        WeightsNotFound: there is no model to ask.
+        DatasetError: a file is missing or malformed.
+    """
+    models.model_files_present(cfg)
+    return tuple(cases.load_cases(cfg.dataset, cfg.data_dir))
 
 
 def run(job: Job, make_stage: MakeStage | None = None) -> int:
@@ -35,6 +65,23 @@ def run(job: Job, make_stage: MakeStage | None = None) -> int:
     Args:
         job: what is run.
         make_stage: loads what the labels share; by default ``runners.stage.Stage``.
+
+    Returns:
+        0, or 1 where a case failed or an output is not what plain decoding gives.
+
+    Raises:
+        ConfigurationError: the job cannot be run as it is, or here; see its subclasses.
+        DiskError: results cannot be written.
+    """
+    return complete(job, functools.partial(_measure, make_stage))
+
+
+def complete(job: Job, measure: Measure) -> int:
+    """The frame of every run that leaves records: lock, manifest, resume, summary.
+
+    Args:
+        job: what is run.
+        measure: makes the missing records and appends them to the files.
 
     Returns:
         0, or 1 where a case failed or an output is not what plain decoding gives.
@@ -53,7 +100,7 @@ def run(job: Job, make_stage: MakeStage | None = None) -> int:
         try:
             pending = _pending(job, files.done)
             if pending or _disturbed(job, files):
-                _measure(job, contenders, pending, files, book, forced, make_stage)
+                measure(job, contenders, pending, files, book, forced)
             return _finish(job, files, book)
         except BaseException as error:
             status = "failed" if isinstance(error, Exception) else "interrupted"
@@ -97,13 +144,13 @@ def _disturbed(job: Job, files: ResultFiles) -> list[Block]:
 
 
 def _measure(
+    make_stage: MakeStage | None,
     job: Job,
     contenders: Sequence[Contender],
     pending: list[Block],
     files: ResultFiles,
     book: dict[str, Any],
     forced: bool,
-    make_stage: MakeStage | None,
 ) -> None:
     # Heavy imports only where something is left to measure.
     from runners.answers import PlainAnswers
@@ -128,16 +175,56 @@ def _measure(
         # What exists by now lives to the end: the collector need not walk it meanwhile.
         gc.collect()
         gc.freeze()
+        candidates = _candidates_file(job)
         total = len(job.blocks())
         try:
             with RunProgress(total, done=total - len(pending)) as progress:
                 for block in pending:
                     result = runner.run(block)
+                    if candidates is not None:
+                        candidates.append(_candidates(stage, job, result.records))
                     files.append(result.records, result.errors, result.steps)
                     progress.advance(f"{block.case.task} {block.case.case_id}")
             _measure_again(job, files, runner)
         finally:
             answers.close()
+            if candidates is not None:
+                candidates.close()
+
+
+def _candidates_file(job: Job) -> durable.JsonlWriter | None:
+    """Where the likeliest ids go, under record=true.
+
+    Raises:
+        ConfigurationError: there is no plain greedy output to take them at.
+    """
+    if not job.config.get("record"):
+        return None
+    if job.baseline is None or not job.greedy:
+        raise ConfigurationError(
+            f"record=true keeps the likeliest ids at each position of {BASELINE}'s greedy output: "
+            "type baseline=true and generation.temperature=0, or drop record."
+        )
+    path = job.folder / records.CANDIDATES
+    lines, truncated = durable.read_jsonl(path)
+    if truncated:
+        durable.rewrite_jsonl(path, lines)
+    return durable.JsonlWriter(path)
+
+
+def _candidates(stage: Stage, job: Job, made: Sequence[CaseRecord]) -> list[dict[str, Any]]:
+    """A line for each finished turn of the baseline; a block that is redone writes it again."""
+    return [
+        {
+            "label": record.label,
+            "case_id": record.case_id,
+            "turn": record.turn,
+            "repeat": record.repeat,
+            "top": stage.likeliest(record, _CANDIDATES),
+        }
+        for record in made
+        if record.label == job.baseline and record.status != "failed" and record.repeat == 0
+    ]
 
 
 def _measure_again(job: Job, files: ResultFiles, runner: BlockRunner) -> None:

@@ -21,6 +21,7 @@ from specbench.engine import Engine
 from specbench.errors import unknown_name
 from specbench.graph import GraphTarget, no_graphs
 from specbench.prompts import PromptTemplate
+from specbench.recorded import likeliest
 from specbench.records import Lossless
 from specbench.sampling import Sampling
 from specbench.schema import verifier_name
@@ -125,6 +126,7 @@ class Stage:
             "device": model.device,
             "eos_ids": sorted(model.eos_ids),
             "context_length": model.context_length,
+            "vocab_size": self._target.vocab_size,
             "tokenizer_hash": self._tokenizer_hash,
             "template_sha": self._template.sha,
             "parameters": sum(p.numel() for p in model.model.parameters()),
@@ -193,6 +195,13 @@ class Stage:
         )
         return Lossless(found.verdict, found.first_diff, found.gap)
 
+    def likeliest(self, record: CaseRecord, top: int) -> list[list[int]]:
+        """The ``top`` likeliest ids at each position of a record's output, untimed."""
+        prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+        output = np.asarray(record.output_ids, dtype=np.int64)
+        self._reserve(len(prompt) + len(output))
+        return likeliest(self._target, prompt, output, top).tolist()
+
     def recover(self) -> None:
         """Give back what a failed case left allocated."""
         self._target.cache.clear()
@@ -236,7 +245,7 @@ class Stage:
                 self._tokenizer,
                 max_len=self._max_len,
                 max_nodes=max_nodes,
-                packed_bytes=_packed_bytes(config.engine.packed),
+                packed_bytes=packed_bytes(config.engine.packed),
             )
         return key
 
@@ -292,12 +301,12 @@ def _on_cuda(model: PreTrainedModel) -> bool:
 
 def _packing(config: DictConfig) -> dict[str, Any]:
     return {
-        "packed_bytes": _packed_bytes(config.engine.packed),
+        "packed_bytes": packed_bytes(config.engine.packed),
         "cache_dir": Path(config.cache_dir),
     }
 
 
-def _packed_bytes(packed: DictConfig) -> int:
+def packed_bytes(packed: DictConfig) -> int:
     """Memory for packed linears; 0 switches them off."""
     if packed.enabled is False:
         return 0

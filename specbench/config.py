@@ -66,6 +66,8 @@ _NOT_IDENTITY = (
     "measure.exclusive",
     "dataset.source",
     "dataset.fetch",
+    "runner.traces",  # their hashes are part of it
+    "runner.surface",
 )
 
 _ONE_OF: Mapping[str, Sequence[str]] = {
@@ -82,6 +84,7 @@ _ONE_OF: Mapping[str, Sequence[str]] = {
 
 _AT_LEAST: Mapping[str, float] = {
     "repeats": 1,
+    "runner.passes": 1,
     "measure.warmup": 0,
     "measure.reruns": 0,
     "measure.rerun_share": 0,

@@ -47,6 +47,7 @@ class Pooled:
             the verifier is.
         methods: by label.
         state_scopes: by label.
+        timings: where each label's times come from (``measured``, ``predicted``, ``none``).
         phases: by label and task seconds by phase, of turns that were not disturbed.
     """
 
@@ -59,6 +60,7 @@ class Pooled:
     verdicts: dict[str, list[tuple[str, str]]]
     methods: dict[str, str]
     state_scopes: dict[str, str]
+    timings: dict[str, str]
     phases: dict[str, dict[str, dict[str, float]]]
 
     def of_task(self, task: str) -> Pooled:
@@ -77,6 +79,7 @@ class Pooled:
             },
             methods=self.methods,
             state_scopes=self.state_scopes,
+            timings=self.timings,
             phases={
                 label: {task: phases[task]} if task in phases else {}
                 for label, phases in self.phases.items()
@@ -130,6 +133,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
         },
         methods={turn.label: turn.method for turn in everything},
         state_scopes={turn.label: turn.state_scope for turn in everything},
+        timings={turn.label: turn.timing for turn in everything},
         phases={
             label: {
                 task: _add_phases(

@@ -55,6 +55,7 @@ def run_summary(
         "pairs": pairs,
         "caption": _caption(records, config),
         "notes": [
+            *manifest.get("notes", []),
             *_failures(records, errors, labels),
             *_verdicts(records, baseline, (manifest.get("model") or {}).get("dtype", "")),
             *_disturbance(records, (config.get("measure") or {}).get("disturbed") or {}),
@@ -72,8 +73,10 @@ def exit_code(records: Sequence[CaseRecord], errors: Sequence[Mapping[str, Any]]
 def _caption(records: Sequence[CaseRecord], config: Mapping[str, Any]) -> str:
     scopes = {record.label: record.state_scope for record in records}
     kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
+    predicted = any(record.timing == "predicted" for record in records)
     parts = [
-        f"{config['model']['name']} on {config['dataset']['name']}, repeats={config['repeats']}. "
+        ("PREDICTED times, not measured ones. " if predicted else "")
+        + f"{config['model']['name']} on {config['dataset']['name']}, repeats={config['repeats']}. "
         f"State kept per {kept}."
     ]
     law = config.get("generation") or {}

@@ -212,6 +212,7 @@ class _Sample:
                 if kind != "lossy" or kind in verdicts
             },
             "state_scope": pooled.state_scopes.get(label),
+            "timing": pooled.timings.get(label, "measured"),
         }
 
     @staticmethod
