@@ -128,6 +128,7 @@ class NGrammys(Drafter):
                     command=f"python scripts/build_bigram_table.py --model MODEL {options}".strip(),
                     path=self.bigram_table,
                     params=params,
+                    per_model=True,
                 ),
             )
         return Needs(

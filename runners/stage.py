@@ -12,7 +12,7 @@ import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from specbench import artefacts, models
+from specbench import artefacts, models, weights
 from specbench.audit import audit_output
 from specbench.drafter import Drafter
 from specbench.engine import Engine
@@ -189,11 +189,14 @@ class Stage:
         )
 
     def _artefacts(self, config: DictConfig, contender: Contender) -> Mapping[str, Path]:
+        needed = contender.drafter.needs.artefacts
+        per_model = any(artefact.per_model for artefact in needed)
         return artefacts.resolve(
-            contender.drafter.needs.artefacts,
+            needed,
             tokenizer=self._tokenizer,
             embedded=bool(config.model.embedded),
             cache_dir=Path(config.cache_dir),
+            model_key=weights.identity(config) if per_model else None,
         )
 
     def _longest_turn(self, job: Job) -> int:

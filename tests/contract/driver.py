@@ -94,6 +94,7 @@ def toy_context(
         tokenizer=WordTokenizer(),
         embedded=True,
         cache_dir=cache_dir,
+        model_key="toy",
         progress=lambda *_: None,
     )
     return DraftContext(VOCABULARY, frozenset({EOS}), "toy", 512, files, seed)
