@@ -177,6 +177,7 @@ class BlockRunner:
             drafter_setup_s=times.drafter_setup_s,
             wall_s=times.wall_s,
             phase_s=times.phase_s,
+            drafter=decoded.drafter,
             cpu_steal=stolen,
         )
 

@@ -18,6 +18,7 @@ from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.prompts import PromptTemplate
 from specbench.records import Lossless
+from specbench.sampling import Sampling
 from specbench.structs import DraftContext
 from specbench.target import Target
 from specbench.verify import GreedyVerifier
@@ -57,6 +58,7 @@ class Stage:
     def __init__(self, job: Job, contenders: Sequence[Contender]) -> None:
         config = OmegaConf.create(dict(job.config))
         self._max_new_tokens = int(config.generation.max_new_tokens)
+        self._sampling = Sampling.from_config(config.generation)
         self._tokenizer = models.load_tokenizer(config)
         self._tokenizer_hash = models.tokenizer_hash(self._tokenizer)
         self._template = PromptTemplate.from_config(self._tokenizer, config)
@@ -86,6 +88,7 @@ class Stage:
                     max_len=self._model.context_length,
                     artefacts=self._files[contender.label],
                     seed=int(config.seed),
+                    sampling=self._sampling,
                     target=self._target,
                 )
             )

@@ -2,7 +2,7 @@
 
 The rhythm of one turn, as the engine calls it::
 
-    [reset]  prefill  [observe_prompt]  begin  (propose  [overlap]  observe)*  end
+    [reset]  prefill  [observe_prompt]  begin  (propose  [overlap]  observe)*  end  report
 
 ``reset`` is called by the runner where the state scope says so; everything else by the engine.
 All of it but ``setup`` counts in ``decode_s``.
@@ -11,12 +11,14 @@ All of it but ``setup`` counts in ``decode_s``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, Needs, StepOutcome
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
 STATE_SCOPES = ("turn", "prompt", "run")
@@ -86,6 +88,13 @@ class Drafter:
 
     def end(self, state: DecodeState) -> None:
         """The turn is over (insert its text into a store kept across cases)."""
+
+    def report(self) -> Mapping[str, Any]:
+        """What it counted in the turn that just ended, for the record; never timed.
+
+        Values are what JSON can hold: numbers, texts, or lists with one entry per step.
+        """
+        return {}
 
     def close(self) -> None:
         """Release threads and files."""

@@ -78,6 +78,7 @@ class DecodeResult:
         sources_per_step: for each step the source of each accepted node, where the drafter names
             sources.
         n_aux: auxiliary nodes over all steps.
+        drafter: what the drafter counted (``Drafter.report``).
         timings: see ``specbench.clock.Timings``.
     """
 
@@ -88,6 +89,7 @@ class DecodeResult:
     depth_per_step: list[int]
     sources_per_step: list[list[int]] | None
     n_aux: int
+    drafter: Mapping[str, Any] = field(default_factory=dict)
     timings: Timings = field(default_factory=Timings)
 
     @property
@@ -215,16 +217,17 @@ class Engine:
             prompt: ``[n_prompt]`` ids.
             drafter: set up and, where its state scope says so, reset.
             max_new_tokens: limit, the first token included.
-            seed: for verifiers that draw random numbers.
+            seed: for verifiers and drafters that draw random numbers.
 
         Raises:
             CaseFailed: the prompt does not fit, the draft is invalid, or logits are not finite.
         """
         limit = self._limit(len(prompt), max_new_tokens)
         needs = drafter.needs
-        state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit)
+        state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit, seed)
         trace = _Trace()
         clock = self._clock
+        self.verifier.begin(seed)
 
         clock.begin()
         scores = self.target.prefill(state.tokens, all_logits=needs.prompt_logits)
@@ -252,6 +255,7 @@ class Engine:
             depth_per_step=trace.depth,
             sources_per_step=trace.sources,
             n_aux=trace.aux,
+            drafter=drafter.report(),
             timings=timings,
         )
 
@@ -358,6 +362,6 @@ def _prefix(tree: DraftTree, n: int) -> DraftTree:
         tree.tokens[:n],
         tree.parents[:n],
         aux=None if tree.aux is None else tree.aux[:n],
-        probs=None if tree.probs is None else tree.probs[:n],
+        probs=None if tree.probs is None else tree.probs.first(n),
         sources=None if tree.sources is None else tree.sources[:n],
     )

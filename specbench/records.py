@@ -86,6 +86,8 @@ class CaseRecord:
         accepted_per_step: tokens committed by each step, bonus included; sums to ``n_new - 1``.
         output_ids: ``[n_new]`` the new tokens.
         phase_s: seconds by phase, only under ``measure=phases``.
+        drafter: what the drafter counted in the turn, in its own words (``Drafter.report``):
+            forwards of a draft model, age of a store, which row of a step won.
         state_scope: how long the drafter kept what it learnt: ``turn``, ``prompt`` or ``run``.
         seed: the turn's seed, derived from the run's; the same for all labels.
         cpu_steal: share of CPU time the hypervisor took while the turn ran, None if unknown.
@@ -123,6 +125,7 @@ class CaseRecord:
     drafter_setup_s: float = 0.0
     wall_s: float = 0.0
     phase_s: Mapping[str, float] | None = None
+    drafter: Mapping[str, Any] = field(default_factory=dict)
     state_scope: str
     seed: int
     lossless: Lossless = field(default_factory=Lossless)
@@ -194,6 +197,7 @@ _OPTIONAL_FIELDS = frozenset(
         "position",
         "n_aux",
         "phase_s",
+        "drafter",
         "cpu_steal",
         "started_at",
         "host",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from specbench.sampling import GREEDY, Sampling
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -20,6 +22,27 @@ if TYPE_CHECKING:
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The distributions that draft nodes were drawn from; what a ratio test needs.
+
+    Attributes:
+        q: ``[m, vocab]`` float32 on the device, after temperature and filters.
+        row: ``[n]`` int64 on the host: node i was drawn from ``q[row[i]]``. Siblings share a row
+            and stand in the order in which they were drawn.
+        replacement: siblings are independent draws (a token may occur twice); else each was
+            drawn from what its elder siblings left of the row.
+    """
+
+    q: torch.Tensor
+    row: IntArray
+    replacement: bool = True
+
+    def first(self, n: int) -> Proposal:
+        """The proposal of the first ``n`` nodes."""
+        return Proposal(self.q, self.row[:n], self.replacement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +56,8 @@ class DraftTree:
             but are never candidates (Lookahead's window). A candidate's parent is a candidate.
         rows: ``(k, w)`` where the nodes are k unmerged chains of w tokens in row order, which the
             batch layout runs as a batch of k; None for any other tree.
-        probs: what a sampling verifier needs of the proposal; None means every child is a
-            deterministic function of the context.
+        probs: what the nodes were drawn from; None means every child is a deterministic
+            function of the context.
         sources: ``[n]`` int64 naming where each node came from (index into the drafter's own
             ``source_names``), or None.
     """
@@ -43,7 +66,7 @@ class DraftTree:
     parents: IntArray
     aux: np.ndarray[Any, np.dtype[np.bool_]] | None = None
     rows: tuple[int, int] | None = None
-    probs: Any = None
+    probs: Proposal | None = None
     sources: IntArray | None = None
 
     def __len__(self) -> int:
@@ -75,17 +98,19 @@ class DecodeState:
         last_committed: tokens committed by the last step (1 after prefill).
         step: target passes done after prefill.
         remaining: new tokens that may still be committed.
+        seed: the turn's seed, for drafters that draw random numbers.
     """
 
-    __slots__ = ("buffer", "last_committed", "length", "n_prompt", "remaining", "step")
+    __slots__ = ("buffer", "last_committed", "length", "n_prompt", "remaining", "seed", "step")
 
-    def __init__(self, prompt: IntArray, max_new_tokens: int) -> None:
+    def __init__(self, prompt: IntArray, max_new_tokens: int, seed: int = 0) -> None:
         self.buffer: IntArray = np.empty(len(prompt) + max_new_tokens, dtype=np.int64)
         self.buffer[: len(prompt)] = prompt
         self.length = self.n_prompt = len(prompt)
         self.last_committed = 0
         self.step = 0
         self.remaining = max_new_tokens
+        self.seed = seed
 
     @property
     def tokens(self) -> IntArray:
@@ -213,7 +238,9 @@ class DraftContext:
         tokenizer_hash: what a table or datastore must have been built for.
         max_len: committed tokens plus draft nodes never exceed this.
         artefacts: resolved files by ``Artefact.name``.
-        seed: for drafters that draw random numbers.
+        seed: the run's seed.
+        sampling: how the target's logits become probabilities; a draft model draws from its own
+            logits treated the same way.
         target: the target model (``specbench.target.Target``), or None under replay.
         draft_model: the second model where ``needs.draft_model`` is set.
     """
@@ -224,5 +251,6 @@ class DraftContext:
     max_len: int = 0
     artefacts: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
+    sampling: Sampling = GREEDY
     target: Any = None
     draft_model: Any = None

@@ -28,6 +28,9 @@ class Verifier(Protocol):
 
     lossless: bool
 
+    def begin(self, seed: int) -> None:
+        """A turn begins, with this seed."""
+
     def first(self, scores: PassScores) -> int:
         """The first new token, from the scores of the prompt's last position."""
 
@@ -55,6 +58,9 @@ class GreedyVerifier:
                 ids = torch.cat([ids, tokens])
             ids = ids.cpu().numpy()
         return ids
+
+    def begin(self, seed: int) -> None:
+        """Nothing: no random number is drawn."""
 
     def first(self, scores: PassScores) -> int:
         """The greedy token after the prompt.
