@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from runners import folder, manifest, warmup
-from runners.contenders import build_contenders
+from runners.contenders import build_contenders, keep_state
 from runners.progress import RunProgress
 from specbench import durable, environment, records
 from specbench.statistics import summarise
@@ -114,6 +114,9 @@ def _measure(
             for block in pending:
                 result = runner.run(block)
                 files.append(result.records, result.errors, result.steps)
+                finished = [r for r in files.done if r.repeat == block.repeat]
+                for contender in contenders:
+                    keep_state(contender, finished)
                 progress.advance(f"{block.case.task} {block.case.case_id}")
     finally:
         answers.close()

@@ -1,4 +1,4 @@
-"""What the scripts that build artefacts share: a file appears when it is whole, and is described."""
+"""What the scripts that build artefacts share: a file appears when it is whole; then a report."""
 
 from __future__ import annotations
 
