@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from runners import folder, manifest, warmup
@@ -152,6 +153,26 @@ def _caption(job: Job, done: list[CaseRecord]) -> str:
     return f"{model} on {dataset}, repeats={job.repeats}. State kept per {kept}."
 
 
+def accepted_by_part(done: list[CaseRecord]) -> list[str]:
+    """For each label made of several drafters, whose draft tokens were accepted."""
+    notes = []
+    for label in dict.fromkeys(record.label for record in done):
+        credited, found = Counter[str](), Counter[str]()
+        for record in done:
+            if record.label == label and record.status != "failed":
+                for key, count in record.drafter.items():
+                    for prefix, totals in (("accepted_from_", credited), ("found_by_", found)):
+                        if key.startswith(prefix):
+                            totals[key.removeprefix(prefix)] += count
+        if total := credited.total():
+            shares = ", ".join(
+                f"{name} {credited[name] / total:.0%} (had {found[name] / total:.0%})"
+                for name in credited
+            )
+            notes.append(f"{total:,} accepted draft tokens of {label} came from: {shares}.")
+    return notes
+
+
 def _notes(
     job: Job,
     done: list[CaseRecord],
@@ -159,7 +180,7 @@ def _notes(
     bugs: int,
     book: dict[str, Any],
 ) -> list[str]:
-    notes = []
+    notes = accepted_by_part(done)
     failed = {(r.case_id, r.label) for r in done if r.status == "failed"}
     if failed:
         dropped = len({case for case, _ in failed})

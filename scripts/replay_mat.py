@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from specbench import artefacts, models
+from specbench import artefacts, models, weights
 from specbench.clock import NullClock
 from specbench.config import compose, with_parts
 from specbench.engine import Engine
@@ -68,6 +68,7 @@ def drafter_of(
         tokenizer=tokenizer,
         embedded=bool(config.model.embedded),
         cache_dir=Path(config.cache_dir),
+        model_key=weights.identity(config),
     )
     drafter.setup(
         DraftContext(

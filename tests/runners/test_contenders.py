@@ -10,6 +10,7 @@ import pytest
 from methods.cacheback import Cacheback
 from methods.ssd import Spacelike
 from runners.contenders import Contender, keep_state, restore
+from runners.offline import accepted_by_part
 from specbench.durable import DiskError
 from specbench.records import CaseRecord
 from specbench.structs import DecodeState, DraftContext
@@ -131,3 +132,16 @@ def test_a_disk_that_refuses_is_reported(tmp_path, turns):
     (tmp_path / "state").write_text("in the way")
     with pytest.raises(DiskError, match="state"):
         keep_state(contender(tmp_path), turns)
+
+
+def test_the_notes_say_which_part_accepted_tokens_came_from(turns):
+    counts = {"accepted_from_a": 30, "accepted_from_b": 10, "found_by_a": 30, "found_by_b": 20}
+    done = [
+        replace(turns[0], label="both", drafter=counts),
+        replace(turns[1], label="both", drafter=counts),
+        replace(turns[2], label="both", drafter=counts, status="failed"),
+        replace(turns[3], label="other", drafter={"stale_tokens": 7}),
+    ]
+    assert accepted_by_part(done) == [
+        "80 accepted draft tokens of both came from: a 75% (had 75%), b 25% (had 50%)."
+    ]
