@@ -3,7 +3,7 @@
 #   PYTHON       interpreter that makes .venv (default: python3)
 #   TORCH_INDEX  package index to take torch from (a CUDA or CPU build); default: pip's own
 #   RESULTS      folder that `make tables` and `make figures` read (default: results)
-#   ARGS         more arguments for bench, bench-engine, bench-drafters, test and test-all
+#   ARGS         more arguments for the bench targets, test and test-all
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -30,7 +30,7 @@ STAMP := $(VENV)/.stamp-setup
 # Tests must pass without a network: a test that asks the hub fails here and not only elsewhere.
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled $(PY) -m pytest
 
-.PHONY: help setup bench test test-all lint fmt type tables figures bench-engine bench-drafters clean
+.PHONY: help setup bench test test-all lint fmt type tables figures bench-engine bench-drafters bench-growth clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -95,6 +95,9 @@ bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host w
 
 bench-drafters: $(STAMP) ## Drafting time per step of each method
 	$(PY) scripts/bench_drafters.py $(ARGS)
+
+bench-growth: $(STAMP) ## Drafting time against context length and store size; time to build stores
+	$(PY) -m scripts.bench_growth $(ARGS)
 
 clean: ## Remove caches of the tools (never results/, .venv/ or .cache/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
