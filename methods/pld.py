@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.drafter import Drafter
-from specbench.errors import unknown_name
+from specbench.errors import ConfigurationError, unknown_name
 from specbench.index.lookup import NEWEST, OLDEST, OLDEST_FULL, find_continuation
 from specbench.structs import DecodeState, DraftContext, DraftTree, Needs
 
@@ -56,19 +56,28 @@ class PromptLookup(Drafter):
         super().__post_init__()
         if self.variant not in _RULES:
             raise unknown_name("method.variant", self.variant, _RULES)
-        if self.max_ngram is None:
-            given = self.min_ngram if self.variant == "vllm" else None
-            self.max_ngram = _MAX_NGRAM[self.variant] if given is None else given
-        if self.min_ngram is None:
-            self.min_ngram = self.max_ngram if self.variant == "vllm" else 1
-        self._require(self.min_ngram >= 1, "min_ngram", "at least 1")
-        self._require(
-            self.max_ngram >= self.min_ngram, "max_ngram", f"at least min_ngram={self.min_ngram}"
-        )
+        longest, shortest = self._lengths = self._searched_lengths()
+        given = "max_ngram" if self.min_ngram is None else "min_ngram"
+        self._require(shortest >= 1, given, "at least 1")
+        if longest < shortest:
+            raise ConfigurationError(
+                f"method.max_ngram={longest} is out of range for method={self.name}: it must be at "
+                f"least min_ngram={shortest}."
+            )
         self._require(self.num_tokens >= 1, "num_tokens", "at least 1")
         self._rule = _RULES[self.variant]
         self._eos_ids: frozenset[int] = frozenset()
         self._no_match = DraftTree.empty()
+
+    def _searched_lengths(self) -> tuple[int, int]:
+        """The n-grams searched first and last; the variant's where a knob says nothing."""
+        longest, shortest = self.max_ngram, self.min_ngram
+        if longest is None:
+            follows = self.variant == "vllm" and shortest is not None
+            longest = shortest if follows else _MAX_NGRAM[self.variant]
+        if shortest is None:
+            shortest = longest if self.variant == "vllm" else 1
+        return longest, shortest
 
     @property
     def needs(self) -> Needs:
@@ -86,7 +95,7 @@ class PromptLookup(Drafter):
 
     def propose(self, state: DecodeState) -> DraftTree:
         start, count = find_continuation(
-            state.buffer, state.length, self.max_ngram, self.min_ngram, self.num_tokens, self._rule
+            state.buffer, state.length, *self._lengths, self.num_tokens, self._rule
         )
         if count == 0:
             return self._no_match
