@@ -4,7 +4,7 @@
 #   TORCH_INDEX  package index to take torch from (a CUDA or CPU build); default: pip's own
 #   RESULTS      folder that `make tables` and `make figures` read (default: results)
 #   GPU          folder below docs/measurements that `make gpu-check` writes (default: gpu)
-#   ARGS         more arguments for bench, bench-engine, bench-drafters, test and test-all
+#   ARGS         more arguments for the bench targets, test and test-all
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -32,7 +32,7 @@ STAMP := $(VENV)/.stamp-setup
 # Tests must pass without a network: a test that asks the hub fails here and not only elsewhere.
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled $(PY) -m pytest
 
-.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters gpu-check clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters bench-growth gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -100,6 +100,9 @@ soak: $(STAMP) ## A thousand cases with faults: memory stays flat and nothing is
 
 bench-drafters: $(STAMP) ## Drafting time per step of each method
 	$(PY) scripts/bench_drafters.py $(ARGS)
+
+bench-growth: $(STAMP) ## Drafting time against context length and store size; time to build stores
+	$(PY) -m scripts.bench_growth $(ARGS)
 
 gpu-check: $(STAMP) ## Numerics, bandwidth, decoding, rows and steps on this machine's GPU, 9 minutes
 	$(PY) scripts/gpu_check.py --out docs/measurements/$(GPU) $(ARGS)

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from runners import devices, disturbance, folder, manifest, table, warmup
-from runners.contenders import build_contenders
+from runners.contenders import build_contenders, keep_state
 from runners.job import BASELINE
 from runners.progress import RunProgress
 from specbench import cases, durable, environment, models, nvml, records
@@ -184,6 +184,9 @@ def _measure(
                     if candidates is not None:
                         candidates.append(_candidates(stage, job, result.records))
                     files.append(result.records, result.errors, result.steps)
+                    finished = [r for r in files.done if r.repeat == block.repeat]
+                    for contender in contenders:
+                        keep_state(contender, finished)
                     progress.advance(f"{block.case.task} {block.case.case_id}")
             _measure_again(job, files, runner)
         finally:

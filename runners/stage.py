@@ -13,7 +13,7 @@ import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from specbench import artefacts, models, roofline
+from specbench import artefacts, models, roofline, weights
 from specbench.audit import audit_output
 from specbench.draft_loading import load_draft_model
 from specbench.drafter import Drafter
@@ -223,11 +223,14 @@ class Stage:
         )
 
     def _artefacts(self, config: DictConfig, contender: Contender) -> Mapping[str, Path]:
+        needed = contender.drafter.needs.artefacts
+        per_model = any(artefact.per_model for artefact in needed)
         return artefacts.resolve(
-            contender.drafter.needs.artefacts,
+            needed,
             tokenizer=self._tokenizer,
             embedded=bool(config.model.embedded),
             cache_dir=Path(config.cache_dir),
+            model_key=weights.identity(config) if per_model else None,
         )
 
     def _load_draft(self, config: DictConfig, contender: Contender) -> str:

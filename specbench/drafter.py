@@ -27,6 +27,7 @@ from specbench.structs import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
     import torch
 
 STATE_SCOPES = ("turn", "prompt", "run")
@@ -108,6 +109,17 @@ class Drafter:
         Values are what JSON can hold: numbers, texts, or lists with one entry per step.
         """
         return {}
+
+    def snapshot(self) -> Mapping[str, np.ndarray[Any, Any]] | None:
+        """What was learnt since ``reset``, as arrays that `load` takes; between turns, never timed.
+
+        None where it is cheaper to see the recorded turns again.
+        """
+        return None
+
+    def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Go on from a `snapshot` of a drafter with the same knobs."""
+        raise NotImplementedError(f"{self.name} gives no snapshot")
 
     def close(self) -> None:
         """Release threads and files."""

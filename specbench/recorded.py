@@ -20,7 +20,6 @@ from specbench.structs import DraftTree
 from specbench.tree import NO_AUX, VALID, fill_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from specbench.drafter import Drafter
@@ -197,9 +196,9 @@ class PathLearner(Composite):
         )
         self.inner.observe(state, seen)
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> dict[str, Any]:
         """What the drafter counted."""
-        return self.inner.report()
+        return dict(self.inner.report())
 
 
 @torch.inference_mode()

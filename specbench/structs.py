@@ -206,6 +206,7 @@ class Artefact:
             ``build(tokenizer, out_path, progress, **params)``, for the embedded model only.
         params: keyword arguments of the builder; part of the default file's name.
         command: the command line that builds it for another model.
+        per_model: whether it belongs to one model's weights, not to every model with the tokenizer.
     """
 
     name: str
@@ -213,6 +214,7 @@ class Artefact:
     command: str
     path: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    per_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)

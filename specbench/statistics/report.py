@@ -5,6 +5,7 @@ Runs write it when they end, and merging writes it for the shards of a run toget
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from specbench.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION
@@ -56,6 +57,7 @@ def run_summary(
         "caption": _caption(records, config),
         "notes": [
             *manifest.get("notes", []),
+            *accepted_by_part(records),
             *_failures(records, errors, labels),
             *_verdicts(records, baseline, (manifest.get("model") or {}).get("dtype", "")),
             *_disturbance(records, (config.get("measure") or {}).get("disturbed") or {}),
@@ -183,6 +185,26 @@ def _baseline(
     overall = [r for r in rows if r["label"] == baseline and r["task"] == OVERALL]
     said = roofline.note(model, overall[0]["tokens_per_s"]) if overall else None
     return [said] if said else []
+
+
+def accepted_by_part(done: Sequence[CaseRecord]) -> list[str]:
+    """For each label made of several drafters, whose draft tokens were accepted."""
+    notes = []
+    for label in dict.fromkeys(record.label for record in done):
+        credited, found = Counter[str](), Counter[str]()
+        for record in done:
+            if record.label == label and record.status != "failed":
+                for key, count in record.drafter.items():
+                    for prefix, totals in (("accepted_from_", credited), ("found_by_", found)):
+                        if key.startswith(prefix):
+                            totals[key.removeprefix(prefix)] += count
+        if total := credited.total():
+            shares = ", ".join(
+                f"{name} {credited[name] / total:.0%} (had {found[name] / total:.0%})"
+                for name in credited
+            )
+            notes.append(f"{total:,} accepted draft tokens of {label} came from: {shares}.")
+    return notes
 
 
 def _phases(rows: Sequence[Mapping[str, Any]]) -> list[str]:

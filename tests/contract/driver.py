@@ -94,6 +94,7 @@ def toy_context(
         tokenizer=WordTokenizer(),
         embedded=True,
         cache_dir=cache_dir,
+        model_key="toy",
         progress=lambda *_: None,
     )
     draft = tiny_draft(drafter.needs, vocab_size=VOCABULARY) if drafter.needs.draft_model else None
