@@ -74,6 +74,15 @@ class Run:
         return float(self._config("generation", "temperature") or 0.0)
 
     @property
+    def experiment(self) -> str | None:
+        """The ``experiment`` that was typed, None for other runs."""
+        for override in self.manifest.get("overrides") or ():
+            key, _, value = str(override).lstrip("+").partition("=")
+            if key == "experiment":
+                return value
+        return None
+
+    @property
     def labels(self) -> list[str]:
         """In the order of the run, the baseline first."""
         known = list(self.manifest.get("labels") or {})
@@ -130,6 +139,14 @@ class Run:
         if not git.get("commit"):
             return "commit not recorded"
         return f"commit {git['commit'][:10]}{' with changes' if git.get('dirty') else ''}"
+
+    def parameters(self, label: str | None = None) -> float | None:
+        """Parameters of the target, or of a label's draft model, where the manifest knows them."""
+        node = self.manifest.get("model") or {}
+        if label is not None:
+            node = (node.get("drafts") or {}).get(label) or {}
+        count = node.get("parameters")
+        return None if count is None else float(count)
 
     def knobs(self, label: str) -> Mapping[str, Any]:
         """The settings of a label's method."""
