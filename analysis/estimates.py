@@ -21,6 +21,7 @@ def pooled_ratio(
     above: Callable[[CaseRecord], float],
     below: Callable[[CaseRecord], float],
     seed: int = 0,
+    at_most: float = math.inf,
 ) -> Measured:
     """Sum of ``above`` over sum of ``below``, with the interval of a bootstrap over cases.
 
@@ -29,6 +30,7 @@ def pooled_ratio(
         above: of one turn.
         below: of one turn; the turns and repeats of a case are added up first.
         seed: of the bootstrap.
+        at_most: what the ratio cannot exceed, e.g. 1 for a share; neither does its interval.
     """
     totals: dict[str, list[float]] = {}
     categories: dict[str, str] = {}
@@ -51,7 +53,8 @@ def pooled_ratio(
     sums = resamples.totals(columns)
     with np.errstate(invalid="ignore", divide="ignore"):
         resampled = sums[:, 0] / sums[:, 1]
-    return Measured(value, log_interval(value, resampled, resamples.degrees_of_freedom))
+    interval = log_interval(value, resampled, resamples.degrees_of_freedom)
+    return Measured(value, interval and (interval[0], min(interval[1], at_most)))
 
 
 def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
@@ -83,3 +86,8 @@ def over_repeats(
     if len(ratios) < 2:
         return None
     return float(np.mean(ratios)), float(np.std(ratios, ddof=1))
+
+
+def mat(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
+    """Mean accepted tokens of one label's turns."""
+    return pooled_ratio(records, lambda r: max(0, r.n_new - 1), lambda r: r.n_target_passes, seed)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from analysis.style import HEATMAP, REFERENCE, bar_style, line_style, part_style
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specbench.statistics import Interval
 
 _CAPTION_INCHES_PER_LINE = 0.15
-_CHARACTERS_PER_INCH = 16
+_CHARACTERS_PER_INCH = 18
 HEADROOM = 1.6  # height of a picture over its tallest bar, at most
 
 
@@ -67,6 +67,7 @@ class Panel:
         reference: value and name of a line across, e.g. plain decoding.
         log: logarithmic horizontal axis with this base.
         bottom: where the vertical axis begins.
+        top: where it ends at most, e.g. 1 for a share.
     """
 
     title: str
@@ -77,6 +78,7 @@ class Panel:
     reference: tuple[float, str] | None = None
     log: float | None = None
     bottom: float | None = None
+    top: float | None = None
 
 
 @dataclass(frozen=True)
@@ -97,26 +99,33 @@ class Grid:
 
 
 def bars(panels: Sequence[Panel], title: str, caption: str) -> Figure:
-    """Groups of bars at named places, one panel beside the other."""
-    widths = []
-    for panel in panels:
-        n = len(panel.ticks or ())
-        widths.append(max(4.2, 1.2 + 0.22 * len(panel.series) * n + 0.65 * n))
-    inches = max(5.0, sum(widths))
-    figure = Figure(figsize=(inches, 3.4))
-    all_axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
+    """Groups of bars at named places, one panel below the other."""
+    sizes = [(len(panel.series), len(panel.ticks or ())) for panel in panels]
+    inches = max(5.0, *(1.2 + 0.22 * series * places + 0.65 * places for series, places in sizes))
+    figure = Figure(figsize=(inches, 2.8 * len(panels)), layout="constrained")
+    all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    variants = _variants(panels)
     for axes, panel in zip(all_axes, panels, strict=True):
-        _bars(axes, panel)
+        _bars(axes, panel, variants)
     _finish(figure, title, caption, legend=_legend(all_axes))
     return figure
 
 
-def _bars(axes: Axes, panel: Panel) -> None:
+def _variants(panels: Iterable[Panel]) -> dict[tuple[str, str], int]:
+    """A number for each name of a method, the same in all panels of a figure."""
+    names: dict[str, list[str]] = {}
+    for panel in panels:
+        for series in panel.series:
+            own = names.setdefault(series.method, [])
+            if series.name not in own:
+                own.append(series.name)
+    return {(m, name): i for m, own in names.items() for i, name in enumerate(own)}
+
+
+def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> None:
     width = 0.8 / max(1, len(panel.series))
-    seen: Counter[str] = Counter()
     for i, series in enumerate(panel.series):
-        style = bar_style(series.method, seen[series.method])
-        seen[series.method] += 1
+        style = bar_style(series.method, variants[series.method, series.name])
         points = [point for point in series.points if point.y is not None]
         offset = (i - (len(panel.series) - 1) / 2) * width
         axes.bar(
@@ -135,23 +144,26 @@ def _bars(axes: Axes, panel: Panel) -> None:
 def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Figure:
     """Lines with error bars; ``panels`` is a table of them, rows first."""
     n_rows, n_columns = len(panels), max(len(row) for row in panels)
-    figure = Figure(figsize=(max(5.0, 3.4 * n_columns), 2.9 * n_rows))
+    size = (max(5.0, 3.1 * n_columns), 2.5 * n_rows)
+    figure = Figure(figsize=size, layout="constrained")
     table = figure.subplots(n_rows, n_columns, squeeze=False)
+    variants = _variants(panel for row in panels for panel in row)
     for row, line in zip(table, panels, strict=True):
         for axes in row[len(line) :]:
             axes.set_axis_off()
         for axes, panel in zip(row, line, strict=False):
-            _curve(axes, panel)
+            _curve(axes, panel, variants)
     drawn = [axes for row in table for axes in row]
     _finish(figure, title, caption, legend=_legend(drawn))
     return figure
 
 
-def _curve(axes: Axes, panel: Panel) -> None:
-    seen: Counter[str] = Counter()
+def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> None:
     for series in panel.series:
-        style = line_style(series.method, seen[series.method], series.dashed)
-        seen[series.method] += 1
+        variant = variants[series.method, series.name]
+        style = line_style(series.method, variant, series.dashed)
+        if panel.ticks is not None:
+            style["linestyle"] = "none"  # between names there is nothing
         points = [point for point in series.points if point.y is not None]
         axes.errorbar(
             [point.x for point in points], [point.y or 0.0 for point in points],
@@ -159,6 +171,8 @@ def _curve(axes: Axes, panel: Panel) -> None:
         )  # fmt: skip
     if panel.log is not None:
         axes.set_xscale("log", base=panel.log)
+    elif all(float(p.x).is_integer() for series in panel.series for p in series.points):
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     if panel.ticks is not None:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks)
         axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
@@ -183,6 +197,8 @@ def _limit_height(axes: Axes, panel: Panel) -> None:
     if not values:
         return
     top = HEADROOM * max(max(values), panel.reference[0] if panel.reference else 0.0)
+    if panel.top is not None:
+        top = min(top, panel.top)
     for container in axes.containers:
         lines = getattr(container, "lines", None) or getattr(container, "errorbar", None)
         lines = getattr(lines, "lines", lines)
@@ -217,8 +233,8 @@ def heatmaps(
     low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
     high = high if high > low else low + 1.0
     n_rows, n_columns = max(len(g.rows) for g in grids), max(len(g.columns) for g in grids)
-    size = (1.1 + len(grids) * (0.62 * n_columns + 0.7) + 0.6, 1.0 + 0.46 * n_rows)
-    figure = Figure(figsize=size)
+    size = (1.4 + len(grids) * (0.56 * n_columns + 0.5), max(2.2, 0.8 + 0.42 * n_rows))
+    figure = Figure(figsize=size, layout="constrained")
     all_axes = figure.subplots(1, len(grids), squeeze=False)[0]
     image = None
     for axes, grid in zip(all_axes, grids, strict=True):
@@ -235,7 +251,7 @@ def heatmaps(
         _write_cells(axes, grid, (low + high) / 2)
     all_axes[0].set_ylabel(ylabel)
     bar = figure.colorbar(image, ax=list(all_axes), fraction=0.03, pad=0.02)
-    bar.set_label(unit)
+    bar.set_label(unit, fontsize=8)
     bar.outline.set_visible(False)
     _finish(figure, title, caption)
     return figure
@@ -273,9 +289,10 @@ def shares(
         title: above.
         caption: below.
     """
-    figure = Figure(figsize=(7.0, 1.3 + 0.55 * len(rows)))
+    figure = Figure(figsize=(7.0, 0.8 + 0.5 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    parts = list(dict.fromkeys(part for values in rows.values() for part in values))
+    named = [(part, share) for row in rows.values() for part, (share, _) in row.items()]
+    parts = list(dict.fromkeys(part for part, share in named if share > 0))
     left = np.zeros(len(rows))
     for i, part in enumerate(parts):
         values = [row.get(part, (0.0, None)) for row in rows.values()]
@@ -310,21 +327,23 @@ def bars_and_radar(
     panel: Panel, spokes: Sequence[str], around: Sequence[Series], title: str, caption: str
 ) -> Figure:
     """Bars on the left and, on the right, the values of each series around a circle of spokes."""
-    figure = Figure(figsize=(max(9.0, 5.5 + 0.3 * len(panel.series) * len(panel.ticks or ())), 4.2))
-    _bars(left := figure.add_subplot(1, 2, 1), panel)
+    wide = 0.6 * len(panel.series) * len(panel.ticks or ()) ** 0.5
+    figure = Figure(figsize=(max(8.5, 5.0 + wide), 3.8), layout="constrained")
+    variants = _variants([panel])
+    left = figure.add_subplot(1, 2, 1)
+    _bars(left, panel, variants)
     axes: Any = figure.add_subplot(1, 2, 2, projection="polar")
     angles = np.linspace(0, 2 * np.pi, len(spokes), endpoint=False)
-    seen: Counter[str] = Counter()
     for series in around:
-        style = line_style(series.method, seen[series.method], series.dashed)
-        seen[series.method] += 1
+        style = line_style(series.method, variants[series.method, series.name], series.dashed)
         values = [math.nan if point.y is None else point.y for point in series.points]
-        axes.plot([*angles, angles[0]], [*values, values[0]], **{**style, "markersize": 3})
+        axes.plot([*angles, angles[0]], [*values, values[0]], label=series.name, **style)
     axes.set_xticks(angles, spokes)
     axes.tick_params(axis="x", pad=8)
     axes.set_rlabel_position(100)
     axes.set_ylim(bottom=0)
     axes.grid(visible=True)
+    axes.legend(fontsize=6.5, loc="upper left", bbox_to_anchor=(1.08, 1.05))
     _finish(figure, title, caption, legend=_legend([left]))
     return figure
 
@@ -346,9 +365,7 @@ def _finish(
 ) -> None:
     """Title and legend above, caption below; ``savefig.bbox=tight`` keeps them in the picture."""
     inches, height = figure.get_size_inches()
-    if len(figure.axes) > 1 and not any(axes.name == "polar" for axes in figure.axes):
-        _space(figure)
-    top = 0.99
+    top = 1.0 + 0.02 / height
     if legend and len(legend) > 1:
         columns = max(2, min(len(legend), int(inches / 1.5)))
         lines = math.ceil(len(legend) / columns)
@@ -365,13 +382,6 @@ def _finish(
     ]
     below = 0.1 + _CAPTION_INCHES_PER_LINE * len(lines_below)
     figure.text(0.02, -below / height, "\n".join(lines_below), fontsize=7, va="bottom")
-
-
-def _space(figure: Figure) -> None:
-    """Room between panels for their labels."""
-    if figure.axes[-1].get_label() == "<colorbar>":
-        return
-    figure.subplots_adjust(wspace=0.32, hspace=0.42)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

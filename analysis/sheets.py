@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.claims import NOT_RUN, Claim
+from analysis.claims import NOT_RUN, VERDICT_RULE, Claim
 from analysis.groups import Entry, Group, caption, verdict_words
 from analysis.render import ABSENT, Measured, Sheet
 from specbench.statistics import compare_pairs
@@ -69,7 +69,7 @@ def sheet(group: Group) -> Sheet:
             [*name, claim.method, *blank, *[ABSENT] * 4, "0", ABSENT, _claimed(claim), NOT_RUN]
         )
         notes.append(f"{claim.method}: claimed by {claim.describe()}.")
-    return Sheet(group.title, caption(group), headings, rows, list(dict.fromkeys(notes)))
+    return Sheet(group.title, caption(group), headings, rows, with_rule(notes))
 
 
 def task_sheet(group: Group, title: str) -> Sheet:
@@ -175,6 +175,11 @@ def settings_sheet(
         title, "\n".join(filter(None, [text, conditions])), headings, rows,
         list(dict.fromkeys(notes)),
     )  # fmt: skip
+
+
+def with_rule(notes: Sequence[str]) -> list[str]:
+    """Each note once, and below them, where there are claims, how verdicts are found."""
+    return [*dict.fromkeys(notes), VERDICT_RULE] if notes else []
 
 
 def claimed_cells(claim: Claim | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,12 @@ class Artifact:
 def claimed_groups(runs: Sequence[Run], paper: str, *artifacts: str) -> list[Group]:
     """The runs in groups of one model and data set, with the claims of these artifacts alone."""
     claims = [c for c in load_ledger() if c.paper == paper and c.artifact in artifacts]
-    return make_groups(runs, ledger=claims)
+    return sorted(make_groups(runs, ledger=claims), key=lambda group: _by_size(group.runs[0].model))
+
+
+def _by_size(model: str) -> list[tuple[str, int]]:
+    """Sorting key that puts ``vicuna7b`` before ``vicuna13b``."""
+    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", model)]
 
 
 def drafting(group: Group) -> list[Entry]:

@@ -10,11 +10,13 @@ from analysis.artifacts.artifact import (
     claimed_groups,
     drafting,
     label,
+    measured_point,
     point,
+    speed_point,
 )
-from analysis.claims import NOT_RUN, load_ledger
+from analysis.claims import NOT_COMPARED, NOT_RUN, load_ledger
 from analysis.estimates import pooled_ratio
-from analysis.plots import Panel, Series, bars
+from analysis.plots import Panel, Point, Series, bars, curves
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import settings_sheet
 
@@ -166,7 +168,7 @@ def _load_row(entry: Entry, claim: Claim | None) -> list[str | Measured]:
         work,
         Measured(row["speedup"], row["speedup_ci"]),
         *_claimed_load(claim),
-        "not compared" if claim else "",
+        NOT_COMPARED if claim else "",
     ]
 
 
@@ -194,6 +196,7 @@ def _draft_shares(group: Group) -> list[tuple[int, Entry, Measured]]:
             lambda r: (r.phase_s or {}).get("draft", 0.0),
             lambda r: sum((r.phase_s or {}).get(phase, 0.0) for phase in _STEP_PHASES),
             entry.run.seed,
+            at_most=1,
         )
         found.append((int(entry.run.knobs(entry.label)["gamma"]), entry, share))
     return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
@@ -221,7 +224,7 @@ def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
         points = [measured_point(r, share) for r, _, share in _draft_shares(group)]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft model's share of the steps' time",
-            [Series("sps", "sps", points)],
+            [Series("sps", "sps", points)], top=1.0,
         )  # fmt: skip
         figures[group.runs[0].model] = curves(
             [[panel]], f"CARD, Figure 1 ({group.title})", captions([group], _FIGURE1_TEXT)
@@ -242,7 +245,7 @@ def _cache_sizes(group: Group) -> list[tuple[int, Entry, Measured]]:
 
 def _hit_rate(entry: Entry) -> Measured:
     hits, misses = _count("hits"), _count("misses")
-    return pooled_ratio(_own(entry), hits, lambda r: hits(r) + misses(r), entry.run.seed)
+    return pooled_ratio(_own(entry), hits, lambda r: hits(r) + misses(r), entry.run.seed, 1)
 
 
 def _figure6(runs: Sequence[Run]) -> list[Sheet]:
@@ -295,7 +298,9 @@ def _figure6_row(group: Group) -> list[Panel]:
     mats = [point(size, entry, "mat") for size, entry, _ in sizes]
     speeds = [speed_point(size, entry) for size, entry, _ in sizes]
     return [
-        Panel(dataset, "K (nodes per layer)", "hit rate", _beside(hits, dataset, "hit_rate")),
+        Panel(
+            dataset, "K (nodes per layer)", "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02
+        ),
         Panel("", "K (nodes per layer)", _MAT, _beside(mats, dataset, "mat")),
         Panel("", "K (nodes per layer)", "tokens/s", _beside(speeds, dataset, None)),
     ]

@@ -15,21 +15,22 @@ from analysis.artifacts.artifact import (
     knob,
     label,
     measured_point,
-    ordered,
     point,
 )
-from analysis.claims import NOT_RUN
+from analysis.claims import NOT_RUN, claim_of_setting, compare, load_ledger
 from analysis.estimates import over_repeats, pooled_ratio
 from analysis.groups import caption
 from analysis.plots import Panel, Series, curves, heatmaps
 from analysis.render import ABSENT, Measured, Sheet
-from analysis.sheets import claimed_cells, settings_sheet
+from analysis.sheets import claimed_cells, settings_sheet, with_rule
+from specbench.statistics import OVERALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from matplotlib.figure import Figure
 
+    from analysis.claims import Claim
     from analysis.groups import Entry, Group
     from analysis.load import Run
     from analysis.plots import Grid
@@ -166,20 +167,25 @@ def _table1(runs: Sequence[Run]) -> list[Sheet]:
         timed = [e for e in entries if e.overall["speedup"] is not None]
         best = max(timed, key=lambda e: float(e.overall["speedup"]), default=None)
         for entry in drafting(group):
-            rows.append([*where, *_table1_row(entry, _setting(entry))])
+            rows.append([*where, *_table1_row(entry, _setting(entry), entry.claim)])
         if best is not None:
-            rows.append([*where, *_table1_row(best, f"(k*, w*) = {_pair(best)}")])
-        for claim in group.not_run:
-            cells = [*claimed_cells(claim), NOT_RUN]
-            rows.append([claim.model, claim.dataset, claim.method, *[ABSENT] * 3, "0", *cells])
-            notes.append(f"{claim.method}: claimed by {claim.describe()}.")
+            claim = claim_of_setting(_claims(), "best", PAPER, *where)
+            rows.append([*where, *_table1_row(best, f"(k*, w*) = {_pair(best)}", claim)])
+            notes += [f"(k*, w*): claimed by {claim.describe()}."] if claim else []
+        methods = {str(entry.overall["method"]) for entry in group.entries}
+        for claim in _claims():
+            if claim.method not in methods and claim.dataset == group.runs[0].dataset:
+                cells = [*claimed_cells(claim), NOT_RUN]
+                rows.append([claim.model, claim.dataset, claim.method, *[ABSENT] * 3, "0", *cells])
+                quoted = "quoted" if claim.quoted else "claimed"
+                notes.append(f"{claim.method}: {quoted} by {claim.describe()}.")
         notes += [
-            f"{entry.label}: claimed by {entry.claim.describe()}."
+            f"{_setting(entry)}: claimed by {entry.claim.describe()}."
             for entry in entries
             if entry.claim is not None
         ]
     text = "\n".join([_TABLE1_TEXT, *(caption(group) for group in groups)])
-    return [Sheet("N-Grammys, Table 1", text, headings, rows, list(dict.fromkeys(notes)))]
+    return [Sheet("N-Grammys, Table 1", text, headings, rows, with_rule(notes))]
 
 
 def _setting(entry: Entry) -> str:
@@ -190,17 +196,21 @@ def _pair(entry: Entry) -> str:
     return f"({_knobs(entry)['k']}, {_knobs(entry)['w']})"
 
 
-def _table1_row(entry: Entry, setting: str) -> list[str | Measured]:
-    row = entry.overall
-    spread = over_repeats(entry.run.records, entry.label, entry.run.baseline or "")
+def _claims() -> list[Claim]:
+    return [c for c in load_ledger() if c.paper == PAPER and c.artifact == "table1"]
+
+
+def _table1_row(entry: Entry, setting: str, claim: Claim | None) -> list[str | Measured]:
+    row, run = entry.overall, entry.run
+    spread = over_repeats(run.records, entry.label, run.baseline or "")
     return [
         setting,
         Measured(row["mat"], row["mat_ci"]),
         f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
         Measured(row["speedup"], row["speedup_ci"]),
         str(row["n_cases"]),
-        *claimed_cells(entry.claim),
-        entry.verdict(),
+        *claimed_cells(claim),
+        compare(claim, row, run.model, run.gpus, OVERALL),
     ]
 
 
@@ -211,7 +221,11 @@ def _share(entry: Entry, counts: Callable[[CaseRecord], Counter[Any]], wanted: A
     """Share of all counted things that are ``wanted``, over the label's turns."""
     own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
     return pooled_ratio(
-        own, lambda r: counts(r)[wanted], lambda r: sum(counts(r).values()), entry.run.seed
+        own,
+        lambda r: counts(r)[wanted],
+        lambda r: sum(counts(r).values()),
+        entry.run.seed,
+        at_most=1,
     )
 
 
@@ -237,7 +251,11 @@ def _given(source: str) -> Callable[[CaseRecord], Counter[Any]]:
 _SOURCES = ("context", "bigram")
 _PARTS: tuple[tuple[str, str, Callable[[str], Callable[[CaseRecord], Counter[Any]]]], ...] = (
     ("accepted draft tokens", "share of the source's wins", lambda s: _won(s, "accepted")),
-    ("rank of the winning row", "share of the source's wins", lambda s: _won(s, "won_rank")),
+    (
+        "rank of the winning row (0 is first)",
+        "share of the source's wins",
+        lambda s: _won(s, "won_rank"),
+    ),
     ("rows given to the source", "share of steps", _given),
 )
 
@@ -251,7 +269,9 @@ def _distributions(entry: Entry) -> list[list[tuple[str, list[tuple[int, Measure
         for source in _SOURCES:
             counts = counts_of(source)
             total = sum((counts(record) for record in own), Counter[Any]())
-            values = [(int(v), _share(entry, counts, v)) for v in ordered(total)]
+            # Also the values that did not occur: their share is 0.
+            support = range(min(total, default=0), max(total, default=-1) + 1)
+            values = [(value, _share(entry, counts, value)) for value in support]
             sources.append((source, values))
         parts.append(sources)
     return parts
@@ -282,9 +302,10 @@ def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
                 Panel(
                     found[j][0].runs[0].dataset if i == 0 else "", words, unit,
                     [
-                        Series(source, method, [measured_point(v, s) for v, s in values])
-                        for (source, values), method in zip(column[i], (PAPER, "pld"), strict=True)
+                        Series(source, PAPER, [measured_point(v, s) for v, s in values])
+                        for source, values in column[i]
                     ],
+                    top=1.0,
                 )
                 for j, column in enumerate(columns)
             ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from analysis.artifacts.artifact import (
     Artifact,
     captions,
@@ -17,7 +15,7 @@ from analysis.artifacts.artifact import (
     point,
     speed_point,
 )
-from analysis.estimates import pooled_ratio, tokens_per_s
+from analysis.estimates import mat, tokens_per_s
 from analysis.plots import Panel, Point, Series, curves
 from analysis.render import Sheet
 from analysis.sheets import settings_sheet
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from specbench.records import CaseRecord
 
 PAPER = "ssd"
-_WINDOWS = 5  # parts of the stream; its interval needs several requests in each
+_PARTS = 5  # parts of the stream; its interval needs several requests in each
 _MAT = "MAT (tokens per target pass)"
 _STREAM_TEXT = (
     "The requests of the stream in {n} equal parts; a point stands at the part's middle, in tokens "
@@ -46,22 +44,6 @@ _SIZE_TEXT = (
 )
 
 
-def _windows(run: Run, name: str) -> list[tuple[float, list[CaseRecord]]]:
-    """The label's turns in equal parts of the stream, each with the store's size at its middle."""
-    records = sorted(
-        (r for r in run.records if r.label == name and r.status != "failed"),
-        key=lambda r: (r.stream_index, r.turn),
-    )
-    seen = 0
-    parts = []
-    for part in np.array_split(np.arange(len(records)), min(_WINDOWS, max(1, len(records)))):
-        members = [records[i] for i in part]
-        size = sum(record.n_prompt + record.n_new for record in members)
-        parts.append((seen + size / 2, members))
-        seen += size
-    return parts
-
-
 def _over_stream(run: Run, name: str, kind: str) -> list[tuple[float, int, Measured]]:
     """MAT or tokens/s over the stream: tokens in the store, requests, the number."""
     return [
@@ -70,9 +52,7 @@ def _over_stream(run: Run, name: str, kind: str) -> list[tuple[float, int, Measu
 
 
 def _number(turns: Sequence[CaseRecord], kind: str, seed: int) -> Measured:
-    if kind == "tokens_per_s":
-        return tokens_per_s(turns, seed)
-    return pooled_ratio(turns, lambda r: max(0, r.n_new - 1), lambda r: r.n_target_passes, seed)
+    return tokens_per_s(turns, seed) if kind == "tokens_per_s" else mat(turns, seed)
 
 
 def _stream(runs: Sequence[Run]) -> list[Sheet]:
@@ -82,13 +62,13 @@ def _stream(runs: Sequence[Run]) -> list[Sheet]:
         for entry in group.entries:
             mats = _over_stream(entry.run, entry.label, "mat")
             speeds = _over_stream(entry.run, entry.label, "tokens_per_s")
-            for (size, n, mat), (_, _, speed) in zip(mats, speeds, strict=True):
-                rows.append([group.title, entry.label, f"{size:.0f}", str(n), mat, speed])
+            for (size, n, accepted), (_, _, speed) in zip(mats, speeds, strict=True):
+                rows.append([group.title, entry.label, f"{size:.0f}", str(n), accepted, speed])
     headings = [
         "run", "method", "tokens of finished requests", "requests", "MAT [95 %]",
         "tokens/s [95 %]",
     ]  # fmt: skip
-    text = captions(groups, _STREAM_TEXT.format(n=_WINDOWS))
+    text = captions(groups, _STREAM_TEXT.format(n=_PARTS))
     return [
         settings_sheet("SSD against REST, over the whole stream", groups, {"method": label}),
         Sheet("SSD over the stream of requests", text, headings, rows, []),
@@ -118,7 +98,7 @@ def _stream_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
         figures[f"{group.runs[0].model}_{group.runs[0].dataset}"] = curves(
             [panels],
             f"SSD over the stream of requests ({group.title})",
-            captions([group], _STREAM_TEXT.format(n=_WINDOWS)),
+            captions([group], _STREAM_TEXT.format(n=_PARTS)),
         )
     return figures
 

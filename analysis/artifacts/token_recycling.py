@@ -101,7 +101,7 @@ def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     groups = claimed_groups(runs, PAPER, "figure3")
     return {
         group.runs[0].model: curves(
-            [_figure3_row(group, point_of, ylabel) for point_of, ylabel in _FIGURE3_ROWS],
+            [_figure3_row(group, *row) for row in _FIGURE3_ROWS],
             f"Token Recycling, Figure 3 ({group.title})",
             captions([group], _FIGURE3_TEXT),
         )
@@ -159,7 +159,7 @@ def _phase_shares(run: Run, name: str) -> dict[str, Measured]:
         return lambda record: (record.phase_s or {}).get(phase, 0.0)
 
     return {
-        words: pooled_ratio(records, of(phase), steps_s, run.seed)
+        words: pooled_ratio(records, of(phase), steps_s, run.seed, at_most=1)
         for phase, words in _PHASES.items()
     }
 
