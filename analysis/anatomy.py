@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from analysis.estimates import pooled_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from analysis.render import Measured
     from specbench.records import CaseRecord
@@ -30,16 +30,11 @@ def by_depth(
     """
     reached = max((n - 1 for record in records for n in record.accepted_per_step), default=0)
 
-    def accepted(record: CaseRecord, depth: int) -> int:
-        return sum(n > depth for n in record.accepted_per_step)
+    def accepted(depth: int) -> Callable[[CaseRecord], float]:
+        return lambda record: sum(n > depth for n in record.accepted_per_step)
 
     return [
-        (
-            depth,
-            pooled_ratio(
-                records, lambda r, d=depth: accepted(r, d), lambda r: r.n_target_passes, seed, 1
-            ),
-        )
+        (depth, pooled_ratio(records, accepted(depth), lambda r: r.n_target_passes, seed, 1))
         for depth in range(1, min(reached, deepest) + 1)
     ]
 
@@ -59,19 +54,19 @@ def by_position(
     """
     longest = max((record.n_new for record in records), default=0)
 
-    def of(record: CaseRecord, stretch: int) -> tuple[int, int]:
+    def steps(record: CaseRecord, stretch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         counts = np.asarray(record.accepted_per_step, dtype=np.int64)
         begins = 1 + np.cumsum(counts) - counts  # the first token came from the prompt's pass
-        inside = begins // width == stretch
-        return int(counts[inside].sum()), int(inside.sum())
+        return counts[begins // width == stretch]
+
+    def committed(stretch: int) -> Callable[[CaseRecord], float]:
+        return lambda record: int(steps(record, stretch).sum())
+
+    def passes(stretch: int) -> Callable[[CaseRecord], float]:
+        return lambda record: len(steps(record, stretch))
 
     return [
-        (
-            (stretch + 0.5) * width,
-            pooled_ratio(
-                records, lambda r, s=stretch: of(r, s)[0], lambda r, s=stretch: of(r, s)[1], seed
-            ),
-        )
+        ((stretch + 0.5) * width, pooled_ratio(records, committed(stretch), passes(stretch), seed))
         for stretch in range((longest + width - 1) // width)
     ]
 
@@ -84,7 +79,7 @@ def stream_parts(records: Sequence[CaseRecord], parts: int) -> list[tuple[float,
         parts: how many; fewer where there are fewer turns.
 
     Returns:
-        Tokens (prompt and answer) of the requests finished by the middle of the part, and its turns.
+        Tokens (prompt and answer) of the requests finished by the part's middle, and its turns.
     """
     turns = sorted(
         (record for record in records if record.status != "failed"),

@@ -46,9 +46,8 @@ _SIZE_TEXT = (
 
 def _over_stream(run: Run, name: str, kind: str) -> list[tuple[float, int, Measured]]:
     """MAT or tokens/s over the stream: tokens in the store, requests, the number."""
-    return [
-        (size, len(turns), _number(turns, kind, run.seed)) for size, turns in _windows(run, name)
-    ]
+    parts = stream_parts([r for r in run.records if r.label == name], _PARTS)
+    return [(size, len(turns), _number(turns, kind, run.seed)) for size, turns in parts]
 
 
 def _number(turns: Sequence[CaseRecord], kind: str, seed: int) -> Measured:
