@@ -72,7 +72,7 @@ class Stage:
             max_len=self._max_len,
             max_nodes=self._max_nodes,
             batch=self._batch,
-            packed_bytes=_packed_bytes(config.engine.packed),
+            packed_bytes=packed_bytes(config.engine.packed),
             cache_dir=Path(config.cache_dir),
         )
         self._on_gpu = self._target.device.type == "cuda"
@@ -109,6 +109,7 @@ class Stage:
             "device": model.device,
             "eos_ids": sorted(model.eos_ids),
             "context_length": model.context_length,
+            "vocab_size": self._target.vocab_size,
             "tokenizer_hash": self._tokenizer_hash,
             "template_sha": self._template.sha,
             "packed": self._target.packing,
@@ -219,7 +220,7 @@ class Stage:
             self._target.reserve(self._max_len, self._max_nodes, self._batch)
 
 
-def _packed_bytes(packed: DictConfig) -> int:
+def packed_bytes(packed: DictConfig) -> int:
     """Memory for packed linears; 0 switches them off."""
     if packed.enabled is False:
         return 0

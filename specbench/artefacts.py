@@ -14,6 +14,7 @@ import logging
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -36,6 +37,19 @@ _SECONDS_BETWEEN_LINES = 5.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class NamedTokenizer:
+    """A tokenizer that is known by its hash and loaded only where something must be built.
+
+    Attributes:
+        sha: ``specbench.models.tokenizer_hash`` of it.
+        load: gives the transformers tokenizer.
+    """
+
+    sha: str
+    load: Callable[[], Any]
+
+
 def resolve(
     artefacts: Iterable[Artefact],
     *,
@@ -48,7 +62,7 @@ def resolve(
 
     Args:
         artefacts: what a method needs.
-        tokenizer: a transformers tokenizer; files belong to one.
+        tokenizer: a transformers tokenizer, or a `NamedTokenizer`; files belong to one.
         embedded: whether the run's model is the embedded one, whose files are built on first use.
         cache_dir: default files lie in its folder ``artefacts``.
         progress: called with what is being done, and how much of how much (0 where unknown);
@@ -77,7 +91,8 @@ def resolve(
                         f"{artefact.name} has not been built for this model's tokenizer (looked: "
                         f"{path}). Type, with the run's model for MODEL: {artefact.command}"
                     )
-                _build(artefact, path, tokenizer, progress)
+                loaded = tokenizer.load() if isinstance(tokenizer, NamedTokenizer) else tokenizer
+                _build(artefact, path, loaded, progress)
         files[artefact.name] = path
     return files
 
@@ -87,8 +102,9 @@ def default_path(artefact: Artefact, *, tokenizer: Any, cache_dir: str | Path) -
     from specbench.models import tokenizer_hash
 
     module = _builder_module(artefact)
+    named = isinstance(tokenizer, NamedTokenizer)
     identity = {
-        "tokenizer": tokenizer_hash(tokenizer),
+        "tokenizer": tokenizer.sha if named else tokenizer_hash(tokenizer),
         "version": module.BUILDER_VERSION,
         "params": dict(artefact.params),
     }
