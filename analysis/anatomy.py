@@ -57,7 +57,8 @@ def by_position(
     def steps(record: CaseRecord, stretch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         counts = np.asarray(record.accepted_per_step, dtype=np.int64)
         begins = 1 + np.cumsum(counts) - counts  # the first token came from the prompt's pass
-        return counts[begins // width == stretch]
+        inside: np.ndarray[Any, np.dtype[np.int64]] = counts[begins // width == stretch]
+        return inside
 
     def committed(stretch: int) -> Callable[[CaseRecord], float]:
         return lambda record: int(steps(record, stretch).sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from analysis.anatomy import stream_parts
 from analysis.artifacts.artifact import (
     Artifact,
     captions,
