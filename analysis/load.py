@@ -113,12 +113,29 @@ class Run:
         return bool(self.manifest.get("synthetic"))
 
     @property
+    def timing(self) -> str:
+        """Where the times come from: ``measured``, ``predicted`` by a cost surface, or ``none``."""
+        return self.records[0].timing
+
+    @property
+    def _subject(self) -> Mapping[str, Any]:
+        """What the times belong to: the cost surface's model and machine, else the run's."""
+        surface = self.manifest.get("surface")
+        if surface is None:
+            return self.manifest
+        return {"model": surface["model"], **surface["machine"]}
+
+    @property
+    def _machine(self) -> Mapping[str, Any]:
+        return self._subject.get("hardware") or {}
+
+    @property
     def gpus(self) -> list[str]:
         """Names of the GPUs, where the run used one."""
-        device = (self.manifest.get("model") or {}).get("device") or self._config("model", "device")
+        device = (self._subject.get("model") or {}).get("device") or self._config("model", "device")
         if not str(device).startswith("cuda"):
             return []
-        return [gpu["name"] for gpu in (self.manifest.get("hardware") or {}).get("gpus", [])]
+        return [gpu["name"] for gpu in self._machine.get("gpus", [])]
 
     @property
     def hardware(self) -> str:
@@ -126,7 +143,7 @@ class Run:
         gpus = self.gpus
         if gpus:
             return ", ".join(f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus))
-        machine = self.manifest.get("hardware") or {}
+        machine = self._machine
         if not machine.get("cpu"):
             return "hardware not recorded"
         count = machine.get("cpus_usable") or machine.get("cpus")

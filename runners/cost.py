@@ -1,7 +1,7 @@
 """The runner that measures what a target pass costs here, as a cost surface.
 
-Ids are random: the time of a dense model's pass does not depend on them. One sample is the pass, the
-verifier's verdict with its copy to the host, and the cache's work: all of a step but the drafter.
+Ids are random: the time of a dense model's pass does not depend on them. One sample is the pass,
+the verdict with its copy to the host, and the cache's work: all of a step but the drafter.
 Every repeat visits all points in a new order, so that a drift of the machine spreads over them.
 """
 
@@ -197,13 +197,11 @@ def _measure(
     gc.collect()
     gc.freeze()
     passes = int(grid.passes)
-    log.info("measuring tree passes: %d points", len(grid.tree_rows) * len(grid.contexts))
     prefill, tree = _tree_passes(target, list(grid.contexts), list(grid.tree_rows), passes, rng)
     batch = None
     if grid.batch_k:
         k, w, contexts = list(grid.batch_k), list(grid.batch_w), list(grid.batch_contexts)
-        log.info("measuring batch passes: %d points", len(k) * len(w) * len(contexts))
-        target.reserve(longest, max(k) * max(w), max(k))
+            target.reserve(longest, max(k) * max(w), max(k))
         batch = _batch_passes(target, k, w, contexts, passes, rng)
     return CostSurface(
         model=model,
@@ -221,7 +219,8 @@ def _tree_passes(
     prompts = np.empty((len(contexts), passes))
     times = np.empty((len(rows), len(contexts), passes))
     trees = [_random_tree(n - 1, target.vocab_size, rng) for n in rows]
-    for repeat in range(-1, passes):  # the first round is the warm-up
+    for repeat in range(-1, passes):  # the first round, 0, is the warm-up
+        log.info("tree passes, round %d of %d", repeat + 1, passes)
         for j in rng.permutation(len(contexts)):
             prompt = rng.integers(0, target.vocab_size, contexts[j])
             prompts[j, repeat] = _timed(target, lambda prompt=prompt: target.prefill(prompt))
@@ -243,6 +242,7 @@ def _batch_passes(
     points = [(i, j) for i in range(len(k)) for j in range(len(w))]
     drafts = {(i, j): _random_rows(k[i], w[j], target.vocab_size, rng) for i, j in points}
     for repeat in range(-1, passes):
+        log.info("batch passes, round %d of %d", repeat + 1, passes)
         for c in rng.permutation(len(contexts)):
             target.prefill(rng.integers(0, target.vocab_size, contexts[c]))
             for p in rng.permutation(len(points)):

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from runners import folder, manifest, table, warmup
 from runners.contenders import build_contenders
+from runners.job import BASELINE
 from runners.progress import RunProgress
 from specbench import cases, durable, environment, models, records
+from specbench.errors import ConfigurationError
 from specbench.statistics import summarise
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from runners.contenders import Contender
     from runners.folder import ResultFiles
     from runners.job import Block, Job
+    from runners.stage import Stage
     from specbench.records import CaseRecord
 
     Measure = Callable[
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
+_CANDIDATES = 16  # ids kept at each position under record=true; Token Recycling takes 8
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
 
 
@@ -152,15 +156,55 @@ def _measure(
     # What exists by now lives to the end: the collector need not walk it during a measurement.
     gc.collect()
     gc.freeze()
+    candidates = _candidates_file(job)
     total = len(job.blocks())
     try:
         with RunProgress(total, done=total - len(pending)) as progress:
             for block in pending:
                 result = runner.run(block)
+                if candidates is not None:
+                    candidates.append(_candidates(stage, job, result.records))
                 files.append(result.records, result.errors, result.steps)
                 progress.advance(f"{block.case.task} {block.case.case_id}")
     finally:
         answers.close()
+        if candidates is not None:
+            candidates.close()
+
+
+def _candidates_file(job: Job) -> durable.JsonlWriter | None:
+    """Where the likeliest ids go, under record=true.
+
+    Raises:
+        ConfigurationError: there is no plain greedy output to take them at.
+    """
+    if not job.config.get("record"):
+        return None
+    if job.baseline is None or not job.greedy:
+        raise ConfigurationError(
+            f"record=true keeps the likeliest ids at each position of {BASELINE}'s greedy output: "
+            "type baseline=true and generation.temperature=0, or drop record."
+        )
+    path = job.folder / records.CANDIDATES
+    lines, truncated = durable.read_jsonl(path)
+    if truncated:
+        durable.rewrite_jsonl(path, lines)
+    return durable.JsonlWriter(path)
+
+
+def _candidates(stage: Stage, job: Job, made: Sequence[CaseRecord]) -> list[dict[str, Any]]:
+    """A line for each finished turn of the baseline; a block that is redone writes it again."""
+    return [
+        {
+            "label": record.label,
+            "case_id": record.case_id,
+            "turn": record.turn,
+            "repeat": record.repeat,
+            "top": stage.likeliest(record, _CANDIDATES),
+        }
+        for record in made
+        if record.label == job.baseline and record.status != "failed" and record.repeat == 0
+    ]
 
 
 def _finish(job: Job, files: ResultFiles, book: dict[str, Any]) -> int:

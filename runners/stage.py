@@ -17,6 +17,7 @@ from specbench.audit import audit_output
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.prompts import PromptTemplate
+from specbench.recorded import likeliest
 from specbench.records import Lossless
 from specbench.sampling import Sampling
 from specbench.structs import DraftContext
@@ -172,6 +173,13 @@ class Stage:
             ended_rightly=complete and not eos.intersection(output[:-1]),
         )
         return Lossless(found.verdict, found.first_diff, found.gap)
+
+    def likeliest(self, record: CaseRecord, top: int) -> list[list[int]]:
+        """The ``top`` likeliest ids at each position of a record's output, untimed."""
+        prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+        output = np.asarray(record.output_ids, dtype=np.int64)
+        self._reserve(len(prompt) + len(output))
+        return likeliest(self._target, prompt, output, top).tolist()
 
     def recover(self) -> None:
         """Give back what a failed case left allocated."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from specbench.drafter import Drafter
     from specbench.structs import DecodeState, IntArray, Needs, StepOutcome
+    from specbench.target import Target
 
 _BEYOND = 64  # ids after the output's end, for drafts that reach further
 
@@ -198,3 +199,30 @@ class PathLearner(Composite):
     def report(self) -> Mapping[str, Any]:
         """What the drafter counted."""
         return self.inner.report()
+
+
+@torch.inference_mode()
+def likeliest(target: Target, prompt: IntArray, output: IntArray, top: int) -> IntArray:
+    """The likeliest ids at each position of an output, by passes over the output itself.
+
+    Args:
+        target: the model; its cache is overwritten.
+        prompt: ``[n_prompt]`` ids.
+        output: ``[n_new]`` the greedy output.
+        top: ids wanted.
+
+    Returns:
+        ``[n_new, top]`` ids, the likeliest first. The chosen one comes first whatever the last bit
+        of its logit says in a pass of another shape.
+    """
+    parts = [target.prefill(prompt).logits[-1:]]
+    chunk = max(1, target.max_nodes)
+    for start in range(0, len(output) - 1, chunk + 1):
+        tokens = output[start : min(start + chunk + 1, len(output) - 1)]
+        tree = DraftTree.chain(tokens[1:])
+        parts.append(target.forward(int(tokens[0]), tree).logits)
+        target.keep(tree, np.arange(len(tree)))
+    logits = torch.cat(parts).float()
+    chosen = torch.from_numpy(output).to(logits.device)
+    logits = logits.scatter(1, chosen[:, None], torch.inf)
+    return logits.topk(min(top, logits.shape[1])).indices.cpu().numpy()
