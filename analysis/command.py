@@ -25,7 +25,7 @@ def with_runs(options: argparse.Namespace, show: Callable[[Sequence[Run]], int])
         What ``show`` returns, or 2 where there is nothing to show or a file is damaged.
     """
     try:
-        runs, hidden = usable_runs(options.runs, options.incomplete)
+        runs, hidden = usable_runs(options.runs, options.incomplete, surfaces=True)
         for run in hidden:
             sys.stderr.write(f"not shown, because incomplete: {run.path}\n")
         return show(runs)

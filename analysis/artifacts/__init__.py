@@ -33,4 +33,4 @@ def made_of(runs: Sequence[Run]) -> tuple[list[tuple[Artifact, list[Run]]], list
         if members:
             made.append((artifact, members))
             used |= set(artifact.experiments)
-    return made, [run for run in runs if run.experiment not in used]
+    return made, [run for run in runs if run.experiment not in used and run.records]

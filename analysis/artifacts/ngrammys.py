@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from analysis.artifacts.artifact import (
     Artifact,
     captions,
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
 _SPEEDUP = "speedup over ar (ratio of tokens/s)"
+_RESAMPLES = 2000
+_FIGURE1_TEXT = (
+    "Time of a target pass over k rows of w + 1 tokens (a batch, as the paper runs it), relative "
+    "to one of a single token. The paper's cells (Mistral-7B, bfloat16, A100-40GB) have no numbers in "
+    "its text."
+)
 _FIGURE2_TEXT = (
     "What the model alone gives: its unigrams, bigrams, and bigrams extended to w tokens. The "
     "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 "
@@ -70,6 +78,81 @@ def _by_model(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 def _knobs(entry: Entry) -> Mapping[str, Any]:
     return entry.run.knobs(entry.label)
+
+
+# --- Figure 1 -------------------------------------------------------------------------------------
+
+
+def _slowdowns(run: Run, context: int) -> dict[tuple[int, int], dict[str, Any]]:
+    """By (k, w): time of a batch pass over that of a pass of one token at the same context.
+
+    The interval is that of the ratio of medians over the repeated passes (bootstrap).
+    """
+    batch = (run.surface or {})["batch"]
+    axes = batch["axes"]
+    samples = np.asarray(batch["samples_s"])[:, :, axes["context"].index(context), :]
+    repeats = samples.shape[-1]
+    drawn = np.random.default_rng(run.seed).integers(0, repeats, (_RESAMPLES, repeats))
+    one = samples[axes["k"].index(1), axes["w"].index(0)]
+    cells = {}
+    for i, k in enumerate(axes["k"]):
+        for j, w in enumerate(axes["w"]):
+            ratios = np.median(samples[i, j][drawn], axis=-1) / np.median(one[drawn], axis=-1)
+            low, high = np.quantile(ratios, (0.025, 0.975))
+            value = float(np.median(samples[i, j]) / np.median(one))
+            known = repeats > 1 and (k, w) != (1, 0)
+            cells[int(k), int(w)] = {
+                "slowdown": value,
+                "slowdown_ci": (float(low), float(high)) if known else None,
+            }
+    return cells
+
+
+def _figure1_caption(run: Run) -> str:
+    machine = {"hardware": run.manifest.get("hardware"), **(run.surface or {}).get("machine", {})}
+    cpu = (machine["hardware"] or {}).get("cpu")
+    where = ", ".join(run.gpus) or f"{cpu}, {(machine['hardware'] or {}).get('cpus_usable')} CPUs"
+    repeats = len((run.surface or {})["batch"]["samples_s"][0][0][0])
+    made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
+    return (
+        f"{made_up}{_FIGURE1_TEXT} {_model_of(run)} ({run.dtype}), random ids. Hardware: {where}. "
+        f"Medians of {repeats} passes; intervals: 95 %, bootstrap over passes. State kept per "
+        f"pass. Lossless: no output. 0 cases. Code: {run.code}."
+    )
+
+
+def _model_of(run: Run) -> str:
+    return str((run.manifest.get("config") or {}).get("model", {}).get("name"))
+
+
+def _contexts(run: Run) -> list[int]:
+    return [int(context) for context in (run.surface or {})["batch"]["axes"]["context"]]
+
+
+def _figure1(runs: Sequence[Run]) -> list[Sheet]:
+    headings = ["model", "context (tokens)", "k", "w", "slow-down [95 %]"]
+    rows: list[list[str | Measured]] = []
+    for run in runs:
+        for context in _contexts(run):
+            for (k, w), cell in _slowdowns(run, context).items():
+                measured = Measured(cell["slowdown"], cell["slowdown_ci"])
+                rows.append([_model_of(run), str(context), str(k), str(w), measured])
+    text = "\n".join(_figure1_caption(run) for run in runs)
+    return [Sheet("N-Grammys, Figure 1: slow-down of a target pass", text, headings, rows, [])]
+
+
+def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    return {
+        _model_of(run): heatmaps(
+            [
+                grid(f"context of {context} tokens", _slowdowns(run, context), "slowdown", False)
+                for context in _contexts(run)
+            ],
+            "w (draft tokens in a row)", "k (rows)", "time over that of one token",
+            f"N-Grammys, Figure 1 ({_model_of(run)})", _figure1_caption(run),
+        )
+        for run in runs
+    }  # fmt: skip
 
 
 # --- Figure 2 -------------------------------------------------------------------------------------
@@ -318,6 +401,7 @@ def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
 
 
 ARTIFACTS = (
+    Artifact("ngrammys_figure1", "N-Grammys, Figure 1", _figure1, _figure1_figure),
     Artifact("ngrammys_figure2", "N-Grammys, Figure 2", _figure2, _figure2_figure),
     Artifact(
         "ngrammys_figure3", "N-Grammys, Figures 3, 6, 8", _grid_sheet("speedup"),

@@ -431,8 +431,35 @@ def runs():
         yield from paper()
 
 
+def cost_surface():
+    """A small grid of batch passes, five each, in seconds."""
+    numbers = Numbers(7)
+    axes = {"k": [1, 4, 16], "w": [0, 3, 7], "context": [25, 500]}
+    samples = [
+        [
+            [
+                [(4000 + 9 * k * (w + 1) + length + numbers.below(80)) / 1e5 for _ in range(5)]
+                for length in axes["context"]
+            ]
+            for w in axes["w"]
+        ]
+        for k in axes["k"]
+    ]
+    return {
+        "format": "specbench-surface",
+        "version": 1,
+        "batch": {"axes": axes, "samples_s": samples},
+    }
+
+
 def write(folder):
     """Write every run into a folder of its own below ``folder``."""
+    home = folder / "experiments" / "ngrammys_figure1"
+    home.mkdir(parents=True, exist_ok=True)
+    stand_in = Run("", {"ar": AR}, (), model="mistral7b", experiment="ngrammys_figure1")
+    (home / "manifest.json").write_text(json.dumps(manifest(stand_in), indent=1) + "\n")
+    (home / "surface.json").write_text(json.dumps(cost_surface(), indent=1) + "\n")
+    (home / "DONE").write_text("")
     for run in runs():
         home = folder / run.folder
         home.mkdir(parents=True, exist_ok=True)
