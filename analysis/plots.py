@@ -275,33 +275,36 @@ def _write_cells(axes: Axes, grid: Grid, middle: float) -> None:
                 axes.text(j, i + 0.24, text, ha="center", va="center", fontsize=4.6, color=colour)
 
 
-def shares(
+def stacks(
     rows: Mapping[str, Mapping[str, tuple[float, Interval | None]]],
     xlabel: str,
     title: str,
     caption: str,
+    form: str = "{:.0%}",
 ) -> Figure:
     """Stacked horizontal bars: for each row its parts, in their order, with intervals.
 
     Args:
-        rows: by name, the parts' shares; they need not add up to one.
-        xlabel: what a share is, with its unit.
+        rows: by name, the parts' lengths.
+        xlabel: what a length is, with its unit.
         title: above.
         caption: below.
+        form: of the number written into a part that has room for it.
     """
     figure = Figure(figsize=(7.0, 0.8 + 0.5 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    named = [(part, share) for row in rows.values() for part, (share, _) in row.items()]
-    parts = list(dict.fromkeys(part for part, share in named if share > 0))
+    named = [(part, length) for row in rows.values() for part, (length, _) in row.items()]
+    parts = list(dict.fromkeys(part for part, length in named if length > 0))
+    longest = max((sum(v for v, _ in row.values()) for row in rows.values()), default=1.0)
     left = np.zeros(len(rows))
     for i, part in enumerate(parts):
         values = [row.get(part, (0.0, None)) for row in rows.values()]
         widths = np.array([value for value, _ in values])
         axes.barh(range(len(rows)), widths, left=left, label=part, height=0.6, **part_style(i))
         for place, (value, interval) in enumerate(values):
-            if value > 0.04:
+            if value > 0.04 * longest:
                 # The interval belongs to the part's length, so it is drawn at the part's end.
-                text = f"{value:.0%}"
+                text = form.format(value)
                 axes.text(
                     left[place] + value / 2, place, text, ha="center", va="center", fontsize=7,
                     bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0},
@@ -317,7 +320,7 @@ def shares(
     axes.invert_yaxis()
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, max(1e-9, float(left.max())) * 1.02)
+    axes.set_xlim(0, 1.02 * longest)
     axes.set_xlabel(xlabel)
     _finish(figure, title, caption, legend=_legend([axes]))
     return figure
@@ -367,7 +370,7 @@ def _finish(
     inches, height = figure.get_size_inches()
     top = 1.0 + 0.02 / height
     if legend and len(legend) > 1:
-        columns = max(2, min(len(legend), int(inches / 1.5)))
+        columns = max(2, min(len(legend), int(inches / 1.25)))
         lines = math.ceil(len(legend) / columns)
         figure.legend(
             legend.values(), legend.keys(), loc="lower left", bbox_to_anchor=(0.02, top),

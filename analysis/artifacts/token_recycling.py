@@ -18,7 +18,7 @@ from analysis.artifacts.artifact import (
     task_panel,
 )
 from analysis.estimates import pooled_ratio
-from analysis.plots import Panel, Series, bars, curves, shares
+from analysis.plots import Panel, Series, bars, curves, stacks
 from analysis.render import Sheet
 from analysis.sheets import settings_sheet, sheet, task_sheet
 
@@ -187,7 +187,7 @@ def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
             rows[entry.label] = {
                 part: (p.y, p.interval) for part, p in points.items() if p.y is not None
             }
-        figures[group.runs[0].model] = shares(
+        figures[group.runs[0].model] = stacks(
             rows,
             "share of the time of all steps",
             f"Token Recycling, Figure 4: where a step's time goes ({group.title})",

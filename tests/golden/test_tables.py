@@ -71,5 +71,8 @@ def test_no_artifact_is_left_over(artifacts):
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact.name)
 def test_every_page_says_what_it_rests_on(artifact, artifacts):
     text = (artifacts / f"{artifact.name}.md").read_text()
-    for words in ("SYNTHETIC RECORDS", "Hardware:", "State kept per", "Lossless:", " cases"):
-        assert words in text, words
+    assert "SYNTHETIC RECORDS" in text
+    assert "Hardware:" in text
+    if artifact.name != "ngrammys_figure1":  # a pass over random ids: no cases, no output
+        for words in ("State kept per", "Lossless:", " cases"):
+            assert words in text, words
