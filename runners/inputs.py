@@ -1,8 +1,8 @@
 """What a replay reads, made first where an experiment asks for it: recorded answers, a surface.
 
 ``runner.traces=record`` and ``runner.surface=measure`` make an experiment of replays a single
-command. Both results lie below ``runner.recordings``, named by what they are of, so that the jobs
-of a sweep, and other experiments with the same questions, find them.
+command. Both results lie below ``runner.recordings``, where the jobs of a sweep, and other
+experiments with the same questions, find them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ def made_first(cfg: DictConfig, execute: Callable[[DictConfig], int]) -> DictCon
     for key, (asked, describe) in wanted.items():
         if not asked:
             continue
-        job, name = describe(cfg), cfg.model.name
-        if key == "traces":
-            name += f"_{cfg.dataset.name}"
-        path = Path(cfg.runner.recordings) / f"{name}-{config.run_key(job)}"
+        job = describe(cfg)
+        path = _home(cfg, job)
         if not folder.is_complete(path):
             log.info("first, for runner.%s: %s", key, path)
             job.output_dir = str(path)
@@ -56,6 +54,15 @@ def made_first(cfg: DictConfig, execute: Callable[[DictConfig], int]) -> DictCon
         cfg = cfg.copy()
         cfg.runner[key] = str(path / _SURFACE if key == "surface" else path)
     return cfg
+
+
+def _home(cfg: DictConfig, job: DictConfig) -> Path:
+    """Where the same job was done before, be it by hand or for a figure, else where it is to go."""
+    key = config.run_key(job)
+    for path in sorted(Path(cfg.paths.results).glob(f"*/*-{key}")):
+        if folder.is_complete(path):
+            return path
+    return Path(cfg.runner.recordings) / f"{cfg.model.name}_{job.runner.name}-{key}"
 
 
 def _recording(cfg: DictConfig) -> DictConfig:

@@ -106,17 +106,15 @@ def test_a_huge_interval_does_not_flatten_the_bars():
 
 def test_a_method_keeps_its_colour_in_every_kind_of_figure():
     points = [Point(0, 1.0), Point(1, 2.0)]
-    panel = Panel("", "x", "y", [Series(name, name, points) for name in ("pld", "sam")], ["a", "b"])
-    bars = plots.bars([panel], "t", "c").axes[0]
-    lines = plots.curves([[panel]], "t", "c").axes[0]
-    for container, drawn, method in zip(
-        bars.containers, lines.containers, ("pld", "sam"), strict=True
-    ):
-        assert (
-            to_hex(container.patches[0].get_facecolor()).upper() == bar_style(method)["facecolor"]
-        )
-        assert drawn.lines[0].get_color() == line_style(method)["color"]
-    assert line_style("pld")["color"] == bar_style("pld")["facecolor"]
+    series = [Series(method, method, points) for method in ("pld", "ssd")]
+    panel = Panel("", "x", "y", series, ["a", "b"])
+    drawn = plots.bars([panel], "t", "c").axes[0].containers
+    bars = [container for container in drawn if hasattr(container, "patches")]
+    lines = plots.curves([[panel]], "t", "c").axes[0].containers
+    for bar, line, method in zip(bars, lines, ("pld", "ssd"), strict=True):
+        colour = bar_style(method)["facecolor"]
+        assert to_hex(bar.patches[0].get_facecolor()).upper() == colour
+        assert line.lines[0].get_color() == line_style(method)["color"] == colour
 
 
 def test_two_settings_of_one_method_differ_and_keep_their_look_in_all_panels():
