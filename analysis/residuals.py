@@ -1,8 +1,8 @@
 """Predicted speedups beside measured ones: ``python -m analysis.residuals LIVE REPLAY``.
 
-LIVE is a measured run, REPLAY a replay of its outputs with a cost surface; labels are matched by name
-over the cases that both have. A residual is predicted over measured minus one. Exit code 1 where the
-median of their absolute values exceeds ``--limit``.
+LIVE is a measured run, REPLAY a replay of its outputs with a cost surface; labels are matched by
+name over the cases that both have. A residual is predicted over measured minus one. Exit code 1
+where the median of their absolute values exceeds ``--limit``.
 """
 
 from __future__ import annotations

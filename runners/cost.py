@@ -201,7 +201,7 @@ def _measure(
     batch = None
     if grid.batch_k:
         k, w, contexts = list(grid.batch_k), list(grid.batch_w), list(grid.batch_contexts)
-            target.reserve(longest, max(k) * max(w), max(k))
+        target.reserve(longest, max(k) * max(w), max(k))
         batch = _batch_passes(target, k, w, contexts, passes, rng)
     return CostSurface(
         model=model,

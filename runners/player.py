@@ -122,13 +122,14 @@ class Player:
             target=self._target,
         )
 
-    def play(self, drafter: Drafter, turn: Turn, *, empty: bool) -> Played:
+    def play(self, drafter: Drafter, turn: Turn, *, empty: bool, seed: int | None = None) -> Played:
         """Decode a recorded turn.
 
         Args:
             drafter: from `admit`.
             turn: its output is what the target will say.
             empty: reset the drafter first; the time counts as its setup.
+            seed: the turn's; None takes the recorded one.
 
         Raises:
             CaseFailed: the draft is malformed.
@@ -142,7 +143,10 @@ class Player:
         if drafter.needs.reference:
             drafter.set_reference(turn.output_ids)
         decoded = self._engine.decode(
-            turn.prompt_ids, drafter, max_new_tokens=self._limit, seed=turn.seed
+            turn.prompt_ids,
+            drafter,
+            max_new_tokens=self._limit,
+            seed=turn.seed if seed is None else seed,
         )
         if decoded.output_ids != turn.output_ids.tolist():
             raise SpecBenchError(

@@ -20,7 +20,8 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from runners import offline, table
-from runners.contenders import restore
+from runners.contenders import build_contenders, restore
+from runners.job import derive_seed
 from runners.player import APPROXIMATE, EXACT, Player, replay_kind
 from specbench import durable, records
 from specbench.cases import Case
@@ -97,6 +98,7 @@ def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
                 f"{group}={recorded[group]['name']}. Leave it out."
             )
         adopted[group] = OmegaConf.merge(cfg[group], node)
+    adopted.dataset.path = None  # the questions are in the traces, wherever they came from
     if "seed" not in typed:
         adopted.seed = recorded["seed"]
     adopted.runner.traces_sha = traces.sha
@@ -136,6 +138,9 @@ def run(job: Job) -> int:
         NeedsNotMet: a method needs the model.
         ConfigurationError: the input cannot be used; see its subclasses.
     """
+    traces = load_traces(job.config["runner"]["traces"])
+    for contender in build_contenders(job):
+        replay_kind(contender.drafter, traces)  # refuses before the folder is anybody's
     return offline.complete(job, _replay)
 
 
@@ -270,7 +275,7 @@ class _Replayer:
             if turn is None:
                 raise CaseFailed("no_trace", f"neither {label} nor {PLAIN} was recorded for it")
             empty = scope == "turn" or (scope == "prompt" and number == 0)
-            played = self._player.play(contender.drafter, turn, empty=empty)
+            played = self._player.play(contender.drafter, turn, empty=empty, seed=common["seed"])
         except Exception as error:
             failed = CaseRecord(status="failed", n_prompt=0, **common)
             made.records.append(failed)
@@ -319,7 +324,7 @@ class _Replayer:
             "position": position,
             "timing": self._timing,
             "state_scope": contender.scope,
-            "seed": 0,
+            "seed": derive_seed(int(config["seed"]), case.case_id, number, block.repeat),
             "started_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "forced_resume": self._forced,
         }
@@ -330,7 +335,7 @@ class _Replayer:
         if self._kinds[common["label"]] == APPROXIMATE:
             counted["replay"] = APPROXIMATE
         return CaseRecord(
-            **{**common, "seed": turn.seed},
+            **common,
             status="ok",
             n_prompt=len(turn.prompt_ids),
             n_new=len(decoded.output_ids),
@@ -353,7 +358,7 @@ class _Replayer:
         def again(record: CaseRecord) -> None:
             turn = self._traces.find(record.label, record.case_id, record.turn)
             assert turn is not None  # it was played before
-            self._player.play(contender.drafter, turn, empty=False)
+            self._player.play(contender.drafter, turn, empty=False, seed=record.seed)
 
         return again
 

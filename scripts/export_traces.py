@@ -3,9 +3,9 @@
     python scripts/export_traces.py RUN traces.jsonl.gz
     python run.py runner=replay runner.traces=traces.jsonl.gz method=pld
 
-The file holds ids of prompts and outputs, the tokenizer's hash and the names of model and data set: no
-text, no time, no machine's path. Token ids can be turned back into text by whoever has the tokenizer, so
-the questions' licence holds for it too.
+The file holds ids of prompts and outputs, the tokenizer's hash and the names of model and data set:
+no text, no time, no machine's path. Token ids can be turned back into text by whoever has the
+tokenizer, so the questions' licence holds for it too.
 """
 
 from __future__ import annotations

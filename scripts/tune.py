@@ -2,15 +2,15 @@
 
     python scripts/tune.py RUN surfaces/FILE.json pld cacheback ngrammys --trials 40
 
-RUN is a run folder or a trace pack. Its cases are split once, by task, into a development split that
-trials are scored on and a held-out split that nothing is chosen by. A score is the predicted speedup over
-plain decoding (target passes by the surface, drafting measured here). Three settings of each method are
-reported on the held-out split: the default (its yaml), the tuned one (best on the development split) and
-the best in hindsight (of all trials, the one that happens to be best on the held-out split: what perfect
-choosing would have given, an upper bound and not a result).
+RUN is a run folder or a trace pack. Its cases are split once, by task, into a development split
+that trials are scored on and a held-out split that nothing is chosen by. A score is the predicted
+speedup over plain decoding (target passes by the surface, drafting measured here). Three settings
+of each method are reported on the held-out split: the default (its yaml), the tuned one (best on
+the development split) and the best in hindsight (of all trials, the one that happens to be best on
+the held-out split: what perfect choosing would have given, an upper bound and not a result).
 
-The spaces are in scripts/search_spaces.yaml. Optuna only suggests (ask) and learns (tell); its seed, the
-split's and the drafters' are --seed.
+The spaces are in scripts/search_spaces.yaml. Optuna only suggests (ask) and learns (tell); --seed
+is its seed and the split's.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Scorer:
 
 
 def split(traces: Traces, share: float, seed: int) -> dict[str, list[Turn]]:
-    """The turns of the development and the held-out cases: each task is cut in the same proportion."""
+    """The turns of the development and of the held-out cases; every task is cut alike."""
     by_task: dict[str, list[str]] = {}
     cases = traces.cases()
     for case_id, turns in cases.items():
@@ -189,9 +189,7 @@ def tune(
         "method": method,
         "trials": trials,
         "refused": refused,
-        **{
-            name: {"knobs": dict(trial.knobs), **trial.speedup} for name, trial in chosen.items()
-        },
+        **{name: {"knobs": dict(trial.knobs), **trial.speedup} for name, trial in chosen.items()},
     }
 
 

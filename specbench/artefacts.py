@@ -91,8 +91,7 @@ def resolve(
                         f"{artefact.name} has not been built for this model's tokenizer (looked: "
                         f"{path}). Type, with the run's model for MODEL: {artefact.command}"
                     )
-                loaded = tokenizer.load() if isinstance(tokenizer, NamedTokenizer) else tokenizer
-                _build(artefact, path, loaded, progress)
+                _build(artefact, path, _loaded(tokenizer), progress)
         files[artefact.name] = path
     return files
 
@@ -154,6 +153,26 @@ def _bar() -> Iterator[Progress]:
             bar.update(task, description=what, completed=done, total=total or None)
 
         yield report
+
+
+def _loaded(tokenizer: Any) -> Any:
+    """The tokenizer itself.
+
+    Raises:
+        NeedsNotMet: the one that can be loaded here is another.
+    """
+    from specbench.models import tokenizer_hash
+
+    if not isinstance(tokenizer, NamedTokenizer):
+        return tokenizer
+    loaded = tokenizer.load()
+    if tokenizer_hash(loaded) != tokenizer.sha:
+        raise NeedsNotMet(
+            f"a file must be built for a tokenizer with hash {tokenizer.sha[:16]}, but the model's "
+            "tokenizer here is another one. Copy the file from the machine that recorded the "
+            "outputs, and name it in the method's knob."
+        )
+    return loaded
 
 
 def _builder_module(artefact: Artefact) -> Any:

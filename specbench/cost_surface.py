@@ -104,7 +104,7 @@ class Grid:
 
     def to_json(self) -> dict[str, Any]:
         """Axes and raw times."""
-        axes = {name: list(values) for name, values in self.axes.items()}
+        axes = {name: [int(v) for v in values] for name, values in self.axes.items()}
         return {"axes": axes, "samples_s": self.samples.tolist()}
 
     @staticmethod

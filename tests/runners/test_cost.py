@@ -1,4 +1,4 @@
-"""Measuring a cost surface: the tiny model with its weights, random ones without a hub, refusals."""
+"""Measuring a cost surface: a tiny model's weights, random ones without a hub, refusals."""
 
 import json
 

@@ -289,6 +289,7 @@ def test_records_of_older_runs_count_as_measured():
         CaseRecord.from_json({**line, "timing": "guessed"})
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path, environment):
     code = (
         "import sys, os, json, runpy\n"

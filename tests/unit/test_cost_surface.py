@@ -84,8 +84,8 @@ def test_batch_passes_are_predicted_by_their_own_grid():
 
 
 def test_what_lies_outside_the_grid_is_told():
-    found = surface(batch=False).covered(np.ones(4), np.array([1, 8, 9, 2]), np.array([16, 64, 20, 65]))
-    assert found == 0.5
+    rows, contexts = np.array([1, 8, 9, 2]), np.array([16, 64, 20, 65])
+    assert surface(batch=False).covered(np.ones(4), rows, contexts) == 0.5
 
 
 def test_free_nodes_are_those_within_a_tenth_of_the_single_row():

@@ -20,7 +20,7 @@ def record(label, case_id, turn=0, status="ok", output=(5, 6, 2), stream_index=0
         run_key="k", label=label, method=label, model="toy", dataset="toys", task="qa",
         category="qa", case_id=case_id, turn=turn, repeat=0, stream_index=stream_index,
         status=status, n_prompt=2, n_new=len(output), output_ids=output, prompt_ids=(3, 4),
-        n_target_passes=len(output) - 1, accepted_per_step=[1] * (len(output) - 1),
+        n_target_passes=max(0, len(output) - 1), accepted_per_step=[1] * (len(output) - 1),
         state_scope="prompt", seed=7,
     )  # fmt: skip
 

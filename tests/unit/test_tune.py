@@ -20,7 +20,7 @@ VOCAB = 60
 def pack(tmp_path_factory) -> Path:
     """Twelve texts of recurring phrases of five tokens: drafts of more than four are cut short."""
     rng = np.random.default_rng(0)
-    turns = {}
+    turns: dict = {}
     for i in range(12):
         phrases = rng.integers(0, VOCAB, (6, 5))
         text = phrases[rng.integers(0, 6, 40)].reshape(-1)
@@ -59,11 +59,11 @@ def surface(tmp_path_factory) -> Path:
 
 def test_the_tuned_setting_is_the_one_that_the_surface_pays_for(pack, surface, tmp_path, capsys):
     out = tmp_path / "report.json"
-    arguments = [str(pack), str(surface), "pld", "sam", "--trials", "12"]
+    arguments = [str(pack), str(surface), "pld", "suffix_decoding", "--trials", "8"]
     assert tune.main([*arguments, "--out", str(out)]) == 0
     report = json.loads(out.read_text())
-    assert [row["method"] for row in report["rows"]] == ["pld", "sam"]
-    assert {row["trials"] for row in report["rows"]} == {12}
+    assert [row["method"] for row in report["rows"]] == ["pld", "suffix_decoding"]
+    assert {row["trials"] for row in report["rows"]} == {8}
     assert report["cases"] == {"development": 6, "held-out": 6}
     for row in report["rows"]:
         default, tuned, best = (row[name] for name in (tune.DEFAULT, tune.TUNED, tune.HINDSIGHT))
@@ -73,7 +73,7 @@ def test_the_tuned_setting_is_the_one_that_the_surface_pays_for(pack, surface, t
     pld = report["rows"][0]
     # The default drafts ten tokens, of which six are paid for and most of them are rejected.
     assert pld[tune.DEFAULT]["held-out"] < 1 < pld[tune.TUNED]["held-out"]
-    assert pld[tune.TUNED]["knobs"]["num_tokens"] in (3, 4)
+    assert pld[tune.TUNED]["knobs"]["num_tokens"] <= 4
     shown = capsys.readouterr().out
     assert "PREDICTED" in shown
     assert "best in hindsight" in shown
@@ -101,8 +101,8 @@ def test_the_splits_are_disjoint_complete_and_even_over_tasks(pack):
 
 def test_settings_that_contradict_themselves_use_up_budget_and_are_counted(pack, surface):
     scorer = tune.Scorer(load_traces(pack), CostSurface.read(surface), 0.5, 0)
-    space = {"total_draft_len": [4], "chaining_reserved": [16], "table": ["dynamic"]}
-    row = tune.tune(scorer, "cacheback", {**space, "follower_len": [3, 4]}, 3, 0)
+    space = {"max_ngram": [1], "min_ngram": [3], "num_tokens": [3, 4]}
+    row = tune.tune(scorer, "pld", space, 3, 0)
     assert row["refused"] == 3
     assert row[tune.TUNED]["knobs"] == {}
 
