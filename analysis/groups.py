@@ -54,14 +54,17 @@ class Group:
         return sorted(tasks, key=task_order)
 
 
-def make_groups(runs: Sequence[Run], estimator: str | None = None) -> list[Group]:
+def make_groups(
+    runs: Sequence[Run], estimator: str | None = None, ledger: Sequence[Claim] | None = None
+) -> list[Group]:
     """Summarise the runs and put those that may stand in one table together.
 
     Args:
         runs: in the order of the rows.
         estimator: ``paired`` or ``specbench``; by default the one each run was made with.
+        ledger: the claims that may stand beside; all by default.
     """
-    ledger = load_ledger()
+    ledger = load_ledger() if ledger is None else ledger
     by_key: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         kind = estimator or run.estimator

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from runners import folder
+from runners import folder, inputs
 from runners.isolate import run_in_child
 from runners.job import BASELINE, Entry, Job
 from specbench import cases, config, durable, records
@@ -154,6 +154,7 @@ def execute(
     """
     runner = _runner(cfg)
     config.check_values(cfg)
+    cfg = inputs.made_first(cfg, lambda first: execute(first, Invocation(), launch))
     cfg = runner.adopt(cfg, invocation.overrides)
     shard = _parse_shard(cfg.shard)
     entries = resolve_entries(cfg)

@@ -68,6 +68,7 @@ _NOT_IDENTITY = (
     "dataset.fetch",
     "runner.traces",  # their hashes are part of it
     "runner.surface",
+    "runner.recordings",
 )
 
 _ONE_OF: Mapping[str, Sequence[str]] = {
