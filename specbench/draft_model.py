@@ -314,10 +314,9 @@ class DraftModel:
 
     def _renumber(self, survivors: IntArray, committed: int) -> None:
         if self._chain:
-            self._chain = bool((survivors == np.arange(committed, self._count)).all())
-            if self._chain:
+            if (survivors == np.arange(committed, committed + len(survivors))).all():
                 return
-            raise ValueError("survivors of a single branch are what follows the path")
+            raise ValueError("survivors of a single branch follow the path without a gap")
         kept = torch.from_numpy(survivors).to(self.device)
         n = len(survivors)
         seen = self._visible[kept + 1]
