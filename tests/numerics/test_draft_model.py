@@ -132,6 +132,16 @@ def test_a_single_branch_takes_no_mask_and_may_fork_later():
     feeder.check_cache()
 
 
+def test_of_a_single_branch_its_next_nodes_may_stay():
+    feeder = Feeder(draft("llama"), [1, 2, 3])
+    feeder.extend([5, 6, 7, 8], [-1, 0, 1, 2])
+    feeder.model.keep_path(np.array([0]), np.array([1, 2]))
+    feeder.text, feeder.tokens, feeder.parents = [1, 2, 3, 5], [6, 7], [-1, 0]
+    feeder.extend([9], [1])
+    with pytest.raises(ValueError, match="without a gap"):
+        feeder.model.keep_path(np.array([0]), np.array([2]))
+
+
 def test_a_layer_of_one_call_may_be_a_branch():
     feeder = Feeder(draft("llama"), [1, 2, 3])
     feeder.extend([5, 6, 7], [-1, 0, 1])
