@@ -87,9 +87,7 @@ class Card(Drafter):
         self._require(self.k <= most, "k", f"at most {most} with method.max_depth={self.max_depth}")
         measured = self.r == "auto"
         in_range = measured or (isinstance(self.r, int) and 1 <= self.r <= self.max_depth)
-        self._require(
-            in_range, "r", f"auto, or between 1 and method.max_depth={self.max_depth}"
-        )
+        self._require(in_range, "r", f"auto, or between 1 and method.max_depth={self.max_depth}")
         self._ratio = 0 if measured else int(self.r)
         self._target_weights = 0
         self._tree = LayeredTree(self.k)

@@ -311,9 +311,7 @@ class Engine:
             return self.target.forward(state.root, tree, hidden_layers=layers), None
         if self.overlap == "thread":
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="target-pass")
-            waiting = self._pool.submit(
-                self.target.forward, state.root, tree, hidden_layers=layers
-            )
+            waiting = self._pool.submit(self.target.forward, state.root, tree, hidden_layers=layers)
             guess = drafter.overlap(state, tree)
             return waiting.result(), guess
         if self.overlap == "stream":

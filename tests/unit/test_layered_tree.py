@@ -193,6 +193,4 @@ def test_a_path_below_another_goes_on_from_it(width):
     whole = tree.best_path()
     for n in range(len(whole) + 1):
         assert tree.best_path(whole[:n]) == whole[n:]
-        np.testing.assert_array_equal(
-            tree.tokens(whole[n:], first=n), tree.tokens(whole)[n:]
-        )
+        np.testing.assert_array_equal(tree.tokens(whole[n:], first=n), tree.tokens(whole)[n:])
