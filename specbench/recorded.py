@@ -163,7 +163,7 @@ class PathLearner(Composite):
     """
 
     inner: Drafter
-    target: RecordedTarget | None = None
+    target: RecordedTarget
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -187,7 +187,7 @@ class PathLearner(Composite):
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         """Show the drafter a chain of the accepted nodes with their recorded candidates."""
         path = outcome.path
-        if outcome.finished or self.target is None:
+        if outcome.finished:
             return
         kept = DraftTree.chain(np.asarray(outcome.tree.tokens)[path])
         logits = self.target.path_logits(len(path))
