@@ -69,7 +69,7 @@ def make_groups(
     for run in runs:
         kind = estimator or run.estimator
         same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.synthetic)
-        by_key.setdefault((*same, run.timing, kind), []).append(run)
+        by_key.setdefault((*same, run.verifier, run.timing, kind), []).append(run)
     groups = []
     for key, members in sorted(by_key.items(), key=lambda item: item[0]):
         kind = key[-1]

@@ -112,8 +112,14 @@ class DraftConfig:
 
 @dataclass
 class PairConfig:
-    """What a method needs for one model besides its knobs."""
+    """What a method needs for one model besides its knobs.
 
+    Attributes:
+        draft: the draft model.
+        tuned: whether knobs that a pair file sets for a method and model hold; pair=none says no.
+    """
+
+    tuned: bool = True
     draft: DraftConfig = field(default_factory=DraftConfig)
 
 

@@ -360,3 +360,10 @@ def test_every_key_of_the_schema_is_documented() -> None:
         text = cls.__doc__ or ""
         undocumented = {f.name for f in dataclasses.fields(cls)} - {"name", "source"}
         assert {name for name in undocumented if f"{name}:" not in text} == set()
+
+
+def test_pair_none_holds_for_the_entries_of_compare_too() -> None:
+    tuned, plain = compose(["method=pld"]), compose(["method=pld", "pair=none"])
+    paper = compose(["method=cacheback", "pair=none"]).method.total_draft_len
+    assert compose_entry(plain, "cacheback").method.total_draft_len == paper
+    assert compose_entry(tuned, "cacheback").method.total_draft_len != paper
