@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 VOCABULARY = 60
 EOS = 2
 # What would be of no use with so small a vocabulary, and slow.
-TOY_SIZES: dict[str, dict[str, object]] = {"card": {"k": 12, "r": 3}}
+TOY_SIZES: dict[str, dict[str, object]] = {
+    "card": {"k": 12, "r": 3},
+    "ouroboros": {"gamma": 2, "ngram": 4, "window": 5, "guesses": 5},
+}
 
 
 def method_names() -> list[str]:
