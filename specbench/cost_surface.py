@@ -167,7 +167,7 @@ class CostSurface:
 
     def free_nodes(self, context: int, free: float = FREE) -> int:
         """Draft nodes that ride along for at most ``free`` of the 1-row pass's time."""
-        rows = np.arange(1, self.tree.axes["rows"][-1] + 1)
+        rows = np.arange(1.0, self.tree.axes["rows"][-1] + 1)
         seconds = self.tree.predict(rows, np.full(len(rows), context))
         return int(np.flatnonzero(seconds <= (1.0 + free) * seconds[0])[-1])
 
