@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -500,7 +501,7 @@ def learn(
     shown = 0.0
     for number in range(done, len(plans)):
         share = number / len(plans)
-        rate = min(1.0, (number + 1) / 30) * 0.5 * (1 + np.cos(np.pi * share))
+        rate = min(1.0, (number + 1) / 30) * 0.5 * (1 + math.cos(math.pi * share))
         for group in optimizer.param_groups:
             group["lr"] = options.lr * max(rate, 0.02)
         loss, agreed = loss_of(draft, taught, plans[number])
@@ -513,7 +514,7 @@ def learn(
             seconds = time.perf_counter() - start
             shown = float(counted[0] / counted[1])
             print(
-                f"batch {number + 1} of {len(plans)}: loss {float(loss):.3f}, agreement "
+                f"batch {number + 1} of {len(plans)}: loss {loss.item():.3f}, agreement "
                 f"{shown:.3f} since the last line, {seconds / 60:.1f} min",
                 flush=True,
             )

@@ -152,7 +152,7 @@ def options_for(folder, *more):
     return script.parse(
         [
             *("--work", str(folder / "work"), "--out", str(folder / "draft")),
-            *("--vocab", "30", "--layers", "0", "--neurons", "32", "--epochs", "40"),
+            *("--vocab", "30", "--layers", "0", "--neurons", "32", "--epochs", "15"),
             *("--lr", "0.01", "--batch-tokens", "40", "--device", "cpu", *more),
         ]
     )
@@ -182,11 +182,12 @@ def test_training_teaches_and_goes_on_where_it_stopped(
     _, ids, lesson = taught
     every = torch.arange(12)
     (tmp_path / "work").mkdir()
+    monkeypatch.setattr(script, "STEPS_BETWEEN_SAVES", 10)
     untaught = fresh(target, ids)
     before = agreement(untaught, lesson, 12)
     whole = fresh(target, ids)
     script.learn(whole, lesson, every, options_for(tmp_path))
-    assert agreement(whole, lesson, 12) > max(0.8, before)
+    assert agreement(whole, lesson, 12) > max(0.5, before)
 
     (tmp_path / "work" / "training.pt").unlink()
     steps = 0
@@ -195,11 +196,10 @@ def test_training_teaches_and_goes_on_where_it_stopped(
     def stopped(self, *args, **kwargs):
         nonlocal steps
         steps += 1
-        if steps == 130:
+        if steps == 37:
             raise KeyboardInterrupt
         return step(self, *args, **kwargs)
 
-    monkeypatch.setattr(script, "STEPS_BETWEEN_SAVES", 50)
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", stopped)
         with pytest.raises(KeyboardInterrupt):
@@ -207,7 +207,7 @@ def test_training_teaches_and_goes_on_where_it_stopped(
     resumed = fresh(target, ids)
     capsys.readouterr()
     script.learn(resumed, lesson, every, options_for(tmp_path))
-    assert "going on at batch 100" in capsys.readouterr().out
+    assert "going on at batch 30" in capsys.readouterr().out
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, resumed.state_dict()[name]), name
 
