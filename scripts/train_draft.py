@@ -8,7 +8,7 @@ The target answers prompts of ``scripts/draft_prompts.py`` (none from a benchmar
 greedily, half at temperature 0.7; for every position of prompt and answer its most likely next
 tokens are kept. The draft is a plain ``LlamaForCausalLM``: some of the target's layers, and its
 embeddings of the most frequent ids alone (``id_map.safetensors``: key ``ids``, draft id -> target
-id; a token without a draft id is fed as the tokenizer's unknown token). It learns the target's
+id; the row of -1 is fed for every token left out). It learns the target's
 distribution (KL) and its first choice (cross-entropy).
 
 Everything is seeded and resumes: groups of answers and the training's state lie in ``--work``.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -31,232 +31,19 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from scripts.draft_prompts import STYLES, PromptMaker, read_paragraphs
+from scripts.draft_texts import Texts, is_answer, prepare, read_texts
 from specbench import models
-from specbench.cache import KVCache
 from specbench.config import compose
 from specbench.errors import ConfigurationError, SpecBenchError
-from specbench.prompts import PromptTemplate
 from specbench.records import CASES, read_records
+from specbench.structs import DraftTree
+from specbench.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ASSETS = Path(__file__).parents[1] / "assets" / "draft_smollm2_135m"
-TEMPERATURE = 0.7
 STEPS_BETWEEN_SAVES = 100
-TOP = 16  # next tokens of the target kept for each position; sampling draws from them
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Prompts with the target's answers, one after the other in flat tensors.
-
-    Attributes:
-        tokens: ``[n]`` int32 ids of all texts.
-        starts: ``[texts + 1]`` int64 border of each text.
-        prompts: ``[texts]`` int64 length of each prompt.
-        greedy: ``[texts]`` bool, whether the answer was decoded greedily.
-        top_ids: ``[n, TOP]`` int32 the target's likeliest next tokens after each token.
-        top_logprobs: ``[n, TOP]`` float16 their log-probabilities. After an answer's last token
-            the target was not asked: minus infinity.
-    """
-
-    tokens: torch.Tensor
-    starts: torch.Tensor
-    prompts: torch.Tensor
-    greedy: torch.Tensor
-    top_ids: torch.Tensor
-    top_logprobs: torch.Tensor
-
-    @staticmethod
-    def joined(parts: list[Texts]) -> Texts:
-        """All texts of ``parts`` in order."""
-        offsets = np.cumsum([0] + [len(p.tokens) for p in parts])
-        starts = [p.starts[:-1] + int(at) for p, at in zip(parts, offsets, strict=False)]
-        fields = ("tokens", "prompts", "greedy", "top_ids", "top_logprobs")
-        return Texts(
-            starts=torch.cat([*starts, torch.tensor([int(offsets[-1])])]),
-            **{name: torch.cat([getattr(p, name) for p in parts]) for name in fields},
-        )
-
-
-# -- the target's answers --------------------------------------------------------------------------
-
-
-def top_next(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids ``[rows, TOP]`` and log-probabilities of the likeliest next tokens."""
-    values, ids = logits.topk(TOP, dim=-1)
-    return ids, values - logits.logsumexp(-1, keepdim=True)
-
-
-@torch.inference_mode()
-def answers(
-    target: PreTrainedModel,
-    prompts: list[list[int]],
-    greedy: list[bool],
-    *,
-    eos_ids: frozenset[int],
-    limit: int,
-    seed: int,
-) -> Texts:
-    """Let the target answer prompts in one batch, and keep its likeliest tokens everywhere.
-
-    Args:
-        target: a transformers causal LM.
-        prompts: ids of each prompt.
-        greedy: for each, whether to take the likeliest token, else a drawn one.
-        eos_ids: ids that end an answer.
-        limit: new tokens at most.
-        seed: of the draws.
-    """
-    device = target.device
-    generator = torch.Generator(device).manual_seed(seed)
-    rows, longest = len(prompts), max(map(len, prompts))
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    # Padding on the left: all rows then write the same cache column.
-    ids = torch.zeros(rows, longest, dtype=torch.long, device=device)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-    real = torch.zeros(rows, longest + limit, dtype=torch.bool, device=device)
-    real[:, longest:] = True
-    real[:, :longest] = torch.arange(longest, device=device) >= (longest - lengths)[:, None]
-    config = target.config
-    heads = config.num_attention_heads
-    cache = KVCache(
-        [device] * config.num_hidden_layers,
-        batch=rows,
-        kv_heads=config.num_key_value_heads,
-        max_len=longest + limit,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        dtype=target.dtype,
-    )
-
-    def hidden(batch: torch.Tensor, shown: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(shown.shape, dtype=target.dtype, device=device)
-        mask.masked_fill_(~shown, torch.finfo(target.dtype).min)
-        out = target.model(
-            input_ids=batch,
-            attention_mask=mask[:, None],
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        cache.keep(None, batch.shape[1])
-        return out.last_hidden_state
-
-    column = torch.arange(longest, device=device)
-    causal = column[None, :] <= column[:, None]
-    states = hidden(
-        ids,
-        causal[None] & real[:, None, :longest],
-        (column[None] - (longest - lengths)[:, None]).clamp(min=0),
-    )
-    tops: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-    for row, prompt in enumerate(prompts):
-        tops.append([top_next(target.lm_head(states[row, longest - len(prompt) :]))])
-    texts = [list(p) for p in prompts]
-    active = list(range(rows))
-    take_first = torch.tensor(greedy, device=device)
-    last_ids = torch.stack([tops[row][0][0][-1] for row in active])
-    last_logprobs = torch.stack([tops[row][0][1][-1] for row in active])
-    for step in range(limit):
-        weights = (last_logprobs / TEMPERATURE).softmax(-1)
-        drawn = torch.multinomial(weights, 1, generator=generator)
-        choice = last_ids.gather(1, drawn.masked_fill_(take_first[active][:, None], 0))[:, 0]
-        for row, token in zip(active, choice.tolist(), strict=True):
-            texts[row].append(token)
-        kept = [i for i, token in enumerate(choice.tolist()) if token not in eos_ids]
-        if not kept or step == limit - 1:
-            break
-        if len(kept) < len(active):
-            stored = cache.storage[..., : cache.length, :]
-            stored[:, : len(kept)] = stored[:, kept]
-            active, choice = [active[i] for i in kept], choice[kept]
-        positions = (lengths[active] + step)[:, None]
-        states = hidden(choice[:, None], real[active][:, None, : cache.length + 1], positions)
-        last_ids, last_logprobs = top_next(target.lm_head(states[:, -1]))
-        for i, row in enumerate(active):
-            tops[row].append((last_ids[i : i + 1], last_logprobs[i : i + 1]))
-    unknown = (
-        torch.zeros(1, TOP, dtype=torch.long, device=device),
-        torch.full((1, TOP), -torch.inf, device=device),
-    )
-    for found in tops:
-        found.append(unknown)
-    return Texts(
-        tokens=torch.tensor([token for text in texts for token in text], dtype=torch.int32),
-        starts=torch.tensor([0, *np.cumsum([len(text) for text in texts]).tolist()]),
-        prompts=lengths.cpu(),
-        greedy=torch.tensor(greedy),
-        top_ids=torch.cat([t[0] for found in tops for t in found]).int().cpu(),
-        top_logprobs=torch.cat([t[1] for found in tops for t in found]).half().cpu(),
-    )
-
-
-def prepare(options: argparse.Namespace) -> None:
-    """Generate the groups of texts that are not there yet."""
-    share, shares = options.share
-    wanted = [i for i in range(options.groups) if i % shares == share]
-    missing = [i for i in wanted if not group_file(options.work, i).is_file()]
-    if not missing:
-        return
-    cfg = compose(["model=smollm2_135m"])
-    tokenizer = models.load_tokenizer(cfg)
-    loaded = models.load_model(cfg, tokenizer)
-    template = PromptTemplate(tokenizer, str(cfg.model.template))
-    paragraphs = read_paragraphs()
-    options.work.mkdir(parents=True, exist_ok=True)
-    for i in missing:
-        start = time.perf_counter()
-        # Each group has a seed of its own, so that groups can be made in any order and number.
-        maker = PromptMaker(options.seed * 1_000_003 + i, paragraphs)
-        style = STYLES[i % len(STYLES)]
-        prompts = [template.render([(maker.draw(style), None)]) for _ in range(options.batch)]
-        texts = answers(
-            loaded.model,
-            prompts,
-            [row % 2 == 0 for row in range(options.batch)],
-            eos_ids=loaded.eos_ids,
-            limit=options.new_tokens,
-            seed=options.seed * 1_000_003 + i,
-        )
-        path = group_file(options.work, i)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        save_file(vars(texts), partial, metadata={"style": style})
-        partial.replace(path)
-        answered = len(texts.tokens) - int(texts.prompts.sum())
-        print(
-            f"group {i} of {options.groups} ({style}): {len(texts.tokens)} tokens, {answered} of "
-            f"them answers, {time.perf_counter() - start:.0f} s",
-            flush=True,
-        )
-
-
-def group_file(work: Path, i: int) -> Path:
-    return work / f"texts-{i:04d}.safetensors"
-
-
-def read_texts(work: Path, groups: int) -> tuple[Texts, list[str]]:
-    """All texts, and the style of each.
-
-    Raises:
-        ConfigurationError: groups are missing.
-    """
-    from safetensors import safe_open
-
-    parts, styles = [], []
-    for i in range(groups):
-        path = group_file(work, i)
-        if not path.is_file():
-            raise ConfigurationError(
-                f"{path} is missing: {i} of {groups} groups of texts are there. Type the command "
-                f"without --only, or with --groups {i}."
-            )
-        parts.append(Texts(**load_file(path)))
-        with safe_open(path, "pt") as opened:
-            styles += [opened.metadata()["style"]] * len(parts[-1].prompts)
-    return Texts.joined(parts), styles
 
 
 # -- the draft -------------------------------------------------------------------------------------
@@ -279,14 +66,6 @@ def frequent_ids(texts: Texts, size: int, keep: list[int]) -> torch.Tensor:
     count[torch.tensor(keep, dtype=torch.long)] = torch.inf
     chosen = torch.argsort(count, descending=True, stable=True)[: size - 1]
     return torch.cat([torch.tensor([-1]), chosen.sort().values])
-
-
-def is_answer(texts: Texts) -> torch.Tensor:
-    """``[n]`` bool: tokens that the target wrote."""
-    place = torch.arange(len(texts.tokens))
-    lengths = texts.starts.diff()
-    start = torch.repeat_interleave(texts.starts[:-1], lengths)
-    return place - start >= torch.repeat_interleave(texts.prompts, lengths)
 
 
 def cut_down(
@@ -345,8 +124,8 @@ class Lesson:
         starts: ``[texts + 1]`` borders.
         weight: ``[n]`` float32 of each position's loss; 0 where there is nothing to say.
         first: ``[n]`` the target's first choice, -100 where the draft has no such id.
-        top_ids: ``[n, TOP]``, 0 where the draft has no such id.
-        top_probs: ``[n, TOP]`` float32, 0 there; rows sum to one.
+        top_ids: ``[n, k]``, 0 where the draft has no such id.
+        top_probs: ``[n, k]`` float32, 0 there; rows sum to one.
     """
 
     tokens: torch.Tensor
@@ -625,6 +404,37 @@ def evaluate(options: argparse.Namespace) -> None:
         )
 
 
+def pass_times(folder: Path, context: int = 256, repeats: int = 60) -> tuple[float, float]:
+    """Median seconds of a one-token pass of target and draft, taken in turns, linears packed."""
+    from transformers import AutoModelForCausalLM
+
+    cfg = compose(["model=smollm2_135m"])
+    networks = [
+        models.load_model(cfg).model,
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+    ]
+    both = [
+        Target(
+            network,
+            max_len=context + 8,
+            max_nodes=1,
+            packed_bytes=2_000_000_000,
+            cache_dir=Path(cfg.cache_dir),
+        )
+        for network in networks
+    ]
+    tokens = np.random.default_rng(0).integers(3, min(t.vocab_size for t in both), context)
+    for target in both:
+        target.prefill(tokens)
+    times: list[list[float]] = [[], []]
+    for _ in range(repeats):
+        for target, found in zip(both, times, strict=True):
+            start = time.perf_counter()
+            target.forward(int(tokens[0]), DraftTree.empty())
+            found.append(time.perf_counter() - start)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -640,14 +450,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--layers", type=_numbers, default=[0, 29], help="of the target (default: 0,29)")
     add("--neurons", type=int, default=1536, help="of an MLP (default: %(default)s)")
     add("--epochs", type=int, default=4)
-    add("--lr", type=float, default=6e-4)
-    add("--batch-tokens", type=int, default=2048, help="padding included")
+    add("--lr", type=float, default=8e-4)
+    add("--batch-tokens", type=int, default=768, help="padding included")
     add("--prompt-weight", type=float, default=0.1, help="of what follows a prompt's tokens")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="of the CPU; fewer than cores is faster on a busy machine")
     add("--only", choices=("prepare", "train"), help="one half of the work")
     add("--share", type=_share, default=(0, 1), metavar="I/N", help="prepare every N-th group")
     add("--evaluate", type=Path, metavar="RUN", help="only tell the MAT on a recorded run")
+    add("--time", action="store_true", help="only compare one-token passes with the target")
     add("--draft-len", type=int, default=4, help="tokens of a chain (default: %(default)s)")
     return parser.parse_args(argv)
 
@@ -670,6 +481,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if options.evaluate:
             evaluate(options)
+        elif options.time:
+            slow, fast = pass_times(options.out)
+            print(
+                f"one-token pass: target {slow * 1e3:.2f} ms, draft {fast * 1e3:.2f} ms, "
+                f"ratio {fast / slow:.3f}"
+            )
         else:
             if options.only != "train":
                 prepare(options)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from scripts import draft_prompts
+from scripts import draft_prompts, draft_texts
 from scripts import train_draft as script
 from specbench.errors import ConfigurationError
 from tests.conftest import tiny_model
@@ -27,7 +27,7 @@ def target():
 
 
 def ask(target, prompts, *, seed=0, greedy=None, eos=frozenset(), limit=6):
-    return script.answers(
+    return draft_texts.answers(
         target,
         prompts,
         [True] * len(prompts) if greedy is None else greedy,
@@ -59,7 +59,7 @@ def test_what_may_come_next_is_the_targets_own_law_at_every_position(target):
     for i in range(len(PROMPTS)):
         start, end = int(texts.starts[i]), int(texts.starts[i + 1])
         law = target(texts.tokens[start:end].long()[None]).logits[0].log_softmax(-1)
-        values, ids = law.topk(script.TOP, dim=-1)
+        values, ids = law.topk(draft_texts.TOP, dim=-1)
         assert torch.equal(texts.top_ids[start : end - 1].long(), ids[:-1])
         assert torch.allclose(texts.top_logprobs[start : end - 1].float(), values[:-1], atol=0.01)
         assert texts.top_logprobs[end - 1].isinf().all()
@@ -84,11 +84,11 @@ def test_draws_follow_the_seed(target):
 
 def test_joined_texts_keep_their_borders(target):
     parts = [ask(target, PROMPTS[:1]), ask(target, PROMPTS[1:])]
-    both = script.Texts.joined(parts)
+    both = draft_texts.Texts.joined(parts)
     assert [text_of(both, i) for i in range(3)] == [
         text_of(parts[0], 0), text_of(parts[1], 0), text_of(parts[1], 1)
     ]  # fmt: skip
-    assert int(script.is_answer(both).sum()) == 18
+    assert int(draft_texts.is_answer(both).sum()) == 18
 
 
 def test_the_vocabulary_holds_what_is_frequent_and_what_must_be_kept(target):
@@ -97,7 +97,7 @@ def test_the_vocabulary_holds_what_is_frequent_and_what_must_be_kept(target):
     assert ids[0] == -1 and len(ids) == 12 == len(set(ids.tolist()))
     assert {EOS, 47} <= set(ids.tolist())
     assert ids.tolist() == sorted(ids.tolist())
-    answered = texts.tokens[script.is_answer(texts)]
+    answered = texts.tokens[draft_texts.is_answer(texts)]
     assert answered.mode().values.item() in ids.tolist()
 
 
@@ -265,7 +265,7 @@ def test_steps_are_those_of_a_decoding_loop(matches, draft_len):
 
 def test_missing_groups_are_named(tmp_path):
     with pytest.raises(ConfigurationError, match=r"texts-0000.*0 of 3 groups"):
-        script.read_texts(tmp_path, 3)
+        draft_texts.read_texts(tmp_path, 3)
 
 
 def test_evaluating_a_folder_that_is_no_run_exits_2(tmp_path, capsys):
