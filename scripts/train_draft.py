@@ -44,6 +44,21 @@ if TYPE_CHECKING:
 
 ASSETS = Path(__file__).parents[1] / "assets" / "draft_smollm2_135m"
 STEPS_BETWEEN_SAVES = 100
+FACTS = "training.json"
+CARD = """# Draft model for SmolLM2-135M-Instruct
+
+Made by `python -m scripts.train_draft` (docs/draft_model.md): a plain `LlamaForCausalLM` in
+bfloat16, cut out of the target and trained on the target's answers to this project's own prompts,
+none from a benchmark. `id_map.safetensors` holds the target's id of each of its ids; its first row
+stands for every id left out. There is no tokenizer: it is the target's.
+
+| | |
+|---|---|
+{rows}
+{scores}
+Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct). This page
+is written by the script from `training.json`.
+"""
 
 
 # -- the draft -------------------------------------------------------------------------------------
@@ -328,8 +343,30 @@ def write_draft(
     draft.config.tokenizer_hash = made_for
     draft.to(torch.bfloat16).save_pretrained(folder)
     save_file({"ids": ids}, folder / "id_map.safetensors")
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     draft.float()
+    (folder / FACTS).unlink(missing_ok=True)
+    write_card(folder, facts)
+
+
+def write_card(folder: Path, facts: dict[str, Any]) -> None:
+    """Add facts to those of a draft, and write its card anew from all of them."""
+    path = folder / FACTS
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known |= facts
+    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    rows = "\n".join(
+        f"| {name.replace('_', ' ')} | {', '.join(map(str, v)) if isinstance(v, list) else v} |"
+        for name, v in known.items()
+        if not isinstance(v, dict)
+    )
+    scores = "".join(
+        f"\n{name.replace('_', ' ')}:\n\n"
+        + "\n".join(f"- {key}: {value}" for key, value in found.items())
+        + "\n"
+        for name, found in known.items()
+        if isinstance(found, dict)
+    )
+    (folder / "README.md").write_text(CARD.format(rows=rows, scores=scores), encoding="utf-8")
 
 
 # -- what it is worth ------------------------------------------------------------------------------
@@ -381,7 +418,7 @@ def pooled_mat(matches: list[np.ndarray], draft_len: int) -> float:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """MAT of the written draft on the recorded `ar` outputs of a run, by task."""
+    """MAT of the written draft on the recorded `ar` outputs of a run; goes into the card too."""
     from transformers import AutoModelForCausalLM
 
     found, _ = read_records(options.evaluate / CASES)
@@ -396,12 +433,17 @@ def evaluate(options: argparse.Namespace) -> None:
         by_task.setdefault(str(record.task), []).append(
             matches_on(draft, tokens, len(record.prompt_ids), ids)
         )
-    everything = [m for found in by_task.values() for m in found]
-    for task, matches in [*by_task.items(), ("overall", everything)]:
-        print(
-            f"{task:16} {len(matches):4} turns  MAT {pooled_mat(matches, options.draft_len):.3f}  "
-            f"agreement {np.concatenate(matches).mean():.3f}"
+    by_task["overall"] = [m for found in by_task.values() for m in found]
+    scores: dict[str, Any] = {}
+    for task, matches in by_task.items():
+        agreement = np.concatenate(matches).mean()
+        scores[task] = (
+            f"MAT {pooled_mat(matches, options.draft_len):.3f}, agreement {agreement:.3f}, "
+            f"{len(matches)} turns"
         )
+        print(f"{task:16} {scores[task]}")
+    name = f"{plain[0].dataset}_chains_of_{options.draft_len}"
+    write_card(options.out, {name: scores})
 
 
 def pass_times(folder: Path, context: int = 256, repeats: int = 60) -> tuple[float, float]:
@@ -483,10 +525,13 @@ def main(argv: list[str] | None = None) -> int:
             evaluate(options)
         elif options.time:
             slow, fast = pass_times(options.out)
-            print(
-                f"one-token pass: target {slow * 1e3:.2f} ms, draft {fast * 1e3:.2f} ms, "
-                f"ratio {fast / slow:.3f}"
-            )
+            found = {
+                "target_ms": round(slow * 1e3, 2),
+                "draft_ms": round(fast * 1e3, 2),
+                "ratio": round(fast / slow, 3),
+            }
+            print(f"one-token pass: {found}")
+            write_card(options.out, {"one-token_pass": found})
         else:
             if options.only != "train":
                 prepare(options)

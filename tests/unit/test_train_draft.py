@@ -288,3 +288,15 @@ def test_a_prompt_that_repeats_a_question_is_found():
     own = "How do birds live in winter?"
     copied = f"Read this. {question.upper()}"
     assert draft_prompts.shared_with([own, copied], [question]) == [1]
+
+
+def test_a_card_says_what_was_scored_and_forgets_it_with_new_weights(target, taught, tmp_path):
+    _, ids, _ = taught
+    draft = fresh(target, ids)
+    script.write_draft(draft, ids, tmp_path, "hash", {"seed": 7, "layers": [0, 1]})
+    script.write_card(tmp_path, {"specbench": {"overall": "MAT 1.7"}})
+    card = (tmp_path / "README.md").read_text()
+    assert "| seed | 7 |" in card and "| layers | 0, 1 |" in card and "- overall: MAT 1.7" in card
+    script.write_draft(draft, ids, tmp_path, "hash", {"seed": 8})
+    card = (tmp_path / "README.md").read_text()
+    assert "| seed | 8 |" in card and "MAT 1.7" not in card
