@@ -2,8 +2,10 @@
 # is needed beforehand. What can be set, e.g. `make setup TORCH_INDEX=URL`:
 #   PYTHON       interpreter that makes .venv (default: python3)
 #   TORCH_INDEX  package index to take torch from (a CUDA or CPU build); default: pip's own
-#   RESULTS      folder that `make tables` and `make figures` read (default: results)
-#   ARGS         more arguments for bench, bench-engine, bench-drafters, test and test-all
+#   RESULTS      folder that `make tables` and `make figures` use (default: results)
+#   DATA_DIR     folder with data files for `make tables`; without it the demo prompts stand in
+#   GPU          folder below docs/measurements that `make gpu-check` writes (default: gpu)
+#   ARGS         more arguments for the bench targets, test and test-all
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,6 +15,8 @@ SHELL := bash
 PYTHON ?= python3
 TORCH_INDEX ?=
 RESULTS ?= results
+GPU ?= gpu
+DATA_DIR ?=
 ARGS ?=
 
 TORCH_VERSION := 2.13.0
@@ -30,7 +34,7 @@ STAMP := $(VENV)/.stamp-setup
 # Tests must pass without a network: a test that asks the hub fails here and not only elsewhere.
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled $(PY) -m pytest
 
-.PHONY: help setup bench test test-all lint fmt type tables figures bench-engine bench-drafters clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters bench-growth gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -84,17 +88,26 @@ fmt: $(STAMP) ## Apply the formatter and the safe fixes
 type: $(STAMP) ## Types of specbench and analysis, strict
 	$(PY) -m mypy
 
-tables: $(STAMP) ## Tables from the records below RESULTS
-	$(PY) -m analysis.tables $(RESULTS)
+tables: $(STAMP) ## Every table and figure of the papers: runs what is missing, then draws
+	$(PY) scripts/reproduce.py --results $(RESULTS) $(if $(DATA_DIR),data_dir=$(DATA_DIR)) $(ARGS)
 
-figures: $(STAMP) ## Figures from the records below RESULTS
+figures: $(STAMP) ## Figures of all runs below RESULTS, drawn again
 	$(PY) -m analysis.figures $(RESULTS)
 
 bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host work per step
 	$(PY) scripts/bench_engine.py $(ARGS)
 
+soak: $(STAMP) ## A thousand cases with faults: memory stays flat and nothing is lost
+	$(PYTEST) -s tests/runners/test_soak.py $(ARGS)
+
 bench-drafters: $(STAMP) ## Drafting time per step of each method
 	$(PY) scripts/bench_drafters.py $(ARGS)
+
+bench-growth: $(STAMP) ## Drafting time against context length and store size; time to build stores
+	$(PY) -m scripts.bench_growth $(ARGS)
+
+gpu-check: $(STAMP) ## Numerics, bandwidth, decoding, rows and steps on this machine's GPU, 9 minutes
+	$(PY) scripts/gpu_check.py --out docs/measurements/$(GPU) $(ARGS)
 
 clean: ## Remove caches of the tools (never results/, .venv/ or .cache/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

@@ -54,19 +54,22 @@ class Group:
         return sorted(tasks, key=task_order)
 
 
-def make_groups(runs: Sequence[Run], estimator: str | None = None) -> list[Group]:
+def make_groups(
+    runs: Sequence[Run], estimator: str | None = None, ledger: Sequence[Claim] | None = None
+) -> list[Group]:
     """Summarise the runs and put those that may stand in one table together.
 
     Args:
         runs: in the order of the rows.
         estimator: ``paired`` or ``specbench``; by default the one each run was made with.
+        ledger: the claims that may stand beside; all by default.
     """
-    ledger = load_ledger()
+    ledger = load_ledger() if ledger is None else ledger
     by_key: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         kind = estimator or run.estimator
         same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.synthetic)
-        by_key.setdefault((*same, kind), []).append(run)
+        by_key.setdefault((*same, run.timing, kind), []).append(run)
     groups = []
     for key, members in sorted(by_key.items(), key=lambda item: item[0]):
         kind = key[-1]
@@ -88,10 +91,19 @@ def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Entry]:
     return entries
 
 
+# What a caption says first about times that were not measured.
+_TIMES = {
+    "measured": "",
+    "predicted": "PREDICTED times (replay with a cost surface), not measured ones. ",
+    "none": "Replay without times: steps only. ",
+}
+
+
 def caption(group: Group) -> str:
     """Model, data, state, hardware, number of cases, verdict on losslessness, code."""
     first = group.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
+    made_up += _TIMES[first.timing]
     counts = sorted({entry.overall["n_cases"] for entry in group.entries})
     cases = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     repeats = sorted({1 + max(record.repeat for record in run.records) for run in group.runs})
@@ -108,7 +120,7 @@ def caption(group: Group) -> str:
             f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"
             + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
             + (f", {dropped} dropped because one label failed" if dropped else "")
-            + (f", {disturbed} with a disturbed turn not timed" if disturbed else "")
+            + (f", {disturbed} with a disturbed turn {_how_counted(group)}" if disturbed else "")
             + ".",
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(group)}.",
@@ -123,6 +135,13 @@ def _lost(group: Group, kind: str) -> int:
     """Cases lost over all runs; all labels of a run lose the same ones."""
     by_run = {str(entry.run.path): int(entry.overall[kind]) for entry in group.entries}
     return sum(by_run.values())
+
+
+def _how_counted(group: Group) -> str:
+    """What became of disturbed cases, as :mod:`specbench.statistics.summary` states it."""
+    if any(entry.overall["disturbed_counted"] for entry in group.entries):
+        return "(of one run more than half, and counted there)"
+    return "not timed"
 
 
 def _scopes(group: Group) -> str:
@@ -148,6 +167,12 @@ def _lossless(group: Group) -> str:
 
 def verdict_words(counts: Mapping[str, int]) -> str:
     """``3 near tie, 45 equal``; kinds that did not occur are left out."""
-    words = {"bug": "BUG", "near_tie": "near tie", "equal": "equal", "not_audited": "not audited"}
+    words = {
+        "bug": "BUG",
+        "near_tie": "near tie",
+        "equal": "equal",
+        "not_audited": "not audited",
+        "lossy": "lossy",
+    }
     parts = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
     return ", ".join(parts) or "nothing audited"

@@ -10,8 +10,7 @@ this loop stops. One pass commits at least one token.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 
 from specbench.clock import Clock, Timings, make_clock
 from specbench.errors import CaseFailed, unknown_name
-from specbench.structs import DecodeState, DraftTree, IntArray, Needs, StepOutcome
+from specbench.structs import DecodeState, DraftTree, Guess, IntArray, Needs, StepOutcome
 from specbench.tree import tree_depth
 from specbench.verify import PassScores, Verifier
 
@@ -78,6 +77,7 @@ class DecodeResult:
         sources_per_step: for each step the source of each accepted node, where the drafter names
             sources.
         n_aux: auxiliary nodes over all steps.
+        drafter: what the drafter counted (``Drafter.report``).
         timings: see ``specbench.clock.Timings``.
     """
 
@@ -88,6 +88,7 @@ class DecodeResult:
     depth_per_step: list[int]
     sources_per_step: list[list[int]] | None
     n_aux: int
+    drafter: Mapping[str, Any] = field(default_factory=dict)
     timings: Timings = field(default_factory=Timings)
 
     @property
@@ -215,16 +216,17 @@ class Engine:
             prompt: ``[n_prompt]`` ids.
             drafter: set up and, where its state scope says so, reset.
             max_new_tokens: limit, the first token included.
-            seed: for verifiers that draw random numbers.
+            seed: for verifiers and drafters that draw random numbers.
 
         Raises:
             CaseFailed: the prompt does not fit, the draft is invalid, or logits are not finite.
         """
         limit = self._limit(len(prompt), max_new_tokens)
         needs = drafter.needs
-        state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit)
+        state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit, seed)
         trace = _Trace()
         clock = self._clock
+        self.verifier.begin(seed)
 
         clock.begin()
         scores = self.target.prefill(state.tokens, all_logits=needs.prompt_logits)
@@ -252,6 +254,7 @@ class Engine:
             depth_per_step=trace.depth,
             sources_per_step=trace.sources,
             n_aux=trace.aux,
+            drafter=drafter.report(),
             timings=timings,
         )
 
@@ -265,9 +268,10 @@ class Engine:
         clock.phase("draft")
 
         try:
-            scores = self._pass(state, drafter, tree, needs)
+            scores, guess = self._pass(state, drafter, tree, needs)
             clock.phase("verify")
-            verdict, next_tokens = self.verifier.verify(tree, scores)
+            judged = tree if guess is None else replace(tree, guess=guess)
+            verdict, next_tokens = self.verifier.verify(judged, scores)
         except CaseFailed as error:
             if error.kind == "invalid_draft":
                 raise CaseFailed(error.kind, f"method={drafter.name}: {error}") from error
@@ -300,28 +304,38 @@ class Engine:
 
     def _pass(
         self, state: DecodeState, drafter: Drafter, tree: DraftTree, needs: Needs
-    ) -> StepScores:
+    ) -> tuple[StepScores, Guess | None]:
         """The target pass, with the drafter's parallel part, if any, between launch and wait."""
+        layers = needs.hidden_layers
         if not needs.overlap:
-            return self.target.forward(state.root, tree, hidden_layers=needs.hidden_layers)
+            return self.target.forward(state.root, tree, hidden_layers=layers), None
         if self.overlap == "thread":
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="target-pass")
-            waiting = self._pool.submit(
-                self.target.forward, state.root, tree, hidden_layers=needs.hidden_layers
-            )
-            drafter.overlap(state, tree)
-            return waiting.result()
-        scores = self.target.forward(state.root, tree, hidden_layers=needs.hidden_layers)
-        with self._stream():
-            drafter.overlap(state, tree)
-        return scores
+            waiting = self._pool.submit(self.target.forward, state.root, tree, hidden_layers=layers)
+            guess = drafter.overlap(state, tree)
+            return waiting.result(), guess
+        if self.overlap == "stream":
+            return self._pass_beside_stream(state, drafter, tree, layers)
+        scores = self.target.forward(state.root, tree, hidden_layers=layers)
+        return scores, drafter.overlap(state, tree)
 
-    def _stream(self) -> Any:
-        if self.overlap != "stream":
-            return nullcontext()
+    def _pass_beside_stream(
+        self, state: DecodeState, drafter: Drafter, tree: DraftTree, layers: tuple[int, ...]
+    ) -> tuple[StepScores, Guess | None]:
+        """The pass on the present stream and the drafter's part on another one.
+
+        The other one starts behind all that was asked for before the pass, and what comes after
+        waits for both.
+        """
         if self._side_stream is None:
             self._side_stream = torch.cuda.Stream(self.target.device)
-        return torch.cuda.stream(self._side_stream)
+        present = torch.cuda.current_stream(self.target.device)
+        self._side_stream.wait_stream(present)
+        scores = self.target.forward(state.root, tree, hidden_layers=layers)
+        with torch.cuda.stream(self._side_stream):
+            guess = drafter.overlap(state, tree)
+        present.wait_stream(self._side_stream)
+        return scores, guess
 
     # -- stop rules ------------------------------------------------------------------------------
 
@@ -358,6 +372,6 @@ def _prefix(tree: DraftTree, n: int) -> DraftTree:
         tree.tokens[:n],
         tree.parents[:n],
         aux=None if tree.aux is None else tree.aux[:n],
-        probs=None if tree.probs is None else tree.probs[:n],
+        probs=None if tree.probs is None else tree.probs.first(n),
         sources=None if tree.sources is None else tree.sources[:n],
     )

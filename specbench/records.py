@@ -15,8 +15,9 @@ Definitions:
     block: all labels and turns of one case in one repeat; the unit of interleaving and of resume.
 
 Files of a run folder:
-    manifest.json, cases.jsonl, errors.jsonl, dialogue.jsonl, steps.jsonl (until the run is
-    complete), steps.parquet, summary.json, DONE (last).
+    manifest.json, cases.jsonl, errors.jsonl, disturbed.jsonl (measurements that were made again),
+    dialogue.jsonl, candidates.jsonl (with record=true), steps.jsonl (until the run is complete),
+    steps.parquet, summary.json, DONE (last).
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 CASES = "cases.jsonl"
 ERRORS = "errors.jsonl"
+DISTURBED = "disturbed.jsonl"
 DIALOGUE = "dialogue.jsonl"
+CANDIDATES = "candidates.jsonl"
 STEPS_LOG = "steps.jsonl"
 STEPS = "steps.parquet"
 SUMMARY = "summary.json"
 DONE = "DONE"
 
 STATUSES = ("ok", "failed", "disturbed")
+TIMINGS = ("measured", "predicted", "none")
 VERDICTS = ("equal", "near_tie", "bug", "not_audited")
+LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's law
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +90,20 @@ class CaseRecord:
         n_drafted: draft nodes over all steps, auxiliary nodes (``n_aux``) not counted.
         accepted_per_step: tokens committed by each step, bonus included; sums to ``n_new - 1``.
         output_ids: ``[n_new]`` the new tokens.
+        timing: where the times come from: ``measured``; ``predicted`` by a cost surface (the
+            target's part; drafting is measured); ``none``: a replay without a surface, all zero.
         phase_s: seconds by phase, only under ``measure=phases``.
+        drafter: what the drafter counted in the turn, in its own words (``Drafter.report``):
+            forwards of a draft model, age of a store, which row of a step won.
         state_scope: how long the drafter kept what it learnt: ``turn``, ``prompt`` or ``run``.
+        verifier: who decided acceptance.
         seed: the turn's seed, derived from the run's; the same for all labels.
-        cpu_steal: share of CPU time the hypervisor took while the turn ran, None if unknown.
+        cpu_steal, cpu_waiting, cpu_others, cpu_load, gpu: what else the machine did while the turn
+            ran, see :class:`specbench.surroundings.Surroundings`; None where unknown.
+        energy_j: joules the GPUs took over the turn, only under ``measure=energy``.
+        attempt: earlier measurements of the block that were disturbed; they are in
+            ``disturbed.jsonl``.
+        disturbed_by: why the status is ``disturbed``, in words; else empty.
         started_at: UTC, ISO 8601. ``host``: the machine's name.
         forced_resume: whether the run was resumed with ``resume=force`` on other hardware,
             versions or code before this record was made.
@@ -122,14 +137,29 @@ class CaseRecord:
     decode_s: float = 0.0
     drafter_setup_s: float = 0.0
     wall_s: float = 0.0
+    timing: str = "measured"
     phase_s: Mapping[str, float] | None = None
+    drafter: Mapping[str, Any] = field(default_factory=dict)
     state_scope: str
+    verifier: str = "greedy"
     seed: int
     lossless: Lossless = field(default_factory=Lossless)
     cpu_steal: float | None = None
+    cpu_waiting: float | None = None
+    cpu_others: float | None = None
+    cpu_load: float | None = None
+    gpu: Sequence[Mapping[str, Any]] | None = None
+    energy_j: float | None = None
+    attempt: int = 0
+    disturbed_by: str = ""
     started_at: str = ""
     host: str = ""
     forced_resume: bool = False
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output does not follow the target's law, by the verifier's nature."""
+        return self.verifier in LOSSY_VERIFIERS
 
     @property
     def key(self) -> tuple[int, str, int, str]:
@@ -170,6 +200,8 @@ class CaseRecord:
     def _check(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status {self.status!r} is none of {', '.join(STATUSES)}")
+        if self.timing not in TIMINGS:
+            raise ValueError(f"timing {self.timing!r} is none of {', '.join(TIMINGS)}")
         if self.lossless.verdict not in VERDICTS:
             raise ValueError(f"verdict {self.lossless.verdict!r} is none of {', '.join(VERDICTS)}")
         if len(self.output_ids) != self.n_new:
@@ -193,8 +225,18 @@ _OPTIONAL_FIELDS = frozenset(
         "method_version",
         "position",
         "n_aux",
+        "timing",
         "phase_s",
+        "drafter",
+        "verifier",
         "cpu_steal",
+        "cpu_waiting",
+        "cpu_others",
+        "cpu_load",
+        "gpu",
+        "energy_j",
+        "attempt",
+        "disturbed_by",
         "started_at",
         "host",
         "forced_resume",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from specbench.sampling import GREEDY, Sampling
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -20,6 +22,43 @@ if TYPE_CHECKING:
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The distributions that draft nodes were drawn from; what a ratio test needs.
+
+    Attributes:
+        q: ``[m, vocab]`` float32 on the device, after temperature and filters.
+        row: ``[n]`` int64 on the host: node i was drawn from ``q[row[i]]``. Siblings share a row
+            and stand in the order in which they were drawn.
+        replacement: siblings are independent draws (a token may occur twice); else each was
+            drawn from what its elder siblings left of the row.
+    """
+
+    q: torch.Tensor
+    row: IntArray
+    replacement: bool = True
+
+    def first(self, n: int) -> Proposal:
+        """The proposal of the first ``n`` nodes."""
+        return Proposal(self.q, self.row[:n], self.replacement)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The token after a tree's last node, as a drafter draws it while the target reads the tree.
+
+    Too late for a node, which the pass would have had to read, but in time for the target's own
+    token there: by the ratio test of the guess it equals it as often as two draws can.
+
+    Attributes:
+        token: what was drawn.
+        q: ``[vocab]`` what it was drawn from, after temperature and filters.
+    """
+
+    token: int
+    q: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +72,22 @@ class DraftTree:
             but are never candidates (Lookahead's window). A candidate's parent is a candidate.
         rows: ``(k, w)`` where the nodes are k unmerged chains of w tokens in row order, which the
             batch layout runs as a batch of k; None for any other tree.
-        probs: what a sampling verifier needs of the proposal; None means every child is a
-            deterministic function of the context.
+        probs: what the nodes were drawn from; None means every child is a deterministic
+            function of the context (or of random numbers of the drafter's own: what matters is
+            that the verifier's are not among them).
         sources: ``[n]`` int64 naming where each node came from (index into the drafter's own
             ``source_names``), or None.
+        guess: for the token after the last node (the root, in an empty tree), or None. A verifier
+            may draw that token with it, or without: its law is the target's either way.
     """
 
     tokens: IntArray | torch.Tensor
     parents: IntArray
     aux: np.ndarray[Any, np.dtype[np.bool_]] | None = None
     rows: tuple[int, int] | None = None
-    probs: Any = None
+    probs: Proposal | None = None
     sources: IntArray | None = None
+    guess: Guess | None = None
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -75,17 +118,19 @@ class DecodeState:
         last_committed: tokens committed by the last step (1 after prefill).
         step: target passes done after prefill.
         remaining: new tokens that may still be committed.
+        seed: the turn's seed, for drafters that draw random numbers.
     """
 
-    __slots__ = ("buffer", "last_committed", "length", "n_prompt", "remaining", "step")
+    __slots__ = ("buffer", "last_committed", "length", "n_prompt", "remaining", "seed", "step")
 
-    def __init__(self, prompt: IntArray, max_new_tokens: int) -> None:
+    def __init__(self, prompt: IntArray, max_new_tokens: int, seed: int = 0) -> None:
         self.buffer: IntArray = np.empty(len(prompt) + max_new_tokens, dtype=np.int64)
         self.buffer[: len(prompt)] = prompt
         self.length = self.n_prompt = len(prompt)
         self.last_committed = 0
         self.step = 0
         self.remaining = max_new_tokens
+        self.seed = seed
 
     @property
     def tokens(self) -> IntArray:
@@ -133,7 +178,9 @@ class StepOutcome:
         path: ``[a]`` indices of the accepted nodes.
         committed: ``[m]`` tokens committed by this step, after the stop rules.
         next_tokens: ``[n + 1]`` the target's greedy token at the root (row 0) and at each node
-            (row i + 1), auxiliary nodes included; None when the verifier did not need it.
+            (row i + 1), auxiliary nodes included; None when the verifier did not need it. Under
+            sampling too it is the greedy one, never a drawn one, so a draft made of it knows
+            nothing of the random numbers that will judge it.
         logits: ``[n + 1, vocab]`` on the device, only where ``needs.logits`` is set.
         hidden: mapping from layer index to ``[n + 1, hidden]``, for ``needs.hidden_layers``.
         finished: whether this step ended the turn.
@@ -159,6 +206,7 @@ class Artefact:
             ``build(tokenizer, out_path, progress, **params)``, for the embedded model only.
         params: keyword arguments of the builder; part of the default file's name.
         command: the command line that builds it for another model.
+        per_model: whether it belongs to one model's weights, not to every model with the tokenizer.
     """
 
     name: str
@@ -166,6 +214,7 @@ class Artefact:
     command: str
     path: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    per_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +233,7 @@ class Needs:
         layout: ``tree`` or ``batch`` (the drafter's trees then carry ``rows``).
         batch: rows of the batch layout at most (the cache's batch size).
         max_nodes: nodes of a draft tree at most; sizes the engine's buffers.
+        draft_nodes: nodes that the draft model holds at once at most; 0 for ``max_nodes``.
         sampling: works at temperature > 0.
     """
 
@@ -198,6 +248,7 @@ class Needs:
     layout: str = "tree"
     batch: int = 1
     max_nodes: int = 128
+    draft_nodes: int = 0
     sampling: bool = True
 
 
@@ -211,9 +262,12 @@ class DraftContext:
         tokenizer_hash: what a table or datastore must have been built for.
         max_len: committed tokens plus draft nodes never exceed this.
         artefacts: resolved files by ``Artefact.name``.
-        seed: for drafters that draw random numbers.
+        seed: the run's seed.
+        sampling: how the target's logits become probabilities; a draft model draws from its own
+            logits treated the same way.
         target: the target model (``specbench.target.Target``), or None under replay.
-        draft_model: the second model where ``needs.draft_model`` is set.
+        draft_model: the second model (``specbench.draft_model.DraftModel``), where
+            ``needs.draft_model`` is set.
     """
 
     vocab_size: int
@@ -222,5 +276,6 @@ class DraftContext:
     max_len: int = 0
     artefacts: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
+    sampling: Sampling = GREEDY
     target: Any = None
     draft_model: Any = None

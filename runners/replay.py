@@ -1,0 +1,229 @@
+"""The runner of recorded outputs: any drafter against them, without a model, in this process.
+
+Steps are exactly the live run's for drafters that look at tokens alone; for those that learn from
+logits they are an approximation (``specbench.recorded``), and methods that need the model in other
+ways are refused. Without a cost surface there are steps and no times. With one, the target's part
+of every time is predicted and the drafter's is measured here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from runners import offline, table
+from runners.blocks import BlockResult
+from runners.contenders import build_contenders
+from runners.player import EXACT, Player, replay_kind
+from runners.replay_blocks import BlockReplayer
+from specbench import durable, records
+from specbench.cases import Case
+from specbench.cost_surface import CostSurface
+from specbench.errors import ConfigurationError
+from specbench.traces import PLAIN, Traces, load_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runners.contenders import Contender
+    from runners.folder import ResultFiles
+    from runners.job import Block, Job
+
+IN_PROCESS = True
+
+show = table.print_folder
+
+_GROUPS = ("model", "dataset", "generation")  # taken from the traces
+# Keys of them that may be typed differently: where things lie, and which cases are replayed.
+_FREE_KEYS = frozenset(
+    (
+        *("model.cache_dir", "model.device", "model.source"),
+        *("dataset.path", "dataset.source", "dataset.fetch", "dataset.limit", "dataset.tasks"),
+    )
+)
+_BLOCKS_PER_WRITE = 64  # each write is synced to disk, which takes longer than replaying a block
+_NOT_COVERED = 0.01  # share of passes outside the surface's grid from which a note says so
+
+
+def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The configuration with the traces' model, questions, limits and seed.
+
+    Raises:
+        ConfigurationError: there are no traces, or what was typed contradicts them.
+    """
+    if cfg.runner.traces is None:
+        raise ConfigurationError(
+            "runner=replay needs recorded outputs: type runner.traces=RUN, with the folder of a "
+            "finished greedy run, or a pack made by scripts/export_traces.py."
+        )
+    traces = load_traces(cfg.runner.traces)
+    recorded = traces.config
+    if cfg.model.name != recorded["model"]["name"]:
+        raise ConfigurationError(
+            f"runner.traces={cfg.runner.traces} was recorded with model="
+            f"{recorded['model']['name']}, but this run has model={cfg.model.name}. Type model="
+            f"{recorded['model']['name']}."
+        )
+    if cfg.baseline and PLAIN not in traces.labels:
+        raise ConfigurationError(
+            f"runner.traces={cfg.runner.traces} has no rows of {PLAIN}, only of "
+            f"{', '.join(traces.labels)}. Type baseline=false and replay these labels."
+        )
+    typed = {text.lstrip("+").partition("=")[0] for text in overrides}
+    adopted = cfg.copy()
+    for group in _GROUPS:
+        node = {key: value for key, value in recorded[group].items() if key in cfg[group]}
+        for key in [key for key in node if f"{group}.{key}" in typed]:
+            if f"{group}.{key}" not in _FREE_KEYS and cfg[group][key] != node[key]:
+                raise ConfigurationError(
+                    f"{group}.{key}={cfg[group][key]} contradicts the traces, which were recorded "
+                    f"with {group}.{key}={node[key]}. Leave it out."
+                )
+        node = {key: value for key, value in node.items() if f"{group}.{key}" not in typed}
+        if group in typed and cfg[group].name != recorded[group]["name"]:
+            raise ConfigurationError(
+                f"{group}={cfg[group].name} contradicts the traces, which were recorded with "
+                f"{group}={recorded[group]['name']}. Leave it out."
+            )
+        adopted[group] = OmegaConf.merge(cfg[group], node)
+    adopted.dataset.path = None  # the questions are in the traces, wherever they came from
+    if "seed" not in typed:
+        adopted.seed = recorded["seed"]
+    adopted.runner.traces_sha = traces.sha
+    if cfg.runner.surface is not None:
+        path = Path(cfg.runner.surface)
+        CostSurface.read(path)
+        adopted.runner.surface_sha = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return adopted
+
+
+def questions(cfg: DictConfig) -> tuple[Case, ...]:
+    """The recorded cases; the ids of a turn's prompt stand for its text."""
+    found = [
+        Case(
+            case_id=case_id,
+            category=turns[0].category,
+            task=turns[0].task,
+            turns=tuple(" ".join(map(str, turn.prompt_ids.tolist())) for turn in turns),
+        )
+        for case_id, turns in load_traces(cfg.runner.traces).cases().items()
+    ]
+    if cfg.dataset.tasks is not None:
+        wanted = set(cfg.dataset.tasks)
+        found = [case for case in found if case.task in wanted or case.category in wanted]
+    found = found[: cfg.dataset.limit]
+    if not found:
+        raise ConfigurationError(
+            f"dataset.tasks={list(cfg.dataset.tasks or [])} leaves none of the recorded cases."
+        )
+    return tuple(found)
+
+
+def run(job: Job) -> int:
+    """Replay what is missing in the job's folder.
+
+    Raises:
+        NeedsNotMet: a method needs the model.
+        ConfigurationError: the input cannot be used; see its subclasses.
+    """
+    traces = load_traces(job.config["runner"]["traces"])
+    for contender in build_contenders(job):
+        replay_kind(contender.drafter, traces)  # refuses before the folder is anybody's
+    return offline.complete(job, _replay)
+
+
+def _replay(
+    job: Job,
+    contenders: Sequence[Contender],
+    pending: list[Block],
+    files: ResultFiles,
+    book: dict[str, Any],
+    forced: bool,
+) -> None:
+    options = job.config["runner"]
+    traces = load_traces(options["traces"])
+    surface = CostSurface.read(Path(options["surface"])) if options["surface"] else None
+    player = Player(
+        traces,
+        surface,
+        model=job.config["model"],
+        cache_dir=Path(job.config["cache_dir"]),
+        seed=int(job.config["seed"]),
+    )
+    kinds = {c.label: replay_kind(c.drafter, traces) for c in contenders}
+    for contender in contenders:
+        contender.drafter = player.admit(contender.drafter)
+    book["model"] = dict(traces.model)
+    book["traces"] = {
+        "run_key": traces.run_key,
+        "sha": traces.sha,
+        "prompt_set_hash": traces.prompt_set_hash,
+        "failed": list(traces.failed),
+    }
+    book["replay"] = kinds
+    if surface is not None:
+        book["surface"] = {"model": dict(surface.model), "machine": dict(surface.machine)}
+    replayer = BlockReplayer(job, player, contenders, traces, kinds, forced)
+    replayer.warm_up(int(job.config["measure"]["warmup"]))
+    missing = {(block.repeat, block.case.case_id) for block in pending}
+    start = time.perf_counter()
+    batch = BlockResult()
+    # All blocks, also those that are there already: state kept for a run must go through them.
+    for i, block in enumerate(job.blocks()):
+        made = replayer.run(block)
+        if (block.repeat, block.case.case_id) in missing:
+            batch.records += made.records
+            batch.errors += made.errors
+            batch.steps += made.steps
+        if i % _BLOCKS_PER_WRITE == _BLOCKS_PER_WRITE - 1:
+            files.append(batch.records, batch.errors, batch.steps)
+            batch = BlockResult()
+    files.append(batch.records, batch.errors, batch.steps)
+    book["replay_s"] = time.perf_counter() - start
+    book["notes"] = _notes(job, surface, kinds, traces, replayer.covered)
+    durable.write_json(job.folder / records.MANIFEST, book)
+
+
+def _notes(
+    job: Job,
+    surface: CostSurface | None,
+    kinds: dict[str, str],
+    traces: Traces,
+    covered: Sequence[float],
+) -> list[str]:
+    notes = [f"replayed from recorded outputs ({traces.path.name}); outputs are not audited."]
+    if surface is None:
+        notes.append("steps only: without runner.surface=FILE there are no times and no speedup.")
+    else:
+        hardware = surface.machine["hardware"]
+        where = hardware["gpus"][0]["name"] if hardware["gpus"] else hardware["cpu"]
+        notes.append(
+            f"PREDICTED times: passes by the cost surface of {surface.model['name']} on {where} "
+            f"(relative error {surface.tree.error:.1%}), drafting measured on this machine."
+        )
+        if surface.model["name"] != job.config["model"]["name"]:
+            notes.append(
+                f"outputs are {job.config['model']['name']}'s, costs {surface.model['name']}'s: "
+                "acceptance may differ between the two."
+            )
+        outside = 1.0 - float(np.mean(covered))
+        if outside > _NOT_COVERED:
+            notes.append(
+                f"{outside:.0%} of the passes lie outside the surface's grid and are extrapolated."
+            )
+    rough = [label for label, kind in kinds.items() if kind != EXACT]
+    if rough:
+        notes.append(
+            f"{', '.join(rough)}: APPROXIMATE steps, since the logits of rejected draft nodes are "
+            "not in a trace."
+        )
+    if traces.failed:
+        notes.append(
+            f"{len(traces.failed)} cases failed when the traces were recorded and are left out."
+        )
+    return notes
