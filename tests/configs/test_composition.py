@@ -162,7 +162,7 @@ def test_pair_is_own_else_draft_else_nothing(
     shared = compose(["method=ar", "model=vicuna7b"])
     assert shared.pair == {"draft": "shared"}
     assert compose(["method=ar", "model=vicuna7b", "pair.draft=mine"]).pair.draft == "mine"
-    assert compose(["method=ar", "model=vicuna13b"]).pair is None
+    assert compose(["method=ar", "model=mistral7b"]).pair is None
     # The choice follows a model set by an experiment, too.
     (conf / "experiment/x.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /model: vicuna7b\n  - override /method: ar\n"
@@ -173,7 +173,7 @@ def test_pair_is_own_else_draft_else_nothing(
 
 
 def test_pair_name_where_neither_exists_is_the_own_one() -> None:
-    assert pair_name("pld", "vicuna7b") == "pld_vicuna7b"
+    assert pair_name("pld", "mistral7b") == "pld_mistral7b"
 
 
 # --- compare --------------------------------------------------------------------------------------
