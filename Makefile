@@ -2,8 +2,9 @@
 # is needed beforehand. What can be set, e.g. `make setup TORCH_INDEX=URL`:
 #   PYTHON       interpreter that makes .venv (default: python3)
 #   TORCH_INDEX  package index to take torch from (a CUDA or CPU build); default: pip's own
-#   RESULTS      folder that `make tables` and `make figures` read (default: results)
-#   ARGS         more arguments for bench, bench-engine, bench-drafters, test and test-all
+#   RESULTS      folder that `make tables` and `make figures` use (default: results)
+#   DATA_DIR     folder with data files for `make tables`; without it the demo prompts stand in
+#   ARGS         more arguments for tables, bench, bench-engine, bench-drafters, test and test-all
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,6 +14,7 @@ SHELL := bash
 PYTHON ?= python3
 TORCH_INDEX ?=
 RESULTS ?= results
+DATA_DIR ?=
 ARGS ?=
 
 TORCH_VERSION := 2.13.0
@@ -84,10 +86,10 @@ fmt: $(STAMP) ## Apply the formatter and the safe fixes
 type: $(STAMP) ## Types of specbench and analysis, strict
 	$(PY) -m mypy
 
-tables: $(STAMP) ## Tables from the records below RESULTS
-	$(PY) -m analysis.tables $(RESULTS)
+tables: $(STAMP) ## Every table and figure of the papers: runs what is missing, then draws
+	$(PY) scripts/reproduce.py --results $(RESULTS) $(if $(DATA_DIR),data_dir=$(DATA_DIR)) $(ARGS)
 
-figures: $(STAMP) ## Figures from the records below RESULTS
+figures: $(STAMP) ## Figures of all runs below RESULTS, drawn again
 	$(PY) -m analysis.figures $(RESULTS)
 
 bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host work per step

@@ -36,6 +36,14 @@ SPEEDUP_TOLERANCE = 0.10
 REPRODUCED, MAT_ONLY, NOT = "reproduced", "MAT only", "not"
 NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
 
+# The rule at the head of this module, for the foot of a table.
+VERDICT_RULE = (
+    "Verdict: MAT agrees where the claim lies in the 95 % interval widened by "
+    f"{100 * MAT_TOLERANCE:.0f} %; speed (widened by {100 * SPEEDUP_TOLERANCE:.0f} %) is compared "
+    'on the same hardware only; without it, agreement is "MAT only"; a claim for another model '
+    "stands for orientation."
+)
+
 QUALIFIERS = ("up to", "about", "more than", "less than")
 _ARTIFACT_KEYS = {"paper", "artifact", "source", "hardware", "dataset", "claims", "own", "own_of"}
 _CLAIM_KEYS = {
@@ -208,6 +216,21 @@ def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Cl
         ),
         default=None,
     )
+
+
+def claim_of_setting(
+    claims: Sequence[Claim], setting: str, method: str, model: str, dataset: str
+) -> Claim | None:
+    """The claim for a variant that is no knob (``setting`` in the ledger), whatever the knobs.
+
+    About the model where there is one, else about the first model that has one.
+    """
+    fitting = [
+        claim
+        for claim in claims
+        if (claim.setting, claim.method, claim.dataset) == (setting, method, dataset)
+    ]
+    return min(fitting, key=lambda claim: claim.model != model, default=None)
 
 
 def claims_not_run(run: Run, methods: set[str], ledger: Sequence[Claim]) -> list[Claim]:

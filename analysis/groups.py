@@ -54,19 +54,22 @@ class Group:
         return sorted(tasks, key=task_order)
 
 
-def make_groups(runs: Sequence[Run], estimator: str | None = None) -> list[Group]:
+def make_groups(
+    runs: Sequence[Run], estimator: str | None = None, ledger: Sequence[Claim] | None = None
+) -> list[Group]:
     """Summarise the runs and put those that may stand in one table together.
 
     Args:
         runs: in the order of the rows.
         estimator: ``paired`` or ``specbench``; by default the one each run was made with.
+        ledger: the claims that may stand beside; all by default.
     """
-    ledger = load_ledger()
+    ledger = load_ledger() if ledger is None else ledger
     by_key: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         kind = estimator or run.estimator
         same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.synthetic)
-        by_key.setdefault((*same, kind), []).append(run)
+        by_key.setdefault((*same, run.timing, kind), []).append(run)
     groups = []
     for key, members in sorted(by_key.items(), key=lambda item: item[0]):
         kind = key[-1]
@@ -88,10 +91,19 @@ def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Entry]:
     return entries
 
 
+# What a caption says first about times that were not measured.
+_TIMES = {
+    "measured": "",
+    "predicted": "PREDICTED times (replay with a cost surface), not measured ones. ",
+    "none": "Replay without times: steps only. ",
+}
+
+
 def caption(group: Group) -> str:
     """Model, data, state, hardware, number of cases, verdict on losslessness, code."""
     first = group.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
+    made_up += _TIMES[first.timing]
     counts = sorted({entry.overall["n_cases"] for entry in group.entries})
     cases = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     repeats = sorted({1 + max(record.repeat for record in run.records) for run in group.runs})

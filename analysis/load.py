@@ -23,6 +23,7 @@ from specbench.records import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+SURFACE = "surface.json"  # of a cost run, in place of records
 # Left out of the frame: lists as long as a text.
 _LONG_FIELDS = ("prompt_ids", "output_ids", "accepted_per_step")
 
@@ -40,14 +41,16 @@ class Run:
     Attributes:
         path: the folder.
         manifest: its manifest as it stands in the file.
-        records: all of its records, in the order they were written.
+        records: all of its records, in the order they were written; none of a cost run.
         complete: whether the run reached its end; False too where the last line is cut off.
+        surface: the cost surface that the run measured, as it stands in its file; None of others.
     """
 
     path: Path
     manifest: Mapping[str, Any]
     records: Sequence[CaseRecord]
     complete: bool
+    surface: Mapping[str, Any] | None = None
 
     def _config(self, group: str, key: str) -> Any:
         return (self.manifest.get("config", {}).get(group) or {}).get(key)
@@ -72,6 +75,15 @@ class Run:
     def temperature(self) -> float:
         """Of the sampling; 0 is greedy."""
         return float(self._config("generation", "temperature") or 0.0)
+
+    @property
+    def experiment(self) -> str | None:
+        """The ``experiment`` that was typed, None for other runs."""
+        for override in self.manifest.get("overrides") or ():
+            key, _, value = str(override).lstrip("+").partition("=")
+            if key == "experiment":
+                return value
+        return None
 
     @property
     def labels(self) -> list[str]:
@@ -104,12 +116,29 @@ class Run:
         return bool(self.manifest.get("synthetic"))
 
     @property
+    def timing(self) -> str:
+        """Where the times come from: ``measured``, ``predicted`` by a cost surface, or ``none``."""
+        return self.records[0].timing
+
+    @property
+    def _subject(self) -> Mapping[str, Any]:
+        """What the times belong to: the cost surface's model and machine, else the run's."""
+        surface = self.manifest.get("surface")
+        if surface is None:
+            return self.manifest
+        return {"model": surface["model"], **surface["machine"]}
+
+    @property
+    def _machine(self) -> Mapping[str, Any]:
+        return self._subject.get("hardware") or {}
+
+    @property
     def gpus(self) -> list[str]:
         """Names of the GPUs, where the run used one."""
-        device = (self.manifest.get("model") or {}).get("device") or self._config("model", "device")
+        device = (self._subject.get("model") or {}).get("device") or self._config("model", "device")
         if not str(device).startswith("cuda"):
             return []
-        return [gpu["name"] for gpu in (self.manifest.get("hardware") or {}).get("gpus", [])]
+        return [gpu["name"] for gpu in self._machine.get("gpus", [])]
 
     @property
     def hardware(self) -> str:
@@ -117,7 +146,7 @@ class Run:
         gpus = self.gpus
         if gpus:
             return ", ".join(f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus))
-        machine = self.manifest.get("hardware") or {}
+        machine = self._machine
         if not machine.get("cpu"):
             return "hardware not recorded"
         count = machine.get("cpus_usable") or machine.get("cpus")
@@ -131,6 +160,14 @@ class Run:
             return "commit not recorded"
         return f"commit {git['commit'][:10]}{' with changes' if git.get('dirty') else ''}"
 
+    def parameters(self, label: str | None = None) -> float | None:
+        """Parameters of the target, or of a label's draft model, where the manifest knows them."""
+        node = self.manifest.get("model") or {}
+        if label is not None:
+            node = (node.get("drafts") or {}).get(label) or {}
+        count = node.get("parameters")
+        return None if count is None else float(count)
+
     def knobs(self, label: str) -> Mapping[str, Any]:
         """The settings of a label's method."""
         return ((self.manifest.get("labels") or {}).get(label) or {}).get("knobs") or {}
@@ -142,13 +179,17 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
     Raises:
         ResultsError: a path does not exist.
     """
+    return _folders_with((CASES, MANIFEST), paths)
+
+
+def _folders_with(names: tuple[str, ...], paths: Iterable[Path | str]) -> list[Path]:
     found: dict[Path, Path] = {}
     for root in map(Path, paths):
         if not root.is_dir():
             raise ResultsError(f"{root} is no folder. Name a run folder or one that holds some.")
         for folder, below, files in os.walk(root):
             below.sort()
-            if CASES in files and MANIFEST in files:
+            if set(names) <= set(files):
                 path = Path(folder)
                 found.setdefault(path.resolve(), path)
     return sorted(found.values())
@@ -187,20 +228,41 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
+def load_surfaces(paths: Iterable[Path | str]) -> list[Run]:
+    """The cost surfaces that experiments measured at or below the given folders.
+
+    Raises:
+        ResultsError: a manifest or a surface cannot be used.
+    """
+    runs = []
+    for path in _folders_with((SURFACE, MANIFEST, DONE), paths):
+        manifest = _read_manifest(path / MANIFEST)
+        try:
+            surface = json.loads((path / SURFACE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ResultsError(f"{path / SURFACE} cannot be read: {error}.") from error
+        run = Run(path, manifest, (), True, surface)
+        if run.experiment is not None:
+            runs.append(run)
+    return runs
+
+
 def usable_runs(
-    paths: Sequence[Path | str], include_incomplete: bool = False
+    paths: Sequence[Path | str], include_incomplete: bool = False, surfaces: bool = False
 ) -> tuple[list[Run], list[Run]]:
     """The runs to show, and the incomplete ones that are not.
 
     Args:
         paths: folders, searched recursively.
         include_incomplete: show those too.
+        surfaces: show cost surfaces too, as runs without records.
 
     Raises:
         ResultsError: nothing is left to show; says what to type.
     """
     runs = load_runs(paths)
     shown = [run for run in runs if run.complete or include_incomplete]
+    shown += load_surfaces(paths) if surfaces else []
     hidden = [run for run in runs if not (run.complete or include_incomplete)]
     if not shown:
         where = ", ".join(map(str, paths))

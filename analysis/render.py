@@ -1,7 +1,9 @@
-"""A table as text, and the forms it is written in."""
+"""A table's cells, and the forms it is written in."""
 
 from __future__ import annotations
 
+import csv
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,17 +13,47 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_WORDS = ("run", "method", "lossless", "verdict", "first", "second", "first is")
+    from specbench.statistics import Interval
+
+ABSENT = "–"
+_WORDS = (
+    "run", "model", "data", "method", "setting", "lossless", "verdict", "first", "second",
+    "first is", "claimed on", "part", "source",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number with its 95 % interval, as one cell.
+
+    Attributes:
+        value: None where there is none.
+        interval: None where none can be given.
+        digits: after the point, in text; a program gets six significant digits.
+    """
+
+    value: float | None
+    interval: Interval | None = None
+    digits: int = 2
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return ABSENT
+        text = f"{self.value:.{self.digits}f}"
+        if self.interval is None:
+            return text
+        low, high = self.interval
+        return f"{text} [{low:.{self.digits}f}, {high:.{self.digits}f}]"
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table as text, whatever it is printed as."""
+    """A table, whatever it is printed as; a cell is text or a :class:`Measured`."""
 
     title: str
     caption: str
     headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Measured]]
     notes: Sequence[str]
 
 
@@ -32,7 +64,7 @@ def to_rich(page: Sheet) -> Table:
         table.add_column(Text(heading), justify="left" if heading in _WORDS else "right")
     for row in page.rows:
         # Text, because brackets in a plain string would be taken for markup.
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(str(cell)) for cell in row))
     return table
 
 
@@ -43,12 +75,9 @@ def to_markdown(pages: Sequence[Sheet]) -> str:
         lines = [
             f"### {page.title}",
             "",
-            "| " + " | ".join(page.headings) + " |",
+            _markdown_row(page.headings),
             "|" + "|".join(" --- " for _ in page.headings) + "|",
-            *(
-                "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-                for row in page.rows
-            ),
+            *map(_markdown_row, page.rows),
             "",
             page.caption,
         ]
@@ -58,8 +87,44 @@ def to_markdown(pages: Sequence[Sheet]) -> str:
     return "\n".join(parts)
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _markdown_row(cells: Sequence[str | Measured]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def to_csv(pages: Sequence[Sheet]) -> str:
+    """For a program: numbers bare, each measured one followed by the bounds of its interval.
+
+    Several sheets follow each other after an empty line, each with its own head.
+    """
+    parts = []
+    for page in pages:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        wide = [
+            any(isinstance(row[i], Measured) for row in page.rows)
+            for i in range(len(page.headings))
+        ]
+        head: list[str] = []
+        for heading, split in zip(page.headings, wide, strict=True):
+            name = heading.replace(" [95 %]", "")
+            head += [name, f"{name} low", f"{name} high"] if split else [name]
+        writer.writerow(head)
+        for row in page.rows:
+            cells: list[str] = []
+            for cell, split in zip(row, wide, strict=True):
+                if isinstance(cell, Measured):
+                    cells += _bare(cell)
+                else:
+                    text = "" if cell == ABSENT else cell
+                    cells += [text, "", ""] if split else [text]
+            writer.writerow(cells)
+        parts.append(out.getvalue())
+    return "\n".join(parts)
+
+
+def _bare(cell: Measured) -> list[str]:
+    numbers = (cell.value, *(cell.interval or (None, None)))
+    return ["" if number is None else f"{number:.6g}" for number in numbers]
 
 
 _LATEX = str.maketrans(
@@ -75,7 +140,7 @@ def to_latex(pages: Sequence[Sheet]) -> str:
     """For a paper; needs the booktabs package."""
     parts = []
     for page in pages:
-        rows = [" & ".join(c.translate(_LATEX) for c in row) + r" \\" for row in page.rows]
+        rows = [" & ".join(str(c).translate(_LATEX) for c in row) + r" \\" for row in page.rows]
         text = " ".join([page.caption, *page.notes]).translate(_LATEX)
         parts.append(
             "\n".join(

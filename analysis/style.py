@@ -42,6 +42,13 @@ _METHODS: dict[str, tuple[str, str]] = {
     "random_drafts": (_GREY, "xx"),
     "oracle": (_BLACK, ""),
 }
+REFERENCE = "#333333"  # lines that are no method: borders, the height of plain decoding
+HEATMAP = "cividis"  # even steps of lightness, the same to any colour vision and in grey
+# Parts of a whole, e.g. the phases of a step; a part is no method.
+_PARTS = (
+    ("#DDDDDD", ""), (_ORANGE, ""), (_SKY, ""), (_GREEN, "//"), (_BLUE, ""), (_RED, "//"),
+    (_PURPLE, ""), (_YELLOW, "//"),
+)  # fmt: skip
 # What sets several settings of one method apart within a figure.
 _VARIANTS = ("", "\\\\", "xx", "oo", "++", "**")
 
@@ -66,6 +73,10 @@ RC: dict[str, Any] = {
 }
 
 
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_LINES = ("-", "--", "-.", ":")
+
+
 def bar_style(method: str, variant: int = 0) -> dict[str, str]:
     """Keyword arguments of a bar.
 
@@ -78,5 +89,33 @@ def bar_style(method: str, variant: int = 0) -> dict[str, str]:
     return {
         "facecolor": colour,
         "hatch": hatch + _VARIANTS[variant % len(_VARIANTS)],
-        "edgecolor": "#333333",
+        "edgecolor": REFERENCE,
     }
+
+
+def line_style(method: str, variant: int = 0, claimed: bool = False) -> dict[str, Any]:
+    """Keyword arguments of a line with markers.
+
+    Args:
+        method: decides the colour, as in :func:`bar_style`; the family's hatching has no
+            counterpart in a line, so the marker goes with the method too.
+        variant: 0 for the first line of this method in the axes, 1 for the next, and so on.
+        claimed: a paper's values, drawn hollow and dotted.
+    """
+    place = list(_METHODS).index(method) if method in _METHODS else 0
+    colour = bar_style(method)["facecolor"]
+    return {
+        # Yellow on white is hardly seen as a line.
+        "color": "#B8A400" if colour == _YELLOW else colour,
+        "marker": _MARKERS[(place // len(_COLOURS) + variant) % len(_MARKERS)],
+        "linestyle": ":" if claimed else _LINES[variant % len(_LINES)],
+        "markersize": 4,
+        "linewidth": 1.4,
+        "markerfacecolor": "white" if claimed else None,
+    }
+
+
+def part_style(place: int) -> dict[str, str]:
+    """Keyword arguments of a bar that is the ``place``-th part of a whole."""
+    colour, hatch = _PARTS[place % len(_PARTS)]
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": REFERENCE, "linewidth": "0.5"}

@@ -1,4 +1,8 @@
-"""Tables of runs, with the claimed values beside: ``python -m analysis.tables RUNS...``."""
+"""Tables of runs, with the claimed values beside: ``python -m analysis.tables RUNS...``.
+
+Runs of an experiment become the table or figure of the paper that it stands for
+(:mod:`analysis.artifacts`); of other runs, those that agree in model, data and hardware share one.
+"""
 
 from __future__ import annotations
 
@@ -11,138 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from analysis.claims import NOT_RUN, Claim
-from analysis.groups import Entry, Group, caption, make_groups, verdict_words
-from analysis.load import usable_runs
-from analysis.render import Sheet, to_latex, to_markdown, to_rich
-from specbench.statistics import ESTIMATORS, compare_pairs
+from analysis.artifacts import made_of
+from analysis.command import with_runs
+from analysis.groups import Entry, Group, make_groups
+from analysis.render import Sheet, to_csv, to_latex, to_markdown, to_rich
+from analysis.sheets import pairs_sheet, sheet
+from specbench.statistics import ESTIMATORS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from analysis.load import Run
+
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 200
-_ABSENT = "–"
-_TASK_NAMES = {
-    "mt_bench": "MT",
-    "translation": "Trans",
-    "summarization": "Sum",
-    "qa": "QA",
-    "math_reasoning": "Math",
-    "rag": "RAG",
-}
 
 
-def sheet(group: Group) -> Sheet:
-    """The wide form that papers use: a row per label, a column per task."""
-    several_runs = len(group.runs) > 1
-    tasks = group.tasks if len(group.tasks) > 1 else []
-    headings = [
-        *(["run"] if several_runs else []),
-        "method",
-        *(_TASK_NAMES.get(task, task) for task in tasks),
-        "MAT [95 %]",
-        "tokens/s",
-        "speedup [95 %]",
-        "geo. mean [95 %]",
-        "cases",
-        "lossless",
-        "claimed speedup / MAT",
-        "verdict",
-    ]
-    rows, notes = [], []
-    for entry in group.entries:
-        row = entry.overall
-        rows.append(
-            [
-                *([entry.run.path.name] if several_runs else []),
-                entry.label,
-                *(_number(entry.rows[t]["speedup"] if t in entry.rows else None) for t in tasks),
-                _ratio(row["mat"], row["mat_ci"]),
-                _number(row["tokens_per_s"], 1),
-                _ratio(row["speedup"], row["speedup_ci"]),
-                _ratio(row["geomean_speedup"], row["geomean_speedup_ci"]),
-                str(row["n_cases"]),
-                verdict_words(row["lossless"]),
-                _claimed(entry.claim),
-                entry.verdict(),
-            ]
-        )
-        if entry.claim is not None:
-            notes.append(f"{entry.label}: claimed by {entry.claim.describe()}.")
-    for claim in group.not_run:
-        by_task = [_number(claim.value("speedup", task)) for task in tasks]
-        # Per-task numbers of a claim would be taken for measured ones here.
-        blank = [_ABSENT] * len(by_task)
-        name = [_ABSENT] if several_runs else []
-        rows.append(
-            [*name, claim.method, *blank, *[_ABSENT] * 4, "0", _ABSENT, _claimed(claim), NOT_RUN]
-        )
-        notes.append(f"{claim.method}: claimed by {claim.describe()}.")
-    return Sheet(group.title, caption(group), headings, rows, list(dict.fromkeys(notes)))
-
-
-def pairs_sheet(group: Group) -> Sheet | None:
-    """Every label of a run against every other; None where no run has two."""
-    rows = []
-    for run in group.runs:
-        for pair in compare_pairs(run.records, run.labels, seed=run.seed):
-            rows.append(
-                [
-                    *([run.path.name] if len(group.runs) > 1 else []),
-                    pair["first"],
-                    pair["second"],
-                    _ratio(pair["ratio"], pair["ratio_ci"], digits=3),
-                    f"{pair['p']:.4f}",
-                    f"{pair['p_holm']:.4f}",
-                    pair["verdict"],
-                    _number(pair["detectable"], 3),
-                    str(pair["n_cases"]),
-                ]
-            )
-    if not rows:
-        return None
-    margin = f"{pair['margin']:.0%}"
-    text = (
-        "Geometric mean over cases of the first's decode speed over the second's. p: two-sided "
-        "sign-flip permutation test; Holm: corrected for the run's number of pairs. tie: the 95 % "
-        f"interval lies within {margin}. detectable: smallest ratio shown with a power of 80 %."
-    )
-    headings = [
-        "first",
-        "second",
-        "ratio [95 %]",
-        "p",
-        "p (Holm)",
-        "first is",
-        "detectable",
-        "cases",
-    ]
-    if len(group.runs) > 1:
-        headings.insert(0, "run")
-    return Sheet(f"{group.title}: pairs", text, headings, rows, [])
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return _ABSENT if value is None else f"{value:.{digits}f}"
-
-
-def _ratio(value: float | None, interval: Sequence[float] | None, digits: int = 2) -> str:
-    text = _number(value, digits)
-    if value is None or interval is None:
-        return text
-    return f"{text} [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
-
-
-def _claimed(claim: Claim | None) -> str:
-    if claim is None:
-        return _ABSENT
-    words = f"{claim.qualifier} " if claim.qualifier else ""
-    return f"{words}{_number(claim.value('speedup'))} / {_number(claim.value('mat'))}"
-
-
-def to_csv(groups: Sequence[Group]) -> str:
-    """For a program: a line per run, label and task; numbers with six significant digits."""
+def records_csv(groups: Sequence[Group]) -> str:
+    """A line per run, label and task, for a program; numbers with six significant digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
@@ -182,42 +72,48 @@ def _csv_row(entry: Entry, task: str, row: Mapping[str, Any]) -> list[str]:
     return ["" if c is None else f"{c:.6g}" if isinstance(c, float) else str(c) for c in cells]
 
 
+_SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
     options = _parser().parse_args(arguments)
-    try:
-        runs, hidden = usable_runs(options.runs, options.incomplete)
-    except Exception as error:
-        # The project's own errors carry their exit code and a message meant for the user.
-        code = getattr(error, "exit_code", None)
-        if code is None:
-            raise
-        sys.stderr.write(f"error: {error}\n")
-        return int(code)
-    for run in hidden:
-        sys.stderr.write(f"not shown, because incomplete: {run.path}\n")
-    groups = make_groups(runs, options.estimator)
-    pages = [sheet(group) for group in groups]
-    if options.pairs:
-        pages += [page for page in map(pairs_sheet, groups) if page is not None]
-    texts = {
-        "markdown": lambda: to_markdown(pages),
-        "csv": lambda: to_csv(groups),
-        "latex": lambda: to_latex(pages),
-    }
-    wanted = [name for name in texts if getattr(options, name)]
+    return with_runs(options, lambda runs: _show(runs, options))
+
+
+def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
+    made, others = made_of(runs)
+    # By file name; the runs that belong to no artifact share one.
+    files: dict[str, dict[str, str]] = {}
+    pages: list[Sheet] = []
+    for artifact, members in made:
+        sheets = list(artifact.sheets(members))
+        pages += sheets
+        files[artifact.name] = _texts(sheets, to_csv(sheets))
+    groups = make_groups(others, options.estimator)
+    if groups:
+        sheets = [sheet(group) for group in groups]
+        if options.pairs:
+            sheets += [page for page in map(pairs_sheet, groups) if page is not None]
+        pages += sheets
+        files["tables"] = _texts(sheets, records_csv(groups))
+    wanted = [name for name in _SUFFIXES if getattr(options, name)]
     if options.output is not None:
-        suffixes = {"markdown": "md", "csv": "csv", "latex": "tex"}
         options.output.mkdir(parents=True, exist_ok=True)
-        for name in wanted or texts:
-            path = options.output / f"tables.{suffixes[name]}"
-            path.write_text(texts[name](), encoding="utf-8")
-            sys.stdout.write(f"{path}\n")
+        for stem, texts in files.items():
+            for name in wanted or _SUFFIXES:
+                path = options.output / f"{stem}.{_SUFFIXES[name]}"
+                path.write_text(texts[name], encoding="utf-8")
+                sys.stdout.write(f"{path}\n")
     elif wanted:
-        sys.stdout.write("\n".join(texts[name]() for name in wanted))
+        sys.stdout.write("\n".join(texts[name] for name in wanted for texts in files.values()))
     else:
         _print(pages)
     return 0
+
+
+def _texts(pages: Sequence[Sheet], as_csv: str) -> dict[str, str]:
+    return {"markdown": to_markdown(pages), "csv": as_csv, "latex": to_latex(pages)}
 
 
 def _print(pages: Sequence[Sheet]) -> None:
@@ -237,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders of them")
     add("--markdown", action="store_true", help="print Markdown")
-    add("--csv", action="store_true", help="print CSV: a line per run, label and task")
+    add("--csv", action="store_true", help="print CSV, numbers and bounds in columns of their own")
     add("--latex", action="store_true", help="print LaTeX (booktabs)")
     add("-o", "--output", type=Path, metavar="DIR", help="write files instead (default: all three)")
     add("--pairs", action="store_true", help="also compare every label with every other")

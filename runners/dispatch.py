@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import logging
 import os
@@ -14,20 +13,20 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from runners import folder, table
+from runners import folder, inputs
 from runners.isolate import run_in_child
 from runners.job import BASELINE, Entry, Job
-from specbench import cases, config, durable, models, records
+from specbench import cases, config, durable, records
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +52,32 @@ class ExitCode(int):
 
 
 _codes: list[int] = []
+
+
+class Runner(Protocol):
+    """What a module named by ``conf/runner/<name>.yaml`` has.
+
+    Attributes:
+        IN_PROCESS: it loads no model, so that the jobs of a sweep share one process.
+    """
+
+    IN_PROCESS: bool
+
+    @staticmethod
+    def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """The configuration with what the runner's own input decides filled in."""
+
+    @staticmethod
+    def questions(cfg: DictConfig) -> tuple[cases.Case, ...]:
+        """What is asked, after a check that the rest of the input can be had."""
+
+    @staticmethod
+    def run(job: Job) -> int:
+        """Do what is missing in the job's folder; returns 0 or 1."""
+
+    @staticmethod
+    def show(path: Path) -> None:
+        """Print the result that a complete folder holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +139,15 @@ def run_job(cfg: DictConfig) -> ExitCode:
 def execute(
     cfg: DictConfig,
     invocation: Invocation,
-    launch: Callable[[Callable[[Job], int], Job], int] = run_in_child,
+    launch: Callable[[Callable[[Job], int], Job], int] | None = None,
 ) -> int:
     """Check everything that is cheap to check, measure what is missing, print the table.
 
     Args:
         cfg: the composed configuration.
         invocation: what Hydra knows besides.
-        launch: how the runner's work is called.
+        launch: how the runner's work is called; by default in a child process, or in this one
+            where the runner loads no model.
 
     Returns:
         The exit code of a run that got to its end: 0 or 1.
@@ -130,9 +156,11 @@ def execute(
         ConfigurationError: bad configuration or input.
         SpecBenchError: the run could not go to its end.
     """
-    work = _runner(cfg)
+    runner = _runner(cfg)
     config.check_values(cfg)
     _check_sampling(cfg)
+    cfg = inputs.made_first(cfg, lambda first: execute(first, Invocation(), launch))
+    cfg = runner.adopt(cfg, invocation.overrides)
     shard = _parse_shard(cfg.shard)
     entries = resolve_entries(cfg)
     # Shards of one run share its key, so that their records can be put together.
@@ -144,12 +172,11 @@ def execute(
     else:
         folder.check_owner(path, run_key, identity)
         if folder.is_complete(path):
-            _check_questions(cfg, path)
-            exit_code = _reprint(path)
+            _check_questions(cfg, path, runner)
+            exit_code = _reprint(path, runner)
             publish(cfg.logger, path)
             return exit_code
-    models.model_files_present(cfg)
-    questions = tuple(cases.load_cases(cfg.dataset, cfg.data_dir))
+    questions = runner.questions(cfg)
     folder.make_folder(path)
     job = Job(
         config=OmegaConf.to_container(cfg, resolve=True),
@@ -161,9 +188,10 @@ def execute(
         cases=questions,
         shard=shard,
     )
-    exit_code = launch(work, job)
+    launch = launch or (_run_here if runner.IN_PROCESS else run_in_child)
+    exit_code = launch(runner.run, job)
     if folder.is_complete(path):
-        table.print_folder(path)
+        runner.show(path)
         publish(cfg.logger, path)
     return exit_code
 
@@ -233,31 +261,35 @@ def _check_sampling(cfg: DictConfig) -> None:
         )
 
 
-def _check_questions(cfg: DictConfig, path: Path) -> None:
+def _check_questions(cfg: DictConfig, path: Path, runner: Runner) -> None:
     """Refuse to show a table for a file of the user's that has changed since it was measured."""
     if cfg.dataset.path is None:
         return  # the project's own data sets are pinned
     measured = durable.read_json(path / records.MANIFEST).get("prompt_set_hash")
-    if measured != cases.prompt_set_hash(cases.load_cases(cfg.dataset, cfg.data_dir)):
+    if measured != cases.prompt_set_hash(runner.questions(cfg)):
         raise OutputRefused(
             f"{path} was measured on other questions: {cfg.dataset.path} has changed since. "
             "Type fresh=true to measure into a new folder."
         )
 
 
-def _reprint(path: Path) -> int:
+def _reprint(path: Path, runner: Runner) -> int:
     exit_code = int(durable.read_json(path / records.MANIFEST)["exit_code"])
-    table.print_folder(path)
+    runner.show(path)
     log.info("%s is complete: nothing was measured (fresh=true measures again)", path)
     return exit_code
 
 
-def _runner(cfg: DictConfig) -> Callable[[Job], int]:
+def _runner(cfg: DictConfig) -> Runner:
     name = str(cfg.runner.name)
-    if importlib.util.find_spec(f"runners.{name}") is None:
-        raise unknown_name("runner", name, ["offline"])
-    work: Callable[[Job], int] = importlib.import_module(f"runners.{name}").run
-    return work
+    if name not in config.option_names("runner"):
+        raise unknown_name("runner", name, config.option_names("runner"))
+    runner: Runner = importlib.import_module(f"runners.{name}")
+    return runner
+
+
+def _run_here(work: Callable[[Job], int], job: Job) -> int:
+    return work(job)
 
 
 def _output_folder(cfg: DictConfig, invocation: Invocation, run_key: str) -> Path:

@@ -7,28 +7,76 @@ import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
-from runners import folder, manifest, warmup
+from runners import folder, manifest, table, warmup
 from runners.contenders import build_contenders
+from runners.job import BASELINE
 from runners.progress import RunProgress
-from specbench import durable, environment, records
+from specbench import cases, durable, environment, models, records
+from specbench.errors import ConfigurationError
 from specbench.statistics import summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from omegaconf import DictConfig
 
     from runners.contenders import Contender
     from runners.folder import ResultFiles
     from runners.job import Block, Job
+    from runners.stage import Stage
     from specbench.records import CaseRecord
+
+    Measure = Callable[
+        [Job, Sequence[Contender], list[Block], ResultFiles, dict[str, Any], bool], None
+    ]
 
 log = logging.getLogger(__name__)
 
 _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
+_CANDIDATES = 16  # ids kept at each position under record=true; Token Recycling takes 8
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
+
+
+IN_PROCESS = False
+
+show = table.print_folder
+
+
+def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The configuration as it is."""
+    return cfg
+
+
+def questions(cfg: DictConfig) -> tuple[cases.Case, ...]:
+    """The data set's cases.
+
+    Raises:
+        WeightsNotFound: there is no model to ask.
+        DatasetError: a file is missing or malformed.
+    """
+    models.model_files_present(cfg)
+    return tuple(cases.load_cases(cfg.dataset, cfg.data_dir))
 
 
 def run(job: Job) -> int:
     """Measure what is missing in the job's folder and close it.
+
+    Returns:
+        0, or 1 where a case failed or an output is not what plain decoding gives.
+
+    Raises:
+        ConfigurationError: the job cannot be run as it is, or here; see its subclasses.
+        DiskError: results cannot be written.
+    """
+    return complete(job, _measure)
+
+
+def complete(job: Job, measure: Measure) -> int:
+    """The frame of every run that leaves records: lock, manifest, resume, summary.
+
+    Args:
+        job: what is run.
+        measure: makes the missing records and appends them to the files.
 
     Returns:
         0, or 1 where a case failed or an output is not what plain decoding gives.
@@ -47,7 +95,7 @@ def run(job: Job) -> int:
         try:
             pending = _pending(job, files.done)
             if pending:
-                _measure(job, contenders, pending, files, book, forced)
+                measure(job, contenders, pending, files, book, forced)
             return _finish(job, files, book)
         except BaseException as error:
             status = "failed" if isinstance(error, Exception) else "interrupted"
@@ -108,15 +156,55 @@ def _measure(
     # What exists by now lives to the end: the collector need not walk it during a measurement.
     gc.collect()
     gc.freeze()
+    candidates = _candidates_file(job)
     total = len(job.blocks())
     try:
         with RunProgress(total, done=total - len(pending)) as progress:
             for block in pending:
                 result = runner.run(block)
+                if candidates is not None:
+                    candidates.append(_candidates(stage, job, result.records))
                 files.append(result.records, result.errors, result.steps)
                 progress.advance(f"{block.case.task} {block.case.case_id}")
     finally:
         answers.close()
+        if candidates is not None:
+            candidates.close()
+
+
+def _candidates_file(job: Job) -> durable.JsonlWriter | None:
+    """Where the likeliest ids go, under record=true.
+
+    Raises:
+        ConfigurationError: there is no plain greedy output to take them at.
+    """
+    if not job.config.get("record"):
+        return None
+    if job.baseline is None or not job.greedy:
+        raise ConfigurationError(
+            f"record=true keeps the likeliest ids at each position of {BASELINE}'s greedy output: "
+            "type baseline=true and generation.temperature=0, or drop record."
+        )
+    path = job.folder / records.CANDIDATES
+    lines, truncated = durable.read_jsonl(path)
+    if truncated:
+        durable.rewrite_jsonl(path, lines)
+    return durable.JsonlWriter(path)
+
+
+def _candidates(stage: Stage, job: Job, made: Sequence[CaseRecord]) -> list[dict[str, Any]]:
+    """A line for each finished turn of the baseline; a block that is redone writes it again."""
+    return [
+        {
+            "label": record.label,
+            "case_id": record.case_id,
+            "turn": record.turn,
+            "repeat": record.repeat,
+            "top": stage.likeliest(record, _CANDIDATES),
+        }
+        for record in made
+        if record.label == job.baseline and record.status != "failed" and record.repeat == 0
+    ]
 
 
 def _finish(job: Job, files: ResultFiles, book: dict[str, Any]) -> int:
@@ -135,7 +223,7 @@ def _finish(job: Job, files: ResultFiles, book: dict[str, Any]) -> int:
         "run_key": job.run_key,
         "rows": rows,
         "caption": _caption(job, files.done),
-        "notes": _notes(job, files.done, errors, bugs, book),
+        "notes": [*book.get("notes", []), *_notes(job, files.done, errors, bugs, book)],
     }
     manifest.close(book, "complete", exit_code)
     files.finish(summary, book)
@@ -146,7 +234,9 @@ def _caption(job: Job, done: list[CaseRecord]) -> str:
     scopes = {record.label: record.state_scope for record in done}
     model, dataset = job.config["model"]["name"], job.config["dataset"]["name"]
     kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
-    return f"{model} on {dataset}, repeats={job.repeats}. State kept per {kept}."
+    predicted = any(record.timing == "predicted" for record in done)
+    times = "PREDICTED times, not measured ones. " if predicted else ""
+    return f"{times}{model} on {dataset}, repeats={job.repeats}. State kept per {kept}."
 
 
 def _notes(

@@ -17,6 +17,7 @@ from specbench.audit import audit_output
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.prompts import PromptTemplate
+from specbench.recorded import likeliest
 from specbench.records import Lossless
 from specbench.sampling import Sampling
 from specbench.structs import DraftContext
@@ -72,7 +73,7 @@ class Stage:
             max_len=self._max_len,
             max_nodes=self._max_nodes,
             batch=self._batch,
-            packed_bytes=_packed_bytes(config.engine.packed),
+            packed_bytes=packed_bytes(config.engine.packed),
             cache_dir=Path(config.cache_dir),
         )
         self._on_gpu = self._target.device.type == "cuda"
@@ -109,6 +110,7 @@ class Stage:
             "device": model.device,
             "eos_ids": sorted(model.eos_ids),
             "context_length": model.context_length,
+            "vocab_size": self._target.vocab_size,
             "tokenizer_hash": self._tokenizer_hash,
             "template_sha": self._template.sha,
             "packed": self._target.packing,
@@ -172,6 +174,13 @@ class Stage:
         )
         return Lossless(found.verdict, found.first_diff, found.gap)
 
+    def likeliest(self, record: CaseRecord, top: int) -> list[list[int]]:
+        """The ``top`` likeliest ids at each position of a record's output, untimed."""
+        prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+        output = np.asarray(record.output_ids, dtype=np.int64)
+        self._reserve(len(prompt) + len(output))
+        return likeliest(self._target, prompt, output, top).tolist()
+
     def recover(self) -> None:
         """Give back what a failed case left allocated."""
         if self._on_gpu:
@@ -219,7 +228,7 @@ class Stage:
             self._target.reserve(self._max_len, self._max_nodes, self._batch)
 
 
-def _packed_bytes(packed: DictConfig) -> int:
+def packed_bytes(packed: DictConfig) -> int:
     """Memory for packed linears; 0 switches them off."""
     if packed.enabled is False:
         return 0

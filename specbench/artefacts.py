@@ -14,6 +14,7 @@ import logging
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -36,6 +37,19 @@ _SECONDS_BETWEEN_LINES = 5.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class NamedTokenizer:
+    """A tokenizer that is known by its hash and loaded only where something must be built.
+
+    Attributes:
+        sha: ``specbench.models.tokenizer_hash`` of it.
+        load: gives the transformers tokenizer.
+    """
+
+    sha: str
+    load: Callable[[], Any]
+
+
 def resolve(
     artefacts: Iterable[Artefact],
     *,
@@ -48,7 +62,7 @@ def resolve(
 
     Args:
         artefacts: what a method needs.
-        tokenizer: a transformers tokenizer; files belong to one.
+        tokenizer: a transformers tokenizer, or a `NamedTokenizer`; files belong to one.
         embedded: whether the run's model is the embedded one, whose files are built on first use.
         cache_dir: default files lie in its folder ``artefacts``.
         progress: called with what is being done, and how much of how much (0 where unknown);
@@ -77,7 +91,7 @@ def resolve(
                         f"{artefact.name} has not been built for this model's tokenizer (looked: "
                         f"{path}). Type, with the run's model for MODEL: {artefact.command}"
                     )
-                _build(artefact, path, tokenizer, progress)
+                _build(artefact, path, _loaded(tokenizer), progress)
         files[artefact.name] = path
     return files
 
@@ -87,8 +101,9 @@ def default_path(artefact: Artefact, *, tokenizer: Any, cache_dir: str | Path) -
     from specbench.models import tokenizer_hash
 
     module = _builder_module(artefact)
+    named = isinstance(tokenizer, NamedTokenizer)
     identity = {
-        "tokenizer": tokenizer_hash(tokenizer),
+        "tokenizer": tokenizer.sha if named else tokenizer_hash(tokenizer),
         "version": module.BUILDER_VERSION,
         "params": dict(artefact.params),
     }
@@ -138,6 +153,26 @@ def _bar() -> Iterator[Progress]:
             bar.update(task, description=what, completed=done, total=total or None)
 
         yield report
+
+
+def _loaded(tokenizer: Any) -> Any:
+    """The tokenizer itself.
+
+    Raises:
+        NeedsNotMet: the one that can be loaded here is another.
+    """
+    from specbench.models import tokenizer_hash
+
+    if not isinstance(tokenizer, NamedTokenizer):
+        return tokenizer
+    loaded = tokenizer.load()
+    if tokenizer_hash(loaded) != tokenizer.sha:
+        raise NeedsNotMet(
+            f"a file must be built for a tokenizer with hash {tokenizer.sha[:16]}, but the model's "
+            "tokenizer here is another one. Copy the file from the machine that recorded the "
+            "outputs, and name it in the method's knob."
+        )
+    return loaded
 
 
 def _builder_module(artefact: Artefact) -> Any:

@@ -63,6 +63,9 @@ _NOT_IDENTITY = (
     "model.source",
     "dataset.source",
     "dataset.fetch",
+    "runner.traces",  # their hashes are part of it
+    "runner.surface",
+    "runner.recordings",
 )
 
 _ONE_OF: Mapping[str, Sequence[str]] = {
@@ -78,6 +81,7 @@ _ONE_OF: Mapping[str, Sequence[str]] = {
 
 _AT_LEAST: Mapping[str, float] = {
     "repeats": 1,
+    "runner.passes": 1,
     "measure.warmup": 0,
     "generation.max_new_tokens": 1,
     "generation.temperature": 0,

@@ -2,20 +2,30 @@
 
 Greedy decoding with a drafter commits the same tokens whatever the drafter, so a draft can be
 verified against the recorded output. For drafters of tokens alone every step is exactly the live
-run's; a drafter that needs logits or hidden states cannot be replayed this way.
+run's. A drafter that learns from logits can be fed those of the committed path, where they were
+recorded; the live run also shows it the rows of rejected nodes, so its steps are an approximation.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from specbench.composite import Composite
 from specbench.errors import CaseFailed
+from specbench.structs import DraftTree
 from specbench.tree import NO_AUX, VALID, fill_tree
 
 if TYPE_CHECKING:
-    from specbench.structs import DraftTree, IntArray
+    from collections.abc import Mapping
+    from typing import Any
+
+    from specbench.drafter import Drafter
+    from specbench.structs import DecodeState, IntArray, Needs, StepOutcome
+    from specbench.target import Target
 
 _BEYOND = 64  # ids after the output's end, for drafts that reach further
 
@@ -48,26 +58,48 @@ class RecordedTarget:
 
     Args:
         vocab_size: ids are in ``[0, vocab_size)``.
-        max_nodes: nodes of the largest draft tree.
+        max_nodes: nodes of the largest draft tree; `reserve` allows more.
+
+    Attributes:
+        passes: ``(k, width, context)`` of each pass since ``load``: k = 1 and the rows of a tree
+            (root included), or k rows of the given width in the batch layout; and the tokens that
+            were cached before it.
     """
 
     device = "cpu"
 
     def __init__(self, vocab_size: int, max_nodes: int) -> None:
         self._vocab_size = vocab_size
-        self._max_nodes = max_nodes
-        self._depths = np.zeros(max_nodes + 1, dtype=np.int64)
-        self._visible = np.zeros((max_nodes + 1, max_nodes + 1), dtype=np.bool_)
+        self._max_nodes = -1
+        self.reserve(max_nodes)
         self._output: IntArray = np.zeros(_BEYOND, dtype=np.int64)
+        self._candidates: IntArray | None = None
+        self._n_prompt = 0
         self._done = 0
+        self.passes: list[tuple[int, int, int]] = []
 
-    def load(self, output: IntArray) -> None:
-        """The plain greedy output of the turn that is decoded next."""
+    def reserve(self, max_nodes: int) -> None:
+        """Allow trees of ``max_nodes`` nodes."""
+        if max_nodes > self._max_nodes:
+            self._max_nodes = max_nodes
+            self._depths = np.zeros(max_nodes + 1, dtype=np.int64)
+            self._visible = np.zeros((max_nodes + 1, max_nodes + 1), dtype=np.bool_)
+
+    def load(self, output: IntArray, candidates: IntArray | None = None) -> None:
+        """The plain greedy output of the turn that is decoded next.
+
+        Args:
+            output: ``[n_new]``.
+            candidates: ``[n_new, top]`` the likeliest ids at each position, the chosen one first.
+        """
         self._output = np.concatenate([output, np.zeros(_BEYOND + self._max_nodes, np.int64)])
+        self._candidates = candidates
         self._done = 0
+        self.passes = []
 
     def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> RecordedScores:
         """The first recorded token."""
+        self._n_prompt = len(prompt)
         return RecordedScores(self._output[:1], self._vocab_size)
 
     def forward(
@@ -90,6 +122,8 @@ class RecordedTarget:
         )
         if status != VALID:
             raise CaseFailed("invalid_draft", "the draft tree is malformed")
+        k, width = (1, n + 1) if tree.rows is None else (tree.rows[0], tree.rows[1] + 1)
+        self.passes.append((k, width, self._n_prompt + self._done))
         choices = self._output[self._done + 1 + self._depths[: n + 1]]
         return RecordedScores(choices, self._vocab_size)
 
@@ -100,3 +134,95 @@ class RecordedTarget:
     def room(self) -> int:
         """Nodes that the buffers hold."""
         return self._max_nodes
+
+    def path_logits(self, accepted: int) -> torch.Tensor:
+        """Stand-in logits ``[accepted + 1, vocab]`` of the rows that the last step kept.
+
+        They have the recorded candidates in the recorded order; all other ids are at -inf.
+
+        Raises:
+            CaseFailed: no candidates were recorded.
+        """
+        if self._candidates is None:
+            raise CaseFailed("no_model", "no candidates were recorded with this output")
+        # Position p's candidates are what the pass over token p - 1 said.
+        rows = self._candidates[self._done - accepted : self._done + 1]
+        ids = torch.from_numpy(rows)
+        descending = torch.arange(ids.shape[1], 0, -1, dtype=torch.float32).expand(ids.shape)
+        logits = torch.full((len(rows), self._vocab_size), -torch.inf)
+        return logits.scatter_(1, ids, descending)
+
+
+@dataclass(kw_only=True, eq=False)
+class PathLearner(Composite):
+    """A drafter that learns from logits, shown those of the accepted path alone.
+
+    Attributes:
+        inner: the drafter.
+        target: where its logits come from.
+    """
+
+    inner: Drafter
+    target: RecordedTarget | None = None
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """The drafter."""
+        return (self.inner,)
+
+    @property
+    def own_needs(self) -> Needs:
+        """The drafter's, without its files, which are added back as a part's."""
+        return replace(self.inner.needs, artefacts=())
+
+    @property
+    def needs(self) -> Needs:
+        """The drafter's; the logits do not come from the engine."""
+        return replace(super().needs, logits=False)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        """The drafter's draft."""
+        return self.inner.propose(state)
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        """Show the drafter a chain of the accepted nodes with their recorded candidates."""
+        path = outcome.path
+        if outcome.finished or self.target is None:
+            return
+        kept = DraftTree.chain(np.asarray(outcome.tree.tokens)[path])
+        logits = self.target.path_logits(len(path))
+        seen = replace(
+            outcome, tree=kept, path=np.arange(len(path)), next_tokens=None, logits=logits
+        )
+        self.inner.observe(state, seen)
+
+    def report(self) -> Mapping[str, Any]:
+        """What the drafter counted."""
+        return self.inner.report()
+
+
+@torch.inference_mode()
+def likeliest(target: Target, prompt: IntArray, output: IntArray, top: int) -> IntArray:
+    """The likeliest ids at each position of an output, by passes over the output itself.
+
+    Args:
+        target: the model; its cache is overwritten.
+        prompt: ``[n_prompt]`` ids.
+        output: ``[n_new]`` the greedy output.
+        top: ids wanted.
+
+    Returns:
+        ``[n_new, top]`` ids, the likeliest first. The chosen one comes first whatever the last bit
+        of its logit says in a pass of another shape.
+    """
+    parts = [target.prefill(prompt).logits[-1:]]
+    chunk = max(1, target.max_nodes)
+    for start in range(0, len(output) - 1, chunk + 1):
+        tokens = output[start : min(start + chunk + 1, len(output) - 1)]
+        tree = DraftTree.chain(tokens[1:])
+        parts.append(target.forward(int(tokens[0]), tree).logits)
+        target.keep(tree, np.arange(len(tree)))
+    logits = torch.cat(parts).float()
+    chosen = torch.from_numpy(output).to(logits.device)
+    logits = logits.scatter(1, chosen[:, None], torch.inf)
+    return logits.topk(min(top, logits.shape[1])).indices.cpu().numpy()

@@ -15,8 +15,8 @@ Definitions:
     block: all labels and turns of one case in one repeat; the unit of interleaving and of resume.
 
 Files of a run folder:
-    manifest.json, cases.jsonl, errors.jsonl, dialogue.jsonl, steps.jsonl (until the run is
-    complete), steps.parquet, summary.json, DONE (last).
+    manifest.json, cases.jsonl, errors.jsonl, dialogue.jsonl, candidates.jsonl (with record=true),
+    steps.jsonl (until the run is complete), steps.parquet, summary.json, DONE (last).
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ MANIFEST = "manifest.json"
 CASES = "cases.jsonl"
 ERRORS = "errors.jsonl"
 DIALOGUE = "dialogue.jsonl"
+CANDIDATES = "candidates.jsonl"
 STEPS_LOG = "steps.jsonl"
 STEPS = "steps.parquet"
 SUMMARY = "summary.json"
 DONE = "DONE"
 
 STATUSES = ("ok", "failed", "disturbed")
+TIMINGS = ("measured", "predicted", "none")
 VERDICTS = ("equal", "near_tie", "bug", "not_audited")
 
 
@@ -85,6 +87,8 @@ class CaseRecord:
         n_drafted: draft nodes over all steps, auxiliary nodes (``n_aux``) not counted.
         accepted_per_step: tokens committed by each step, bonus included; sums to ``n_new - 1``.
         output_ids: ``[n_new]`` the new tokens.
+        timing: where the times come from: ``measured``; ``predicted`` by a cost surface (the
+            target's part; drafting is measured); ``none``: a replay without a surface, all zero.
         phase_s: seconds by phase, only under ``measure=phases``.
         drafter: what the drafter counted in the turn, in its own words (``Drafter.report``):
             forwards of a draft model, age of a store, which row of a step won.
@@ -124,6 +128,7 @@ class CaseRecord:
     decode_s: float = 0.0
     drafter_setup_s: float = 0.0
     wall_s: float = 0.0
+    timing: str = "measured"
     phase_s: Mapping[str, float] | None = None
     drafter: Mapping[str, Any] = field(default_factory=dict)
     state_scope: str
@@ -173,6 +178,8 @@ class CaseRecord:
     def _check(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status {self.status!r} is none of {', '.join(STATUSES)}")
+        if self.timing not in TIMINGS:
+            raise ValueError(f"timing {self.timing!r} is none of {', '.join(TIMINGS)}")
         if self.lossless.verdict not in VERDICTS:
             raise ValueError(f"verdict {self.lossless.verdict!r} is none of {', '.join(VERDICTS)}")
         if len(self.output_ids) != self.n_new:
@@ -196,6 +203,7 @@ _OPTIONAL_FIELDS = frozenset(
         "method_version",
         "position",
         "n_aux",
+        "timing",
         "phase_s",
         "drafter",
         "cpu_steal",

@@ -209,11 +209,33 @@ class RunnerConfig:
     """How cases are walked through.
 
     Attributes:
-        traces: a run folder, for runners that read recorded outputs.
+        traces: a run folder or a trace pack, for runners that read recorded outputs; ``record``:
+            plain decoding of the run's own questions, recorded first.
+        traces_sha: hash of its ids; filled in when it is read.
+        surface: file of a cost surface that replay predicts times with; ``measure``: this
+            machine's, measured first.
+        surface_sha: its hash; filled in when it is read.
+        recordings: where what was recorded or measured first lies.
+        contexts: cached tokens at which a cost surface is measured.
+        tree_rows: rows (root and draft nodes) of its tree passes.
+        batch_contexts: cached tokens of its batch passes.
+        batch_k: rows of its batch passes; empty: none are measured.
+        batch_w: draft tokens of each of these rows.
+        passes: how often every point of it is measured.
     """
 
     name: str = MISSING
     traces: str | None = None
+    traces_sha: str | None = None
+    surface: str | None = None
+    surface_sha: str | None = None
+    recordings: str = "${paths.results}/recorded"
+    contexts: list[int] = field(default_factory=list)
+    tree_rows: list[int] = field(default_factory=list)
+    batch_contexts: list[int] = field(default_factory=list)
+    batch_k: list[int] = field(default_factory=list)
+    batch_w: list[int] = field(default_factory=list)
+    passes: int = 5
 
 
 @dataclass
@@ -260,6 +282,7 @@ class RunConfig:
     compare: list[Any] = field(default_factory=list)
     baseline: bool = True
     repeats: int = 1
+    record: bool = False
     seed: int = 0
     shard: str | None = None
     fresh: bool = False

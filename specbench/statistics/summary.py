@@ -159,6 +159,7 @@ class _Pooled:
         verdicts: by label, ``(task, verdict)`` of every turn that did not fail.
         methods: by label.
         state_scopes: by label.
+        timings: where each label's times come from (``measured``, ``predicted``, ``none``).
     """
 
     tasks: list[str]
@@ -169,6 +170,7 @@ class _Pooled:
     verdicts: dict[str, list[tuple[str, str]]]
     methods: dict[str, str]
     state_scopes: dict[str, str]
+    timings: dict[str, str]
 
     def of_task(self, task: str) -> _Pooled:
         """The part that belongs to a task."""
@@ -185,6 +187,7 @@ class _Pooled:
             },
             methods=self.methods,
             state_scopes=self.state_scopes,
+            timings=self.timings,
         )
 
 
@@ -230,6 +233,7 @@ def _pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> _Pooled:
         },
         methods={turn.label: turn.method for turn in all_turns},
         state_scopes={turn.label: turn.state_scope for turn in all_turns},
+        timings={turn.label: turn.timing for turn in all_turns},
     )
 
 
@@ -301,6 +305,7 @@ class _Sample:
                 kind: verdicts.count(kind) for kind in ("equal", "near_tie", "bug", "not_audited")
             },
             "state_scope": pooled.state_scopes.get(label),
+            "timing": pooled.timings.get(label, "measured"),
         }
 
     def tokens_per_s(self, label: str) -> float | None:

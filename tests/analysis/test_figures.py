@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
 
-from analysis import figures
+from analysis import figures, plots
+from analysis.artifacts import ARTIFACTS
 from analysis.groups import make_groups
-from analysis.load import load_runs
-from analysis.style import bar_style
+from analysis.load import load_runs, usable_runs
+from analysis.plots import Panel, Point, Series
+from analysis.style import bar_style, line_style
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "records"
@@ -95,22 +98,70 @@ def test_every_method_looks_different_and_always_the_same():
 
 
 def test_a_huge_interval_does_not_flatten_the_bars():
-    from types import SimpleNamespace
-
-    from analysis import figures
-
-    row = {"speedup": 2.0, "speedup_ci": (0.0, 2000.0), "method": "pld", "n_cases": 2}
-    entry = SimpleNamespace(rows={"qa": row}, overall=row, label="pld")
-    group = SimpleNamespace(title="t", entries=[entry], tasks=["qa"])
-    original = figures._name, figures._task_label, figures.caption
-    figures._name, figures._task_label, figures.caption = (
-        lambda *_: "pld",
-        lambda *_: "qa",
-        lambda *_: "c",
-    )
-    try:
-        axes = figures._bars(group, [entry], ["qa"], "speedup", "speedup").axes[0]
-    finally:
-        figures._name, figures._task_label, figures.caption = original
-    assert axes.get_ylim()[1] <= 2.0 * figures._HEADROOM
+    series = [Series("pld", "pld", [Point(0, 2.0, (0.0, 2000.0))])]
+    axes = plots.bars([Panel("", "", "speedup", series, ["qa"])], "t", "c").axes[0]
+    assert axes.get_ylim()[1] <= 2.0 * plots.HEADROOM
     assert any(line.get_marker() == "^" for line in axes.lines)
+
+
+def test_a_method_keeps_its_colour_in_every_kind_of_figure():
+    points = [Point(0, 1.0), Point(1, 2.0)]
+    series = [Series(method, method, points) for method in ("pld", "ssd")]
+    panel = Panel("", "x", "y", series, ["a", "b"])
+    drawn = plots.bars([panel], "t", "c").axes[0].containers
+    bars = [container for container in drawn if hasattr(container, "patches")]
+    lines = plots.curves([[panel]], "t", "c").axes[0].containers
+    for bar, line, method in zip(bars, lines, ("pld", "ssd"), strict=True):
+        colour = bar_style(method)["facecolor"]
+        assert to_hex(bar.patches[0].get_facecolor()).upper() == colour
+        assert line.lines[0].get_color() == line_style(method)["color"] == colour
+
+
+def test_two_settings_of_one_method_differ_and_keep_their_look_in_all_panels():
+    first = Series("a", "ssd", [Point(0, 1.0)])
+    second = Series("b", "ssd", [Point(0, 1.0)])
+    panels = [Panel("", "x", "y", [first, second]), Panel("", "x", "y", [second])]
+    axes = plots.curves([panels], "t", "c").axes
+    looks = [
+        {c.get_label(): (c.lines[0].get_marker(), c.lines[0].get_linestyle()) for c in a.containers}
+        for a in axes
+    ]
+    assert looks[0]["a"] != looks[0]["b"]
+    assert looks[0]["b"] == looks[1]["b"]
+
+
+def test_error_bars_are_the_intervals():
+    points = [Point(1, 2.0, (1.5, 2.5)), Point(2, None), Point(3, 4.0, (3.0, 5.5))]
+    axes = plots.curves([[Panel("", "x", "y", [Series("s", "ssd", points)])]], "t", "c").axes[0]
+    segments = axes.containers[0].lines[2][0].get_segments()
+    assert [tuple(segment[:, 1]) for segment in segments] == [(1.5, 2.5), (3.0, 5.5)]
+
+
+def test_a_heatmap_writes_numbers_and_intervals_and_says_where_there_are_none():
+    grid = plots.Grid("g", [[1.0, None]], ["r"], ["a", "b"], [[(0.5, 1.5), None]])
+    axes = plots.heatmaps([grid], "x", "y", "unit", "t", "c").axes[0]
+    assert [text.get_text() for text in axes.texts] == ["1.00", "0.50–1.50", "–"]
+
+
+def test_stacks_add_up():
+    rows = {"ar": {"draft": (0.25, (0.2, 0.3)), "verify": (0.75, None), "none": (0.0, None)}}
+    axes = plots.stacks(rows, "share", "t", "c").axes[0]
+    widths = [bar.get_width() for bar in axes.patches if bar.get_width() < 1]
+    assert widths == [0.25, 0.75]
+    assert {text.get_text() for text in axes.texts} == {"25%", "75%"}
+
+
+@pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact.name)
+def test_every_artifact_s_figures_are_drawn_with_caption_and_units(artifact):
+    runs, _ = usable_runs([ROOT / "tests/golden/experiments"], surfaces=True)
+    members = [run for run in runs if run.experiment in artifact.experiments]
+    drawn = artifact.figures(members)
+    if "figure" in artifact.name:
+        assert drawn
+    for figure in drawn.values():
+        words = " ".join(text.get_text() for text in figure.texts)
+        assert "SYNTHETIC" in words
+        assert "Hardware:" in words
+        for axes in figure.axes:
+            if axes.name == "rectilinear" and axes.axison:
+                assert axes.get_ylabel() or axes.get_xlabel(), figure

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 ROOT = CONF_DIR.parent
 GROUPS = (
     "method", "model", "dataset", "generation", "verifier", "engine", "runner", "measure",
-    "logger", "paths", "pair", "experiment", "debug",
+    "logger", "paths", "pair", "experiment", "scale", "debug",
 )  # fmt: skip
-GLOBAL_GROUPS = ("pair", "experiment", "debug")
+GLOBAL_GROUPS = ("pair", "experiment", "scale", "debug")
 OPTIONS = [(group, name) for group in GROUPS for name in option_names(group)]
 
 # Published parameter counts, in billions.
@@ -57,7 +57,28 @@ def test_every_yaml_composes_and_is_valid(group: str, name: str) -> None:
 
 def test_all_files_are_in_a_known_group() -> None:
     found = {path.parent.relative_to(CONF_DIR).as_posix() for path in CONF_DIR.rglob("*.yaml")}
-    assert found <= {*GROUPS, ".", "local", "hydra/job_logging", "hydra/hydra_logging"}
+    hydra = {"hydra/job_logging", "hydra/hydra_logging"}
+    assert found <= {*GROUPS, ".", "local", "experiment/paper", *hydra}
+
+
+PAPER_SCALE = sorted(path.stem for path in (CONF_DIR / "experiment/paper").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", PAPER_SCALE)
+def test_every_experiment_composes_in_the_paper_s_size(name: str) -> None:
+    small, paper = compose([f"experiment={name}"]), compose([f"experiment={name}", "scale=paper"])
+    check_values(paper)
+    assert paper.generation.max_new_tokens >= 512
+    assert paper.generation.max_new_tokens > small.generation.max_new_tokens
+    assert paper.dataset.limit is None or paper.dataset.limit >= 50
+    for entry in paper.compare:
+        compose_entry(paper, entry)
+
+
+def test_scale_paper_without_an_experiment_asks_for_everything() -> None:
+    cfg = compose(["scale=paper"])
+    assert cfg.dataset.limit is None
+    assert cfg.generation.max_new_tokens == 1024
 
 
 def test_bare_run() -> None:

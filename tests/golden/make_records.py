@@ -1,25 +1,22 @@
-"""Writes the synthetic run that the golden tables are made from: ``python make_records.py DIR``.
+"""Writes the synthetic runs that the golden tables are made from.
 
-Nothing in it was measured, and its manifest and every table made of it say so. Same bytes at every
-call and on every machine: the numbers come from a generator written out here.
+    python tests/golden/make_records.py tests/golden
+
+Nothing in them was measured, and their manifests and every table made of them say so. Same bytes at
+every XX
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 MT_BENCH = ("writing", "roleplay", "reasoning", "math")
-REPEATS = 2
-# label: method, knobs, chance in percent that one more draft token is accepted, cost of a step
-ENTRIES = {
-    "ar": ("ar", {}, 0, 100),
-    "cacheback": ("cacheback", {"table": "dual", "leader_len": 1}, 62, 118),
-    "no_frozen": ("cacheback", {"table": "dynamic", "leader_len": 1}, 50, 112),
-    "pld": ("pld", {"max_ngram": 3, "num_tokens": 10}, 43, 104),
-}
 
 
 class Numbers:
@@ -33,12 +30,67 @@ class Numbers:
         return self._state % bound
 
 
-def cases():
-    """Four questions a task, those of mt_bench with two turns."""
-    for number in range(4 * len(TASKS)):
-        task = TASKS[number // 4]
-        category = MT_BENCH[number % 4] if task == "mt_bench" else task
+@dataclass(frozen=True)
+class Entry:
+    """A label of a made-up run.
+
+    Attributes:
+        knobs: of its method.
+        chance: in percent, that one more draft token is accepted.
+        cost: of a step, in tens of microseconds times about a hundred.
+        draft: forwards of a draft model in a step; 0 for a method without one.
+    """
+
+    method: str
+    knobs: dict[str, Any] = field(default_factory=dict)
+    chance: int = 0
+    cost: int = 100
+    draft: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A made-up run.
+
+    Attributes:
+        folder: where it lies below the fixture's folder.
+        entries: by label, ``ar`` first.
+        cases: ``(case id, task, category, turns)``.
+        experiment: that it claims to be of.
+        phases: whether steps are split into phases.
+        timing: ``measured``, ``predicted`` or ``none``.
+        accidents: failed, disturbed and near-tie turns.
+    """
+
+    folder: str
+    entries: dict[str, Entry]
+    cases: tuple[tuple[str, str, str, int], ...]
+    dataset: str = "specbench"
+    model: str = "vicuna7b"
+    experiment: str | None = None
+    repeats: int = 1
+    phases: bool = False
+    timing: str = "measured"
+    scope: str = "prompt"
+    accidents: bool = False
+
+
+AR = Entry("ar")
+
+
+def spec_bench(per_task=2):
+    """Questions of each task, those of mt_bench with two turns."""
+    for number in range(per_task * len(TASKS)):
+        task = TASKS[number // per_task]
+        category = MT_BENCH[number % per_task % 4] if task == "mt_bench" else task
         yield str(number + 81), task, category, 2 if task == "mt_bench" else 1
+
+
+def plain(dataset, count, turns=1):
+    """Questions of a data set without tasks."""
+    task = {"mtbench": "mt_bench", "gsm8k": "math_reasoning", "mgsm": "math_reasoning"}
+    for number in range(count):
+        yield str(number + 1), task.get(dataset, "code"), dataset, turns
 
 
 def steps_of(numbers, n_committed, chance):
@@ -52,33 +104,71 @@ def steps_of(numbers, n_committed, chance):
     return steps
 
 
-def records():
+def counters(entry, steps):
+    """What the method would have counted in a turn."""
+    if entry.method == "ngrammys":
+        k = entry.knobs["k"]
+        sources = [
+            ("context", "bigram")[i % 3 == 0] if n > 1 else None for i, n in enumerate(steps)
+        ]
+        context = [min(k, 3 + i % 4) for i in range(len(steps))]
+        return {
+            "rows_context": context,
+            "rows_bigram": [k - count for count in context],
+            "won_row": [-1 if source is None else i % k for i, source in enumerate(sources)],
+            "won_source": sources,
+            "won_rank": [-1 if source is None else i % 5 for i, source in enumerate(sources)],
+            "accepted": [n - 1 for n in steps],
+        }
+    if entry.draft:
+        misses = sum(n == 1 for n in steps)
+        return {
+            "draft_forwards": entry.draft * len(steps),
+            "draft_tokens": entry.draft * len(steps) * entry.knobs.get("k", 1),
+            "hits": max(0, len(steps) - misses),
+            "misses": misses,
+        }
+    return {}
+
+
+def phases_of(decode_us, entry):
+    """Seconds by phase; they sum to the decoding time."""
+    draft = decode_us * entry.draft // (entry.draft + 6) if entry.draft else decode_us // 50
+    parts = {"draft": draft, "accept": decode_us // 20, "cache": decode_us // 40}
+    parts["observe"] = decode_us // 25 if entry.chance else 0
+    parts["verify"] = decode_us - sum(parts.values())
+    return {"prefill": 0.0, "setup": 0.0, **{name: us / 1e6 for name, us in parts.items()}}
+
+
+def records(run):
+    """All records of a run, in the order of a real one."""
     numbers = Numbers(20261121)
-    labels = list(ENTRIES)
+    labels = list(run.entries)
     stream = 0
-    for repeat in range(REPEATS):
-        for case_id, task, category, n_turns in cases():
+    for repeat in range(run.repeats):
+        for case_id, task, category, n_turns in run.cases:
             for turn in range(n_turns):
                 n_new = 8 + Numbers(int(case_id) * 100 + turn + 1).below(30)
                 output = [Numbers(int(case_id) + turn + i + 1).below(900) for i in range(n_new)]
                 for position, label in enumerate(labels):
-                    method, _, chance, cost = ENTRIES[label]
-                    failed = (label, case_id, repeat) == ("pld", "90", 1)
-                    disturbed = (label, case_id, repeat) == ("cacheback", "97", 0)
-                    near_tie = (label, case_id) == ("no_frozen", "93")
-                    steps = [] if failed else steps_of(numbers, n_new - 1, chance)
+                    entry = run.entries[label]
+                    failed = run.accidents and (label, case_id, repeat) == ("pld", "90", 1)
+                    disturbed = run.accidents and (label, case_id, repeat) == ("cacheback", "97", 0)
+                    near_tie = run.accidents and (label, case_id) == ("no_frozen", "93")
+                    steps = [] if failed else steps_of(numbers, n_new - 1, entry.chance)
                     noise = 97 + numbers.below(7)
-                    decode_us = sum(10 * cost * noise for _ in steps) + (500 if chance else 0)
+                    decode_us = sum(10 * entry.cost * noise for _ in steps)
+                    decode_us += 500 if entry.chance else 0
                     decode_us *= 20 if disturbed else 1
                     prefill_us = 30_000 + 10 * noise
-                    yield {
+                    record = {
                         "schema_version": 1,
                         "run_key": "synthetic",
                         "label": label,
-                        "method": method,
+                        "method": entry.method,
                         "method_version": 1,
-                        "model": "vicuna7b",
-                        "dataset": "specbench",
+                        "model": run.model,
+                        "dataset": run.dataset,
                         "task": task,
                         "category": category,
                         "case_id": case_id,
@@ -91,17 +181,17 @@ def records():
                         "n_new": 0 if failed else n_new,
                         "finish_reason": None if failed else "eos",
                         "n_target_passes": len(steps),
-                        "n_drafted": 8 * len(steps) if chance else 0,
+                        "n_drafted": 8 * len(steps) if entry.chance else 0,
                         "n_aux": 0,
                         "accepted_per_step": steps,
                         "prompt_ids": [1, 2, 3],
                         "output_ids": [] if failed else output,
                         "prefill_s": 0.0 if failed else prefill_us / 1e6,
                         "decode_s": decode_us / 1e6 if steps else 0.0,
-                        "drafter_setup_s": 0.0005 if chance and steps else 0.0,
+                        "drafter_setup_s": 0.0005 if entry.chance and steps else 0.0,
                         "wall_s": 0.0 if failed else prefill_us / 1e6 + decode_us / 1e6,
-                        "phase_s": None,
-                        "state_scope": "prompt",
+                        "phase_s": phases_of(decode_us, entry) if run.phases else None,
+                        "state_scope": run.scope,
                         "seed": 1,
                         "lossless": {
                             "verdict": "not_audited" if failed else "near_tie" if near_tie
@@ -114,31 +204,42 @@ def records():
                         "host": "synthetic",
                         "forced_resume": False,
                     }  # fmt: skip
+                    if run.timing != "measured":
+                        record["timing"] = run.timing
+                    if run.timing == "none":
+                        record |= dict.fromkeys(
+                            ("prefill_s", "decode_s", "drafter_setup_s", "wall_s"), 0.0
+                        )
+                    counted = counters(entry, steps)
+                    if counted and not failed:
+                        record["drafter"] = counted
+                    yield record
             stream += 1
 
 
-def manifest():
-    return {
+def manifest(run):
+    """The manifest of a run."""
+    made = {
         "schema_version": 1,
         "synthetic": True,
         "run_key": "synthetic",
         "status": "complete",
-        "exit_code": 1,
+        "exit_code": 1 if run.accidents else 0,
         "config": {
-            "model": {"name": "vicuna7b", "dtype": "float32"},
-            "dataset": {"name": "specbench"},
+            "model": {"name": run.model, "dtype": "float32"},
+            "dataset": {"name": run.dataset},
             "generation": {"temperature": 0.0},
             "estimator": "paired",
-            "repeats": REPEATS,
+            "repeats": run.repeats,
         },
         "labels": {
             label: {
-                "method": method,
+                "method": entry.method,
                 "method_version": 1,
-                "state_scope": "prompt",
-                "knobs": {"name": method, "state_scope": "prompt", **knobs},
+                "state_scope": run.scope,
+                "knobs": {"name": entry.method, "state_scope": run.scope, **entry.knobs},
             }
-            for label, (method, knobs, _, _) in ENTRIES.items()
+            for label, entry in run.entries.items()
         },
         "baseline": "ar",
         "seed": 0,
@@ -147,15 +248,225 @@ def manifest():
         "git": None,
         "model": {"dtype": "float32", "device": "cpu"},
     }
+    if run.experiment is not None:
+        made["overrides"] = [f"experiment={run.experiment}"]
+        made["model"]["parameters"] = 134_000_000
+        made["model"]["drafts"] = {
+            label: {"parameters": 16_000_000} for label, e in run.entries.items() if e.draft
+        }
+    return made
+
+
+# --- the runs -------------------------------------------------------------------------------------
+
+SYNTHETIC = Run(
+    "records/synthetic",
+    {
+        "ar": AR,
+        "cacheback": Entry("cacheback", {"table": "dual", "leader_len": 1}, 62, 118),
+        "no_frozen": Entry("cacheback", {"table": "dynamic", "leader_len": 1}, 50, 112),
+        "pld": Entry("pld", {"max_ngram": 3, "num_tokens": 10}, 43, 104),
+    },
+    tuple(spec_bench(4)),
+    repeats=2,
+    accidents=True,
+)
+_PLD = Entry("pld", {"max_ngram": 3, "num_tokens": 10}, 40, 104)
+_REST = Entry("rest", {}, 20, 120)
+_LOOKAHEAD = Entry("lookahead", {}, 30, 150)
+_TR = Entry("token_recycling", {"update": "last"}, 64, 140)
+
+
+def _named(experiment, entries, cases, dataset="specbench", part=None, **more):
+    folder = "/".join(filter(None, ["experiments", experiment, part]))
+    entries = {"ar": AR, **entries}
+    return Run(folder, entries, tuple(cases), dataset, experiment=experiment, **more)
+
+
+def _cacheback():
+    budget = {"total_draft_len": 96, "chaining_reserved": 16}
+    yield _named(
+        "cacheback_table1",
+        {
+            "dual": Entry("cacheback", {"table": "dual", **budget}, 60, 118),
+            "no_frozen": Entry("cacheback", {"table": "dynamic", **budget}, 50, 112),
+            "only_frozen": Entry("cacheback", {"table": "frozen", **budget}, 36, 110),
+        },
+        spec_bench(),
+    )
+    methods = {
+        "cacheback": Entry("cacheback", {"table": "dual", **budget}, 60, 118),
+        "pld": _PLD, "lookahead": _LOOKAHEAD, "rest": _REST, "token_recycling": _TR,
+    }  # fmt: skip
+    for model in ("vicuna7b", "vicuna13b"):
+        yield _named("cacheback_figure3", methods, spec_bench(), part=model, model=model)
+    for leader, follower in itertools.product((1, 2), (1, 2, 3)):
+        entry = Entry(
+            "cacheback", {"leader_len": leader, "follower_len": follower, **budget},
+            52 + 6 * follower - 8 * leader, 112,
+        )  # fmt: skip
+        yield _named(
+            "cacheback_figure4", {"cacheback": entry}, plain("qa", 4), timing="predicted",
+            part=f"{leader}_{follower}",
+        )  # fmt: skip
+
+
+def _token_recycling():
+    methods = {"lookahead": _LOOKAHEAD, "pld": _PLD, "rest": _REST, "token_recycling": _TR}
+    yield _named("token_recycling_table1", methods, spec_bench(), scope="run")
+    yield _named(
+        "token_recycling_table1_shuffle", {"shuffle": replace(_TR, chance=63)}, spec_bench(),
+        scope="run",
+    )  # fmt: skip
+    yield _named(
+        "token_recycling_table1_mbpp", methods, plain("mbpp", 4), "mbpp", model="codellama7b",
+        scope="run",
+    )  # fmt: skip
+    trees = {
+        rule: Entry("token_recycling", {"update": rule, "breadth": None, "depth": None}, 60, 140)
+        for rule in ("last", "first", "parallel")
+    }
+    for nodes in (20, 40, 80):
+        knobs = {"update": "last", "breadth": nodes, "depth": 6}
+        trees[f"breadth_{nodes}"] = Entry("token_recycling", knobs, 40 + nodes // 4, 100 + nodes)
+    for levels in (2, 4):
+        knobs = {"update": "last", "breadth": 80, "depth": levels}
+        trees[f"depth_{levels}"] = Entry("token_recycling", knobs, 30 + 6 * levels, 180)
+    yield _named("token_recycling_figure3", trees, plain("mtbench", 3, 2), "mtbench")
+    yield _named(
+        "token_recycling_figure4", {"token_recycling": _TR}, spec_bench(), phases=True, scope="run"
+    )
+
+
+def _ngrammys():
+    for dataset, k in itertools.product(("mtbench", "humaneval"), (1, 5, 10)):
+        rows = {
+            "bigram": Entry("ngrammys", {"k": k, "w": 1}, 10 + k, 104),
+            "unigram": Entry("ngrammys", {"k": k, "w": 1}, 2 + k, 104),
+            "extended_2": Entry("ngrammys", {"k": k, "w": 2}, 15 + k, 104),
+            "extended_3": Entry("ngrammys", {"k": k, "w": 3}, 16 + k, 104),
+        }
+        yield _named(
+            "ngrammys_figure2", rows, plain(dataset, 3), dataset, part=f"{dataset}_{k}",
+            model="mistral7b", timing="none",
+        )  # fmt: skip
+    for dataset, k, w in itertools.product(("mtbench", "gsm8k"), (1, 5), (2, 6)):
+        entry = Entry("ngrammys", {"k": k, "w": w}, 30 + 3 * k + w, 90 + k * (w + 1))
+        for experiment, timing in (("ngrammys_figure3", "predicted"), ("ngrammys_figure5", "none")):
+            yield _named(
+                experiment, {"ngrammys": entry}, plain(dataset, 3), dataset, timing=timing,
+                part=f"{dataset}_{k}_{w}", model="mistral7b",
+            )  # fmt: skip
+    for dataset in ("mtbench", "humaneval"):
+        yield _named(
+            "ngrammys_table1",
+            {
+                "k10_w10": Entry("ngrammys", {"k": 10, "w": 10}, 52, 130),
+                "k5_w4": Entry("ngrammys", {"k": 5, "w": 4}, 46, 110),
+            },
+            plain(dataset, 3), dataset, part=dataset, model="mistral7b", repeats=3,
+        )  # fmt: skip
+        yield _named(
+            "ngrammys_figure4", {"ngrammys": Entry("ngrammys", {"k": 10, "w": 10}, 52, 130)},
+            plain(dataset, 3), dataset, part=dataset, model="mistral7b", timing="none",
+        )  # fmt: skip
+
+
+def _ssd():
+    ssd = Entry("ssd", {"buffer_tokens": 1_048_576}, 45, 104)
+    yield _named(
+        "ssd_stream", {"ssd": ssd, "rest": _REST}, plain("gsm8k", 15), "gsm8k", scope="run"
+    )
+    for size in (256, 1024, 4096):
+        entry = Entry("ssd", {"buffer_tokens": size}, 20 + size.bit_length(), 104)
+        yield _named(
+            "ssd_store_size", {"ssd": entry}, plain("gsm8k", 6), "gsm8k", part=str(size),
+            timing="none", scope="run",
+        )  # fmt: skip
+
+
+def _card():
+    card = Entry("card", {"k": 100, "r": 7}, 70, 105, draft=7)
+    methods = {
+        "card": card,
+        "sps": Entry("sps", {"gamma": 4}, 60, 130, draft=4),
+        "pearl": Entry("pearl", {"gamma": 4}, 62, 115, draft=4),
+    }
+    for dataset in ("gsm8k", "mtbench"):
+        turns = 2 if dataset == "mtbench" else 1
+        yield _named(
+            "card_table1", methods, plain(dataset, 3, turns), dataset, part=dataset,
+            model="llama3_70b", scope="turn",
+        )  # fmt: skip
+        sizes = {
+            f"k{k}": replace(card, knobs={"k": k, "r": 7}, chance=50 + k // 10) for k in (5, 25)
+        }
+        yield _named(
+            "card_figure6", sizes, plain(dataset, 3, turns), dataset, part=dataset,
+            model="llama3_70b", scope="turn",
+        )  # fmt: skip
+    for dataset in ("humaneval", "mbpp"):
+        yield _named(
+            "card_figure5", methods, plain(dataset, 3), dataset, part=dataset, model="llama3_70b",
+            scope="turn",
+        )  # fmt: skip
+    query = Entry("card", {"k": 100, "r": 7, "correct": False}, 55, 105, draft=7)
+    yield _named(
+        "card_table2", {"card": card, "query_only": query}, plain("gsm8k", 4), "gsm8k",
+        model="llama3_70b", scope="turn",
+    )  # fmt: skip
+    trees = {**methods, "opt_tree": Entry("opt_tree", {}, 66, 180, draft=6)}
+    yield _named("card_table3", trees, plain("gsm8k", 4), "gsm8k", model="llama3_70b", scope="turn")
+    lengths = {f"r{r}": Entry("sps", {"gamma": r}, 50, 100 + 8 * r, draft=r) for r in (1, 4, 8)}
+    yield _named(
+        "card_figure1", lengths, plain("gsm8k", 4), "gsm8k", model="llama3_70b", phases=True,
+        scope="turn",
+    )  # fmt: skip
+
+
+def runs():
+    """All made-up runs."""
+    yield SYNTHETIC
+    for paper in (_cacheback, _token_recycling, _ngrammys, _ssd, _card):
+        yield from paper()
+
+
+def cost_surface():
+    """A small grid of batch passes, five each, in seconds."""
+    numbers = Numbers(7)
+    axes = {"k": [1, 4, 16], "w": [0, 3, 7], "context": [25, 500]}
+    samples = [
+        [
+            [
+                [(4000 + 9 * k * (w + 1) + length + numbers.below(80)) / 1e5 for _ in range(5)]
+                for length in axes["context"]
+            ]
+            for w in axes["w"]
+        ]
+        for k in axes["k"]
+    ]
+    return {
+        "format": "specbench-surface",
+        "version": 1,
+        "batch": {"axes": axes, "samples_s": samples},
+    }
 
 
 def write(folder):
-    """Write the run into ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(record, separators=(",", ":")) for record in records()]
-    (folder / "cases.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "manifest.json").write_text(json.dumps(manifest(), indent=1) + "\n")
-    (folder / "DONE").write_text("")
+    """Write every run into a folder of its own below ``folder``."""
+    home = folder / "experiments" / "ngrammys_figure1"
+    home.mkdir(parents=True, exist_ok=True)
+    stand_in = Run("", {"ar": AR}, (), model="mistral7b", experiment="ngrammys_figure1")
+    (home / "manifest.json").write_text(json.dumps(manifest(stand_in), indent=1) + "\n")
+    (home / "surface.json").write_text(json.dumps(cost_surface(), indent=1) + "\n")
+    (home / "DONE").write_text("")
+    for run in runs():
+        home = folder / run.folder
+        home.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(record, separators=(",", ":")) for record in records(run)]
+        (home / "cases.jsonl").write_text("\n".join(lines) + "\n")
+        (home / "manifest.json").write_text(json.dumps(manifest(run), indent=1) + "\n")
+        (home / "DONE").write_text("")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 After a change that is meant to move a number or a word, look at the difference that
 
     python -m analysis.tables tests/golden/records --pairs -o tests/golden/tables
+    python -m analysis.tables tests/golden/experiments -o tests/golden/artifacts
 
-makes, and commit it together with the change.
+make, and commit it together with the change.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from analysis import tables
+from analysis.artifacts import ARTIFACTS
 from analysis.load import load_runs
 
 HERE = Path(__file__).parent
@@ -22,15 +24,22 @@ HERE = Path(__file__).parent
 
 def test_the_records_are_what_their_generator_writes(tmp_path):
     runpy.run_path(str(HERE / "make_records.py"))["write"](tmp_path)
-    for name in ("cases.jsonl", "manifest.json", "DONE"):
-        committed = HERE / "records" / "synthetic" / name
-        assert (tmp_path / name).read_bytes() == committed.read_bytes(), name
+    made = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    committed = {
+        path.relative_to(HERE)
+        for folder in ("records", "experiments")
+        for path in (HERE / folder).rglob("*")
+        if path.is_file()
+    }
+    assert made == committed
+    for path in sorted(made):
+        assert (tmp_path / path).read_bytes() == (HERE / path).read_bytes(), path
 
 
-def test_the_fixture_says_that_it_is_made_up():
+def test_the_fixtures_say_that_they_are_made_up():
     (run,) = load_runs([HERE / "records"])
-    assert run.synthetic
     assert len(run.records) >= 200
+    assert all(run.synthetic for run in load_runs([HERE]))
 
 
 @pytest.mark.parametrize("name", ["tables.md", "tables.csv", "tables.tex"])
@@ -39,3 +48,31 @@ def test_tables_are_byte_identical(name, tmp_path, capsys):
     assert code == 0
     assert str(tmp_path / name) in capsys.readouterr().out
     assert (tmp_path / name).read_bytes() == (HERE / "tables" / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory):
+    out = tmp_path_factory.mktemp("artifacts")
+    assert tables.main([str(HERE / "experiments"), "-o", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact.name)
+@pytest.mark.parametrize("suffix", ["md", "csv", "tex"])
+def test_every_artifact_is_byte_identical(artifact, suffix, artifacts):
+    made = artifacts / f"{artifact.name}.{suffix}"
+    assert made.read_bytes() == (HERE / "artifacts" / made.name).read_bytes()
+
+
+def test_no_artifact_is_left_over(artifacts):
+    assert {p.name for p in artifacts.iterdir()} == {p.name for p in (HERE / "artifacts").iterdir()}
+
+
+@pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact.name)
+def test_every_page_says_what_it_rests_on(artifact, artifacts):
+    text = (artifacts / f"{artifact.name}.md").read_text()
+    assert "SYNTHETIC RECORDS" in text
+    assert "Hardware:" in text
+    if artifact.name != "ngrammys_figure1":  # a pass over random ids: no cases, no output
+        for words in ("State kept per", "Lossless:", " cases"):
+            assert words in text, words

@@ -1,0 +1,36 @@
+"""The tables and figures of the papers, made of the runs of ``conf/experiment/<name>.yaml``.
+
+One module per paper. An artifact is named like its experiment; a few need runs of more than one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.artifacts import cacheback, card, ngrammys, ssd, token_recycling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.artifacts.artifact import Artifact
+    from analysis.load import Run
+
+ARTIFACTS: tuple[Artifact, ...] = (
+    *cacheback.ARTIFACTS,
+    *token_recycling.ARTIFACTS,
+    *ngrammys.ARTIFACTS,
+    *ssd.ARTIFACTS,
+    *card.ARTIFACTS,
+)
+
+
+def made_of(runs: Sequence[Run]) -> tuple[list[tuple[Artifact, list[Run]]], list[Run]]:
+    """The artifacts that the runs are for, each with its runs, and the runs that are for none."""
+    made = []
+    used: set[str | None] = set()
+    for artifact in ARTIFACTS:
+        members = [run for run in runs if run.experiment in artifact.experiments]
+        if members:
+            made.append((artifact, members))
+            used |= set(artifact.experiments)
+    return made, [run for run in runs if run.experiment not in used and run.records]

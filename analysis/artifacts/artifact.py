@@ -1,0 +1,173 @@
+"""What an artifact is, and what the papers' modules share."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from analysis.claims import load_ledger
+from analysis.estimates import tokens_per_s
+from analysis.groups import caption, make_groups
+from analysis.plots import Grid, Panel, Point, Series
+from specbench.statistics import OVERALL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+    from analysis.groups import Entry, Group
+    from analysis.load import Run
+    from analysis.render import Measured, Sheet
+
+
+def no_figures(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    """Of an artifact that is a table."""
+    del runs
+    return {}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A table or a figure of a paper.
+
+    Attributes:
+        name: of the experiment that it is made of, and of its files.
+        place: where it stands, e.g. ``Cacheback, Table 1``.
+        sheets: its numbers, from its runs.
+        figures: its pictures by what is added to the file name; none for a plain table.
+        also: further experiments whose runs belong to it.
+    """
+
+    name: str
+    place: str
+    sheets: Callable[[Sequence[Run]], Sequence[Sheet]]
+    figures: Callable[[Sequence[Run]], Mapping[str, Figure]] = field(default=no_figures)
+    also: tuple[str, ...] = ()
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        """All experiments whose runs belong to it."""
+        return (self.name, *self.also)
+
+
+def claimed_groups(runs: Sequence[Run], paper: str, *artifacts: str) -> list[Group]:
+    """The runs in groups of one model and data set, with the claims of these artifacts alone."""
+    claims = [c for c in load_ledger() if c.paper == paper and c.artifact in artifacts]
+    return sorted(make_groups(runs, ledger=claims), key=lambda group: _by_size(group.runs[0].model))
+
+
+def _by_size(model: str) -> list[tuple[str, int]]:
+    """Sorting key that puts ``vicuna7b`` before ``vicuna13b``."""
+    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", model)]
+
+
+def drafting(group: Group) -> list[Entry]:
+    """The group's entries without the baseline."""
+    return [entry for entry in group.entries if entry.label != entry.run.baseline]
+
+
+def knob(name: str) -> Callable[[Entry], str]:
+    """A column of a table: the value of a knob, – for a method that has no such knob."""
+
+    def of(entry: Entry) -> str:
+        value = entry.run.knobs(entry.label).get(name)
+        return "–" if value is None else str(value)
+
+    return of
+
+
+def label(entry: Entry) -> str:
+    """A column of a table: the entry's label."""
+    return entry.label
+
+
+def point(x: float, entry: Entry, key: str, task: str = OVERALL) -> Point:
+    """A number of a summary's row with its interval, at a place."""
+    row = entry.rows.get(task)
+    if row is None:
+        return Point(x, None)
+    return Point(x, row[key], row.get(f"{key}_ci"))
+
+
+def speed_point(x: float, entry: Entry) -> Point:
+    """Tokens/s with its own interval, at a place."""
+    own = [record for record in entry.run.records if record.label == entry.label]
+    return measured_point(x, tokens_per_s(own, entry.run.seed))
+
+
+def measured_point(x: float, measured: Measured) -> Point:
+    """A number with its interval, at a place."""
+    return Point(x, measured.value, measured.interval)
+
+
+def task_panel(group: Group, key: str, ylabel: str, title: str = "") -> Panel:
+    """Bars of every label by task, the whole run last."""
+    tasks = [*(group.tasks if len(group.tasks) > 1 else []), OVERALL]
+    series = [
+        Series(
+            name(group, entry),
+            str(entry.overall["method"]),
+            [point(x, entry, key, task) for x, task in enumerate(tasks)],
+        )
+        for entry in drafting(group)
+        if entry.overall[key] is not None
+    ]
+    return Panel(title, "", ylabel, series, [task_label(group, task) for task in tasks])
+
+
+def name(group: Group, entry: Entry) -> str:
+    """The label, and the run where the group has the label more than once."""
+    labels = [other.label for other in group.entries]
+    if labels.count(entry.label) == 1:
+        return entry.label
+    return f"{entry.label} ({entry.run.path.name})"
+
+
+def task_label(group: Group, task: str) -> str:
+    """A task's name in a figure, with the number of its cases."""
+    counts = {entry.rows[task]["n_cases"] for entry in group.entries if task in entry.rows}
+    words = task.replace("_", " ")
+    return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
+
+
+def captions(groups: Iterable[Group], *before: str) -> str:
+    """What stands below a figure: a few words of its own, then each group's conditions."""
+    return "\n".join([*filter(None, before), *(caption(group) for group in groups)])
+
+
+def ordered(values: Iterable[Any]) -> list[Any]:
+    """Each value once, smallest first."""
+    return sorted(set(values))
+
+
+def grid(
+    title: str,
+    cells: Mapping[tuple[int, int], Mapping[str, Any]],
+    key: str,
+    downwards: bool = True,
+) -> Grid:
+    """A heatmap of one number of summary rows.
+
+    Args:
+        title: above it.
+        cells: summary rows by the values of the two knobs (row, column); some may be missing.
+        key: of the number.
+        downwards: whether the first knob grows downwards.
+    """
+    rows, columns = ordered(row for row, _ in cells), ordered(column for _, column in cells)
+    rows = rows if downwards else rows[::-1]
+    found = [[cells.get((row, column), {}) for column in columns] for row in rows]
+    return Grid(
+        title,
+        [[cell.get(key) for cell in line] for line in found],
+        [str(row) for row in rows],
+        [str(column) for column in columns],
+        [[cell.get(f"{key}_ci") for cell in line] for line in found],
+    )
+
+
+def has_numbers(drawn: Grid) -> bool:
+    """Whether there is anything to see."""
+    return any(value is not None for row in drawn.values for value in row)

@@ -1,0 +1,134 @@
+"""Cacheback (arXiv 2511.21699): Figures 3 and 4, Table 1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from analysis.artifacts.artifact import (
+    Artifact,
+    captions,
+    claimed_groups,
+    drafting,
+    grid,
+    has_numbers,
+    knob,
+    label,
+    point,
+    task_panel,
+)
+from analysis.plots import Panel, Series, bars, bars_and_radar, heatmaps
+from analysis.sheets import settings_sheet, sheet, task_sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+    from analysis.groups import Entry
+    from analysis.load import Run
+    from analysis.render import Sheet
+
+PAPER = "cacheback"
+_SPEEDUP = "speedup over ar (ratio of tokens/s)"
+_MAT = "MAT (tokens per target pass)"
+_FIGURE4_TEXT = (
+    "The paper prints no numbers for its cells; it says that speed is best at a leader of 1 and "
+    "followers of about 3 tokens (Vicuna-7B, RTX 4090)."
+)
+
+
+def _table1(runs: Sequence[Run]) -> list[Sheet]:
+    groups = claimed_groups(runs, PAPER, "table1")
+    columns = {"setting": label, "table": knob("table")}
+    return [settings_sheet("Cacheback, Table 1: what each table brings", groups, columns)]
+
+
+def _table1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    return {
+        group.runs[0].model: bars(
+            [
+                task_panel(group, "mat", _MAT),
+                replace(task_panel(group, "speedup", _SPEEDUP), reference=(1.0, "ar")),
+            ],
+            f"Cacheback, Table 1, by task ({group.title})",
+            captions([group]),
+        )
+        for group in claimed_groups(runs, PAPER, "table1")
+    }
+
+
+def _figure3(runs: Sequence[Run]) -> list[Sheet]:
+    # The paper's bars have no numbers; what its table says of Cacheback stands beside.
+    groups = claimed_groups(runs, PAPER, "figure3", "table1")
+    pages = []
+    for group in groups:
+        pages.append(sheet(group))
+        pages.append(task_sheet(group, f"Cacheback, Figure 3 by task ({group.title})"))
+    return pages
+
+
+def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    groups = claimed_groups(runs, PAPER, "figure3", "table1")
+    labels = list(dict.fromkeys(e.label for group in groups for e in drafting(group)))
+    by_label = [{entry.label: entry for entry in drafting(group)} for group in groups]
+    methods = {e.label: str(e.overall["method"]) for group in groups for e in drafting(group)}
+    series = [
+        Series(
+            name,
+            methods[name],
+            [point(x, own[name], "speedup") for x, own in enumerate(by_label) if name in own],
+        )
+        for name in labels
+    ]
+    panel = Panel(
+        "", "", _SPEEDUP, series, [group.runs[0].model for group in groups], reference=(1.0, "ar")
+    )
+    first = groups[0]
+    around = [
+        Series(
+            entry.label,
+            str(entry.overall["method"]),
+            [point(x, entry, "speedup", task) for x, task in enumerate(first.tasks)],
+        )
+        for entry in drafting(first)
+    ]
+    spokes = [task.replace("_", " ") for task in first.tasks]
+    title = f"Cacheback, Figure 3: by model, and by task for {first.runs[0].model}"
+    return {"": bars_and_radar(panel, spokes, around, title, captions(groups))}
+
+
+def _figure4(runs: Sequence[Run]) -> list[Sheet]:
+    groups = claimed_groups(runs, PAPER, "table1")
+    columns = {"leader (LL)": knob("leader_len"), "follower (FL)": knob("follower_len")}
+    title = "Cacheback, Figure 4: leader length against follower length"
+    return [settings_sheet(title, groups, columns, _FIGURE4_TEXT)]
+
+
+def _lengths(entry: Entry) -> tuple[int, int]:
+    knobs = entry.run.knobs(entry.label)
+    return int(knobs["leader_len"]), int(knobs["follower_len"])
+
+
+def length_figures(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    """Heatmaps of a sweep over leader and follower length: speedup and MAT of each model."""
+    figures = {}
+    for group in claimed_groups(runs, PAPER, "table1"):
+        cells = {
+            _lengths(e): e.overall for e in drafting(group) if "leader_len" in e.run.knobs(e.label)
+        }
+        for key, words in (("speedup", _SPEEDUP), ("mat", _MAT)):
+            drawn = grid(group.title, cells, key)
+            if has_numbers(drawn):
+                figures[f"{group.runs[0].model}_{key}"] = heatmaps(
+                    [drawn], "follower length FL (tokens)", "leader length LL (tokens)", words,
+                    f"Cacheback, Figure 4: {words}", captions([group], _FIGURE4_TEXT),
+                )  # fmt: skip
+    return figures
+
+
+ARTIFACTS = (
+    Artifact("cacheback_figure3", "Cacheback, Figure 3", _figure3, _figure3_figure),
+    Artifact("cacheback_figure4", "Cacheback, Figure 4", _figure4, length_figures),
+    Artifact("cacheback_table1", "Cacheback, Table 1", _table1, _table1_figure),
+)

@@ -1,0 +1,329 @@
+"""CARD: Tables 1 to 3, Figures 1, 5 and 6."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.artifacts.artifact import (
+    Artifact,
+    captions,
+    claimed_groups,
+    drafting,
+    label,
+    measured_point,
+    point,
+    speed_point,
+)
+from analysis.claims import NOT_COMPARED, NOT_RUN, load_ledger
+from analysis.estimates import pooled_ratio
+from analysis.plots import Panel, Point, Series, bars, curves
+from analysis.render import ABSENT, Measured, Sheet
+from analysis.sheets import settings_sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+    from analysis.claims import Claim
+    from analysis.groups import Entry, Group
+    from analysis.load import Run
+    from specbench.records import CaseRecord
+
+PAPER = "card"
+_SPEEDUP = "speedup over ar (ratio of tokens/s)"
+_MAT = "MAT (tokens per target pass)"
+_GPUS_TEXT = (
+    "The paper gives CARD one GPU more than plain decoding; here all methods share one machine."
+)
+_FIGURE1_TEXT = (
+    "Time of the draft model over that of all steps, by the number r of tokens it drafts in a step "
+    "(measure=phases). The paper's curve has no numbers in its text."
+)
+_FIGURE6_TEXT = (
+    "Hit rate: share of queries whose corrected token was in the cache. The dotted lines are "
+    "summed from logs in the authors' repository: 5 (GSM8K) and 10 two-turn (MT-Bench) "
+    "prompts, Llama-3 70B and 1B, r = 7."
+)
+_STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
+_TABLE3_TEXT = (
+    "Params × L_new: billions of parameters times tokens of one pass. What it hides: the passes of "
+    "the draft model per target pass, and that they cost tokens too; hence the draft's "
+    "token-passes per committed token beside it."
+)
+
+
+def _temperature(entry: Entry) -> str:
+    return f"{entry.run.temperature:g}"
+
+
+def _own(entry: Entry) -> list[CaseRecord]:
+    return [record for record in entry.run.records if record.label == entry.label]
+
+
+def _table1(runs: Sequence[Run]) -> list[Sheet]:
+    columns = {"method": label, "temperature": _temperature}
+    groups = claimed_groups(runs, PAPER, "table1")
+    return [settings_sheet("CARD, Table 1", groups, columns, _GPUS_TEXT)]
+
+
+def _table2(runs: Sequence[Run]) -> list[Sheet]:
+    groups = claimed_groups(runs, PAPER, "table2")
+    title = "CARD, Table 2: query, and query and correct"
+    return [settings_sheet(title, groups, {"setting": label}, _GPUS_TEXT)]
+
+
+def _figure5(runs: Sequence[Run]) -> list[Sheet]:
+    groups = claimed_groups(runs, PAPER, "figure5")
+    return [settings_sheet("CARD, Figure 5: code", groups, {"method": label}, _GPUS_TEXT)]
+
+
+def _figure5_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    groups = claimed_groups(runs, PAPER, "figure5")
+    models: dict[str, list[Group]] = {}
+    for group in groups:
+        models.setdefault(group.runs[0].model, []).append(group)
+    figures = {}
+    for model, members in models.items():
+        names = list(dict.fromkeys(e.label for group in members for e in drafting(group)))
+        found = [{e.label: e for e in drafting(group)} for group in members]
+        methods = {e.label: str(e.overall["method"]) for group in members for e in drafting(group)}
+        series = [
+            Series(
+                name,
+                methods[name],
+                [point(x, own[name], "speedup") for x, own in enumerate(found) if name in own],
+            )
+            for name in names
+        ]
+        ticks = [f"{g.runs[0].dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
+        panel = Panel("", "", _SPEEDUP, series, ticks, reference=(1.0, "ar"))
+        text = "The paper: up to 4.83 (HumanEval, Llama-3 70B and 1B, 3 A800)."
+        figures[model] = bars([panel], f"CARD, Figure 5 ({model})", captions(members, text))
+    return figures
+
+
+# --- Table 3 --------------------------------------------------------------------------------------
+
+
+def _table3(runs: Sequence[Run]) -> list[Sheet]:
+    headings = [
+        "model", "method", "L_new of a target pass [95 %]", "target Params × L_new",
+        "L_new of a draft pass [95 %]", "draft Params × L_new",
+        "draft passes per target pass [95 %]", "draft token-passes per token [95 %]",
+        "speedup [95 %]", "claimed target / draft load",
+        "claimed speedup", "claimed on", "verdict",
+    ]  # fmt: skip
+    groups = claimed_groups(runs, PAPER, "table3")
+    rows: list[list[str | Measured]] = []
+    for group in groups:
+        for entry in drafting(group):
+            rows.append(_load_row(entry, _table3_claim(str(entry.overall["method"]))))
+        run_methods = {str(entry.overall["method"]) for entry in group.entries}
+        for claim in _table3_claims():
+            if claim.method not in run_methods:
+                rows.append(
+                    [claim.model, claim.method, *[ABSENT] * 7, *_claimed_load(claim), NOT_RUN]
+                )
+    text = captions(groups, _TABLE3_TEXT)
+    return [Sheet("CARD, Table 3: computation of a pass", text, headings, rows, [])]
+
+
+def _table3_claims() -> list[Claim]:
+    return [c for c in load_ledger() if c.paper == PAPER and c.artifact == "table3"]
+
+
+def _table3_claim(method: str) -> Claim | None:
+    return next((claim for claim in _table3_claims() if claim.method == method), None)
+
+
+def _claimed_load(claim: Claim | None) -> list[str]:
+    if claim is None:
+        return [ABSENT] * 3
+    loads = [claim.value("target_load"), claim.value("draft_load")]
+    return [
+        " / ".join(ABSENT if load is None else f"{load:g}" for load in loads),
+        f"{claim.value('speedup'):g}",
+        f"{claim.model}, {claim.hardware}",
+    ]
+
+
+def _load_row(entry: Entry, claim: Claim | None) -> list[str | Measured]:
+    own, seed = _own(entry), entry.run.seed
+    target = pooled_ratio(
+        own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes, seed
+    )
+    draft = pooled_ratio(own, _count("draft_tokens"), _count("draft_forwards"), seed)
+    passes = pooled_ratio(own, _count("draft_forwards"), lambda r: r.n_target_passes, seed)
+    work = pooled_ratio(own, _count("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
+    row = entry.overall
+    return [
+        entry.run.model,
+        entry.label,
+        Measured(target.value, target.interval, 1),
+        _load(target, entry.run.parameters(None)),
+        Measured(draft.value, draft.interval, 1),
+        _load(draft, entry.run.parameters(entry.label)),
+        passes,
+        work,
+        Measured(row["speedup"], row["speedup_ci"]),
+        *_claimed_load(claim),
+        NOT_COMPARED if claim else "",
+    ]
+
+
+def _load(tokens: Measured, parameters: float | None) -> str:
+    if tokens.value is None or parameters is None:
+        return ABSENT
+    return f"{tokens.value * parameters / 1e9:.3g}"
+
+
+def _count(key: str) -> Callable[[CaseRecord], float]:
+    """A counter of the draft model, 0 for a method that has none."""
+    return lambda record: float(record.drafter.get(key, 0))
+
+
+# --- Figure 1 -------------------------------------------------------------------------------------
+
+
+def _draft_shares(group: Group) -> list[tuple[int, Entry, Measured]]:
+    """Draft length, entry, and the draft phase's share of its steps."""
+    found = []
+    for entry in drafting(group):
+        records = [record for record in _own(entry) if record.phase_s]
+        share = pooled_ratio(
+            records,
+            lambda r: (r.phase_s or {}).get("draft", 0.0),
+            lambda r: sum((r.phase_s or {}).get(phase, 0.0) for phase in _STEP_PHASES),
+            entry.run.seed,
+            at_most=1,
+        )
+        found.append((int(entry.run.knobs(entry.label)["gamma"]), entry, share))
+    return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
+
+
+def _figure1(runs: Sequence[Run]) -> list[Sheet]:
+    groups = claimed_groups(runs, PAPER, "figure1")
+    rows: list[list[str | Measured]] = [
+        [group.title, entry.label, str(r), share, _mat(entry), str(entry.overall["n_cases"])]
+        for group in groups
+        for r, entry, share in _draft_shares(group)
+    ]
+    headings = ["run", "setting", "r", "draft share of time [95 %]", "MAT [95 %]", "cases"]
+    text = captions(groups, _FIGURE1_TEXT)
+    return [Sheet("CARD, Figure 1: time of the draft model", text, headings, rows, [])]
+
+
+def _mat(entry: Entry) -> Measured:
+    return Measured(entry.overall["mat"], entry.overall["mat_ci"])
+
+
+def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    figures = {}
+    for group in claimed_groups(runs, PAPER, "figure1"):
+        points = [measured_point(r, share) for r, _, share in _draft_shares(group)]
+        panel = Panel(
+            "", "r (tokens drafted per step)", "draft model's share of the steps' time",
+            [Series("sps", "sps", points)], top=1.0,
+        )  # fmt: skip
+        figures[group.runs[0].model] = curves(
+            [[panel]], f"CARD, Figure 1 ({group.title})", captions([group], _FIGURE1_TEXT)
+        )
+    return figures
+
+
+# --- Figure 6 -------------------------------------------------------------------------------------
+
+
+def _cache_sizes(group: Group) -> list[tuple[int, Entry, Measured]]:
+    """K, entry and hit rate."""
+    return sorted(
+        ((int(e.run.knobs(e.label)["k"]), e, _hit_rate(e)) for e in drafting(group)),
+        key=lambda item: (item[0], str(item[1].run.path)),
+    )
+
+
+def _hit_rate(entry: Entry) -> Measured:
+    hits, misses = _count("hits"), _count("misses")
+    return pooled_ratio(_own(entry), hits, lambda r: hits(r) + misses(r), entry.run.seed, 1)
+
+
+def _figure6(runs: Sequence[Run]) -> list[Sheet]:
+    groups = claimed_groups(runs, PAPER, "figure6_logs")
+    headings = [
+        "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s", "speedup [95 %]", "cases",
+        "claimed hit rate", "claimed MAT", "claimed on", "verdict",
+    ]  # fmt: skip
+    rows: list[list[str | Measured]] = []
+    for group in groups:
+        for size, entry, hit_rate in _cache_sizes(group):
+            row, claim = entry.overall, entry.claim
+            claimed = [claim.value(key) if claim else None for key in ("hit_rate", "mat")]
+            rows.append(
+                [
+                    group.runs[0].dataset,
+                    str(size),
+                    hit_rate,
+                    _mat(entry),
+                    Measured(row["tokens_per_s"], digits=1),
+                    Measured(row["speedup"], row["speedup_ci"]),
+                    str(row["n_cases"]),
+                    *(ABSENT if value is None else f"{value:g}" for value in claimed),
+                    f"{claim.model}, {claim.hardware}" if claim else ABSENT,
+                    entry.verdict(),
+                ]
+            )
+    text = captions(groups, _FIGURE6_TEXT)
+    return [Sheet("CARD, Figure 6: size of the cache", text, headings, rows, [])]
+
+
+def _figure6_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    models: dict[str, list[Group]] = {}
+    for group in claimed_groups(runs, PAPER, "figure6_logs"):
+        models.setdefault(group.runs[0].model, []).append(group)
+    return {
+        model: curves(
+            [_figure6_row(group) for group in groups],
+            f"CARD, Figure 6 ({model})",
+            captions(groups, _FIGURE6_TEXT),
+        )
+        for model, groups in models.items()
+    }
+
+
+def _figure6_row(group: Group) -> list[Panel]:
+    sizes = _cache_sizes(group)
+    dataset = group.runs[0].dataset
+    hits = [measured_point(size, rate) for size, _, rate in sizes]
+    mats = [point(size, entry, "mat") for size, entry, _ in sizes]
+    speeds = [speed_point(size, entry) for size, entry, _ in sizes]
+    return [
+        Panel(
+            dataset, "K (nodes per layer)", "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02
+        ),
+        Panel("", "K (nodes per layer)", _MAT, _beside(mats, dataset, "mat")),
+        Panel("", "K (nodes per layer)", "tokens/s", _beside(speeds, dataset, None)),
+    ]
+
+
+def _beside(points: list[Point], dataset: str, metric: str | None) -> list[Series]:
+    """What was measured, and the published logs' values of the metric."""
+    drawn = [Series("card, measured", PAPER, points)]
+    logs = [
+        Point(float(claim.knobs["k"]), claim.value(metric or ""))
+        for claim in load_ledger()
+        if (claim.paper, claim.artifact, claim.dataset) == (PAPER, "figure6_logs", dataset)
+    ]
+    if metric and logs:
+        drawn.append(Series("card, published logs", PAPER, logs, dashed=True))
+    return drawn
+
+
+ARTIFACTS = (
+    Artifact("card_table1", "CARD, Table 1", _table1),
+    Artifact("card_table2", "CARD, Table 2", _table2),
+    Artifact("card_table3", "CARD, Table 3", _table3),
+    Artifact("card_figure1", "CARD, Figure 1", _figure1, _figure1_figure),
+    Artifact("card_figure5", "CARD, Figure 5", _figure5, _figure5_figure),
+    Artifact("card_figure6", "CARD, Figure 6", _figure6, _figure6_figure),
+)

@@ -1,0 +1,432 @@
+"""N-Grammys (arXiv 2411.03786): Figures 1 to 9 and Table 1."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.artifacts.artifact import (
+    Artifact,
+    captions,
+    claimed_groups,
+    drafting,
+    grid,
+    has_numbers,
+    knob,
+    label,
+    measured_point,
+    point,
+)
+from analysis.claims import NOT_RUN, claim_of_setting, compare, load_ledger
+from analysis.estimates import over_repeats, pooled_ratio
+from analysis.groups import caption
+from analysis.plots import Panel, Series, curves, heatmaps
+from analysis.render import ABSENT, Measured, Sheet
+from analysis.sheets import claimed_cells, settings_sheet, with_rule
+from specbench.statistics import OVERALL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+    from analysis.claims import Claim
+    from analysis.groups import Entry, Group
+    from analysis.load import Run
+    from analysis.plots import Grid
+    from specbench.records import CaseRecord
+
+PAPER = "ngrammys"
+_MAT = "tokens per call (MAT)"
+_SPEEDUP = "speedup over ar (ratio of tokens/s)"
+_RESAMPLES = 2000
+_FIGURE1_TEXT = (
+    "Time of a target pass over k rows of w + 1 tokens (a batch, as the paper runs it), relative "
+    "to one of a single token. The paper's cells (Mistral-7B, bfloat16, A100-40GB) have no "
+    "numbers in its text."
+)
+_FIGURE2_TEXT = (
+    "What the model alone gives: its unigrams, bigrams, and bigrams extended to w tokens. The "
+    "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 "
+    "(Mistral-7B)."
+)
+_GRID_TEXT = "k rows of w draft tokens each. The paper's cells have no numbers in its text."
+_FIGURE4_TEXT = (
+    "Rows come from the context first and are filled up from the model's bigrams. Top: draft "
+    "tokens accepted from the winning row; middle: its rank among its source's rows; bottom: rows "
+    "given to a source in a step. The paper's bars have no numbers."
+)
+_TABLE1_TEXT = (
+    "± is the standard deviation over the run's repeats, as in the paper, the bracket a 95 % "
+    "interval over prompts. (k*, w*): the fastest of the settings that were run, chosen on the "
+    "questions it is shown for, as the paper does."
+)
+
+
+def _groups(runs: Sequence[Run]) -> list[Group]:
+    return claimed_groups(runs, PAPER, "table1")
+
+
+def _by_model(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    models: dict[str, list[Group]] = {}
+    for group in groups:
+        models.setdefault(group.runs[0].model, []).append(group)
+    return models
+
+
+def _knobs(entry: Entry) -> Mapping[str, Any]:
+    return entry.run.knobs(entry.label)
+
+
+# --- Figure 1 -------------------------------------------------------------------------------------
+
+
+def _slowdowns(run: Run, context: int) -> dict[tuple[int, int], dict[str, Any]]:
+    """By (k, w): time of a batch pass over that of a pass of one token at the same context.
+
+    The interval is that of the ratio of medians over the repeated passes (bootstrap).
+    """
+    batch = (run.surface or {})["batch"]
+    axes = batch["axes"]
+    samples = np.asarray(batch["samples_s"])[:, :, axes["context"].index(context), :]
+    repeats = samples.shape[-1]
+    drawn = np.random.default_rng(run.seed).integers(0, repeats, (_RESAMPLES, repeats))
+    one = samples[axes["k"].index(1), axes["w"].index(0)]
+    cells = {}
+    for i, k in enumerate(axes["k"]):
+        for j, w in enumerate(axes["w"]):
+            ratios = np.median(samples[i, j][drawn], axis=-1) / np.median(one[drawn], axis=-1)
+            low, high = np.quantile(ratios, (0.025, 0.975))
+            value = float(np.median(samples[i, j]) / np.median(one))
+            known = repeats > 1 and (k, w) != (1, 0)
+            cells[int(k), int(w)] = {
+                "slowdown": value,
+                "slowdown_ci": (float(low), float(high)) if known else None,
+            }
+    return cells
+
+
+def _figure1_caption(run: Run) -> str:
+    machine = {"hardware": run.manifest.get("hardware"), **(run.surface or {}).get("machine", {})}
+    cpu = (machine["hardware"] or {}).get("cpu")
+    where = ", ".join(run.gpus) or f"{cpu}, {(machine['hardware'] or {}).get('cpus_usable')} CPUs"
+    repeats = len((run.surface or {})["batch"]["samples_s"][0][0][0])
+    made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
+    return (
+        f"{made_up}{_FIGURE1_TEXT} {_model_of(run)} ({run.dtype}), random ids. Hardware: {where}. "
+        f"Medians of {repeats} passes; intervals: 95 %, bootstrap over passes. "
+        f"Code: {run.code}."
+    )
+
+
+def _model_of(run: Run) -> str:
+    return str((run.manifest.get("config") or {}).get("model", {}).get("name"))
+
+
+def _contexts(run: Run) -> list[int]:
+    return [int(context) for context in (run.surface or {})["batch"]["axes"]["context"]]
+
+
+def _figure1(runs: Sequence[Run]) -> list[Sheet]:
+    headings = ["model", "context (tokens)", "k", "w", "slow-down [95 %]"]
+    rows: list[list[str | Measured]] = []
+    for run in runs:
+        for context in _contexts(run):
+            for (k, w), cell in _slowdowns(run, context).items():
+                measured = Measured(cell["slowdown"], cell["slowdown_ci"])
+                rows.append([_model_of(run), str(context), str(k), str(w), measured])
+    text = "\n".join(_figure1_caption(run) for run in runs)
+    return [Sheet("N-Grammys, Figure 1: slow-down of a target pass", text, headings, rows, [])]
+
+
+def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    return {
+        _model_of(run): heatmaps(
+            [
+                grid(f"context of {context} tokens", _slowdowns(run, context), "slowdown", False)
+                for context in _contexts(run)
+            ],
+            "w (draft tokens in a row)", "k (rows)", "time over that of one token",
+            f"N-Grammys, Figure 1 ({_model_of(run)})", _figure1_caption(run),
+        )
+        for run in runs
+    }  # fmt: skip
+
+
+# --- Figure 2 -------------------------------------------------------------------------------------
+
+
+def _figure2(runs: Sequence[Run]) -> list[Sheet]:
+    columns = {"source": label, "k": knob("k"), "w": knob("w")}
+    title = "N-Grammys, Figure 2: tokens per call against k"
+    return [settings_sheet(title, _unclaimed(runs), columns, _FIGURE2_TEXT)]
+
+
+def _unclaimed(runs: Sequence[Run]) -> list[Group]:
+    """Groups beside which the ledger's numbers, which are the mixed strategy's, cannot stand."""
+    return claimed_groups(runs, PAPER, "figure2")
+
+
+def _figure2_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    figures = {}
+    for model, groups in _by_model(_unclaimed(runs)).items():
+        panels = []
+        for group in groups:
+            names = list(dict.fromkeys(entry.label for entry in drafting(group)))
+            panels.append(
+                Panel(
+                    group.runs[0].dataset, "k (drafts)", _MAT,
+                    [_over_k(group, name) for name in names], bottom=1.0,
+                )
+            )  # fmt: skip
+        figures[model] = curves(
+            [panels], f"N-Grammys, Figure 2 ({model})", captions(groups, _FIGURE2_TEXT)
+        )
+    return figures
+
+
+def _over_k(group: Group, name: str) -> Series:
+    own = sorted(
+        (int(_knobs(entry)["k"]), str(entry.run.path), entry)
+        for entry in drafting(group)
+        if entry.label == name
+    )
+    return Series(name.replace("_", ", w = "), PAPER, [point(k, e, "mat") for k, _, e in own])
+
+
+# --- Figures 3, 6, 8 and 5, 7, 9 ------------------------------------------------------------------
+
+
+def _grid_sheet(words: str) -> Callable[[Sequence[Run]], list[Sheet]]:
+    def sheets(runs: Sequence[Run]) -> list[Sheet]:
+        columns = {"method": label, "k": knob("k"), "w": knob("w")}
+        title = f"N-Grammys, {words}, over (k, w)"
+        return [settings_sheet(title, _groups(runs), columns, _GRID_TEXT)]
+
+    return sheets
+
+
+def grid_figures(
+    runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)"
+) -> dict[str, Figure]:
+    """One heatmap per data set, one figure per model.
+
+    Args:
+        runs: a sweep over k and w.
+        key: of the number in a summary's row.
+        unit: what the number is.
+        place: for the title.
+    """
+    made = {}
+    for model, groups in _by_model(_groups(runs)).items():
+        grids = [_kw_grid(group, key) for group in groups]
+        if any(map(has_numbers, grids)):
+            made[model] = heatmaps(
+                grids, "w (draft tokens in a row)", "k (rows)", unit,
+                f"N-Grammys, {place} ({model})", captions(groups, _GRID_TEXT),
+            )  # fmt: skip
+    return made
+
+
+def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    return grid_figures(runs, "speedup", _SPEEDUP, "Figures 3, 6, 8")
+
+
+def _figure5_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    return grid_figures(runs, "mat", _MAT, "Figures 5, 7, 9")
+
+
+def _kw_grid(group: Group, key: str) -> Grid:
+    cells = {
+        (int(_knobs(e)["k"]), int(_knobs(e)["w"])): e.overall
+        for e in drafting(group)
+        if {"k", "w"} <= _knobs(e).keys()
+    }
+    title = f"{group.runs[0].dataset} (n = {group.entries[0].overall['n_cases']})"
+    return grid(title, cells, key, downwards=False)
+
+
+# --- Table 1 --------------------------------------------------------------------------------------
+
+
+def _table1(runs: Sequence[Run]) -> list[Sheet]:
+    groups = _groups(runs)
+    headings = [
+        "model", "data", "setting", "tokens per call [95 %]", "speedup ± sd", "speedup [95 %]",
+        "cases", "claimed speedup / MAT", "claimed on", "verdict",
+    ]  # fmt: skip
+    rows: list[list[str | Measured]] = []
+    notes: list[str] = []
+    for group in groups:
+        where = [group.runs[0].model, group.runs[0].dataset]
+        entries = [e for e in drafting(group) if e.overall["method"] == PAPER]
+        timed = [e for e in entries if e.overall["speedup"] is not None]
+        best = max(timed, key=lambda e: float(e.overall["speedup"]), default=None)
+        for entry in drafting(group):
+            rows.append([*where, *_table1_row(entry, _setting(entry), entry.claim)])
+        if best is not None:
+            claim = claim_of_setting(_claims(), "best", PAPER, *where)
+            rows.append([*where, *_table1_row(best, f"(k*, w*) = {_pair(best)}", claim)])
+            notes += [f"(k*, w*): claimed by {claim.describe()}."] if claim else []
+        methods = {str(entry.overall["method"]) for entry in group.entries}
+        for claim in _claims():
+            if claim.method not in methods and claim.dataset == group.runs[0].dataset:
+                cells = [*claimed_cells(claim), NOT_RUN]
+                rows.append([claim.model, claim.dataset, claim.method, *[ABSENT] * 3, "0", *cells])
+                quoted = "quoted" if claim.quoted else "claimed"
+                notes.append(f"{claim.method}: {quoted} by {claim.describe()}.")
+        notes += [
+            f"{_setting(entry)}: claimed by {entry.claim.describe()}."
+            for entry in entries
+            if entry.claim is not None
+        ]
+    text = "\n".join([_TABLE1_TEXT, *(caption(group) for group in groups)])
+    return [Sheet("N-Grammys, Table 1", text, headings, rows, with_rule(notes))]
+
+
+def _setting(entry: Entry) -> str:
+    return _pair(entry) if entry.overall["method"] == PAPER else entry.label
+
+
+def _pair(entry: Entry) -> str:
+    return f"({_knobs(entry)['k']}, {_knobs(entry)['w']})"
+
+
+def _claims() -> list[Claim]:
+    return [c for c in load_ledger() if c.paper == PAPER and c.artifact == "table1"]
+
+
+def _table1_row(entry: Entry, setting: str, claim: Claim | None) -> list[str | Measured]:
+    row, run = entry.overall, entry.run
+    spread = over_repeats(run.records, entry.label, run.baseline or "")
+    return [
+        setting,
+        Measured(row["mat"], row["mat_ci"]),
+        f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
+        Measured(row["speedup"], row["speedup_ci"]),
+        str(row["n_cases"]),
+        *claimed_cells(claim),
+        compare(claim, row, run.model, run.gpus, OVERALL),
+    ]
+
+
+# --- Figure 4 -------------------------------------------------------------------------------------
+
+
+def _share(entry: Entry, counts: Callable[[CaseRecord], Counter[Any]], wanted: Any) -> Measured:
+    """Share of all counted things that are ``wanted``, over the label's turns."""
+    own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
+    return pooled_ratio(
+        own,
+        lambda r: counts(r)[wanted],
+        lambda r: sum(counts(r).values()),
+        entry.run.seed,
+        at_most=1,
+    )
+
+
+def _won(source: str, key: str) -> Callable[[CaseRecord], Counter[Any]]:
+    """Values of a list with one entry per step, at the steps that a row of the source won."""
+
+    def counts(record: CaseRecord) -> Counter[Any]:
+        lists = record.drafter
+        return Counter(
+            value
+            for value, won in zip(lists[key], lists["won_source"], strict=True)
+            if won == source
+        )
+
+    return counts
+
+
+def _given(source: str) -> Callable[[CaseRecord], Counter[Any]]:
+    """Rows that the source got in each step."""
+    return lambda record: Counter(record.drafter[f"rows_{source}"])
+
+
+_SOURCES = ("context", "bigram")
+_PARTS: tuple[tuple[str, str, Callable[[str], Callable[[CaseRecord], Counter[Any]]]], ...] = (
+    ("accepted draft tokens", "share of the source's wins", lambda s: _won(s, "accepted")),
+    (
+        "rank of the winning row (0 is first)",
+        "share of the source's wins",
+        lambda s: _won(s, "won_rank"),
+    ),
+    ("rows given to the source", "share of steps", _given),
+)
+
+
+def _distributions(entry: Entry) -> list[list[tuple[str, list[tuple[int, Measured]]]]]:
+    """For each part, each source's distribution: value and share."""
+    own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
+    parts = []
+    for _, _, counts_of in _PARTS:
+        sources = []
+        for source in _SOURCES:
+            counts = counts_of(source)
+            total = sum((counts(record) for record in own), Counter[Any]())
+            # Also the values that did not occur: their share is 0.
+            support = range(min(total, default=0), max(total, default=-1) + 1)
+            values = [(value, _share(entry, counts, value)) for value in support]
+            sources.append((source, values))
+        parts.append(sources)
+    return parts
+
+
+def _figure4(runs: Sequence[Run]) -> list[Sheet]:
+    rows: list[list[str | Measured]] = []
+    groups = _groups(runs)
+    for group in groups:
+        for entry in drafting(group):
+            distributions = _distributions(entry)
+            for (part, _, _), sources in zip(_PARTS, distributions, strict=True):
+                for source, values in sources:
+                    for value, share in values:
+                        rows.append([group.title, part, source, str(value), share])
+    headings = ["run", "part", "source", "value", "share [95 %]"]
+    text = captions(groups, _FIGURE4_TEXT)
+    return [Sheet("N-Grammys, Figure 4: acceptance, rank, allocation", text, headings, rows, [])]
+
+
+def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    figures = {}
+    for model, groups in _by_model(_groups(runs)).items():
+        found = [(group, drafting(group)[0]) for group in groups if drafting(group)]
+        columns = [_distributions(entry) for _, entry in found]
+        panels = [
+            [
+                Panel(
+                    found[j][0].runs[0].dataset if i == 0 else "", words, unit,
+                    [
+                        Series(source, PAPER, [measured_point(v, s) for v, s in values])
+                        for source, values in column[i]
+                    ],
+                    top=1.0,
+                )
+                for j, column in enumerate(columns)
+            ]
+            for i, (words, unit, _) in enumerate(_PARTS)
+        ]  # fmt: skip
+        figures[model] = curves(
+            panels, f"N-Grammys, Figure 4 ({model})", captions(groups, _FIGURE4_TEXT)
+        )
+    return figures
+
+
+ARTIFACTS = (
+    Artifact("ngrammys_figure1", "N-Grammys, Figure 1", _figure1, _figure1_figure),
+    Artifact("ngrammys_figure2", "N-Grammys, Figure 2", _figure2, _figure2_figure),
+    Artifact(
+        "ngrammys_figure3", "N-Grammys, Figures 3, 6, 8", _grid_sheet("speedup"), _figure3_figure
+    ),
+    Artifact(
+        "ngrammys_figure5",
+        "N-Grammys, Figures 5, 7, 9",
+        _grid_sheet("tokens per call"),
+        _figure5_figure,
+    ),
+    Artifact("ngrammys_table1", "N-Grammys, Table 1", _table1),
+    Artifact("ngrammys_figure4", "N-Grammys, Figure 4", _figure4, _figure4_figure),
+)

@@ -1,0 +1,139 @@
+"""SSD, "Spacelike" (a blog post): speed over the stream, against store size, and beside REST."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.anatomy import stream_parts
+from analysis.artifacts.artifact import (
+    Artifact,
+    captions,
+    claimed_groups,
+    drafting,
+    knob,
+    label,
+    measured_point,
+    point,
+    speed_point,
+)
+from analysis.estimates import mat, tokens_per_s
+from analysis.plots import Panel, Point, Series, curves
+from analysis.render import Sheet
+from analysis.sheets import settings_sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+    from analysis.load import Run
+    from analysis.render import Measured
+    from specbench.records import CaseRecord
+
+PAPER = "ssd"
+_PARTS = 5  # parts of the stream; its interval needs several requests in each
+_MAT = "MAT (tokens per target pass)"
+_STREAM_TEXT = (
+    "The requests of the stream in {n} equal parts; a point stands at the part's middle, in tokens "
+    "of finished requests (the store of SSD; REST's does not change). The post: about 60 tokens/s "
+    "without, 100 to 120 with a store of megabytes, up to 200 for single requests (Llama-7B, a "
+    "consumer GPU, workload not stated; its figure has no numbers)."
+)
+_SIZE_TEXT = (
+    "Room of the store in tokens; older ones are overwritten. The post speaks of megabytes and has "
+    "no numbers by size."
+)
+
+
+def _over_stream(run: Run, name: str, kind: str) -> list[tuple[float, int, Measured]]:
+    """MAT or tokens/s over the stream: tokens in the store, requests, the number."""
+    parts = stream_parts([r for r in run.records if r.label == name], _PARTS)
+    return [(size, len(turns), _number(turns, kind, run.seed)) for size, turns in parts]
+
+
+def _number(turns: Sequence[CaseRecord], kind: str, seed: int) -> Measured:
+    return tokens_per_s(turns, seed) if kind == "tokens_per_s" else mat(turns, seed)
+
+
+def _stream(runs: Sequence[Run]) -> list[Sheet]:
+    groups = claimed_groups(runs, PAPER, "results")
+    rows: list[list[str | Measured]] = []
+    for group in groups:
+        for entry in group.entries:
+            mats = _over_stream(entry.run, entry.label, "mat")
+            speeds = _over_stream(entry.run, entry.label, "tokens_per_s")
+            for (size, n, accepted), (_, _, speed) in zip(mats, speeds, strict=True):
+                rows.append([group.title, entry.label, f"{size:.0f}", str(n), accepted, speed])
+    headings = [
+        "run", "method", "tokens of finished requests", "requests", "MAT [95 %]",
+        "tokens/s [95 %]",
+    ]  # fmt: skip
+    text = captions(groups, _STREAM_TEXT.format(n=_PARTS))
+    return [
+        settings_sheet("SSD against REST, over the whole stream", groups, {"method": label}),
+        Sheet("SSD over the stream of requests", text, headings, rows, []),
+    ]
+
+
+def _stream_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    figures = {}
+    for group in claimed_groups(runs, PAPER, "results"):
+        panels = [
+            Panel(
+                "", "tokens of finished requests", words,
+                [
+                    Series(
+                        entry.label,
+                        str(entry.overall["method"]),
+                        [
+                            measured_point(size, value)
+                            for size, _, value in _over_stream(entry.run, entry.label, kind)
+                        ],
+                    )
+                    for entry in group.entries
+                ],
+            )
+            for kind, words in (("mat", _MAT), ("tokens_per_s", "tokens/s"))
+        ]  # fmt: skip
+        figures[f"{group.runs[0].model}_{group.runs[0].dataset}"] = curves(
+            [panels],
+            f"SSD over the stream of requests ({group.title})",
+            captions([group], _STREAM_TEXT.format(n=_PARTS)),
+        )
+    return figures
+
+
+def _store_size(runs: Sequence[Run]) -> list[Sheet]:
+    groups = claimed_groups(runs, PAPER, "results")
+    columns = {"method": label, "store (tokens)": knob("buffer_tokens")}
+    return [settings_sheet("SSD against the size of its store", groups, columns, _SIZE_TEXT)]
+
+
+def _store_size_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    figures = {}
+    for group in claimed_groups(runs, PAPER, "results"):
+        sizes = sorted(
+            (int(entry.run.knobs(entry.label)["buffer_tokens"]), entry.run.path, entry)
+            for entry in drafting(group)
+        )
+        mats = [point(size, entry, "mat") for size, _, entry in sizes]
+        speeds = [speed_point(size, entry) for size, _, entry in sizes]
+        panels = [_size_panel(mats, _MAT)]
+        if any(p.y is not None for p in speeds):
+            panels.append(_size_panel(speeds, "tokens/s"))
+        figures[f"{group.runs[0].model}_{group.runs[0].dataset}"] = curves(
+            [panels],
+            f"SSD against the size of its store ({group.title})",
+            captions([group], _SIZE_TEXT),
+        )
+    return figures
+
+
+def _size_panel(points: Sequence[Point], ylabel: str) -> Panel:
+    return Panel("", "store (tokens)", ylabel, [Series("ssd", PAPER, points)], log=2)
+
+
+ARTIFACTS = (
+    Artifact("ssd_stream", "SSD, section Results; SSD against REST", _stream, _stream_figure),
+    Artifact("ssd_store_size", "SSD against store size", _store_size, _store_size_figure),
+)

@@ -1,0 +1,93 @@
+"""Ratios that a summary's rows do not have: shares of time, of steps, of rows; with intervals."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.render import Measured
+from specbench.statistics import Resamples, log_interval, ratio_of_totals, strata_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from specbench.records import CaseRecord
+
+
+def pooled_ratio(
+    records: Iterable[CaseRecord],
+    above: Callable[[CaseRecord], float],
+    below: Callable[[CaseRecord], float],
+    seed: int = 0,
+    at_most: float = math.inf,
+) -> Measured:
+    """Sum of ``above`` over sum of ``below``, with the interval of a bootstrap over cases.
+
+    Args:
+        records: of one label; failed turns are left out.
+        above: of one turn.
+        below: of one turn; the turns and repeats of a case are added up first.
+        seed: of the bootstrap.
+        at_most: what the ratio cannot exceed, e.g. 1 for a share; neither does its interval.
+    """
+    totals: dict[str, list[float]] = {}
+    categories: dict[str, str] = {}
+    for record in records:
+        if record.status == "failed":
+            continue
+        pair = totals.setdefault(record.case_id, [0.0, 0.0])
+        pair[0] += above(record)
+        pair[1] += below(record)
+        categories[record.case_id] = record.category
+    # Sorted, so that a run that was interrupted and resumed gives the same intervals.
+    ids = sorted(totals)
+    columns = np.array([totals[case] for case in ids], dtype=np.float64).reshape(len(ids), 2)
+    value = ratio_of_totals(columns[:, 0], columns[:, 1])
+    if not math.isfinite(value):
+        return Measured(None)
+    resamples = Resamples(strata_of([categories[case] for case in ids]), seed)
+    if not resamples.degrees_of_freedom:
+        return Measured(value)
+    sums = resamples.totals(columns)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        resampled = sums[:, 0] / sums[:, 1]
+    interval = log_interval(value, resampled, resamples.degrees_of_freedom)
+    return Measured(value, interval and (interval[0], min(interval[1], at_most)))
+
+
+def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
+    """Decoding speed of one label with its own interval; disturbed turns are left out."""
+    timed = [record for record in records if record.status == "ok"]
+    speed = pooled_ratio(timed, lambda r: max(0, r.n_new - 1), lambda r: r.decode_s, seed)
+    return Measured(speed.value, speed.interval, digits=1)
+
+
+def over_repeats(
+    records: Iterable[CaseRecord], label: str, baseline: str
+) -> tuple[float, float] | None:
+    """Mean and standard deviation of the speedup over the repeats of a run.
+
+    Returns:
+        None where fewer than two repeats have a speedup.
+    """
+    totals: dict[int, dict[str, list[float]]] = {}
+    for record in records:
+        if record.label in (label, baseline) and record.status == "ok":
+            by_label = totals.setdefault(record.repeat, {label: [0.0, 0.0], baseline: [0.0, 0.0]})
+            by_label[record.label][0] += max(0, record.n_new - 1)
+            by_label[record.label][1] += record.decode_s
+    ratios = []
+    for by_label in totals.values():
+        (tokens, seconds), (base_tokens, base_seconds) = by_label[label], by_label[baseline]
+        if seconds > 0 and base_tokens > 0:
+            ratios.append(tokens / seconds / (base_tokens / base_seconds))
+    if len(ratios) < 2:
+        return None
+    return float(np.mean(ratios)), float(np.std(ratios, ddof=1))
+
+
+def mat(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
+    """Mean accepted tokens of one label's turns."""
+    return pooled_ratio(records, lambda r: max(0, r.n_new - 1), lambda r: r.n_target_passes, seed)

@@ -1,0 +1,58 @@
+"""What the notebooks share: where runs come from, and how a figure is shown.
+
+``RUNS`` in the environment names run folders or folders of them (several separated like in
+``PATH``; default ``results``), ``FIGURES`` the folder that figures are written to where there is no
+notebook to show them in (default: none are written).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+
+from analysis.load import Run, usable_runs
+from analysis.plots import save
+from analysis.style import RC
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+matplotlib.rcParams.update(RC)
+_shown: Counter[str] = Counter()
+
+
+def runs(*experiments: str) -> list[Run]:
+    """The complete runs below ``RUNS``.
+
+    Args:
+        experiments: only the runs of these; all by default.
+
+    Raises:
+        ResultsError: there are no runs at all.
+    """
+    paths = os.environ.get("RUNS", "results").split(os.pathsep)
+    found, _ = usable_runs(paths)
+    return [run for run in found if not experiments or run.experiment in experiments]
+
+
+def show(figure: Figure, name: str) -> None:
+    """Show a figure in a notebook; as a plain file, write it below ``FIGURES``.
+
+    A name that was used before gets a number.
+    """
+    _shown[name] += 1
+    stem = name if _shown[name] == 1 else f"{name}_{_shown[name]}"
+    if "ipykernel" in sys.modules:
+        display: Any = __import__("IPython.display", fromlist=["display"])
+        png = io.BytesIO()
+        figure.savefig(png, format="png")
+        display.display(display.Image(png.getvalue()))
+    elif os.environ.get("FIGURES"):
+        for path in save(figure, Path(os.environ["FIGURES"]), stem):
+            sys.stdout.write(f"{path}\n")

@@ -1,0 +1,32 @@
+# %% [markdown]
+# # Adaptation
+#
+# Methods that learn while they decode get better: within an answer, and, where their state is kept
+# for the run, from request to request.
+
+# %%
+from analysis import notebook
+from analysis.anatomy import by_position, stream_parts
+from analysis.artifacts.artifact import drafting, measured_point, name
+from analysis.estimates import mat
+from analysis.groups import caption, make_groups
+from analysis.plots import Panel, Series, curves
+
+groups = make_groups(notebook.runs())
+
+# %%
+for group in groups:
+    within, over = [], []
+    for entry in drafting(group)[:6]:
+        own = [record for record in entry.run.records if record.label == entry.label]
+        method = str(entry.overall["method"])
+        along = [measured_point(at, value) for at, value in by_position(own)]
+        stream = [measured_point(size, mat(turns)) for size, turns in stream_parts(own, 5)]
+        within.append(Series(name(group, entry), method, along))
+        over.append(Series(name(group, entry), method, stream))
+    panels = [
+        Panel("within an answer", "position (tokens)", "MAT", within, bottom=1.0),
+        Panel("over the stream", "tokens of finished requests", "MAT", over, bottom=1.0),
+    ]
+    figure = curves([panels], f"Adaptation: {group.title}", caption(group))
+    notebook.show(figure, f"adaptation_{group.runs[0].model}_{group.runs[0].dataset}")

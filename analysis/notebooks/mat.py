@@ -1,0 +1,52 @@
+# %% [markdown]
+# # Mean accepted tokens
+#
+# Tokens per target pass, bonus token included: what a method gains before it costs anything. The
+# same on every machine.
+
+# %%
+from analysis import notebook
+from analysis.artifacts.artifact import drafting, measured_point, name
+from analysis.estimates import pooled_ratio
+from analysis.figures import mean_accepted_tokens
+from analysis.groups import caption, make_groups
+from analysis.plots import Panel, Series, bars
+from analysis.render import Measured
+from specbench.records import CaseRecord
+
+groups = make_groups(notebook.runs())
+
+# %%
+for group in groups:
+    figure = mean_accepted_tokens(group)
+    if figure is not None:
+        notebook.show(figure, f"mat_{group.runs[0].model}_{group.runs[0].dataset}")
+
+# %% [markdown]
+# A mean hides how it comes about: many steps with a little, or a few with much? Share of steps that
+# committed so many tokens.
+
+
+# %%
+def share(records: list[CaseRecord], committed: int) -> Measured:
+    return pooled_ratio(
+        records,
+        lambda r: list(r.accepted_per_step).count(committed),
+        lambda r: r.n_target_passes,
+        at_most=1,
+    )
+
+
+# %%
+for group in groups:
+    counts = [n for run in group.runs for r in run.records for n in r.accepted_per_step]
+    committed = range(1, max(counts, default=1) + 1)
+    series = []
+    for entry in drafting(group)[:6]:
+        own = [record for record in entry.run.records if record.label == entry.label]
+        points = [measured_point(n - 1, share(own, n)) for n in committed]
+        series.append(Series(name(group, entry), str(entry.overall["method"]), points))
+    ticks = [str(n) for n in committed]
+    panel = Panel("", "tokens committed by a step", "share of steps", series, ticks, top=1.0)
+    figure = bars([panel], f"Tokens per step: {group.title}", caption(group))
+    notebook.show(figure, f"steps_{group.runs[0].model}_{group.runs[0].dataset}")

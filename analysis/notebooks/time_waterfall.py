@@ -1,0 +1,36 @@
+# %% [markdown]
+# # Where the time goes
+#
+# Milliseconds per token, by phase of a step: what plain decoding pays for its passes, and what a
+# method pays for fewer of them. Runs: any with `measure=phases`.
+
+# %%
+from analysis import notebook
+from analysis.estimates import pooled_ratio
+from analysis.groups import caption, make_groups
+from analysis.plots import stacks
+from analysis.render import Measured
+from specbench.records import CaseRecord
+
+PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
+phased = [run for run in notebook.runs() if any(record.phase_s for record in run.records)]
+
+
+# %%
+def milliseconds(records: list[CaseRecord], phase: str) -> Measured:
+    return pooled_ratio(
+        records, lambda r: 1e3 * (r.phase_s or {}).get(phase, 0.0), lambda r: max(0, r.n_new - 1)
+    )
+
+
+# %%
+for group in make_groups(phased):
+    rows = {}
+    for entry in group.entries:
+        own = [r for r in entry.run.records if r.label == entry.label and r.phase_s]
+        per_token = {phase: milliseconds(own, phase) for phase in PHASES}
+        rows[entry.label] = {p: (m.value, m.interval) for p, m in per_token.items() if m.value}
+    figure = stacks(
+        rows, "milliseconds per token", f"Time: {group.title}", caption(group), "{:.1f}"
+    )
+    notebook.show(figure, f"time_{group.runs[0].model}_{group.runs[0].dataset}")

@@ -1,0 +1,157 @@
+"""Predicted speedups beside measured ones: ``python -m analysis.residuals LIVE REPLAY``.
+
+LIVE is a measured run, REPLAY a replay of its outputs with a cost surface; labels are matched by
+name over the cases that both have. A residual is predicted over measured minus one. Exit code 1
+where the median of their absolute values exceeds ``--limit``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from analysis.load import ResultsError, load_runs
+from specbench.statistics import OVERALL, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.load import Run
+
+_LIMIT = 0.07
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """One label.
+
+    Attributes:
+        label: present in both runs.
+        mat: by the measured run, and by the replay.
+        speedup: measured and predicted.
+        tokens_per_s: measured and predicted.
+    """
+
+    label: str
+    mat: tuple[float, float]
+    speedup: tuple[float, float]
+    tokens_per_s: tuple[float, float]
+
+    @property
+    def of_speedup(self) -> float:
+        """Predicted over measured speedup, minus one."""
+        return self.speedup[1] / self.speedup[0] - 1.0
+
+    @property
+    def of_tokens_per_s(self) -> float:
+        """Predicted over measured tokens/s, minus one."""
+        return self.tokens_per_s[1] / self.tokens_per_s[0] - 1.0
+
+
+def residuals(live: Run, replay: Run) -> list[Residual]:
+    """Residuals of every label but the baseline, in the order of the measured run.
+
+    Raises:
+        ResultsError: the runs do not belong together.
+    """
+    for run, wanted in ((live, "measured"), (replay, "predicted")):
+        kinds = {record.timing for record in run.records}
+        if kinds != {wanted}:
+            raise ResultsError(
+                f"{run.path} has {' and '.join(sorted(kinds))} times, not {wanted} ones. Name the "
+                "live run first, then its replay with runner.surface=FILE."
+            )
+    labels = [label for label in live.labels if label in replay.labels]
+    shared = {r.case_id for r in live.records} & {r.case_id for r in replay.records}
+    if live.baseline not in labels or len(labels) < 2 or not shared:
+        raise ResultsError(
+            f"{live.path} and {replay.path} have no common cases with the baseline and a method: "
+            "replay the live run with the same method= and compare=."
+        )
+    rows = [
+        {
+            row["label"]: row
+            for row in summarise(
+                [r for r in run.records if r.case_id in shared], labels, live.baseline
+            )
+            if row["task"] == OVERALL
+        }
+        for run in (live, replay)
+    ]
+    found = []
+    for label in labels:
+        measured, predicted = rows[0][label], rows[1][label]
+        if label != live.baseline and measured["speedup"] and predicted["speedup"]:
+            found.append(
+                Residual(
+                    label,
+                    (measured["mat"], predicted["mat"]),
+                    (measured["speedup"], predicted["speedup"]),
+                    (measured["tokens_per_s"], predicted["tokens_per_s"]),
+                )
+            )
+    return found
+
+
+def median_error(found: Sequence[Residual]) -> float:
+    """Median of the absolute residuals of the speedup."""
+    return float(np.median([abs(residual.of_speedup) for residual in found]))
+
+
+def render(found: Sequence[Residual]) -> Table:
+    """The residuals as a table."""
+    table = Table("label", caption="a residual is predicted over measured, minus one")
+    for heading in (
+        "MAT live", "MAT replay", "speedup measured", "predicted", "residual", "residual, tokens/s",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for residual in found:
+        table.add_row(
+            residual.label,
+            *(f"{value:.3f}" for value in residual.mat),
+            *(f"{value:.3f}" for value in residual.speedup),
+            f"{residual.of_speedup:+.1%}",
+            f"{residual.of_tokens_per_s:+.1%}",
+        )
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("live", help="folder of the measured run")
+    parser.add_argument("replay", help="folder of its replay with a cost surface")
+    parser.add_argument("--limit", type=float, default=_LIMIT, help="of the median error")
+    options = parser.parse_args(arguments)
+    runs = []
+    for path in (options.live, options.replay):
+        found = load_runs([path])
+        if len(found) != 1:
+            raise ResultsError(f"{path} holds {len(found)} runs; name the folder of one.")
+        runs.append(found[0])
+    rows = residuals(*runs)
+    error = median_error(rows)
+    console = Console(width=118)
+    console.print(render(rows))
+    console.print(
+        f"median absolute residual of the speedup over {len(rows)} labels: {error:.1%} "
+        f"(wanted: at most {options.limit:.0%})",
+        highlight=False,
+    )
+    return 0 if error <= options.limit else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ResultsError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)

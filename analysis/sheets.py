@@ -1,0 +1,252 @@
+"""Tables of runs as sheets: the wide one by task, the one by settings, and pairs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.claims import NOT_RUN, VERDICT_RULE, Claim
+from analysis.groups import Entry, Group, caption, verdict_words
+from analysis.render import ABSENT, Measured, Sheet
+from specbench.statistics import compare_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_TASK_NAMES = {
+    "mt_bench": "MT",
+    "translation": "Trans",
+    "summarization": "Sum",
+    "qa": "QA",
+    "math_reasoning": "Math",
+    "rag": "RAG",
+}
+
+
+def sheet(group: Group) -> Sheet:
+    """The wide form that papers use: a row per label, a column per task."""
+    several_runs = len(group.runs) > 1
+    tasks = group.tasks if len(group.tasks) > 1 else []
+    headings = [
+        *(["run"] if several_runs else []),
+        "method",
+        *(_TASK_NAMES.get(task, task) for task in tasks),
+        "MAT [95 %]",
+        "tokens/s",
+        "speedup [95 %]",
+        "geo. mean [95 %]",
+        "cases",
+        "lossless",
+        "claimed speedup / MAT",
+        "verdict",
+    ]
+    rows: list[list[str | Measured]] = []
+    notes = []
+    for entry in group.entries:
+        row = entry.overall
+        rows.append(
+            [
+                *([entry.run.path.name] if several_runs else []),
+                entry.label,
+                *(_number(entry.rows[t]["speedup"] if t in entry.rows else None) for t in tasks),
+                Measured(row["mat"], row["mat_ci"]),
+                Measured(row["tokens_per_s"], digits=1),
+                Measured(row["speedup"], row["speedup_ci"]),
+                Measured(row["geomean_speedup"], row["geomean_speedup_ci"]),
+                str(row["n_cases"]),
+                verdict_words(row["lossless"]),
+                _claimed(entry.claim),
+                entry.verdict(),
+            ]
+        )
+        if entry.claim is not None:
+            notes.append(f"{entry.label}: claimed by {entry.claim.describe()}.")
+    for claim in group.not_run:
+        by_task = [_number(claim.value("speedup", task)) for task in tasks]
+        # Per-task numbers of a claim would be taken for measured ones here.
+        blank = [ABSENT] * len(by_task)
+        name = [ABSENT] if several_runs else []
+        rows.append(
+            [*name, claim.method, *blank, *[ABSENT] * 4, "0", ABSENT, _claimed(claim), NOT_RUN]
+        )
+        notes.append(f"{claim.method}: claimed by {claim.describe()}.")
+    return Sheet(group.title, caption(group), headings, rows, with_rule(notes))
+
+
+def task_sheet(group: Group, title: str) -> Sheet:
+    """The long form: a row per task and label, every number with its interval and claim."""
+    headings = [
+        "data", "method", "MAT [95 %]", "speedup [95 %]", "cases", "claimed speedup", "verdict",
+    ]  # fmt: skip
+    rows: list[list[str | Measured]] = []
+    for task in group.tasks:
+        for entry in group.entries:
+            row = entry.rows.get(task)
+            if row is None or entry.label == entry.run.baseline:
+                continue
+            value = entry.claim.value("speedup", task) if entry.claim else None
+            rows.append(
+                [
+                    task,
+                    entry.label,
+                    Measured(row["mat"], row["mat_ci"]),
+                    Measured(row["speedup"], row["speedup_ci"]),
+                    str(row["n_cases"]),
+                    _number(value),
+                    entry.verdict(task),
+                ]
+            )
+    return Sheet(title, "By task; claims and conditions as above.", headings, rows, [])
+
+
+def _model(entry: Entry) -> str:
+    return entry.run.model
+
+
+def _dataset(entry: Entry) -> str:
+    return entry.run.dataset
+
+
+_WHERE: Mapping[str, Callable[[Entry], str]] = {"model": _model, "data": _dataset}
+
+
+def settings_sheet(
+    title: str,
+    groups: Sequence[Group],
+    columns: Mapping[str, Callable[[Entry], str]],
+    text: str = "",
+) -> Sheet:
+    """A row per setting that was run, whatever run it stands in.
+
+    Args:
+        title: above the table.
+        groups: of one kind; a group is one model on one data set.
+        columns: heading and text of what sets the rows apart, e.g. a knob's value.
+        text: what the caption says before the conditions.
+    """
+    entries = [entry for group in groups for entry in rows_once(group)]
+    apart = {
+        heading: of for heading, of in _WHERE.items() if len({of(entry) for entry in entries}) > 1
+    }
+    headings = [
+        *apart, *columns, "MAT [95 %]", "tokens/s", "speedup [95 %]", "cases", "lossless",
+        "claimed speedup / MAT", "claimed tokens/s", "claimed on", "verdict",
+    ]  # fmt: skip
+    rows: list[list[str | Measured]] = []
+    notes = []
+    for entry in entries:
+        row, claim = entry.overall, entry.claim
+        rows.append(
+            [
+                *(of(entry) for of in apart.values()),
+                *(of(entry) for of in columns.values()),
+                Measured(row["mat"], row["mat_ci"]),
+                Measured(row["tokens_per_s"], digits=1),
+                Measured(row["speedup"], row["speedup_ci"]),
+                str(row["n_cases"]),
+                verdict_words(row["lossless"]),
+                _claimed(claim),
+                _number(claim.value("tokens_per_s") if claim else None),
+                f"{claim.model}, {claim.hardware}" if claim else ABSENT,
+                entry.verdict(),
+            ]
+        )
+        if claim is not None:
+            notes.append(f"{entry.label}: claimed by {claim.describe()}.")
+    for group in groups:
+        for claim in group.not_run:
+            where = {"model": claim.model, "data": claim.dataset}
+            name = [claim.method, *[ABSENT] * (len(columns) - 1)]
+            rows.append(
+                [
+                    *(where[heading] for heading in apart),
+                    *name,
+                    *[ABSENT] * 3,
+                    "0",
+                    ABSENT,
+                    _claimed(claim),
+                    _number(claim.value("tokens_per_s")),
+                    f"{claim.model}, {claim.hardware}",
+                    NOT_RUN,
+                ]
+            )
+            notes.append(f"{claim.method}: claimed by {claim.describe()}.")
+    conditions = "\n".join(caption(group) for group in groups)
+    return Sheet(
+        title, "\n".join(filter(None, [text, conditions])), headings, rows,
+        list(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def with_rule(notes: Sequence[str]) -> list[str]:
+    """Each note once, and below them, where there are claims, how verdicts are found."""
+    return [*dict.fromkeys(notes), VERDICT_RULE] if notes else []
+
+
+def claimed_cells(claim: Claim | None) -> list[str]:
+    """What is claimed (speedup / MAT), and for which model on what."""
+    return [_claimed(claim), f"{claim.model}, {claim.hardware}" if claim else ABSENT]
+
+
+def rows_once(group: Group) -> list[Entry]:
+    """The group's entries; the baseline, which every run of a sweep has, only once."""
+    seen = False
+    entries = []
+    for entry in group.entries:
+        if entry.label == entry.run.baseline:
+            if seen:
+                continue
+            seen = True
+        entries.append(entry)
+    return entries
+
+
+def pairs_sheet(group: Group) -> Sheet | None:
+    """Every label of a run against every other; None where no run has two."""
+    rows: list[list[str | Measured]] = []
+    for run in group.runs:
+        for pair in compare_pairs(run.records, run.labels, seed=run.seed):
+            rows.append(
+                [
+                    *([run.path.name] if len(group.runs) > 1 else []),
+                    pair["first"],
+                    pair["second"],
+                    Measured(pair["ratio"], pair["ratio_ci"], 3),
+                    f"{pair['p']:.4f}",
+                    f"{pair['p_holm']:.4f}",
+                    pair["verdict"],
+                    Measured(pair["detectable"], digits=3),
+                    str(pair["n_cases"]),
+                ]
+            )
+    if not rows:
+        return None
+    margin = f"{pair['margin']:.0%}"
+    text = (
+        "Geometric mean over cases of the first's decode speed over the second's. p: two-sided "
+        "sign-flip permutation test; Holm: corrected for the run's number of pairs. tie: the 95 % "
+        f"interval lies within {margin}. detectable: smallest ratio shown with a power of 80 %."
+    )
+    headings = [
+        "first",
+        "second",
+        "ratio [95 %]",
+        "p",
+        "p (Holm)",
+        "first is",
+        "detectable",
+        "cases",
+    ]
+    if len(group.runs) > 1:
+        headings.insert(0, "run")
+    return Sheet(f"{group.title}: pairs", text, headings, rows, [])
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return ABSENT if value is None else f"{value:.{digits}f}"
+
+
+def _claimed(claim: Claim | None) -> str:
+    if claim is None:
+        return ABSENT
+    words = f"{claim.qualifier} " if claim.qualifier else ""
+    return f"{words}{_number(claim.value('speedup'))} / {_number(claim.value('mat'))}"

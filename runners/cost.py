@@ -1,0 +1,350 @@
+"""The runner that measures what a target pass costs here, as a cost surface.
+
+Ids are random: the time of a dense model's pass does not depend on them. One sample is the pass,
+the verdict with its copy to the host, and the cache's work: all of a step but the drafter.
+Every repeat visits all points in a new order, so that a drift of the machine spreads over them.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from runners import folder, manifest
+from runners.contenders import build_contenders
+from runners.player import Player
+from specbench import durable, environment, models, records
+from specbench.cost_surface import FREE, CostSurface, Grid
+from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.structs import DraftTree
+from specbench.traces import PLAIN, Traces, Turn
+from specbench.verify import GreedyVerifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from runners.contenders import Contender
+    from runners.job import Job
+    from specbench.cases import Case
+    from specbench.models import LoadedModel
+    from specbench.target import Target
+
+IN_PROCESS = False
+
+SURFACE = "surface.json"
+
+log = logging.getLogger(__name__)
+
+_BRANCH = 8  # a node's parent is at most this far before it: branches of mixed length
+_TEXTS, _TEXT_TOKENS = 5, 96  # made-up texts that drafting is timed on, and their new tokens
+_PHRASES, _PHRASE_TOKENS = 24, 6  # they are made of recurring phrases
+_SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The configuration, its grid checked.
+
+    Raises:
+        ConfigurationError: the grid has no point, or cannot fit into the model's context.
+    """
+    grid = cfg.runner
+    for key, least in (("contexts", 1), ("tree_rows", 1), ("batch_k", 1), ("batch_w", 0)):
+        values = list(grid[key])
+        if values != sorted(set(values)) or (values and values[0] < least):
+            raise ConfigurationError(
+                f"runner.{key}={values} is no grid: give ascending whole numbers from {least}, "
+                f"e.g. runner.{key}=[1,2,4,8]."
+            )
+    if not grid.contexts or not grid.tree_rows or grid.tree_rows[0] != 1:
+        raise ConfigurationError(
+            "runner=cost needs runner.contexts and runner.tree_rows, the latter beginning with 1 "
+            "(plain decoding, which all else is compared with)."
+        )
+    if bool(grid.batch_k) != bool(grid.batch_w) or bool(grid.batch_k) != bool(grid.batch_contexts):
+        raise ConfigurationError(
+            "runner.batch_k, runner.batch_w and runner.batch_contexts go together: give all three, "
+            "or leave all three empty."
+        )
+    longest = max([*grid.contexts, *grid.batch_contexts])
+    limit = cfg.model.context_length
+    if limit is not None and longest >= limit:
+        raise ConfigurationError(
+            f"runner.contexts goes up to {longest}, but model={cfg.model.name} holds {limit} "
+            "tokens. Leave out the longest."
+        )
+    return cfg
+
+
+def questions(cfg: DictConfig) -> tuple[Case, ...]:
+    """None are asked.
+
+    Raises:
+        WeightsNotFound: there is no model to measure; says what to type.
+    """
+    models.model_files_present(cfg)
+    return ()
+
+
+def run(job: Job) -> int:
+    """Measure the surface and write ``surface.json``; an interrupted one is measured anew.
+
+    Raises:
+        ConfigurationError: the model or a method cannot be had.
+        DiskError: the surface cannot be written.
+    """
+    with folder.held(job.folder):
+        contenders = build_contenders(job)
+        surroundings = environment.describe()
+        book = manifest.begin(job, contenders, surroundings)
+        manifest.add_start(book, 0, 0)
+        durable.write_json(job.folder / records.MANIFEST, book)
+        surface = _measure(job, contenders, surroundings, book)
+        surface.write(job.folder / SURFACE)
+        manifest.close(book, "complete", 0)
+        durable.write_json(job.folder / records.MANIFEST, book)
+        durable.write_text(job.folder / records.DONE, "")
+    return 0
+
+
+def show(path: Path) -> None:
+    """Print a surface's table and how many draft nodes are free."""
+    surface = CostSurface.read(path / SURFACE)
+    console = Console(width=118, soft_wrap=False)
+    hardware = surface.machine["hardware"]
+    on_gpu = str(surface.model["device"]).startswith("cuda")
+    where = hardware["gpus"][0]["name"] if on_gpu else hardware["cpu"]
+    contexts = surface.tree.axes["context"]
+    table = Table(
+        title=f"{surface.model['name']}, {surface.model['dtype']}, {where}: milliseconds of a pass"
+    )
+    table.add_column("cached tokens", justify="right")
+    shown = [r for r in _SHOWN_ROWS if r <= surface.tree.axes["rows"][-1]]
+    for rows in shown:
+        table.add_column(f"{rows} row{'s' if rows > 1 else ''}", justify="right")
+    table.add_column("free nodes", justify="right")
+    for context in contexts:
+        seconds = surface.tree.predict(np.array(shown), np.full(len(shown), context))
+        table.add_row(
+            str(context),
+            *(f"{1e3 * value:.1f}" for value in seconds),
+            str(surface.free_nodes(context)),
+        )
+    console.print(table)
+    for row in surface.drafting:
+        console.print(
+            f"drafting, {row['label']}, {row['context']} tokens of context: "
+            + (f"{row['step_us']:.1f} µs a step" if "step_us" in row else row["skipped"]),
+            highlight=False,
+        )
+    batch = "none" if surface.batch is None else f"{surface.batch.error:.1%}"
+    console.print(
+        f"relative error between grid points: tree {surface.tree.error:.1%}, batch {batch}, "
+        f"prompt {surface.prefill.error:.1%}",
+        highlight=False,
+    )
+    free = [surface.free_nodes(context) for context in contexts]
+    console.print(
+        f"free here: {min(free)} to {max(free)} draft nodes (a pass with them takes at most "
+        f"{FREE:.0%} longer than a pass without)",
+        highlight=False,
+    )
+    console.print(f"files: {path}/ ({SURFACE}, {records.MANIFEST})", highlight=False)
+
+
+def _measure(
+    job: Job,
+    contenders: Sequence[Contender],
+    surroundings: dict[str, Any],
+    book: dict[str, Any],
+) -> CostSurface:
+    # Heavy imports only where something is left to measure.
+    from runners.stage import packed_bytes
+    from specbench.target import Target
+
+    config = OmegaConf.create(dict(job.config))
+    grid = config.runner
+    loaded = models.load_model(config)
+    longest = max([*grid.contexts, *grid.batch_contexts])
+    target = Target(
+        loaded.model,
+        max_len=longest,
+        max_nodes=max(grid.tree_rows),
+        packed_bytes=packed_bytes(config.engine.packed),
+        cache_dir=Path(config.cache_dir),
+    )
+    model = {
+        "name": config.model.name,
+        "id": loaded.id,
+        "revision": loaded.revision,
+        "weights_hash": loaded.weights_hash,
+        "shape": bool(config.model.shape),
+        "dtype": loaded.dtype,
+        "device": loaded.device,
+        "packed": target.packing,
+        "threads": torch.get_num_threads(),
+    }
+    book["model"] = model
+    rng = np.random.default_rng(int(config.seed))
+    gc.collect()
+    gc.freeze()
+    passes = int(grid.passes)
+    prefill, tree = _tree_passes(target, list(grid.contexts), list(grid.tree_rows), passes, rng)
+    batch = None
+    if grid.batch_k:
+        k, w, contexts = list(grid.batch_k), list(grid.batch_w), list(grid.batch_contexts)
+        target.reserve(longest, max(k) * max(w), max(k))
+        batch = _batch_passes(target, k, w, contexts, passes, rng)
+    return CostSurface(
+        model=model,
+        machine=surroundings,
+        prefill=prefill,
+        tree=tree,
+        batch=batch,
+        drafting=_drafting(config, contenders, loaded, target.vocab_size, rng),
+    )
+
+
+def _tree_passes(
+    target: Target, contexts: list[int], rows: list[int], passes: int, rng: np.random.Generator
+) -> tuple[Grid, Grid]:
+    prompts = np.empty((len(contexts), passes))
+    times = np.empty((len(rows), len(contexts), passes))
+    trees = [_random_tree(n - 1, target.vocab_size, rng) for n in rows]
+    for repeat in range(-1, passes):  # the first round, 0, is the warm-up
+        log.info("tree passes, round %d of %d", repeat + 1, passes)
+        for j in rng.permutation(len(contexts)):
+            prompt = rng.integers(0, target.vocab_size, contexts[j])
+            prompts[j, repeat] = _timed(target, lambda prompt=prompt: target.prefill(prompt))
+            for i in rng.permutation(len(rows)):
+                times[i, j, repeat] = _pass_s(target, trees[i], contexts[j])
+    prompt_grid = Grid({"context": tuple(contexts)}, prompts)
+    return prompt_grid, Grid({"rows": tuple(rows), "context": tuple(contexts)}, times)
+
+
+def _batch_passes(
+    target: Target,
+    k: list[int],
+    w: list[int],
+    contexts: list[int],
+    passes: int,
+    rng: np.random.Generator,
+) -> Grid:
+    times = np.empty((len(k), len(w), len(contexts), passes))
+    points = [(i, j) for i in range(len(k)) for j in range(len(w))]
+    drafts = {(i, j): _random_rows(k[i], w[j], target.vocab_size, rng) for i, j in points}
+    for repeat in range(-1, passes):
+        log.info("batch passes, round %d of %d", repeat + 1, passes)
+        for c in rng.permutation(len(contexts)):
+            target.prefill(rng.integers(0, target.vocab_size, contexts[c]))
+            for p in rng.permutation(len(points)):
+                i, j = points[p]
+                target.cache.broadcast()  # once a prompt: steps bring rows along themselves
+                times[i, j, c, repeat] = _pass_s(target, drafts[i, j], contexts[c])
+    return Grid({"k": tuple(k), "w": tuple(w), "context": tuple(contexts)}, times)
+
+
+def _pass_s(target: Target, tree: DraftTree, context: int) -> float:
+    """Seconds of one step's work for the target; the cache is left as it was."""
+    verifier = GreedyVerifier()
+
+    def step() -> None:
+        scores = target.forward(0, tree)
+        verdict, _ = verifier.verify(tree, scores)
+        target.keep(tree, verdict.path)
+
+    seconds = _timed(target, step)
+    target.cache.truncate(context)
+    return seconds
+
+
+def _timed(target: Target, work: Callable[[], object]) -> float:
+    on_gpu = target.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize(target.device)
+    start = time.perf_counter()
+    work()
+    if on_gpu:
+        torch.cuda.synchronize(target.device)
+    return time.perf_counter() - start
+
+
+def _random_tree(nodes: int, vocab: int, rng: np.random.Generator) -> DraftTree:
+    parents = np.array([rng.integers(max(-1, i - _BRANCH), i) for i in range(nodes)], np.int64)
+    return DraftTree(rng.integers(0, vocab, nodes), parents)
+
+
+def _random_rows(k: int, w: int, vocab: int, rng: np.random.Generator) -> DraftTree:
+    places = np.arange(k * w)
+    parents = np.where(places % w == 0, -1, places - 1) if w else places
+    return DraftTree(rng.integers(0, vocab, k * w), parents, rows=(k, w))
+
+
+# --- drafting -------------------------------------------------------------------------------------
+
+
+def _drafting(
+    config: DictConfig,
+    contenders: Sequence[Contender],
+    loaded: LoadedModel,
+    vocab: int,
+    rng: np.random.Generator,
+) -> list[dict[str, Any]]:
+    """Microseconds of propose and observe per step, or why they were not measured."""
+    tokenizer = loaded.tokenizer
+    facts = {
+        "eos_ids": (),
+        "vocab_size": vocab,
+        "tokenizer_hash": "" if tokenizer is None else models.tokenizer_hash(tokenizer),
+    }
+    rows: list[dict[str, Any]] = []
+    for context in map(int, config.runner.contexts):
+        limit = max(loaded.context_length, context + _TEXT_TOKENS)
+        player = Player(
+            _made_up_traces({**facts, "context_length": limit}, context, rng),
+            None,
+            model=config.model,
+            cache_dir=Path(config.cache_dir),
+            seed=int(config.seed),
+        )
+        for contender in contenders:
+            row = {"label": contender.label, "method": contender.entry.name, "context": context}
+            try:
+                step_s = player.step_s(player.admit(contender.drafter))
+            except SpecBenchError as error:
+                rows.append({**row, "skipped": f"not measured: {error}"})
+            else:
+                rows.append({**row, "step_us": 1e6 * step_s})
+    return rows
+
+
+def _made_up_traces(facts: dict[str, Any], context: int, rng: np.random.Generator) -> Traces:
+    """Texts of phrases that recur, so that drafters have something to find."""
+    turns = {}
+    for i in range(_TEXTS):
+        phrases = rng.integers(0, facts["vocab_size"], (_PHRASES, _PHRASE_TOKENS))
+        length = context + _TEXT_TOKENS
+        order = rng.integers(0, _PHRASES, -(-length // _PHRASE_TOKENS))
+        text = phrases[order].reshape(-1)[:length]
+        turns[PLAIN, str(i), 0] = Turn(
+            label=PLAIN,
+            method=PLAIN,
+            task="made_up",
+            category="made_up",
+            case_id=str(i),
+            turn=0,
+            stream_index=i,
+            seed=0,
+            prompt_ids=text[:context],
+            output_ids=text[context:],
+        )
+    config = {"generation": {"max_new_tokens": _TEXT_TOKENS}}
+    return Traces(Path(), facts, config, "", "", turns, (), "")

@@ -1,0 +1,117 @@
+"""Every table and figure of the papers, from nothing: runs what is missing, then draws.
+
+    python scripts/reproduce.py data_dir=DIR                          all (make tables)
+    python scripts/reproduce.py cacheback_table1 data_dir=DIR         one artifact
+    python scripts/reproduce.py cacheback_table1 scale=paper          in the paper's size
+    python scripts/reproduce.py --list                                their names
+
+What has an equals sign goes to run.py as it is. A second call goes on where the first one stopped.
+Without a folder of data files (data_dir, or conf/local/default.yaml) the shipped demo prompts stand
+in for every data set, and the captions say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from analysis import figures, tables
+from analysis.artifacts import ARTIFACTS
+from specbench.config import compose
+from specbench.errors import SpecBenchError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+_STAND_IN = ("dataset=demo", "dataset.sample=stratified")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the highest exit code of what was run."""
+    options = _parser().parse_args(arguments)
+    if options.list:
+        for artifact in ARTIFACTS:
+            sys.stdout.write(f"{artifact.name:28} {artifact.place}\n")
+        return 0
+    try:
+        names = _experiments([word for word in options.words if "=" not in word])
+        overrides = [word for word in options.words if "=" in word]
+        overrides += _stand_in(overrides)
+    except SpecBenchError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    codes, minutes = {}, {}
+    for name in names:
+        command = [
+            sys.executable, str(ROOT / "run.py"), f"experiment={name}",
+            f"paths.results={options.results}", *overrides,
+        ]  # fmt: skip
+        sys.stdout.write(f"\n=== {' '.join(command[1:])}\n")
+        sys.stdout.flush()
+        start = time.monotonic()
+        codes[name] = subprocess.run(command, check=False).returncode
+        minutes[name] = (time.monotonic() - start) / 60
+    _say(codes, minutes)
+    folders = [str(options.results / name) for name in names if (options.results / name).is_dir()]
+    if not folders:
+        return max(codes.values(), default=0)
+    out = options.output or options.results / "artifacts"
+    drawn = [tables.main([*folders, "-o", str(out)]), figures.main([*folders, "-o", str(out)])]
+    return max([*codes.values(), *drawn])
+
+
+def _experiments(wanted: Sequence[str]) -> list[str]:
+    by_name = {artifact.name: artifact for artifact in ARTIFACTS}
+    for name in wanted:
+        if name not in by_name:
+            raise unknown_name("artifact", name, by_name)
+    chosen = [by_name[name] for name in wanted] or ARTIFACTS
+    return list(dict.fromkeys(name for artifact in chosen for name in artifact.experiments))
+
+
+def _stand_in(overrides: Sequence[str]) -> list[str]:
+    """The demo prompts where no folder of data files is known."""
+    typed = {override.partition("=")[0] for override in overrides}
+    if typed & {"data_dir", "dataset"} or compose().data_dir is not None:
+        return []
+    if "scale=paper" in overrides:  # what is not in a folder comes from the hub
+        return []
+    sys.stderr.write(
+        "no data_dir: the shipped demo prompts stand in for every data set. For the real ones type "
+        "data_dir=FOLDER (scripts/fetch_data.py fills one).\n"
+    )
+    return list(_STAND_IN)
+
+
+def _say(codes: dict[str, int], minutes: dict[str, float]) -> None:
+    table = Table(title="experiments")
+    for heading in ("experiment", "exit code", "minutes"):
+        table.add_column(heading, justify="left" if heading == "experiment" else "right")
+    for name, code in codes.items():
+        table.add_row(name, str(code), f"{minutes[name]:.1f}")
+    table.add_row("all", str(max(codes.values(), default=0)), f"{sum(minutes.values()):.1f}")
+    Console(width=80).print(table)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("words", nargs="*", metavar="NAME|KEY=VALUE", help="artifacts, and overrides for run.py")
+    add("--results", type=Path, default=Path("results"), help="where runs go (default: results)")
+    add("-o", "--output", type=Path, metavar="DIR", help="default: RESULTS/artifacts")
+    add("--list", action="store_true", help="name the artifacts and stop")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

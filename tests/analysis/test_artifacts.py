@@ -1,0 +1,167 @@
+"""The papers' tables and figures: what they are made of, and that no experiment is without one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from analysis import tables
+from analysis.anatomy import by_depth, by_position, stream_parts
+from analysis.artifacts import ARTIFACTS, made_of
+from analysis.artifacts.artifact import claimed_groups
+from analysis.claims import claim_of_setting, load_ledger
+from analysis.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
+from analysis.load import load_runs, load_surfaces, usable_runs
+from analysis.render import Measured, Sheet, to_csv
+from specbench.statistics import summarise
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests" / "golden" / "experiments"
+CONF = ROOT / "conf" / "experiment"
+# Experiments of our own have no paper's size.
+EXPERIMENTS = {path.stem for path in (CONF / "paper").glob("*.yaml")}
+
+
+@pytest.fixture(scope="module")
+def run():
+    (found,) = load_runs([FIXTURES / "token_recycling_table1"])
+    return found
+
+
+def test_every_experiment_has_an_artifact_and_the_other_way_round():
+    named = {name for artifact in ARTIFACTS for name in artifact.experiments}
+    assert named == EXPERIMENTS
+
+
+def test_every_artifact_has_the_paper_s_setting_and_says_its_command():
+    for name in EXPERIMENTS:
+        for folder, scale in ((".", ""), ("paper", " scale=paper")):
+            path = CONF / folder / f"{name}.yaml"
+            first, command = path.read_text().splitlines()[:2]
+            assert first == "# @package _global_"
+            assert command.startswith(f"# python run.py experiment={name}{scale}"), path
+
+
+def test_runs_are_told_apart_by_their_experiment():
+    runs, _ = usable_runs([FIXTURES, FIXTURES.parent / "records"], surfaces=True)
+    made, others = made_of(runs)
+    assert [artifact.name for artifact, _ in made] == [artifact.name for artifact in ARTIFACTS]
+    assert [run.path.name for run in others] == ["synthetic"]
+    table1 = dict((artifact.name, members) for artifact, members in made)["token_recycling_table1"]
+    assert {run.experiment for run in table1} == {
+        "token_recycling_table1", "token_recycling_table1_shuffle", "token_recycling_table1_mbpp",
+    }  # fmt: skip
+
+
+def test_a_surface_without_an_experiment_is_no_artifact(tmp_path):
+    home = shutil.copytree(FIXTURES / "ngrammys_figure1", tmp_path / "cost")
+    assert len(load_surfaces([tmp_path])) == 1
+    manifest = json.loads((home / "manifest.json").read_text())
+    (home / "manifest.json").write_text(json.dumps(manifest | {"overrides": []}))
+    assert load_surfaces([tmp_path]) == []
+
+
+def test_a_damaged_surface_exits_2(tmp_path, capsys):
+    home = shutil.copytree(FIXTURES / "ngrammys_figure1", tmp_path / "cost")
+    (home / "surface.json").write_text("{")
+    assert tables.main([str(tmp_path)]) == 2
+    assert "surface.json cannot be read" in capsys.readouterr().err
+
+
+def test_models_stand_in_the_order_of_their_size():
+    runs = load_runs([FIXTURES / "cacheback_figure3"])
+    groups = claimed_groups(runs, "cacheback", "table1")
+    assert [group.runs[0].model for group in groups] == ["vicuna7b", "vicuna13b"]
+
+
+def test_claims_of_other_artifacts_stay_away():
+    (run,) = load_runs([FIXTURES / "cacheback_table1"])
+    (group,) = claimed_groups([run], "cacheback", "table1")
+    assert {entry.claim.artifact for entry in group.entries if entry.claim} == {"table1"}
+    assert group.not_run == []
+    (group,) = claimed_groups([run], "token_recycling", "table1")
+    assert "token_recycling" in {claim.method for claim in group.not_run}
+
+
+def test_the_best_setting_is_compared_with_the_best_claimed():
+    claims = [claim for claim in load_ledger() if claim.paper == "ngrammys"]
+    best = claim_of_setting(claims, "best", "ngrammys", "phi3_mini", "gsm8k")
+    assert best.value("speedup") == 2.51
+    assert claim_of_setting(claims, "best", "ngrammys", "phi3_mini", "mbpp") is None
+    elsewhere = claim_of_setting(claims, "best", "ngrammys", "smollm2_135m", "gsm8k")
+    assert elsewhere.setting == "best", "another model's, for orientation"
+
+
+# --- numbers that a summary does not have ---------------------------------------------------------
+
+
+def test_estimates_agree_with_the_summary(run):
+    rows = summarise(run.records, run.labels, "ar", seed=run.seed)
+    row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
+    own = [record for record in run.records if record.label == "pld"]
+    assert mat(own, run.seed).value == pytest.approx(row["mat"])
+    assert mat(own, run.seed).interval == pytest.approx(row["mat_ci"])
+    assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
+
+
+def test_a_ratio_of_nothing_is_no_number(run):
+    assert pooled_ratio([], lambda r: 1.0, lambda r: 1.0) == Measured(None)
+    assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == Measured(None)
+
+
+def test_a_share_s_interval_does_not_pass_one(run):
+    share = pooled_ratio(run.records, lambda r: r.n_new - 1, lambda r: r.n_new, at_most=1)
+    assert share.interval[0] < share.value < share.interval[1] <= 1
+
+
+def test_spread_over_repeats_by_hand():
+    (run, *_) = load_runs([FIXTURES / "ngrammys_table1" / "mtbench"])
+    mean, deviation = over_repeats(run.records, "k5_w4", "ar")
+    ratios = []
+    for repeat in range(3):
+        rows = summarise(
+            [r for r in run.records if r.repeat == repeat], run.labels, "ar", n_resamples=2
+        )
+        ratios += [r["speedup"] for r in rows if (r["label"], r["task"]) == ("k5_w4", "overall")]
+    assert mean == pytest.approx(sum(ratios) / 3)
+    assert deviation**2 == pytest.approx(sum((r - mean) ** 2 for r in ratios) / 2)
+    one_repeat = [record for record in run.records if record.repeat == 0]
+    assert over_repeats(one_repeat, "k5_w4", "ar") is None
+
+
+def test_acceptance_by_depth_by_hand(run):
+    own = [record for record in run.records if record.label == "pld"]
+    steps = [n for record in own for n in record.accepted_per_step]
+    shares = dict(by_depth(own))
+    assert shares[1].value == pytest.approx(sum(n > 1 for n in steps) / len(steps))
+    assert max(shares) == max(steps) - 1
+    values = [share.value for share in shares.values()]
+    assert values == sorted(values, reverse=True)
+
+
+def test_acceptance_by_position_counts_every_token_once(run):
+    own = [record for record in run.records if record.label == "pld"]
+    stretches = by_position(own, width=8)
+    assert [at for at, _ in stretches] == [4.0 + 8 * i for i in range(len(stretches))]
+    # One stretch that holds everything is MAT itself.
+    ((_, whole),) = by_position(own, width=10_000)
+    assert whole.value == pytest.approx(mat(own).value)
+
+
+def test_parts_of_the_stream_hold_every_turn_in_order(run):
+    own = [record for record in run.records if record.label == "pld"]
+    parts = stream_parts(own, 5)
+    turns = [turn for _, members in parts for turn in members]
+    assert turns == sorted(own, key=lambda r: (r.stream_index, r.turn))
+    sizes = [size for size, _ in parts]
+    assert sizes == sorted(sizes)
+    assert len(stream_parts(own[:2], 5)) == 2
+
+
+def test_csv_gives_bounds_columns_of_their_own():
+    rows = [["pld", Measured(1.5, (1.25, 2.0))], ["ar", Measured(None)], ["sam", "–"]]
+    text = to_csv([Sheet("t", "c", ["method", "MAT [95 %]"], rows, [])])
+    assert text.splitlines() == ["method,MAT,MAT low,MAT high", "pld,1.5,1.25,2", "ar,,,", "sam,,,"]

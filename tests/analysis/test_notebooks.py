@@ -1,0 +1,73 @@
+"""Every notebook runs on the fixture records, as a plain file and through jupytext."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from pathlib import Path
+
+import jupytext
+import pytest
+
+from analysis import notebook
+from analysis.load import ResultsError
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
+# What each needs, and a figure that must come of it.
+SHOWN = {
+    "acceptance": ("records", "acceptance_vicuna7b_specbench"),
+    "adaptation": ("experiments/ssd_stream", "adaptation_vicuna7b_gsm8k"),
+    "kw_heatmaps": ("experiments/ngrammys_figure3", "kw_speedup_mistral7b"),
+    "leader_follower": ("experiments/cacheback_figure4", "lengths_vicuna7b_mat"),
+    "mat": ("records", "steps_vicuna7b_specbench"),
+    "speedup": ("records", "speedup_vicuna7b_specbench"),
+    "time_waterfall": ("experiments/token_recycling_figure4", "time_vicuna7b_specbench"),
+}
+
+
+@pytest.fixture
+def shown(request, tmp_path, monkeypatch):
+    """Where the figures of a notebook go; its records are its own."""
+    records, figure = SHOWN[request.node.callspec.params["path"].stem]
+    monkeypatch.setenv("RUNS", str(GOLDEN / records))
+    monkeypatch.setenv("FIGURES", str(tmp_path))
+    notebook._shown.clear()
+    return tmp_path / f"{figure}.png"
+
+
+def test_all_notebooks_are_known():
+    assert {path.stem for path in NOTEBOOKS} == set(SHOWN)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_as_a_plain_file(path, shown):
+    runpy.run_path(str(path), run_name="__main__")
+    assert shown.stat().st_size > 5_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_through_jupytext(path, shown):
+    book = jupytext.read(path)
+    kinds = [cell.cell_type for cell in book.cells]
+    assert kinds[0] == "markdown", "it says first what it shows"
+    namespace = {"__name__": "__main__"}
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            exec(compile(cell.source, str(path), "exec"), namespace)
+    assert shown.exists()
+
+
+def test_runs_of_an_experiment_alone(monkeypatch):
+    folders = [GOLDEN / "records", GOLDEN / "experiments" / "ssd_stream"]
+    monkeypatch.setenv("RUNS", os.pathsep.join(map(str, folders)))
+    assert len(notebook.runs()) == 2
+    assert [run.experiment for run in notebook.runs("ssd_stream")] == ["ssd_stream"]
+
+
+def test_no_runs_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    with pytest.raises(ResultsError, match="no run at or below"):
+        notebook.runs()

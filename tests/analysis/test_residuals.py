@@ -1,0 +1,64 @@
+"""Residuals of predicted speedups: by hand, and what does not belong together."""
+
+import json
+
+import pytest
+
+from analysis import residuals
+from analysis.load import ResultsError, load_runs
+from specbench import durable
+from specbench.records import CASES, DONE, MANIFEST, CaseRecord
+
+
+def write(folder, timing, seconds, cases=("a", "b")):
+    folder.mkdir()
+    lines = [
+        CaseRecord(
+            run_key="k", label=label, method=label, model="m", dataset="d", task="qa",
+            category="qa", case_id=case, turn=0, repeat=0, stream_index=i, status="ok", n_prompt=3,
+            n_new=11, output_ids=[1] * 11, n_target_passes=5, accepted_per_step=[2] * 5,
+            decode_s=s, wall_s=s, timing=timing, state_scope="prompt", seed=0,
+        ).to_json()
+        for i, case in enumerate(cases)
+        for label, s in seconds.items()
+    ]  # fmt: skip
+    durable.rewrite_jsonl(folder / CASES, lines)
+    labels = {label: {} for label in seconds}
+    manifest = {"schema_version": 1, "labels": labels, "baseline": "ar", "config": {}}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / DONE).touch()
+    return folder
+
+
+def test_by_hand(tmp_path, capsys):
+    # Measured 2.0 and 4.0 times; predicted 2.2 (+10 %) and 3.8 (-5 %): the median error is 7.5 %.
+    live = write(tmp_path / "live", "measured", {"ar": 4.0, "pld": 2.0, "sam": 1.0})
+    again = write(tmp_path / "again", "predicted", {"ar": 4.18, "pld": 1.9, "sam": 1.1})
+    found = residuals.residuals(*load_runs([live]), *load_runs([again]))
+    assert [r.label for r in found] == ["pld", "sam"]
+    assert [r.of_speedup for r in found] == pytest.approx([0.1, -0.05])
+    assert [r.of_tokens_per_s for r in found] == pytest.approx([2 / 1.9 - 1, 1 / 1.1 - 1])
+    assert residuals.median_error(found) == pytest.approx(0.075)
+    assert residuals.main([str(live), str(again)]) == 1
+    assert residuals.main([str(live), str(again), "--limit", "0.08"]) == 0
+    shown = capsys.readouterr().out
+    assert "+10.0%" in shown
+    assert "7.5%" in shown
+
+
+def test_only_common_cases_count(tmp_path):
+    live = write(tmp_path / "live", "measured", {"ar": 4.0, "pld": 2.0})
+    again = write(tmp_path / "again", "predicted", {"ar": 4.0, "pld": 2.0}, cases=("b",))
+    (found,) = residuals.residuals(*load_runs([live]), *load_runs([again]))
+    assert found.of_speedup == 0
+
+
+def test_runs_that_do_not_belong_together_are_refused(tmp_path):
+    live = write(tmp_path / "live", "measured", {"ar": 4.0, "pld": 2.0})
+    other = write(tmp_path / "other", "predicted", {"ar": 4.0, "sam": 2.0})
+    with pytest.raises(ResultsError, match="no common cases"):
+        residuals.main([str(live), str(other)])
+    with pytest.raises(ResultsError, match="has measured times, not predicted"):
+        residuals.main([str(live), str(live)])
+    with pytest.raises(ResultsError, match="has predicted times, not measured"):
+        residuals.main([str(other), str(live)])

@@ -1,0 +1,124 @@
+"""Measuring a cost surface: a tiny model's weights, random ones without a hub, refusals."""
+
+import json
+
+import numpy as np
+import pytest
+
+from runners import cost, dispatch
+from runners.dispatch import Invocation
+from specbench import config, records
+from specbench.cost_surface import CostSurface
+from specbench.errors import ConfigurationError, OutputRefused
+
+GRID = [
+    "runner=cost",
+    "runner.contexts=[4,12]",
+    "runner.tree_rows=[1,3,6]",
+    "runner.batch_contexts=[4]",
+    "runner.batch_k=[1,3]",
+    "runner.batch_w=[0,2]",
+    "runner.passes=2",
+]
+TINY_SHAPE = [
+    "model=vicuna7b",
+    "model.shape=true",
+    "model.dtype=float32",
+    "model.device=cpu",
+    "model.shape_config.hidden_size=32",
+    "model.shape_config.intermediate_size=48",
+    "model.shape_config.num_hidden_layers=2",
+    "model.shape_config.num_attention_heads=4",
+    "model.shape_config.num_key_value_heads=2",
+    "model.shape_config.vocab_size=99",
+    "engine.packed.enabled=false",
+]
+
+
+def in_process(work, job):
+    return work(job)
+
+
+@pytest.fixture(autouse=True)
+def unfrozen():
+    import gc
+
+    yield
+    gc.unfreeze()
+
+
+def execute(*overrides, launch=in_process):
+    return dispatch.execute(config.compose([*overrides]), Invocation(tuple(overrides)), launch)
+
+
+def test_a_surface_of_real_weights(small, tmp_path, capsys):
+    out = tmp_path / "cost"
+    assert execute(*small, *GRID, "compare=[cacheback]", f"output_dir={out}") == 0
+    found = CostSurface.read(out / cost.SURFACE)
+    assert found.tree.samples.shape == (3, 2, 2)
+    assert found.batch.samples.shape == (2, 2, 1, 2)
+    assert found.prefill.samples.shape == (2, 2)
+    assert (found.tree.samples > 0).all()
+    assert found.model["weights_hash"]
+    assert {"hardware", "versions", "git"} <= found.machine.keys()
+    drafting = {(row["label"], row["context"]): row for row in found.drafting}
+    assert drafting["pld", 12]["step_us"] > 0
+    # Its frozen table was built for no such tokenizer.
+    assert "not measured" in drafting["cacheback", 12]["skipped"]
+    assert json.loads((out / records.MANIFEST).read_text())["status"] == "complete"
+    shown = capsys.readouterr().out
+    assert "free here:" in shown
+    assert "relative error" in shown
+    # The same command again prints the table and measures nothing.
+    assert execute(*small, *GRID, "compare=[cacheback]", f"output_dir={out}", launch=None) == 0
+    assert "free here:" in capsys.readouterr().out
+    with pytest.raises(OutputRefused, match=r"runner\.passes: there 2, here 3"):
+        execute(*small, *GRID, "compare=[cacheback]", "runner.passes=3", f"output_dir={out}")
+
+
+def test_a_surface_of_random_weights_needs_no_hub(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    out = tmp_path / "cost"
+    assert execute(*TINY_SHAPE, *GRID, "method=pld", f"output_dir={out}") == 0
+    found = CostSurface.read(out / cost.SURFACE)
+    assert found.model["shape"] is True
+    assert found.model["name"] == "vicuna7b"
+    assert {row["label"] for row in found.drafting} == {"ar", "pld"}
+    assert "vicuna7b" in capsys.readouterr().out
+
+
+def test_the_cache_is_left_as_it_was_by_every_pass(make_target):
+    target = make_target(batch=3, max_nodes=8)
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 48, 10)
+    expected = target.prefill(prompt).greedy().item()
+    target.prefill(prompt)
+    for tree in (cost._random_tree(5, 48, rng), cost._random_rows(3, 2, 48, rng)):
+        assert cost._pass_s(target, tree, 10) > 0
+        assert target.cache.length == 10
+    target.cache.truncate(9)
+    from specbench.structs import DraftTree
+
+    again = target.forward(int(prompt[-1]), DraftTree.empty()).greedy().item()
+    assert again == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("runner.tree_rows=[2,4]", "beginning with 1"),
+        ("runner.tree_rows=[1,4,2]", "no grid"),
+        ("runner.contexts=[]", "runner.contexts"),
+        ("runner.batch_k=[]", "go together"),
+        ("runner.contexts=[4,5000]", "holds 2048"),
+        ("runner.passes=0", "at least 1"),
+    ],
+)
+def test_impossible_grids_are_refused(override, said, tmp_path):
+    with pytest.raises(ConfigurationError, match=said):
+        execute(*TINY_SHAPE, *GRID, override, f"output_dir={tmp_path}/cost")
+
+
+def test_questions_are_not_answered_with_random_weights(tmp_path):
+    with pytest.raises(ConfigurationError, match="only cost measurements"):
+        execute(*TINY_SHAPE, "method=pld", f"output_dir={tmp_path}/run")

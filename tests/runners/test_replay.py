@@ -1,0 +1,324 @@
+"""Replay of a tiny model's run: the live run's steps, predicted times, refusals, one process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runners import dispatch, replay
+from runners.dispatch import Invocation
+from specbench import config, durable, records
+from specbench.cost_surface import CostSurface, Grid
+from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
+from specbench.records import CaseRecord
+
+ROOT = Path(__file__).parents[2]
+
+COMPARE = (
+    "compare=["
+    "{method: pld, label: pld_turn, num_tokens: 4, state_scope: turn},"
+    "{method: cacheback, label: cb_run, table: dynamic, merge: true, state_scope: run},"
+    "{method: cacheback, label: cb_turn, table: dynamic, state_scope: turn},"
+    "{method: suffix_decoding, label: suffix_run, offset: 4.0},"
+    "{method: ngrammys, label: rows, strategy: context, k: 3, w: 4},"
+    "{method: sam, automata: dynamic},"
+    "{method: random_drafts},"
+    "{method: oracle, depth: 3, accuracy: 0.7},"
+    "{method: union, drafters: [pld, random_drafts]}]"
+)
+LABELS = ("ar", "pld", "pld_turn", "cb_run", "cb_turn", "suffix_run", "rows", "sam")
+LABELS += ("random_drafts", "oracle", "union")
+
+
+def in_process(work, job):
+    return work(job)
+
+
+@pytest.fixture(autouse=True)
+def unfrozen():
+    """A finished live run leaves the collector frozen."""
+    import gc
+
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def live(small, tmp_path_factory):
+    """The live run of the tiny model, every label and two repeats, with candidates."""
+    out = tmp_path_factory.mktemp("live") / "run"
+    cfg = config.compose([*small, COMPARE, "repeats=2", "record=true", f"output_dir={out}"])
+    assert dispatch.execute(cfg, Invocation(), in_process) == 0
+    return out
+
+
+@pytest.fixture
+def again(small, live, tmp_path):
+    """Replay the live run; returns the exit code and the folder."""
+    plain = [text for text in small if not text.startswith(("dataset", "generation", "model."))]
+
+    def run(*typed, out="replay"):
+        base = [*plain, "runner=replay", f"runner.traces={live}", f"output_dir={tmp_path / out}"]
+        cfg = config.compose([*base, *typed])
+        return dispatch.execute(cfg, Invocation(tuple(typed))), tmp_path / out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def surface(tmp_path_factory):
+    """Two milliseconds a pass and one more for each row; prompts 0.1 ms a token."""
+    rows, contexts, k = np.arange(1, 130), (1, 250), (1, 8)
+    tree = np.repeat((1e-3 * (2 + rows))[:, None, None], 2, axis=1)
+    batch = np.full((2, 2, 2, 1), 0.5)
+    found = CostSurface(
+        model={"name": "smollm2_135m", "device": "cpu", "dtype": "float64"},
+        machine={"hardware": {"cpu": "a CPU", "gpus": []}},
+        prefill=Grid({"context": contexts}, 1e-4 * np.array([[1.0], [250.0]])),
+        tree=Grid({"rows": tuple(rows), "context": contexts}, tree),
+        batch=Grid({"k": k, "w": (0, 8), "context": contexts}, batch),
+    )
+    path = tmp_path_factory.mktemp("surface") / "surface.json"
+    found.write(path)
+    return path
+
+
+def steps(folder):
+    return {
+        r.key: (list(r.accepted_per_step), r.n_drafted, list(r.output_ids), r.finish_reason, r.seed)
+        for r in records.read_records(folder)[0]
+    }
+
+
+def test_steps_are_the_live_runs_for_every_label_scope_and_repeat(live, again):
+    code, out = again(COMPARE, "repeats=2")
+    assert code == 0
+    expected = steps(live)
+    assert {key[3] for key in expected} == set(LABELS)
+    assert steps(out) == expected
+    sped_up = {key[3] for key, (accepted, *_) in expected.items() if max(accepted, default=0) > 1}
+    assert {"pld", "cb_run", "suffix_run", "rows", "oracle"} <= sped_up  # something was compared
+
+
+def test_without_a_surface_there_are_steps_and_no_times(live, again):
+    _, out = again()
+    done = records.read_records(out)[0]
+    assert {r.timing for r in done} == {"none"}
+    assert {(r.prefill_s, r.decode_s, r.wall_s) for r in done} == {(0.0, 0.0, 0.0)}
+    assert {r.lossless.verdict for r in done} == {"not_audited"}
+    assert {r.dataset for r in done} == {"jsonl"}
+    summary = durable.read_json(out / records.SUMMARY)
+    assert {row["tokens_per_s"] for row in summary["rows"]} == {None}
+    assert {row["speedup"] for row in summary["rows"]} == {None}
+    theirs = {
+        (row["task"], row["label"]): row["mat"]
+        for row in durable.read_json(live / records.SUMMARY)["rows"]
+    }
+    for row in summary["rows"]:
+        assert row["mat"] == theirs[row["task"], row["label"]]
+    assert any("no times" in note for note in summary["notes"])
+
+
+def test_times_are_the_surfaces_and_say_so(again, surface, capsys):
+    code, out = again(
+        f"runner.surface={surface}", "compare=[{method: ngrammys, strategy: context, k: 3, w: 4}]"
+    )
+    assert code == 0
+    for record in records.read_records(out)[0]:
+        assert record.timing == "predicted"
+        assert record.prefill_s == pytest.approx(1e-4 * record.n_prompt)
+        passes = {
+            "ar": 3e-3 * record.n_target_passes,
+            "pld": 3e-3 * record.n_target_passes + 1e-3 * record.n_drafted,
+            "ngrammys": 0.5 * record.n_target_passes,
+        }[record.label]
+        assert passes < record.decode_s < passes + 0.05 + 1e-3 * record.n_target_passes
+        assert record.wall_s == record.prefill_s + record.decode_s
+    summary = durable.read_json(out / records.SUMMARY)
+    assert {row["timing"] for row in summary["rows"]} == {"predicted"}
+    assert any(row["speedup"] for row in summary["rows"])
+    assert summary["caption"].startswith("PREDICTED")
+    assert "PREDICTED" in capsys.readouterr().out
+
+
+def test_token_recycling_is_replayed_and_labelled_approximate(again):
+    code, out = again("compare=[token_recycling]")
+    assert code == 0
+    done = [r for r in records.read_records(out)[0] if r.label == "token_recycling"]
+    assert {r.drafter["replay"] for r in done} == {"approximate"}
+    assert any(max(r.accepted_per_step, default=0) > 1 for r in done)
+    notes = durable.read_json(out / records.SUMMARY)["notes"]
+    assert any(note.startswith("token_recycling: APPROXIMATE") for note in notes)
+
+
+@pytest.mark.parametrize("method", ["lookahead", "jacobi"])
+def test_methods_that_need_the_model_are_refused(again, method):
+    with pytest.raises(NeedsNotMet, match=f"method={method} needs .*cannot be replayed") as refusal:
+        again(f"compare=[{method}]")
+    assert refusal.value.exit_code == 2
+
+
+def test_candidates_that_are_not_there_are_asked_for(again, live):
+    kept = (live / records.CANDIDATES).read_bytes()
+    (live / records.CANDIDATES).unlink()
+    try:
+        with pytest.raises(NeedsNotMet, match="record=true"):
+            again("compare=[token_recycling]")
+    finally:
+        (live / records.CANDIDATES).write_bytes(kept)
+    with pytest.raises(NeedsNotMet, match="learn_prompt=false"):
+        again("compare=[{method: token_recycling, learn_prompt: true}]")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("generation.max_new_tokens=7", "recorded with generation.max_new_tokens=16"),
+        ("model=vicuna7b", "Type model=smollm2_135m"),
+        ("dataset=gsm8k", "contradicts the traces"),
+        ("dataset.shuffle=3", "recorded with dataset.shuffle=None"),
+        ("runner.traces=/nowhere", "no run folder"),
+        ("runner.traces=null", "runner.traces=RUN"),
+        ("runner.surface=/nowhere", "runner=cost"),
+    ],
+)
+def test_what_contradicts_the_traces_is_refused(again, typed, said):
+    with pytest.raises(ConfigurationError, match=said) as refusal:
+        again(typed)
+    assert refusal.value.exit_code == 2
+
+
+def test_what_agrees_with_the_traces_may_be_typed_and_cases_chosen(again):
+    typed = ["generation.max_new_tokens=16", "dataset=jsonl", "dataset.tasks=[qa]"]
+    _, out = again(*typed)
+    assert {r.case_id for r in records.read_records(out)[0]} == {"82", "83"}
+    _, out = again("dataset.limit=1", out="one")
+    assert {r.case_id for r in records.read_records(out)[0]} == {"81"}
+
+
+def test_a_folder_belongs_to_the_ids_and_not_to_their_place(again, live, tmp_path):
+    code, out = again()
+    before = (out / records.CASES).read_bytes()
+    pack = tmp_path / "pack.jsonl.gz"
+    subprocess.run(
+        [sys.executable, ROOT / "scripts/export_traces.py", live, pack], check=True, cwd=ROOT
+    )
+    assert again(f"runner.traces={pack}")[0] == code == 0
+    assert (out / records.CASES).read_bytes() == before
+    short = tmp_path / "short.jsonl"
+    lines = durable.read_jsonl(live / records.CASES)[0]
+    for line in lines:
+        line["output_ids"][0] += 1
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / records.MANIFEST).write_bytes((live / records.MANIFEST).read_bytes())
+    durable.rewrite_jsonl(other / records.CASES, lines)
+    assert not short.exists()
+    with pytest.raises(OutputRefused, match="traces_sha"):
+        again(f"runner.traces={other}")
+
+
+def test_an_interrupted_replay_goes_on_to_the_same_files(again, monkeypatch):
+    whole = steps(again(COMPARE, out="whole")[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "_BLOCKS_PER_WRITE", 2)
+        flush, calls = replay._Batch.flush, []
+
+        def stop(batch, files):
+            flush(batch, files)
+            calls.append(1)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+
+        patch.setattr(replay._Batch, "flush", stop)
+        with pytest.raises(KeyboardInterrupt):
+            again(COMPARE)
+    code, out = again(COMPARE)
+    assert code == 0
+    assert steps(out) == whole
+
+
+def test_a_drafter_that_fails_costs_its_turn_alone(again, monkeypatch):
+    from methods.suffix_decoding import SuffixDecoding
+
+    good = steps(again(COMPARE, out="good")[1])
+    begin = SuffixDecoding.begin
+
+    def fail_once(self, state):
+        begin(self, state)
+        self.turns = getattr(self, "turns", 0) + 1
+        if self.turns == 3:  # the warm-up is the first
+            raise ValueError("on purpose")
+
+    monkeypatch.setattr(SuffixDecoding, "begin", fail_once)
+    code, out = again(COMPARE)
+    assert code == 1
+    failed = [r for r in records.read_records(out)[0] if r.status == "failed"]
+    assert [(r.label, r.case_id, r.turn) for r in failed] == [("suffix_run", "81", 1)]
+    (error,) = durable.read_jsonl(out / records.ERRORS)[0]
+    assert (error["type"], error["message"]) == ("ValueError", "on purpose")
+    others = {key: value for key, value in good.items() if key[3] != "suffix_run"}
+    assert {key: value for key, value in steps(out).items() if key[3] != "suffix_run"} == others
+
+
+def test_a_run_without_plain_rows_needs_baseline_false(small, again, live, tmp_path):
+    only = tmp_path / "only"
+    only.mkdir()
+    (only / records.MANIFEST).write_bytes((live / records.MANIFEST).read_bytes())
+    lines = [line for line in durable.read_jsonl(live / records.CASES)[0] if line["label"] == "pld"]
+    durable.rewrite_jsonl(only / records.CASES, lines)
+    with pytest.raises(ConfigurationError, match="baseline=false"):
+        again(f"runner.traces={only}")
+    code, out = again(f"runner.traces={only}", "baseline=false")
+    assert code == 0
+    assert {r.label for r in records.read_records(out)[0]} == {"pld"}
+
+
+def test_records_of_older_runs_count_as_measured():
+    line = CaseRecord(
+        run_key="k", label="ar", method="ar", model="m", dataset="d", task="qa", category="qa",
+        case_id="1", turn=0, repeat=0, stream_index=0, status="failed", n_prompt=0,
+        state_scope="prompt", seed=0,
+    ).to_json()  # fmt: skip
+    del line["timing"]
+    assert CaseRecord.from_json(line).timing == "measured"
+    with pytest.raises(ValueError, match="timing 'guessed'"):
+        CaseRecord.from_json({**line, "timing": "guessed"})
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path, environment):
+    code = (
+        "import sys, os, json, runpy\n"
+        "pid = os.getpid()\n"
+        "from runners import isolate\n"
+        "def no_child(*a): raise AssertionError('a child was started')\n"
+        "from runners import dispatch\n"
+        "dispatch.run_in_child = no_child\n"
+        "try:\n"
+        "    runpy.run_path('run.py', run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0, end.code\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    plain = [text for text in small if not text.startswith(("dataset", "generation", "model."))]
+    done = subprocess.run(
+        [
+            sys.executable, "-c", code, "-m", *plain, "runner=replay", f"runner.traces={live}",
+            "method.num_tokens=1,2,3", f"output_dir={tmp_path}/sweep",
+        ],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folders = sorted(path.parent for path in (tmp_path / "sweep").rglob(records.DONE))
+    assert len(folders) == 3
+    mats = [
+        row["mat"]
+        for folder in folders
+        for row in json.loads((folder / records.SUMMARY).read_text())["rows"]
+        if (row["task"], row["label"]) == ("overall", "pld")
+    ]
+    assert len(set(mats)) > 1
