@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from analysis.groups import Group
     from analysis.load import Run
 
-DEFAULTS: dict[str, Any] = {"project": "specbench", "entity": None, "mode": "offline", "tags": [], "folder": None}
+DEFAULTS: dict[str, Any] = {
+    "project": "specbench",
+    "entity": None,
+    "mode": "offline",
+    "tags": [],
+    "folder": None,
+}
 FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS)
 # A case's columns: all of a record but the lists as long as a text.
 CASE_COLUMNS = (

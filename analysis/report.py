@@ -53,12 +53,14 @@ class Picture:
     """A figure for a page: its words beside it, not in it, so that a screen reads them.
 
     Attributes:
+        shows: what its axes are.
         uri: the drawing (SVG) as a ``data:`` address.
         width: in CSS pixels, as drawn.
     """
 
     title: str
     caption: str
+    shows: str
     uri: str
     width: int
 
@@ -124,36 +126,41 @@ def lead(runs: Sequence[Run]) -> str:
     return " ".join(words) + "."
 
 
-def warnings(groups: Iterable[Group]) -> list[str]:
-    """What a reader must know before any number."""
+def warnings(groups: Iterable[Group]) -> list[tuple[str, str]]:
+    """What a reader must know before any number: in a word, and how much of it there is."""
     runs = [run for group in groups for run in group.runs]
     entries = [entry for group in groups for entry in group.entries]
-    bugs = sum(entry.overall["lossless"]["bug"] for entry in entries)
     lost = {str(e.run.path): (e.overall["n_dropped"], e.overall["n_disturbed"]) for e in entries}
     dropped, disturbed = (sum(pair[i] for pair in lost.values()) for i in (0, 1))
-    found = {
+    of_turns = {
+        "BUG: output that is not plain decoding's": sum(
+            entry.overall["lossless"]["bug"] for entry in entries
+        )
+    }
+    of_runs = {
         "Synthetic records, not a measurement": sum(run.synthetic for run in runs),
         "Times predicted by a cost surface, not measured": sum(
             run.timing == "predicted" for run in runs
         ),
-        "Replayed without times: steps only": sum(run.timing == "none" for run in runs),
+        "Replay without times, steps only": sum(run.timing == "none" for run in runs),
         "Incomplete": sum(not run.complete for run in runs),
     }
-    said = [f"{words}: {count} of {len(runs)} runs." for words, count in found.items() if count]
-    if bugs:
-        said.insert(0, f"BUG: {bugs} turns are not what plain decoding would have written.")
-    if dropped:
-        said.append(f"{dropped} cases dropped out for all labels because one failed on them.")
-    if disturbed:
-        said.append(f"{disturbed} cases with a disturbed turn are left out of everything timed.")
-    return said
+    of_cases = {
+        "Left out for all labels because one failed": dropped,
+        "Disturbed, left out of everything timed": disturbed,
+    }
+    return [
+        *((words, f"turns: {count}") for words, count in of_turns.items() if count),
+        *((words, f"{count} of {len(runs)} runs") for words, count in of_runs.items() if count),
+        *((words, f"cases: {count}") for words, count in of_cases.items() if count),
+    ]
 
 
 def summary(groups: Iterable[Group]) -> Sheet:
     """A row per group: the label that did best there, and how it stands to the claims."""
     headings = [
-        "model and data", "hardware", "times", "best", "speedup [95 %]", "MAT [95 %]", "cases",
-        "lossless (all labels)", "verdicts on claims",
+        "model and data", "best", "speedup [95 %]", "MAT [95 %]", "cases",
+        "lossless (all labels)", "verdicts on claims", "times", "hardware",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
     for group in groups:
@@ -169,14 +176,14 @@ def summary(groups: Iterable[Group]) -> Sheet:
         rows.append(
             [
                 group.title,
-                group.runs[0].hardware,
-                group.runs[0].timing,
                 name(group, best),
                 Measured(best.overall["speedup"], best.overall["speedup_ci"]),
                 Measured(best.overall["mat"], best.overall["mat_ci"]),
                 str(best.overall["n_cases"]),
                 verdict_words(counts),
                 ", ".join(f"{n} {verdict}" for verdict, n in sorted(verdicts.items())) or ABSENT,
+                group.runs[0].timing,
+                group.runs[0].hardware,
             ]
         )
     text = (
@@ -213,10 +220,13 @@ def picture(figure: Figure) -> Picture:
         if text.get_gid() in words:
             words[text.get_gid()] = " ".join(text.get_text().split())
             text.set_visible(False)
+    # Axes without a name are legends and colour bars.
+    named = [axes.get_title() or axes.get_ylabel() for axes in figure.axes]
+    shows = "; ".join(dict.fromkeys(filter(None, named)))
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     uri = "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
-    return Picture(words[TITLE], words[CAPTION], uri, round(figure.get_figwidth() * 96))
+    return Picture(words[TITLE], words[CAPTION], shows, uri, round(figure.get_figwidth() * 96))
 
 
 def claims(groups: Iterable[Group]) -> Sheet:
