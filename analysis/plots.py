@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _CAPTION_INCHES_PER_LINE = 0.15
 _CHARACTERS_PER_INCH = 18
+TITLE, CAPTION = "title", "caption"  # ids of a figure's words, for a page that sets them itself
 HEADROOM = 1.6  # height of a picture over its tallest bar, at most
 
 
@@ -377,14 +378,15 @@ def _finish(
             ncols=columns, fontsize=8,
         )  # fmt: skip
         top += (0.1 + 0.19 * lines) / height
-    figure.text(0.02, top + 0.06 / height, title, fontsize=10, va="bottom")
+    figure.text(0.02, top + 0.06 / height, title, fontsize=10, va="bottom", gid=TITLE)
     lines_below = [
         line
         for part in caption.splitlines()
         for line in textwrap.wrap(part, int(inches * _CHARACTERS_PER_INCH))
     ]
     below = 0.1 + _CAPTION_INCHES_PER_LINE * len(lines_below)
-    figure.text(0.02, -below / height, "\n".join(lines_below), fontsize=7, va="bottom")
+    words = "\n".join(lines_below)
+    figure.text(0.02, -below / height, words, fontsize=7, va="bottom", gid=CAPTION)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

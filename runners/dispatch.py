@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LOGGERS = {"wandb": "analysis.publish"}  # run as modules: runners import no analysis
+_PUBLISH_S = 300.0
 _NO_EXPERIMENT = "runs"  # where runs without an experiment go below paths.results
 
 
@@ -168,7 +172,9 @@ def execute(
         folder.check_owner(path, run_key, identity)
         if folder.is_complete(path):
             _check_questions(cfg, path, runner)
-            return _reprint(path, runner)
+            exit_code = _reprint(path, runner)
+            publish(cfg.logger, path)
+            return exit_code
     questions = runner.questions(cfg)
     folder.make_folder(path)
     job = Job(
@@ -185,6 +191,7 @@ def execute(
     exit_code = launch(runner.run, job)
     if folder.is_complete(path):
         runner.show(path)
+        publish(cfg.logger, path)
     return exit_code
 
 
@@ -207,6 +214,29 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
                 f"'compare=[{{method: {label}, label: {label}_2}}]'."
             )
     return tuple(entries)
+
+
+def publish(logger: DictConfig, path: Path) -> None:
+    """Copy a finished run elsewhere, as the ``logger`` group says; a failure is only reported.
+
+    A process of its own does it after the measurement: no service runs while cases are timed, and
+    nothing that goes wrong with it reaches the run.
+    """
+    if logger is None or logger.name == "none":
+        return
+    if logger.name not in _LOGGERS:
+        raise unknown_name("logger", str(logger.name), ["none", *_LOGGERS])
+    node = json.dumps(OmegaConf.to_container(logger, resolve=True))
+    command = [sys.executable, "-m", _LOGGERS[logger.name], str(path), "--settings", node]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PUBLISH_S, check=False
+        )
+        said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = [f"not published: {error}"]
+    # The first line says it; a service's own complaints may follow.
+    sys.stdout.write(f"{logger.name}: {said[0] if said else 'nothing was said'}\n")
 
 
 def _entry(cfg: DictConfig) -> Entry:

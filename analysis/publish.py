@@ -1,0 +1,198 @@
+"""A run folder as a Weights & Biases run: ``python -m analysis.publish RUN``, or ``logger=wandb``.
+
+The run folder stays the only source: everything sent is read from it, after the measurement, so
+that no other process works while the clock runs. One W&B run per folder; its id is made from the
+run's key and the folder's name, so a run that was killed and resumed, or published twice, keeps it
+(offline each publication is one more segment, which ``wandb sync`` appends).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.figures import mean_accepted_tokens, save, speedup_by_task
+from analysis.groups import caption, make_groups
+from analysis.load import ResultsError, load_runs
+from specbench.records import CASES, ERRORS, MANIFEST, STEPS, SUMMARY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from analysis.groups import Group
+    from analysis.load import Run
+
+DEFAULTS: dict[str, Any] = {
+    "project": "specbench",
+    "entity": None,
+    "mode": "offline",
+    "tags": [],
+    "folder": None,
+}
+FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS)
+# A case's columns: all of a record but the lists as long as a text.
+CASE_COLUMNS = (
+    "label", "method", "task", "category", "case_id", "turn", "repeat", "status", "n_prompt",
+    "n_new", "n_target_passes", "n_drafted", "prefill_s", "decode_s", "wall_s", "finish_reason",
+)  # fmt: skip
+SUMMARY_COLUMNS = (
+    "label", "method", "task", "n_cases", "mat", "tokens_per_s", "speedup", "geomean_speedup",
+)  # fmt: skip
+
+
+def run_id(run: Run) -> str:
+    """The W&B id of a run folder: the same whenever the same job writes into the same folder."""
+    key = f"{run.manifest.get('run_key')}/{run.path.resolve().name}"
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """Name, group, job type and tags of the W&B run."""
+    config: Mapping[str, Any] = run.manifest.get("config") or {}
+    folder = run.path.resolve()
+    methods = [label for label in run.labels if label != run.baseline] or run.labels
+    return {
+        "id": run_id(run),
+        "name": folder.name,
+        "group": folder.parent.name,
+        "job_type": str((config.get("method") or {}).get("name") or methods[0]),
+        "tags": [run.model, run.dataset, *methods],
+    }
+
+
+def settings(run: Run, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The ``logger`` node given now, else the run's own, with defaults for what it lacks."""
+    node = given or (run.manifest.get("config") or {}).get("logger") or {}
+    return DEFAULTS | {key: node[key] for key in DEFAULTS if node.get(key) is not None}
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """What W&B shows as the run's configuration: the composed one and the surroundings."""
+    kept = ("config", "labels", "hardware", "versions", "git", "model", "seed", "run_key")
+    return {key: run.manifest[key] for key in kept if key in run.manifest}
+
+
+def metrics(group: Group) -> dict[str, float]:
+    """Flat numbers by ``<label>/<task>/<figure>``; what has no value is left out."""
+    found = {}
+    for entry in group.entries:
+        for task, row in entry.rows.items():
+            for figure in ("mat", "tokens_per_s", "speedup", "geomean_speedup"):
+                if row.get(figure) is not None:
+                    found[f"{entry.label}/{task}/{figure}"] = float(row[figure])
+            for verdict, count in (row.get("lossless") or {}).items():
+                found[f"{entry.label}/{task}/{verdict}"] = float(count)
+    return found
+
+
+def summary_rows(group: Group) -> list[list[Any]]:
+    """Rows of ``SUMMARY_COLUMNS``: label by label, the whole run last."""
+    rows = []
+    for entry in group.entries:
+        for row in entry.rows.values():
+            rows.append([row.get(column) for column in SUMMARY_COLUMNS])
+    return rows
+
+
+def case_rows(run: Run) -> list[list[Any]]:
+    """Rows of ``CASE_COLUMNS``, one a record."""
+    return [[getattr(record, column) for column in CASE_COLUMNS] for record in run.records]
+
+
+def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
+    """Send a run folder to W&B, or lay it down for ``wandb sync``.
+
+    Args:
+        run: a run folder.
+        given: a ``logger`` node that wins over the run's own.
+
+    Returns:
+        What to tell the user: where it is.
+
+    Raises:
+        ImportError: wandb is not installed.
+        Exception: whatever wandb raises; the run folder is untouched.
+    """
+    import wandb
+
+    chosen, who = settings(run, given), identity(run)
+    place = Path(chosen["folder"] or run.path / "wandb")
+    place.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("WANDB_SILENT", "true")
+    live = wandb.init(
+        project=chosen["project"],
+        entity=chosen["entity"],
+        mode=chosen["mode"],
+        dir=str(place),
+        config=configuration(run),
+        resume="allow",
+        **(who | {"tags": [*who["tags"], *chosen["tags"]]}),
+        settings=wandb.Settings(console="off", init_timeout=60),
+    )
+    try:
+        live.log({"cases": wandb.Table(columns=list(CASE_COLUMNS), data=case_rows(run))})
+        for group in make_groups([run], None):
+            live.log(
+                {"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary_rows(group))}
+            )
+            live.summary.update(metrics(group))
+            live.summary["caption"] = caption(group)
+            for name, draw in (("speedup", speedup_by_task), ("mat", mean_accepted_tokens)):
+                figure = draw(group)
+                if figure is not None:
+                    path = save(figure, place / "figures", name)[0]
+                    live.log({f"figures/{name}": wandb.Image(str(path))})
+        live.summary["complete"] = run.complete
+        artifact = wandb.Artifact(f"run-{who['id']}", type="records")
+        for name in FILES:
+            if (run.path / name).exists():
+                artifact.add_file(str(run.path / name))
+        live.log_artifact(artifact)
+    finally:
+        live.finish()
+    if chosen["mode"] == "offline":
+        return f"W&B run {who['id']} laid down; type: wandb sync {place}/wandb/offline-run-*"
+    return f"W&B run {who['id']}: {live.url}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; 0 where all folders were published, 1 where W&B refused one, 2 for bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.publish",
+        description="Copy run folders to Weights & Biases (offline unless logger.mode=online).",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders, or folders above them")
+    parser.add_argument(
+        "--settings", type=json.loads, help='JSON over the runs\' own, e.g. \'{"mode": "online"}\''
+    )
+    options = parser.parse_args(arguments)
+    try:
+        runs = load_runs(options.runs)
+        if not runs:
+            raise ResultsError(f"{options.runs[0]} holds no run with records.")
+    except (ResultsError, OSError, json.JSONDecodeError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    failed = 0
+    for run in runs:
+        try:
+            sys.stdout.write(publish(run, options.settings) + "\n")
+        except ImportError:
+            sys.stderr.write(
+                "error: wandb is not installed: pip install -e '.[wandb]', or logger=none\n"
+            )
+            return 2
+        except Exception as error:
+            # A dashboard is a copy: whatever is wrong with the service, the records are safe.
+            failed += 1
+            sys.stderr.write(f"not published: {run.path}: {type(error).__name__}: {error}\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,398 @@
+"""Runs as one page for a browser: ``python -m analysis.report RUNS... -o report.html``.
+
+The page stands alone: style and pictures are inside, it has no script, and its content policy
+forbids the browser to fetch anything. It says the same as :mod:`analysis.tables` and
+:mod:`analysis.figures`, and besides how the methods were set, on what they ran, and what was
+claimed. The same records give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import matplotlib
+
+from analysis.artifacts import made_of
+from analysis.artifacts.artifact import drafting, name
+from analysis.claims import VERDICT_RULE
+from analysis.command import with_runs
+from analysis.figures import FIGURES
+from analysis.groups import make_groups, verdict_words
+from analysis.plots import CAPTION, TITLE
+from analysis.render import ABSENT, Measured, Sheet
+from analysis.sheets import pairs_sheet, sheet
+from analysis.style import RC
+from specbench.statistics import ESTIMATORS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+    from analysis.groups import Group
+    from analysis.load import Run
+
+TEMPLATE = "report.html.jinja"
+# Of a manifest; what is left out is long and stands there.
+_SURROUNDINGS = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
+_LONG = {"packed", "drafts"}
+_NOT_KNOBS = {"name", "version", "state_scope", "_target_"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure for a page: its words beside it, not in it, so that a screen reads them.
+
+    Attributes:
+        shows: what its axes are.
+        uri: the drawing (SVG) as a ``data:`` address.
+        width: in CSS pixels, as drawn.
+    """
+
+    title: str
+    caption: str
+    shows: str
+    uri: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Section:
+    """One artifact of a paper, or the runs that share model, data and hardware."""
+
+    title: str
+    sheets: Sequence[Sheet]
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What runs were measured on, and which of them."""
+
+    title: str
+    facts: Mapping[str, str]
+    runs: Sequence[str] = field(default_factory=list)
+
+
+def page(runs: Sequence[Run], estimator: str | None = None) -> str:
+    """The whole page.
+
+    Args:
+        runs: as :func:`analysis.load.usable_runs` gives them.
+        estimator: of the tables that belong to no artifact, and of the summary.
+    """
+    recorded = [run for run in runs if run.records]
+    groups = make_groups(recorded, estimator)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.tests["measured"] = lambda cell: isinstance(cell, Measured)
+    environment.filters["numeric"] = numeric_columns
+    return environment.get_template(TEMPLATE).render(
+        lead=lead(recorded or runs),
+        warnings=warnings(groups),
+        summary=summary(groups),
+        sections=list(sections(runs, estimator)),
+        claims=claims(groups),
+        rule=VERDICT_RULE,
+        lossless=lossless(groups),
+        settings=settings(recorded),
+        surroundings=surroundings(runs),
+        sources=sources(runs),
+    )
+
+
+def lead(runs: Sequence[Run]) -> str:
+    """What was run, in one sentence."""
+    turns = sum(len(run.records) for run in runs)
+    words = [f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {turns} recorded turns"]
+    if turns:
+        models = dict.fromkeys(run.model for run in runs)
+        data = dict.fromkeys(run.dataset for run in runs)
+        words.append(f"of {', '.join(models)} on {', '.join(data)}")
+    return " ".join(words) + "."
+
+
+def warnings(groups: Iterable[Group]) -> list[tuple[str, str]]:
+    """What a reader must know before any number: in a word, and how much of it there is."""
+    runs = [run for group in groups for run in group.runs]
+    entries = [entry for group in groups for entry in group.entries]
+    lost = {str(e.run.path): (e.overall["n_dropped"], e.overall["n_disturbed"]) for e in entries}
+    dropped, disturbed = (sum(pair[i] for pair in lost.values()) for i in (0, 1))
+    of_turns = {
+        "BUG: output that is not plain decoding's": sum(
+            entry.overall["lossless"]["bug"] for entry in entries
+        )
+    }
+    of_runs = {
+        "Synthetic records, not a measurement": sum(run.synthetic for run in runs),
+        "Times predicted by a cost surface, not measured": sum(
+            run.timing == "predicted" for run in runs
+        ),
+        "Replay without times, steps only": sum(run.timing == "none" for run in runs),
+        "Incomplete": sum(not run.complete for run in runs),
+    }
+    of_cases = {
+        "Left out for all labels because one failed": dropped,
+        "Disturbed, left out of everything timed": disturbed,
+    }
+    return [
+        *((words, f"turns: {count}") for words, count in of_turns.items() if count),
+        *((words, f"{count} of {len(runs)} runs") for words, count in of_runs.items() if count),
+        *((words, f"cases: {count}") for words, count in of_cases.items() if count),
+    ]
+
+
+def summary(groups: Iterable[Group]) -> Sheet:
+    """A row per group: the label that did best there, and how it stands to the claims."""
+    headings = [
+        "model and data", "best", "speedup [95 %]", "MAT [95 %]", "cases",
+        "lossless (all labels)", "verdicts on claims", "times", "hardware",
+    ]  # fmt: skip
+    rows: list[list[str | Measured]] = []
+    for group in groups:
+        entries = drafting(group)
+        if not entries:
+            continue
+        key = "speedup" if any(e.overall["speedup"] is not None for e in entries) else "mat"
+        best = max(entries, key=lambda entry: entry.overall[key] or 0.0)
+        counts: Counter[str] = Counter()
+        for entry in entries:
+            counts.update(entry.overall["lossless"])
+        verdicts = Counter(filter(None, (entry.verdict() for entry in entries)))
+        rows.append(
+            [
+                group.title,
+                name(group, best),
+                Measured(best.overall["speedup"], best.overall["speedup_ci"]),
+                Measured(best.overall["mat"], best.overall["mat_ci"]),
+                str(best.overall["n_cases"]),
+                verdict_words(counts),
+                ", ".join(f"{n} {verdict}" for verdict, n in sorted(verdicts.items())) or ABSENT,
+                group.runs[0].timing,
+                group.runs[0].hardware,
+            ]
+        )
+    text = (
+        "Best: the label with the highest speedup, or the highest MAT where nothing was timed. "
+        "It was picked after the fact, so its interval is a little too hopeful; the sections below "
+        "have all labels."
+    )
+    return Sheet("At a glance", text, headings, rows, [])
+
+
+def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
+    """The artifacts of the papers first, then every group of other runs."""
+    made, others = made_of(runs)
+    for artifact, members in made:
+        pictures = _pictures(artifact.figures(members).values())
+        yield Section(artifact.place, list(artifact.sheets(members)), pictures)
+    for group in make_groups(others, estimator):
+        sheets = [page for page in (sheet(group), pairs_sheet(group)) if page is not None]
+        figures = [draw(group) for draw in FIGURES.values()]
+        yield Section(group.title, sheets, _pictures(f for f in figures if f is not None))
+
+
+def _pictures(figures: Iterable[Figure]) -> list[Picture]:
+    # As outlines, because the reader's machine need not have the font.
+    context: Any = matplotlib.rc_context(RC | {"svg.fonttype": "path"})
+    with context:
+        return [picture(figure) for figure in figures]
+
+
+def picture(figure: Figure) -> Picture:
+    """The figure with its title and caption taken out of the drawing."""
+    words = {TITLE: "", CAPTION: ""}
+    for text in figure.texts:
+        if text.get_gid() in words:
+            words[text.get_gid()] = " ".join(text.get_text().split())
+            text.set_visible(False)
+    # Axes without a name are legends and colour bars.
+    named = [axes.get_title() or axes.get_ylabel() for axes in figure.axes]
+    shows = "; ".join(dict.fromkeys(filter(None, named)))
+    out = io.BytesIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    uri = "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
+    return Picture(words[TITLE], words[CAPTION], shows, uri, round(figure.get_figwidth() * 96))
+
+
+def claims(groups: Iterable[Group]) -> Sheet:
+    """Every label for which something is claimed, beside what was measured."""
+    headings = [
+        "model and data", "method", "MAT [95 %]", "claimed MAT", "speedup [95 %]",
+        "claimed speedup", "claimed for", "source", "verdict",
+    ]  # fmt: skip
+    rows: list[list[str | Measured]] = []
+    for group in groups:
+        for entry in drafting(group):
+            claim = entry.claim
+            if claim is None:
+                continue
+            words = f"{claim.qualifier} " if claim.qualifier else ""
+            claimed = [
+                ABSENT if value is None else f"{words}{value:.2f}"
+                for value in (claim.value("mat"), claim.value("speedup"))
+            ]
+            rows.append(
+                [
+                    group.title,
+                    name(group, entry),
+                    Measured(entry.overall["mat"], entry.overall["mat_ci"]),
+                    claimed[0],
+                    Measured(entry.overall["speedup"], entry.overall["speedup_ci"]),
+                    claimed[1],
+                    f"{claim.model} on {claim.dataset}, {claim.hardware}",
+                    f"{claim.title.partition(':')[0]}, {claim.source}",
+                    entry.verdict(),
+                ]
+            )
+    return Sheet("Claimed and measured", VERDICT_RULE, headings, rows, [])
+
+
+def lossless(groups: Iterable[Group]) -> Sheet:
+    """Turns of every label by verdict."""
+    kinds = ("equal", "near_tie", "bug", "not_audited")
+    headings = ["model and data", "method", *(kind.replace("_", " ") for kind in kinds)]
+    rows: list[list[str | Measured]] = [
+        [
+            group.title,
+            name(group, entry),
+            *(str(entry.overall["lossless"][kind]) for kind in kinds),
+        ]
+        for group in groups
+        for entry in drafting(group)
+    ]
+    text = (
+        "Turns. Equal: the tokens of plain decoding. Near tie: other tokens, but each is within "
+        "the number format's tolerance of the likeliest one. Bug: anything else. Not audited: "
+        "sampling, or a run without plain decoding."
+    )
+    return Sheet("Losslessness", text, headings, rows, [])
+
+
+def settings(runs: Iterable[Run]) -> list[Sheet]:
+    """A table per method: every setting that was run, once, with the number of its runs."""
+    counts: dict[str, Counter[tuple[str, str, str]]] = {}
+    for run in runs:
+        for label in run.labels:
+            node = (run.manifest.get("labels") or {}).get(label) or {}
+            knobs = {key: v for key, v in run.knobs(label).items() if key not in _NOT_KNOBS}
+            setting = (label, str(node.get("state_scope", ABSENT)), json.dumps(knobs))
+            counts.setdefault(str(node.get("method", label)), Counter())[setting] += 1
+    return [_settings_sheet(method, found) for method, found in sorted(counts.items())]
+
+
+def _settings_sheet(method: str, found: Mapping[tuple[str, str, str], int]) -> Sheet:
+    knobs = [json.loads(text) for _, _, text in found]
+    names = list(dict.fromkeys(key for setting in knobs for key in setting))
+    rows: list[list[str | Measured]] = [
+        [label, scope, *(_plain(own.get(key)) for key in names), str(count)]
+        for ((label, scope, _), count), own in zip(found.items(), knobs, strict=True)
+    ]
+    return Sheet(method, "", ["label", "state kept per", *names, "runs"], rows, [])
+
+
+def surroundings(runs: Iterable[Run]) -> list[Surroundings]:
+    """Model, hardware, versions and code of the runs; runs that agree in all of it once."""
+    found: dict[str, Surroundings] = {}
+    for run in runs:
+        kept = {key: run.manifest[key] for key in _SURROUNDINGS if run.manifest.get(key)}
+        facts = dict(_flat(kept))
+        key = json.dumps(facts)
+        if key not in found:
+            title = f"{run.hardware}, {run.code}"
+            found[key] = Surroundings(title, facts, [])
+        found[key] = Surroundings(found[key].title, facts, [*found[key].runs, str(run.path)])
+    return list(found.values())
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in node.items():
+        if isinstance(value, dict) and value:
+            if key not in _LONG:
+                yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return ABSENT
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def sources(runs: Iterable[Run]) -> Sheet:
+    """The run folders, so that every number can be traced to its records."""
+    headings = ["folder", "experiment", "typed", "began", "turns", "run key", "seed"]
+    rows: list[list[str | Measured]] = [
+        [
+            str(run.path),
+            run.experiment or ABSENT,
+            " ".join(map(str, run.manifest.get("overrides") or [])) or ABSENT,
+            min((record.started_at for record in run.records), default="")[:19] or ABSENT,
+            str(len(run.records)),
+            str(run.manifest.get("run_key") or ABSENT)[:8],
+            str(run.seed),
+        ]
+        for run in runs
+    ]
+    return Sheet("Runs", "", headings, rows, [])
+
+
+def numeric_columns(shown: Sheet) -> list[bool]:
+    """Whether each column of a sheet holds numbers, and so stands to the right."""
+    return [
+        all(isinstance(cell, Measured) or cell == ABSENT or _is_number(cell) for cell in column)
+        for column in zip(*shown.rows, strict=True)
+    ] or [False] * len(shown.headings)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
+    options = _parser().parse_args(arguments)
+    return with_runs(options, lambda runs: _write(runs, options))
+
+
+def _write(runs: Sequence[Run], options: argparse.Namespace) -> int:
+    text = page(runs, options.estimator)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"{options.output}: {len(text.encode()) / 1024:.0f} KiB\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.report", description="Runs as one page for a browser."
+    )
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders of them")
+    add("-o", "--output", type=Path, metavar="FILE", default=Path("report.html"))
+    add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
+    add("--incomplete", action="store_true", help="also show runs that have not reached their end")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Copies of runs for Weights & Biases: same id after a resume, and never in a benchmark's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from analysis import publish
+from analysis.groups import make_groups
+from analysis.load import load_runs
+from runners import dispatch
+from specbench.errors import ConfigurationError
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records" / "synthetic"
+
+
+@pytest.fixture
+def run(tmp_path):
+    shutil.copytree(GOLDEN, tmp_path / "experiment" / "job")
+    (found,) = load_runs([tmp_path])
+    return found
+
+
+class FakeRun:
+    """Takes what a W&B run takes and remembers it."""
+
+    url = "https://example.invalid/run"
+
+    def __init__(self) -> None:
+        self.logged: dict = {}
+        self.summary: dict = {}
+        self.files: list[str] = []
+        self.finished = False
+
+    def log(self, values: dict) -> None:
+        self.logged |= values
+
+    def log_artifact(self, artifact: object) -> None:
+        self.files = sorted(entry.path for entry in artifact.manifest.entries.values())
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
+    made = FakeRun()
+    made.arguments = {}
+
+    def init(**arguments: object) -> FakeRun:
+        made.arguments = arguments
+        return made
+
+    monkeypatch.setattr(wandb, "init", init)
+    return made
+
+
+def test_what_a_run_sends(run, fake):
+    said = publish.publish(run, {"mode": "offline", "project": "p", "tags": ["mine"]})
+    arguments = fake.arguments
+    assert arguments["id"] == publish.run_id(run)
+    assert (arguments["group"], arguments["name"]) == ("experiment", "job")
+    assert arguments["job_type"]
+    assert arguments["resume"] == "allow"
+    assert {"mine", run.model, run.dataset, "pld"} <= set(arguments["tags"])
+    assert arguments["config"]["config"] == run.manifest["config"]
+    assert len(fake.logged["cases"].data) == len(run.records)
+    assert "figures/mat" in fake.logged
+    (group,) = make_groups([run], None)
+    pld = next(entry for entry in group.entries if entry.label == "pld")
+    assert fake.summary["pld/overall/mat"] == pytest.approx(pld.overall["mat"])
+    assert fake.summary["complete"] is True
+    assert {"manifest.json", "cases.jsonl"} <= set(fake.files)
+    assert fake.finished
+    assert "wandb sync" in said
+
+
+def test_no_prompt_and_no_answer_is_in_the_case_table():
+    assert not {"prompt_ids", "output_ids"} & set(publish.CASE_COLUMNS)
+
+
+def test_the_id_is_the_folders_and_the_keys(run, tmp_path):
+    again = shutil.copytree(run.path, tmp_path / "elsewhere" / "job")
+    other = shutil.copytree(run.path, tmp_path / "elsewhere" / "other")
+    (same,), (different,) = load_runs([again]), load_runs([other])
+    assert publish.run_id(same) == publish.run_id(run)  # the place may move, the job may not
+    assert publish.run_id(different) != publish.run_id(run)
+
+
+def test_settings_given_win_over_the_runs_own(run):
+    run.manifest["config"]["logger"] = {"name": "wandb", "project": "own", "mode": "disabled"}
+    assert publish.settings(run)["project"] == "own"
+    assert publish.settings(run, {"project": "given"})["project"] == "given"
+    assert publish.settings(run, {"project": "given"})["mode"] == "offline"
+
+
+def test_a_refusal_is_reported_and_the_others_go_on(run, tmp_path, monkeypatch, capsys):
+    shutil.copytree(run.path, tmp_path / "experiment" / "second")
+    calls = []
+
+    def refuse(found: object, given: object) -> str:
+        calls.append(found)
+        if len(calls) == 1:
+            raise RuntimeError("no key")
+        return "fine"
+
+    monkeypatch.setattr(publish, "publish", refuse)
+    assert publish.main([str(tmp_path)]) == 1
+    out = capsys.readouterr()
+    assert "no key" in out.err
+    assert "fine" in out.out
+
+
+def test_without_wandb_the_message_says_what_to_install(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert publish.main([str(run.path)]) == 2
+    assert "[wandb]" in capsys.readouterr().err
+
+
+def test_a_folder_without_runs_is_refused(tmp_path, capsys):
+    assert publish.main([str(tmp_path)]) == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_a_benchmark_survives_whatever_the_service_does(tmp_path, monkeypatch, capsys):
+    node = OmegaConf.create({"name": "wandb", "mode": "online"})
+
+    def slow(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("wandb", 300)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    dispatch.publish(node, tmp_path)
+    assert "not published" in capsys.readouterr().out
+
+
+def test_an_unknown_logger_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="wandb"):
+        dispatch.publish(OmegaConf.create({"name": "wandbb"}), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_adds_a_segment_offline(run):
+    """The real library, offline: two publications, one id."""
+    pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "analysis.publish", str(run.path), "--settings",
+             json.dumps({"mode": "offline"})],
+            env=environment, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    segments = sorted((run.path / "wandb" / "wandb").glob("offline-run-*"))
+    assert len(segments) == 2
+    assert all(folder.name.endswith(publish.run_id(run)) for folder in segments)

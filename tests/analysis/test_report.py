@@ -1,0 +1,253 @@
+"""The report: all of it in one file that stands alone, readable on a phone and without a mouse."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from analysis import report
+from analysis.groups import make_groups
+from analysis.load import load_runs
+from analysis.render import Measured, Sheet
+from tests.analysis import browser
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes; raises where tags do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self._open = []
+        self.feed(text)
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    assert report.main([str(GOLDEN / "records"), "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(page):
+    return page.read_text()
+
+
+@pytest.fixture(scope="module")
+def read(text):
+    return Reader(text)
+
+
+@pytest.fixture
+def run(tmp_path):
+    shutil.copytree(GOLDEN / "records" / "synthetic", tmp_path / "run")
+    (found,) = load_runs([tmp_path])
+    return found
+
+
+def test_nothing_is_fetched_and_nothing_runs(read, text):
+    addresses = [a[key] for _, a in read.found for key in ("src", "href") if key in a]
+    assert addresses
+    assert all(address.startswith(("data:", "#")) for address in addresses)
+    assert not read.all("script")
+    assert "@import" not in text
+    assert "url(" not in text
+    (policy,) = (a["content"] for a in read.all("meta") if "http-equiv" in a)
+    assert policy.startswith("default-src 'none'")
+
+
+def test_every_part_is_there_and_reachable(read, text):
+    ids = {a["id"] for _, a in read.found if "id" in a}
+    links = {a["href"][1:] for a in read.all("a")}
+    assert {"summary", "claims", "lossless", "settings", "environment", "runs"} <= ids & links
+    assert links <= ids
+    assert all(words in text for words in ("Synthetic CPU", "max_ngram", "2 near tie", "MAT only"))
+    described = {a["aria-describedby"] for _, a in read.found if "aria-describedby" in a}
+    assert described <= ids
+    assert len(ids) == len([a for _, a in read.found if "id" in a]), "an id occurs twice"
+
+
+def test_the_summary_comes_first_with_its_warnings(text):
+    order = [text.index(f'id="{name}"') for name in ("summary", "contents", "section-1", "claims")]
+    assert order == sorted(order)
+    assert text.index("Synthetic records, not a measurement") < order[1]
+
+
+def test_numbers_are_those_of_the_tables(text):
+    (group,) = make_groups(load_runs([GOLDEN / "records"]))
+    for entry in group.entries:
+        value = str(Measured(entry.overall["mat"], entry.overall["mat_ci"]))
+        assert value in re.sub(r"<[^>]+>", "", text), entry.label
+
+
+def test_a_claim_stands_beside_the_measured_value():
+    groups = make_groups(load_runs([GOLDEN / "records"]))
+    rows = {str(row[1]): [str(cell) for cell in row] for row in report.claims(groups).rows}
+    assert rows["pld"][2].startswith("1.65")
+    assert rows["pld"][3] == "1.75"
+    assert rows["pld"][-1] == "MAT only"
+
+
+def test_pictures_have_words_and_tables_have_heads(read):
+    pictures = read.all("img")
+    assert len(pictures) == 2
+    assert all(len(picture["alt"]) > 40 for picture in pictures)
+    assert len({picture["alt"] for picture in pictures}) == 2
+    regions = [a for _, a in read.found if a.get("role") == "region"]
+    assert len(regions) >= len(read.all("table"))
+    assert all(a["tabindex"] == "0" and a["aria-label"] for a in regions)
+    assert {a.get("scope") for a in read.all("th")} == {"row", "col"}
+
+
+def test_a_picture_s_words_stand_beside_it_not_in_it(run):
+    (group,) = make_groups([run])
+    figure = report.FIGURES["mat"](group)
+    made = report.picture(figure)
+    assert made.title == group.title
+    assert made.caption.startswith("SYNTHETIC RECORDS")
+    assert "tokens per target pass" in made.shows
+    assert [t.get_visible() for t in figure.texts] == [False, False]
+
+
+def test_the_same_records_give_the_same_bytes(page, tmp_path):
+    again = tmp_path / "again.html"
+    assert report.main([str(GOLDEN / "records"), "-o", str(again)]) == 0
+    assert again.read_bytes() == page.read_bytes()
+
+
+def test_what_runs_are_called_cannot_become_markup(run):
+    hostile = "<script>alert(1)</script>"
+    run.manifest["hardware"]["cpu"] = hostile
+    run.manifest["labels"]["pld"]["knobs"]["variant"] = hostile
+    made = report.page([run])
+    assert hostile not in made
+    assert made.count("&lt;script&gt;") >= 2
+
+
+def test_a_bug_is_the_first_thing_said(run):
+    records = [json.loads(line) for line in (run.path / "cases.jsonl").read_text().splitlines()]
+    wrong = next(line for line in records if line["label"] == "pld" and line["status"] == "ok")
+    wrong["lossless"]["verdict"] = "bug"
+    (run.path / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    groups = make_groups(load_runs([run.path]))
+    assert report.warnings(groups)[0] == ("BUG: output that is not plain decoding's", "turns: 1")
+
+
+def test_runs_that_agree_in_their_surroundings_share_them(run, tmp_path):
+    other = shutil.copytree(run.path, tmp_path / "other")
+    newer = shutil.copytree(run.path, tmp_path / "newer")
+    manifest = json.loads((newer / "manifest.json").read_text())
+    (newer / "manifest.json").write_text(json.dumps(manifest | {"versions": {"torch": "9"}}))
+    apart, shared = report.surroundings(load_runs([run.path, other, newer]))
+    assert (apart.runs, shared.runs) == ([str(newer)], [str(other), str(run.path)])
+    assert apart.facts["versions.torch"] == "9"
+
+
+def test_settings_are_listed_once_with_their_runs(run, tmp_path):
+    shutil.copytree(run.path, tmp_path / "other")
+    sheets = {sheet.title: sheet for sheet in report.settings(load_runs([tmp_path]))}
+    assert list(sheets) == ["ar", "cacheback", "pld"]
+    assert [str(row[0]) for row in sheets["cacheback"].rows] == ["cacheback", "no_frozen"]
+    assert [str(row[-1]) for row in sheets["cacheback"].rows] == ["2", "2"]
+
+
+def test_columns_of_numbers_are_told_from_words():
+    shown = Sheet("", "", ["a", "b", "c"], [["x", "1.5", Measured(2.0)], ["–", "–", "–"]], [])
+    assert report.numeric_columns(shown) == [False, True, True]
+    assert report.numeric_columns(Sheet("", "", ["a"], [], [])) == [False]
+
+
+def test_nothing_to_show_exits_2(tmp_path, capsys):
+    assert report.main([str(tmp_path), "-o", str(tmp_path / "report.html")]) == 2
+    assert "no run at or below" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+needs_browser = pytest.mark.skipif(
+    browser.executable() is None,
+    reason="no Chromium here (Debian: apt-get install chromium): the page was not looked at",
+)
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+BROKEN = "[...document.images].filter(image => !image.complete || !image.naturalWidth).length"
+FOCUS = (
+    "[document.activeElement.className, document.activeElement.getBoundingClientRect().left >= 0,"
+    " getComputedStyle(document.activeElement).outlineStyle]"
+)
+
+
+@pytest.fixture
+def tab(tmp_path):
+    opened = browser.Page(tmp_path / "profile")
+    yield opened
+    opened.close()
+
+
+def look(tab, path):
+    """What must hold at a phone's and at a desk's width, by day and by night."""
+    for width, height in ((390, 844), (1280, 900)):
+        for scheme in ("light", "dark"):
+            tab.show(path, width, height, scheme)
+            assert tab.evaluate("innerWidth") == width
+            assert tab.evaluate(OVERFLOW) == 0, f"{width} px"
+            assert tab.evaluate(BROKEN) == 0
+            colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (colour == "rgb(255, 255, 255)") == (scheme == "light")
+    assert tab.complaints == []
+    assert set(tab.requests) == {path.resolve().as_uri()}
+
+
+@needs_browser
+def test_in_a_browser(tab, page):
+    look(tab, page)
+    tab.show(page, 390, 844)
+    tab.press("Tab")
+    assert tab.evaluate(FOCUS) == ["skip", True, "solid"]
+    tab.press("Enter")
+    assert tab.evaluate("document.activeElement.id") == "summary"
+    tab.press("Tab")
+    name, seen, outline = tab.evaluate(FOCUS)
+    assert (name, seen, outline) == ("scroll", True, "solid"), "a wide table scrolls by arrow keys"
+
+
+@needs_browser
+def test_the_browser_tells_a_page_that_is_too_wide(tab, tmp_path):
+    """The checks above can fail."""
+    path = tmp_path / "bad.html"
+    path.write_text(
+        '<meta name="viewport" content="width=device-width, minimum-scale=1">'
+        '<div style="width: 900px">wide</div><img src="data:image/png;base64,AAAA">'
+        "<script>console.error('no')</script>"
+    )
+    tab.show(path, 390, 844)
+    assert tab.evaluate(OVERFLOW) > 0
+    assert tab.evaluate(BROKEN) == 1
+    assert tab.complaints
+
+
+@pytest.mark.slow
+@needs_browser
+def test_every_artifact_in_a_browser(tab, tmp_path):
+    path = tmp_path / "all.html"
+    assert report.main([str(GOLDEN), "-o", str(path)]) == 0
+    look(tab, path)
