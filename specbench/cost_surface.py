@@ -167,8 +167,8 @@ class CostSurface:
 
     def free_nodes(self, context: int, free: float = FREE) -> int:
         """Draft nodes that ride along for at most ``free`` of the 1-row pass's time."""
-        rows = np.arange(1.0, self.tree.axes["rows"][-1] + 1)
-        seconds = self.tree.predict(rows, np.full(len(rows), context))
+        rows = np.arange(1, self.tree.axes["rows"][-1] + 1)
+        seconds = self.tree.predict(rows.astype(np.float64), np.full(len(rows), float(context)))
         return int(np.flatnonzero(seconds <= (1.0 + free) * seconds[0])[-1])
 
     def write(self, path: Path) -> None:
