@@ -1,0 +1,163 @@
+"""The W&B workspace and report as code: they show what is sent, and need no server to be made."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis import dashboards, publish
+from analysis.groups import make_groups
+from analysis.load import load_runs
+from analysis.render import Measured
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+@pytest.fixture(scope="module")
+def runs():
+    pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
+    return load_runs([GOLDEN / "records"])
+
+
+@pytest.fixture(scope="module")
+def compared(runs):
+    return dashboards.subject(runs, entity="team")
+
+
+def parts(made, kind):
+    """All parts of a kind in what :func:`dashboards.description` gives."""
+    if isinstance(made, dict):
+        own = [made] if made.get("kind") == kind else []
+        return own + [part for value in made.values() for part in parts(value, kind)]
+    if isinstance(made, list):
+        return [part for value in made for part in parts(value, kind)]
+    return []
+
+
+def names(made):
+    return {metric["name"] for metric in parts(made, "SummaryMetric")}
+
+
+@pytest.mark.parametrize("make", [dashboards.workspace, dashboards.report])
+def test_every_panel_shows_a_key_that_is_sent(make, compared, runs):
+    sent = {key for group in make_groups(runs) for key in publish.metrics(group)}
+    shown = names(dashboards.description(make(compared)))
+    assert shown <= sent
+    for figure in dashboards.FIGURES:
+        wanted = {key for key in sent if key.endswith(f"/{figure}")}
+        assert wanted <= shown, "a label or a task is without a bar"
+    assert "cacheback/overall/bug" in shown
+
+
+def test_the_workspace_opens_with_the_headline(compared):
+    made = dashboards.workspace(compared)
+    assert (made.entity, made.project) == ("team", "specbench")
+    first, *others = made.sections
+    assert first.name.startswith("Speedup")
+    assert first.is_open
+    assert [metric.name for metric in first.panels[0].metrics] == [
+        f"{label}/overall/speedup" for label in ("ar", "cacheback", "no_frozen", "pld")
+    ]
+    assert "Lossless" in [section.name for section in others]
+    assert "summary:pld/overall/speedup" in made.runset_settings.pinned_columns
+
+
+def test_the_report_has_the_table_with_its_caption_and_claims(compared):
+    made = dashboards.description(dashboards.report(compared))
+    text = "\n".join(block["text"] for block in parts(made, "MarkdownBlock"))
+    (group,) = compared.groups
+    pld = next(entry for entry in group.entries if entry.label == "pld")
+    assert str(Measured(pld.overall["speedup"], pld.overall["speedup_ci"])) in text
+    assert "1.53 / 1.75" in text
+    assert "SYNTHETIC RECORDS" in text
+    assert all(runset["project"] == "specbench" for runset in parts(made, "Runset"))
+
+
+def test_a_figure_that_no_run_has_gets_no_panel():
+    pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
+    without = load_runs([GOLDEN / "experiments" / "ngrammys_figure2"])
+    assert {run.timing for run in without} == {"none"}
+    made = dashboards.description(dashboards.workspace(dashboards.subject(without)))
+    assert all(name.rsplit("/", 1)[1] in ("mat", *dashboards.VERDICTS) for name in names(made))
+    assert next(part["name"] for part in parts(made, "Section")).startswith("MAT")
+
+
+def test_entity_and_project_come_from_the_runs_where_none_is_given(runs):
+    node = {"name": "wandb", "entity": "ours", "project": "theirs"}
+    runs[0].manifest["config"]["logger"] = node
+    try:
+        made = dashboards.subject(runs)
+        given = dashboards.subject(runs, "me", "mine")
+    finally:
+        del runs[0].manifest["config"]["logger"]
+    assert (made.entity, made.project) == ("ours", "theirs")
+    assert (given.entity, given.project) == ("me", "mine")
+
+
+def test_without_push_a_file_is_written_and_what_to_type_is_said(runs, tmp_path, capsys):
+    del runs
+    texts = []
+    for name in ("first", "again"):
+        path = tmp_path / f"{name}.json"
+        assert dashboards.main([str(GOLDEN / "records"), "-o", str(path)]) == 0
+        texts.append(path.read_text())
+    assert texts[0] == texts[1]
+    assert set(json.loads(texts[0])) == {"workspace", "report"}
+    out = capsys.readouterr().out
+    assert "Nothing was sent" in out
+    assert "wandb login" in out
+    assert f"analysis.dashboards {GOLDEN / 'records'} --entity NAME" in out
+
+
+class Saved:
+    url = "https://example.invalid/saved"
+
+
+def test_push_saves_both_for_the_account_s_own_entity(compared, monkeypatch, capsys):
+    import wandb
+    import wandb_workspaces.reports.v2 as wr
+    import wandb_workspaces.workspaces as ws
+
+    saved = []
+
+    def save(made):
+        saved.append((type(made).__name__, made.entity))
+        return Saved
+
+    class Api:
+        default_entity = "account"
+
+    monkeypatch.setattr(ws.Workspace, "save", save)
+    monkeypatch.setattr(wr.Report, "save", save)
+    monkeypatch.setattr(wandb, "Api", Api)
+    assert dashboards.main([str(GOLDEN / "records"), "--push"]) == 0
+    assert saved == [("Workspace", "account"), ("Report", "account")]
+    assert capsys.readouterr().out.count(Saved.url) == 2
+    del compared
+
+
+def test_a_refusal_is_reported_with_what_to_type(compared, monkeypatch, capsys):
+    del compared
+
+    def refuse(_):
+        raise RuntimeError("no key")
+
+    monkeypatch.setattr(dashboards, "push", refuse)
+    assert dashboards.main([str(GOLDEN / "records"), "--push"]) == 1
+    err = capsys.readouterr().err
+    assert "no key" in err
+    assert "wandb login" in err
+
+
+def test_without_the_library_the_message_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
+    assert dashboards.main([str(GOLDEN / "records")]) == 2
+    assert "[wandb]" in capsys.readouterr().err
+
+
+def test_costs_alone_are_refused(capsys):
+    assert dashboards.main([str(GOLDEN / "experiments" / "ngrammys_figure1")]) == 2
+    assert "nothing to compare" in capsys.readouterr().err
