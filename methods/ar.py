@@ -13,10 +13,17 @@ from specbench.structs import Needs
 
 @dataclass(kw_only=True, eq=False)
 class Autoregressive(Drafter):
-    """Drafts nothing, so every step commits the target's own token."""
+    """Drafts nothing, so every step commits the target's own token.
+
+    Attributes:
+        eager: passes are launched one by one whatever the run's engine: the slow baseline of most
+            published speedups, beside the fast one (``compare=[{method: ar, eager: true, label:
+            ar_eager}]``).
+    """
 
     name: str = "ar"
+    eager: bool = False
 
     @property
     def needs(self) -> Needs:
-        return Needs(max_nodes=0)
+        return Needs(max_nodes=0, eager=self.eager)

@@ -92,8 +92,13 @@ class Stage:
         }
         self._on_gpu = self._target.device.type == "cuda"
         verifier = build_verifier(config.verifier, self._sampling)
-        self._engine = self._make_engine(config, verifier, phases=bool(config.measure.phases))
-        self._plain_engine = self._make_engine(config, GreedyVerifier(), phases=False)
+        phases = bool(config.measure.phases)
+        self._engine = self._make_engine(config, self._target, verifier, phases=phases)
+        self._plain_engine = self._make_engine(config, self._target, GreedyVerifier(), phases=False)
+        self._eager_engine = self._engine
+        if isinstance(self._target, GraphTarget) and any(c.drafter.needs.eager for c in contenders):
+            eager = Target(self._model.model, max_len=self._max_len, max_nodes=self._max_nodes)
+            self._eager_engine = self._make_engine(config, eager, verifier, phases=phases)
         self._plain_drafter = Drafter(name="plain")
         for contender in contenders:
             contender.drafter.setup(
@@ -161,7 +166,8 @@ class Stage:
         """Decode a prompt in the measured engine."""
         limit = max_new_tokens or self._max_new_tokens
         self._reserve(len(prompt) + limit)
-        return self._engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed)
+        engine = self._eager_engine if drafter.needs.eager else self._engine
+        return engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed)
 
     def reset(self, drafter: Drafter) -> float:
         """Empty a drafter and return the seconds it took, which belong to the turn that follows."""
@@ -212,9 +218,11 @@ class Stage:
         if self._on_gpu:
             torch.cuda.synchronize(self._target.device)
 
-    def _make_engine(self, config: DictConfig, verifier: Verifier, *, phases: bool) -> Engine:
+    def _make_engine(
+        self, config: DictConfig, target: Target, verifier: Verifier, *, phases: bool
+    ) -> Engine:
         return Engine(
-            self._target,
+            target,
             verifier,
             eos_ids=self._model.eos_ids,
             context_length=self._model.context_length,

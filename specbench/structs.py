@@ -235,6 +235,7 @@ class Needs:
         max_nodes: nodes of a draft tree at most; sizes the engine's buffers.
         draft_nodes: nodes that the draft model holds at once at most; 0 for ``max_nodes``.
         sampling: works at temperature > 0.
+        eager: its passes run eagerly, whatever the run's engine.
     """
 
     tokens_only: bool = True
@@ -250,6 +251,7 @@ class Needs:
     max_nodes: int = 128
     draft_nodes: int = 0
     sampling: bool = True
+    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)
