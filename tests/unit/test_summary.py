@@ -345,6 +345,22 @@ class TestRunSummary:
         (note,) = self.summary(phase_s={"verify": 3.0, "draft": 1.0})["notes"]
         assert note == "shares of sam's wall time: verify 75.0%, draft 25.0%."
 
+    def test_speedups_over_an_eager_baseline_are_told(self):
+        cases = [*pair("a", plain_s=4, fast_s=2), record("slow", "a", 11, 10, 8.0)]
+        labels = {"ar": {}, "pld": {}, "slow": {"knobs": {"eager": True}}}
+        found = run_summary(cases, [], self.MANIFEST | {"labels": labels})
+        assert found["notes"] == ["speedup over slow (launched pass by pass): ar 2.00, pld 4.00."]
+
+    def test_the_baseline_is_held_against_the_memory(self):
+        model = {"weight_bytes": 4e9, "copy_bytes_per_s": 8e9, "dtype": "float32"}
+        found = run_summary(
+            pair("a", plain_s=10),
+            [],
+            self.MANIFEST | {"labels": {"ar": {}, "pld": {}}, "model": model},
+        )
+        (note,) = found["notes"]
+        assert "reads its weights at 50% of" in note  # one token a second
+
     @pytest.mark.parametrize(("verdict", "code"), [("bug", 1), ("near_tie", 0)])
     def test_the_exit_code(self, verdict, code):
         found = [record("pld", "a", 11, 5, 5.0, lossless=Lossless(verdict, 1, 1.0))]
