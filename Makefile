@@ -4,7 +4,8 @@
 #   TORCH_INDEX  package index to take torch from (a CUDA or CPU build); default: pip's own
 #   RESULTS      folder that `make tables` and `make figures` use (default: results)
 #   DATA_DIR     folder with data files for `make tables`; without it the demo prompts stand in
-#   ARGS         more arguments for tables, bench, bench-engine, bench-drafters, test and test-all
+#   GPU          folder below docs/measurements that `make gpu-check` writes (default: gpu)
+#   ARGS         more arguments for the bench targets, test and test-all
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,6 +15,7 @@ SHELL := bash
 PYTHON ?= python3
 TORCH_INDEX ?=
 RESULTS ?= results
+GPU ?= gpu
 DATA_DIR ?=
 ARGS ?=
 
@@ -32,7 +34,7 @@ STAMP := $(VENV)/.stamp-setup
 # Tests must pass without a network: a test that asks the hub fails here and not only elsewhere.
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled $(PY) -m pytest
 
-.PHONY: help setup bench test test-all lint fmt type tables figures bench-engine bench-drafters clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters bench-growth gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -95,8 +97,17 @@ figures: $(STAMP) ## Figures of all runs below RESULTS, drawn again
 bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host work per step
 	$(PY) scripts/bench_engine.py $(ARGS)
 
+soak: $(STAMP) ## A thousand cases with faults: memory stays flat and nothing is lost
+	$(PYTEST) -s tests/runners/test_soak.py $(ARGS)
+
 bench-drafters: $(STAMP) ## Drafting time per step of each method
 	$(PY) scripts/bench_drafters.py $(ARGS)
+
+bench-growth: $(STAMP) ## Drafting time against context length and store size; time to build stores
+	$(PY) -m scripts.bench_growth $(ARGS)
+
+gpu-check: $(STAMP) ## Numerics, bandwidth, decoding, rows and steps on this machine's GPU, 9 minutes
+	$(PY) scripts/gpu_check.py --out docs/measurements/$(GPU) $(ARGS)
 
 clean: ## Remove caches of the tools (never results/, .venv/ or .cache/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

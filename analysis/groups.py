@@ -122,7 +122,7 @@ def caption(group: Group) -> str:
             f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"
             + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
             + (f", {dropped} dropped because one label failed" if dropped else "")
-            + (f", {disturbed} with a disturbed turn not timed" if disturbed else "")
+            + (f", {disturbed} with a disturbed turn {_how_counted(group)}" if disturbed else "")
             + ".",
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(group)}.",
@@ -137,6 +137,13 @@ def _lost(group: Group, kind: str) -> int:
     """Cases lost over all runs; all labels of a run lose the same ones."""
     by_run = {str(entry.run.path): int(entry.overall[kind]) for entry in group.entries}
     return sum(by_run.values())
+
+
+def _how_counted(group: Group) -> str:
+    """What became of disturbed cases, as :mod:`specbench.statistics.summary` states it."""
+    if any(entry.overall["disturbed_counted"] for entry in group.entries):
+        return "(of one run more than half, and counted there)"
+    return "not timed"
 
 
 def _scopes(group: Group) -> str:
@@ -162,6 +169,12 @@ def _lossless(group: Group) -> str:
 
 def verdict_words(counts: Mapping[str, int]) -> str:
     """``3 near tie, 45 equal``; kinds that did not occur are left out."""
-    words = {"bug": "BUG", "near_tie": "near tie", "equal": "equal", "not_audited": "not audited"}
+    words = {
+        "bug": "BUG",
+        "near_tie": "near tie",
+        "equal": "equal",
+        "not_audited": "not audited",
+        "lossy": "lossy",
+    }
     parts = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
     return ", ".join(parts) or "nothing audited"

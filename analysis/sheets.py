@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from analysis.claims import NOT_RUN, VERDICT_RULE, Claim
@@ -123,7 +124,7 @@ def settings_sheet(
         columns: heading and text of what sets the rows apart, e.g. a knob's value.
         text: what the caption says before the conditions.
     """
-    entries = [entry for group in groups for entry in rows_once(group)]
+    entries = [entry for group in groups for entry in _in_order(group, columns)]
     apart = {
         heading: of for heading, of in _WHERE.items() if len({of(entry) for entry in entries}) > 1
     }
@@ -185,6 +186,26 @@ def with_rule(notes: Sequence[str]) -> list[str]:
 def claimed_cells(claim: Claim | None) -> list[str]:
     """What is claimed (speedup / MAT), and for which model on what."""
     return [_claimed(claim), f"{claim.model}, {claim.hardware}" if claim else ABSENT]
+
+
+def _in_order(group: Group, columns: Mapping[str, Callable[[Entry], str]]) -> list[Entry]:
+    """As a run has its labels; several runs by what sets them apart, the baseline first."""
+    entries = rows_once(group)
+    if len(group.runs) == 1:
+        return entries
+
+    def key(entry: Entry) -> tuple[bool, list[list[tuple[str, int]]]]:
+        return (
+            entry.label != entry.run.baseline,
+            [natural(of(entry)) for of in columns.values()],
+        )
+
+    return sorted(entries, key=key)
+
+
+def natural(text: str) -> list[tuple[str, int]]:
+    """Sorting key that puts ``vicuna7b`` before ``vicuna13b`` and 5 before 10."""
+    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", text)]
 
 
 def rows_once(group: Group) -> list[Entry]:

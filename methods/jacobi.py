@@ -13,6 +13,8 @@ Where ours differs, and why:
     - The paper starts a block with padding tokens, which decoder-only models often lack: ``fill``
       names what new guesses are. The default draws them from the prompt, as Lookahead does.
     - Eight guesses are our choice; 4, 8 and 16 are usual.
+    - At a temperature the block is still made of the target's likeliest tokens, which keeps it free
+      of the random numbers that will judge it.
 State kept: the block, for a turn, so the state scope changes nothing. Draws depend on ``seed`` and
     the prompt, not on the order of cases.
 """
@@ -58,8 +60,7 @@ class Jacobi(Drafter):
 
     @property
     def needs(self) -> Needs:
-        # Not for sampling: the block is made of the target's greedy tokens.
-        return Needs(tokens_only=False, sampling=False, max_nodes=self.block_len)
+        return Needs(tokens_only=False, max_nodes=self.block_len)
 
     def setup(self, context: DraftContext) -> None:
         self._seed = context.seed

@@ -7,10 +7,8 @@ Reference code studied: hao-ai-lab/LookaheadDecoding (``lade/decoding.py``) and 
 Method: a window of N − 1 levels and W columns holds guesses of the tokens ahead. Each pass predicts
     one more level (a Jacobi iteration per column), completes W n-grams for the pool, and drops the
     oldest level. N-grams that follow the last token in the pool, G at most, are verified beside it.
-The window is a tree: level 0 is a chain below the root (whose place is column 0), and column j of a
-    level hangs below column j of the level before. Ancestors and depths are then exactly the
-    reference's mask and positions. Its nodes are auxiliary: they ride in the pass, none is a
-    candidate. The pool's n-grams are candidate chains below the root.
+The window (``specbench.index.lookahead_window``) is a tree whose nodes are auxiliary: they ride in
+    the pass, none is a candidate. The pool's n-grams are candidate chains below the root.
 Parameters: N 5 and W = G = 15 is what the authors run a 7B model with; Spec-Bench takes 5, 7, 7;
     the code's own fallback is 8, 60, 60.
 As in the reference: level 0 starts with tokens drawn from the prompt, the first N − 2 steps fill
@@ -24,6 +22,8 @@ Where ours differs, and why:
     - With ``pool_from_prompt`` every n-gram that a step completes is inserted, the oldest first.
     - End tokens in the window stay; the engine stops at the first one committed anyway.
     - N = 2 works; the reference crashes.
+    - At a temperature the window is still made of the target's likeliest tokens, which keeps its
+      n-grams free of the random numbers that will judge them.
     - The window's first tokens depend on ``seed`` and the prompt, not on the order of cases.
 State kept: the window, for a turn; the pool, at most vocab × G n-grams, as ``state_scope`` says
     (the reference: ``turn``).
@@ -37,8 +37,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.drafter import Drafter
+from specbench.index.lookahead_window import LookaheadWindow
 from specbench.index.ngram_pool import NgramPool
-from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, Needs, StepOutcome
+from specbench.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 
 _NO_GUESSES = np.empty((0, 1), dtype=np.int64)
 
@@ -71,19 +72,13 @@ class Lookahead(Drafter):
         self._require(self.guesses >= 1, "guesses", "at least 1")
         self._seed = 0
         self._pool = NgramPool(0, self.ngram - 1, self.guesses)
-        self._grid = np.zeros((1, 1), dtype=np.int64)
+        self._window = LookaheadWindow(self.window, self.ngram)
         self._tree = DraftTree.empty()
-        self._shapes: dict[tuple[int, int, int], tuple[IntArray, np.ndarray]] = {}
 
     @property
     def needs(self) -> Needs:
-        filling = (
-            (filled + 1) * (self.window + self.ngram - 2 - filled) - 1
-            for filled in range(self.ngram - 2)
-        )
-        steady = (self.ngram - 1) * (self.window + self.guesses) - 1
-        # Not for sampling: the window is made of the target's greedy tokens.
-        return Needs(tokens_only=False, sampling=False, max_nodes=max(steady, *filling, 0))
+        most = self._window.most_nodes(self.guesses)
+        return Needs(tokens_only=False, max_nodes=most)
 
     def setup(self, context: DraftContext) -> None:
         self._seed = context.seed
@@ -98,19 +93,13 @@ class Lookahead(Drafter):
     def begin(self, state: DecodeState) -> None:
         prompt = state.buffer[: state.n_prompt]
         random = np.random.default_rng([self._seed, zlib.crc32(prompt.tobytes())])
-        # One level, as much wider than W as the fill phase will drop; column 0 is the root's.
-        width = self.window + self.ngram - 2
-        self._grid = prompt[random.integers(0, len(prompt), width)][None]
+        self._window.begin(prompt, random)
         if self.pool_from_prompt:
             self._pool.insert_text(state.buffer, 0, state.length)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        self._grid[0, 0] = state.root
-        levels, columns = self._grid.shape
-        filled = levels == self.ngram - 1
-        guesses = self._pool.after(state.root) if filled else _NO_GUESSES
-        parents, aux = self._shape(levels, columns, len(guesses))
-        tokens = np.concatenate((guesses.reshape(-1), self._grid.reshape(-1)[1:]))
+        guesses = self._pool.after(state.root) if self._window.full else _NO_GUESSES
+        tokens, parents, aux = self._window.tree(state.root, guesses, self.lost_bonus)
         self._tree = DraftTree(tokens, parents, aux=aux)
         return self._tree
 
@@ -120,55 +109,4 @@ class Lookahead(Drafter):
             self._pool.insert_text(state.buffer, begin, state.length)
         # A tree cut by the engine has lost a part of the window: it waits for the next step.
         if outcome.tree is self._tree and outcome.next_tokens is not None:
-            self._advance(outcome.next_tokens)
-
-    def _advance(self, next_tokens: IntArray) -> None:
-        """Move the window on by one column, with the target's tokens as its last level."""
-        levels, columns = self._grid.shape
-        predicted = next_tokens[-columns:]
-        if levels == 1:  # column 0 is the root, whose row is the first
-            predicted = np.concatenate((next_tokens[:1], predicted[1:]))
-        grown = np.concatenate((self._grid, predicted[None]))
-        if levels < self.ngram - 1:
-            self._grid = grown[:, 1:].copy()
-        else:
-            self._pool.insert(grown.T)
-            self._grid = grown[1:]
-
-    def _shape(self, levels: int, columns: int, guesses: int) -> tuple[IntArray, np.ndarray]:
-        """Parents and auxiliary nodes: the guesses first, then the window level by level."""
-        key = (levels, columns, guesses)
-        if key not in self._shapes:
-            self._shapes[key] = tree_shape(
-                levels, columns, guesses, self.ngram - 1, self.lost_bonus
-            )
-        return self._shapes[key]
-
-
-def tree_shape(
-    levels: int, columns: int, guesses: int, length: int, lost_bonus: bool
-) -> tuple[IntArray, np.ndarray]:
-    """Geometry of ``guesses`` chains of ``length`` tokens and a window.
-
-    Args:
-        levels: levels of the window.
-        columns: its columns; column 0 of level 0 is the root and no node.
-        guesses: chains below the root.
-        length: tokens of a chain.
-        lost_bonus: whether a chain's last token is auxiliary.
-
-    Returns:
-        ``parents [n]`` and ``aux [n]``: the chains, then the window level by level.
-    """
-    chains = np.arange(guesses * length).reshape(guesses, length) - 1
-    chains[:, 0] = -1
-    # Node numbers of the window's places, root included, and what each hangs below.
-    nodes = np.arange(levels * columns).reshape(levels, columns) + guesses * length - 1
-    nodes[0, 0] = -1
-    above = np.concatenate((np.roll(nodes[:1], 1), nodes[:-1]))
-    parents = np.concatenate((chains.reshape(-1), above.reshape(-1)[1:]))
-    aux = np.ones(len(parents), dtype=np.bool_)
-    aux[: guesses * length] = False
-    if lost_bonus:
-        aux[length - 1 : guesses * length : length] = True
-    return parents.astype(np.int64), aux
+            self._pool.insert(self._window.advance(outcome.next_tokens))

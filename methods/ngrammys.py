@@ -24,13 +24,16 @@ Where ours differs, and why:
     - Where ``context`` finds fewer than k rows, the batch keeps its shape: the last row is
       repeated, or without any the last token. A tree has only the rows there are.
     - The first draft comes after the prompt's pass, as for every method here.
-State kept: none beyond the committed tokens, so the state scope changes nothing. ``rows_per_step``
-    keeps, for the turn's figures, which strategy gave how many rows and which row won.
+State kept: none beyond the committed tokens, so the state scope changes nothing.
+Recorded for each step (``drafter`` in the records): how many rows either source gave, in the order
+    they were run (context first, best first), and of the row that won its place among all rows,
+    its source and its rank there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,6 +42,9 @@ from specbench.errors import ConfigurationError, unknown_name
 from specbench.index.bigram_table import TOP, BigramTable
 from specbench.index.context_ngrams import context_rows, merge_rows, table_rows
 from specbench.structs import Artefact, DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _STRATEGIES = ("unigram", "bigram", "extended_bigram", "context", "mixed")
 _LAYOUTS = ("batch", "tree")
@@ -128,6 +134,7 @@ class NGrammys(Drafter):
                     command=f"python scripts/build_bigram_table.py --model MODEL {options}".strip(),
                     path=self.bigram_table,
                     params=params,
+                    per_model=True,
                 ),
             )
         return Needs(
@@ -221,6 +228,28 @@ class NGrammys(Drafter):
         self._owners = owners
         sources = np.where(owners < from_text, _CONTEXT, _MODEL)
         return DraftTree(tokens, parents, sources=sources)
+
+    def report(self) -> Mapping[str, Any]:
+        context, model = self.source_names
+        won = [self._origin(step) for step in self._rows_per_step]
+        return {
+            f"rows_{context}": [step.context for step in self._rows_per_step],
+            f"rows_{model}": [step.model for step in self._rows_per_step],
+            "won_row": [step.winner for step in self._rows_per_step],
+            "won_source": [source for source, _ in won],
+            "won_rank": [rank for _, rank in won],
+            "accepted": [step.accepted for step in self._rows_per_step],
+        }
+
+    def _origin(self, step: StepRows) -> tuple[str | None, int]:
+        """Source of the row that won and its place among that source's rows; None and -1: none."""
+        context, model = self.source_names
+        if step.winner < 0:
+            return None, -1
+        if step.winner < step.context:
+            return context, step.winner
+        # The batch repeats its last row to keep its shape, and the first of equal rows wins.
+        return model, step.winner - step.context
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         if self._counts is None:  # a recorded turn is fed again: nothing was proposed

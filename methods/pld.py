@@ -1,15 +1,17 @@
 """Prompt lookup decoding: draft what followed the last tokens when they occurred before.
 
 Paper: none; the method was published as a repository, apoorvumang/prompt-lookup-decoding.
-Variants, each with its own default values in its home:
+Variants, each with the lengths it has in its home where none are given:
     specbench  Spec-Bench's copy (also the repository's README): oldest match with all
                ``num_tokens`` after it and not within the last n tokens, else the next match, then a
-               shorter n; 3 and 10. Without a match Spec-Bench drafts token 100 (``dummy_token``).
+               shorter n; n from 3 to 1. Without a match Spec-Bench drafts token 100
+               (``dummy_token``).
     hf         transformers' ``PromptLookupCandidateGenerator``: oldest match, a short continuation
-               is allowed, cut before the first end-of-text token; 2 and 10.
+               is allowed, cut before the first end-of-text token; n from 2 to 1.
     vllm       vLLM's n-gram proposer: the longest match within [min_ngram, max_ngram], the oldest
-               among the longest, a short continuation is allowed; 5 and 5 where unset.
-    recent     the newest match with ``num_tokens`` after it, else the one with most; unpublished.
+               among the longest, a short continuation is allowed; both 5, or what the other one is.
+    recent     the newest match with ``num_tokens`` after it, else the one with most; unpublished;
+               n from 3 to 1.
 Where ours differs: without a match nothing is drafted (``dummy_token: null``), and the first draft
     comes after the prompt's pass, not in it. The search is compiled but still linear in the text.
 State kept: none beyond the committed tokens, so the state scope changes nothing.
@@ -22,11 +24,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.drafter import Drafter
-from specbench.errors import unknown_name
+from specbench.errors import ConfigurationError, unknown_name
 from specbench.index.lookup import NEWEST, OLDEST, OLDEST_FULL, find_continuation
 from specbench.structs import DecodeState, DraftContext, DraftTree, Needs
 
 _RULES = {"specbench": OLDEST_FULL, "hf": OLDEST, "vllm": OLDEST, "recent": NEWEST}
+_MAX_NGRAM = {"specbench": 3, "hf": 2, "vllm": 5, "recent": 3}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,16 +37,17 @@ class PromptLookup(Drafter):
     """Drafts a chain copied from the text itself.
 
     Attributes:
-        max_ngram: length of the n-gram that is searched first.
-        min_ngram: length of the last one tried.
+        max_ngram: length of the n-gram that is searched first; None takes the variant's.
+        min_ngram: length of the last one tried; None takes the variant's.
         num_tokens: tokens drafted at most (exactly, in the variant ``specbench``).
         variant: ``specbench``, ``hf``, ``vllm`` or ``recent``.
         dummy_token: id drafted where nothing matches; None drafts nothing.
     """
 
     name: str = "pld"
-    max_ngram: int = 3
-    min_ngram: int = 1
+    version: int = 2
+    max_ngram: int | None = None
+    min_ngram: int | None = None
     num_tokens: int = 10
     variant: str = "specbench"
     dummy_token: int | None = None
@@ -52,14 +56,28 @@ class PromptLookup(Drafter):
         super().__post_init__()
         if self.variant not in _RULES:
             raise unknown_name("method.variant", self.variant, _RULES)
-        self._require(self.min_ngram >= 1, "min_ngram", "at least 1")
-        self._require(
-            self.max_ngram >= self.min_ngram, "max_ngram", f"at least min_ngram={self.min_ngram}"
-        )
+        longest, shortest = self._lengths = self._searched_lengths()
+        given = "max_ngram" if self.min_ngram is None else "min_ngram"
+        self._require(shortest >= 1, given, "at least 1")
+        if longest < shortest:
+            raise ConfigurationError(
+                f"method.max_ngram={longest} is out of range for method={self.name}: it must be at "
+                f"least min_ngram={shortest}."
+            )
         self._require(self.num_tokens >= 1, "num_tokens", "at least 1")
         self._rule = _RULES[self.variant]
         self._eos_ids: frozenset[int] = frozenset()
         self._no_match = DraftTree.empty()
+
+    def _searched_lengths(self) -> tuple[int, int]:
+        """The n-grams searched first and last; the variant's where a knob says nothing."""
+        longest, shortest = self.max_ngram, self.min_ngram
+        if longest is None:
+            follows = self.variant == "vllm" and shortest is not None
+            longest = shortest if follows else _MAX_NGRAM[self.variant]
+        if shortest is None:
+            shortest = longest if self.variant == "vllm" else 1
+        return longest, shortest
 
     @property
     def needs(self) -> Needs:
@@ -77,7 +95,7 @@ class PromptLookup(Drafter):
 
     def propose(self, state: DecodeState) -> DraftTree:
         start, count = find_continuation(
-            state.buffer, state.length, self.max_ngram, self.min_ngram, self.num_tokens, self._rule
+            state.buffer, state.length, *self._lengths, self.num_tokens, self._rule
         )
         if count == 0:
             return self._no_match

@@ -21,14 +21,17 @@ What is ours, where it is silent:
 The present request cannot be searched before it ends, so there is no prompt lookup in it.
 State kept: all requests of a run (``state_scope: run``; with ``prompt`` only the turns of a case
     before the present one are found), at most ``buffer_tokens``: 12 bytes each, and as many again
-    while an array is being built. Resuming a run feeds the recorded turns again.
+    while an array is being built. A run keeps the buffer in its folder and goes on from there when
+    it is resumed.
+Recorded for each turn (``drafter`` in the records), as it was when the turn began: the tokens that
+    could be searched, and what the array did not know yet (requests, tokens, its age in seconds).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,7 +43,7 @@ from specbench.index.token_ring import RingIndex, Staleness
 from specbench.structs import Artefact, DecodeState, DraftContext, DraftTree, Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _REBUILDS = ("background", "sync")
 _INT32_MAX = 2**31 - 1
@@ -96,7 +99,7 @@ class Spacelike(Drafter):
             "a number where rebuild_seconds is null, or nothing is ever drafted",
         )
         self._index: RingIndex | None = None
-        self._stale: list[Staleness] = []
+        self._at_begin = (0, Staleness(0, 0, 0.0))  # searched tokens, and what they lack
 
     @property
     def needs(self) -> Needs:
@@ -116,11 +119,6 @@ class Spacelike(Drafter):
     def staleness(self) -> Staleness:
         """How far the suffix array is behind the finished requests, now."""
         return self._opened.staleness
-
-    @property
-    def staleness_per_turn(self) -> tuple[Staleness, ...]:
-        """The same at the beginning of every turn since the last reset."""
-        return tuple(self._stale)
 
     @property
     def failed_rebuilds(self) -> int:
@@ -161,11 +159,10 @@ class Spacelike(Drafter):
 
     def reset(self) -> None:
         self._opened.clear()
-        self._stale.clear()
 
     def begin(self, state: DecodeState) -> None:
         self._opened.refresh()
-        self._stale.append(self._opened.staleness)
+        self._at_begin = (len(self._opened.current.tokens), self._opened.staleness)
 
     def propose(self, state: DecodeState) -> DraftTree:
         built = self._opened.current
@@ -185,6 +182,22 @@ class Spacelike(Drafter):
 
     def end(self, state: DecodeState) -> None:
         self._opened.add(state.tokens)
+
+    def report(self) -> Mapping[str, Any]:
+        searched, stale = self._at_begin
+        return {
+            "searched_tokens": searched,
+            "stale_requests": stale.requests,
+            "stale_tokens": stale.tokens,
+            "stale_s": stale.seconds,
+            "failed_rebuilds": self.failed_rebuilds,
+        }
+
+    def snapshot(self) -> Mapping[str, np.ndarray]:
+        return self._opened.snapshot()
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._opened.load(arrays)
 
     def wait(self) -> None:
         """Return when no rebuild is under way (tests and measurements)."""

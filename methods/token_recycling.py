@@ -11,7 +11,8 @@ Trees: the template of the reference code, 80 nodes in 6 levels (the paper count
     80). Trees of other sizes, as in the paper's Figure 3, are grown by our own rule, since neither
     paper nor code has one (``specbench.index.static_tree.grow_tree``): at 80 nodes and 6 levels it
     shares 70 of the template's 80 nodes. SAM-Decoding's copy has levels of 7, 20, 21, 8 and 4
-    nodes; ``levels`` makes a tree of those sizes, whose single nodes may differ from SAM's.
+    nodes; ``levels`` makes a tree of those sizes. Which nodes they are was not to be had: ours are
+    the cheapest of each level.
 Where ours differs, and why:
     - The paper writes rows of repeated tokens in parallel, in no defined order. ``update: last`` is
       one of its outcomes, always the same one; the paper finds it the best by a hair.
@@ -46,7 +47,7 @@ from specbench.index.static_tree import (
 from specbench.structs import DraftTree, Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from specbench.structs import DecodeState, DraftContext, IntArray, StepOutcome
 
@@ -134,6 +135,13 @@ class TokenRecycling(Drafter):
         root = int(state.buffer[state.length - len(outcome.committed) - 1])
         tokens = torch.cat([drafted.new_full((1,), root), drafted])
         matrix.update(tokens, outcome.logits, self.update)
+
+    def snapshot(self) -> Mapping[str, np.ndarray]:
+        return {"matrix": self._candidates.rows.to("cpu", copy=True).numpy()}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        matrix = self._candidates.rows
+        matrix.copy_(torch.from_numpy(np.array(arrays["matrix"])).to(matrix.device))
 
     @property
     def _candidates(self) -> AdjacencyMatrix:

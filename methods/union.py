@@ -11,6 +11,8 @@ Each part sees of the outcome what concerns its own nodes: those of its tree tha
     accepted ones among them, and their rows of the target's choices, logits and hidden states. The
     committed tokens are the same for all. A part's auxiliary nodes (Lookahead's window) are never
     shared and go first.
+Recorded for each turn (``drafter`` in the records): the accepted draft tokens credited to each part
+    (``accepted_from_<name>``), and those that it had in its verified tree (``found_by_<name>``).
 On a GPU, parts that draft on the device are copied to the host once a step.
 State kept: what the parts keep, all under the union's own state scope.
 """
@@ -29,6 +31,8 @@ from specbench.index.draft_merge import merge_trees, part_view
 from specbench.structs import NO_TOKENS, DecodeState, DraftTree, IntArray, Needs, StepOutcome
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from specbench.structs import DraftContext
 
 _FILLS = ("ranked", "priority")
@@ -87,6 +91,7 @@ class Union(Composite):
         limits = [quotas[i] for i in self._order]
         self._limits = np.array([_ANY if q is None else q for q in limits], dtype=np.int64)
         self._proposed: list[tuple[DraftTree, IntArray]] = []
+        self._credited = self._found = np.zeros(len(self.drafters), dtype=np.int64)
         if all(isinstance(part, Drafter) for part in self.drafters):
             self._check_parts()
 
@@ -123,6 +128,8 @@ class Union(Composite):
     def begin(self, state: DecodeState) -> None:
         super().begin(state)
         self._proposed = []
+        self._credited = np.zeros(len(self.drafters), dtype=np.int64)
+        self._found = np.zeros(len(self.drafters), dtype=np.int64)
 
     def propose(self, state: DecodeState) -> DraftTree:
         return self._merge([part.propose(state) for part in self._asked])
@@ -133,8 +140,11 @@ class Union(Composite):
                 part.overlap(state, self._view(i, len(tree), NO_TOKENS)[0])
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        if outcome.tree.sources is not None:
+            np.add.at(self._credited, outcome.tree.sources[outcome.path], 1)
         for i, part in enumerate(self._asked):
             tree, path, rows = self._view(i, len(outcome.tree), outcome.path)
+            self._found[self._order[i]] += len(path)
             needs = self._needs[i]
             next_tokens = outcome.next_tokens
             hidden = None
@@ -153,6 +163,14 @@ class Union(Composite):
                 finished=outcome.finished,
             )
             part.observe(state, seen)
+
+    def report(self) -> Mapping[str, Any]:
+        counts = super().report()
+        for what, by_part in (("accepted_from", self._credited), ("found_by", self._found)):
+            for name, count in zip(self.source_names, by_part.tolist(), strict=True):
+                key = f"{what}_{name}"  # two parts may be the same method
+                counts[key] = counts.get(key, 0) + count
+        return counts
 
     def _merge(self, trees: list[DraftTree]) -> DraftTree:
         """One tree of the parts' trees, which are in the order of priority."""

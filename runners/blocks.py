@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runners.contenders import restore
+from runners.disturbance import by_counters
 from runners.job import derive_seed
-from specbench import environment
 from specbench.durable import DiskError
 from specbench.errors import CaseFailed
 from specbench.records import CaseRecord, Lossless, StepTrace
+from specbench.surroundings import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,6 +52,7 @@ class BlockRunner:
         answers: plain answers computed untimed, where the run itself has none.
         done: the run's finished records; the list grows as the caller appends to it.
         forced: whether records are to be marked as made after ``resume=force``.
+        watch: looks at the machine before and after every turn.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class BlockRunner:
         answers: PlainAnswers,
         done: list[CaseRecord],
         forced: bool = False,
+        watch: Watch | None = None,
     ) -> None:
         self._job = job
         self._stage = stage
@@ -68,15 +71,35 @@ class BlockRunner:
         self._answers = answers
         self._done = done
         self._forced = forced
+        self._watch = watch or Watch()
+        self._limits = job.config["measure"]["disturbed"]
         self._repeat: int | None = None
+        self._attempt = 0
         self._own_dialogue = job.config["dataset"].get("dialogue", "ar") == "own"
 
     def run(self, block: Block) -> BlockResult:
         """Measure a block, then audit it."""
         if block.repeat != self._repeat:
             self._repeat = block.repeat
-            for contender in self._contenders.values():
-                self._restore(contender, [])
+            self._restore_all(block)
+        return self._measure(block)
+
+    def run_again(self, block: Block, attempt: int) -> BlockResult:
+        """Measure a finished block anew, from the state its drafters had before it.
+
+        Args:
+            block: one whose records are among the finished ones.
+            attempt: how many measurements of it there were.
+        """
+        self._repeat = None  # whatever follows must put the drafters into its own state
+        self._attempt = attempt
+        self._restore_all(block)
+        try:
+            return self._measure(block)
+        finally:
+            self._attempt = 0
+
+    def _measure(self, block: Block) -> BlockResult:
         result = BlockResult()
         dialogues = {label: _Dialogue() for label in self._contenders}
         for turn, user in enumerate(block.case.turns):
@@ -111,10 +134,12 @@ class BlockRunner:
             status="failed",
             n_prompt=0,
             state_scope=contender.scope,
+            verifier=self._job.verifier,
             seed=derive_seed(int(config["seed"]), case.case_id, turn, block.repeat),
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             host=socket.gethostname(),
             forced_resume=self._forced,
+            attempt=self._attempt,
         )
 
     def _turn(
@@ -137,16 +162,16 @@ class BlockRunner:
             record = replace(record, n_prompt=len(prompt), prompt_ids=prompt.tolist())
             if drafter.needs.reference:
                 drafter.set_reference(self._reference(record, prompt, made))
-            steal = environment.cpu_steal()
+            self._watch.begin()
             decoded = self._stage.decode(prompt, drafter, record.seed)
-            stolen = environment.cpu_steal_since(steal)
+            around = self._watch.end()
         except DiskError:
             raise
         except Exception as error:
-            result.errors.append(_describe(record, error))
+            result.errors.append(describe(record, error))
             log.warning("%s, turn %d, %s: %s", record.case_id, record.turn, record.label, error)
             self._stage.recover()
-            self._restore(contender, [*result.records, *made.values()])
+            self._restore(contender, record, [*result.records, *made.values()])
             return record
         times = decoded.timings.with_setup(reset_s)
         result.steps.append(
@@ -162,7 +187,7 @@ class BlockRunner:
                 step_s=times.step_s,
             )
         )
-        return replace(
+        measured = replace(
             record,
             status="ok",
             n_new=len(decoded.output_ids),
@@ -178,8 +203,15 @@ class BlockRunner:
             wall_s=times.wall_s,
             phase_s=times.phase_s,
             drafter=decoded.drafter,
-            cpu_steal=stolen,
+            cpu_steal=around.cpu_steal,
+            cpu_waiting=around.cpu_waiting,
+            cpu_others=around.cpu_others,
+            cpu_load=around.cpu_load,
+            gpu=around.gpu,
+            energy_j=around.energy_j,
         )
+        why = by_counters(measured, self._limits)
+        return replace(measured, status="disturbed", disturbed_by=why) if why else measured
 
     def _reference(
         self, record: CaseRecord, prompt: IntArray, made: dict[str, CaseRecord]
@@ -221,16 +253,31 @@ class BlockRunner:
         prompt = self._stage.render([*dialogue.turns, (user, None)])
         return self._stage.text(self._answers.get(record.case_id, record.turn, prompt))
 
-    def _restore(self, contender: Contender, unwritten: Sequence[CaseRecord]) -> None:
+    def _restore_all(self, block: Block) -> None:
+        for contender in self._contenders.values():
+            self._restore(contender, block, [])
+
+    def _restore(
+        self, contender: Contender, before: Block | CaseRecord, unwritten: Sequence[CaseRecord]
+    ) -> None:
         """Put the drafter into the state that the finished turns of its scope give.
 
         Also after a failure, which may have left it half-way through a turn.
+
+        Args:
+            contender: whose drafter.
+            before: blocks from this one on do not count.
+            unwritten: finished turns of that block.
         """
         if contender.scope != "run":
             contender.drafter.reset()
             return
-        finished = [*(r for r in self._done if r.repeat == self._repeat), *unwritten]
-        restore(contender, finished, lambda record: self._redecode(contender, record))
+        earlier = [
+            r
+            for r in self._done
+            if r.repeat == before.repeat and r.stream_index < before.stream_index
+        ]
+        restore(contender, [*earlier, *unwritten], lambda r: self._redecode(contender, r))
 
     def _redecode(self, contender: Contender, record: CaseRecord) -> None:
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)
@@ -244,7 +291,7 @@ class BlockRunner:
         baseline = self._job.baseline
         if not self._job.greedy or baseline is None:
             return
-        plain = {r.turn: r for r in result.records if r.label == baseline and r.status == "ok"}
+        plain = {r.turn: r for r in result.records if r.label == baseline and r.status != "failed"}
         for i, record in enumerate(result.records):
             if record.status == "failed" or record.turn not in plain:
                 continue
@@ -253,7 +300,7 @@ class BlockRunner:
             except DiskError:
                 raise
             except Exception as error:
-                result.errors.append(_describe(record, error, during="audit"))
+                result.errors.append(describe(record, error, during="audit"))
                 log.warning("%s, %s: the audit failed: %s", record.case_id, record.label, error)
                 self._stage.recover()
                 continue
@@ -289,11 +336,17 @@ class _Dialogue:
 
 
 def _is_answer(record: CaseRecord, prompt: IntArray) -> bool:
-    return record.status == "ok" and list(record.prompt_ids) == prompt.tolist()
+    return record.status != "failed" and list(record.prompt_ids) == prompt.tolist()
 
 
-def _describe(record: CaseRecord, error: Exception, during: str = "decode") -> dict[str, Any]:
-    """A line of ``errors.jsonl``."""
+def describe(record: CaseRecord, error: Exception, during: str = "decode") -> dict[str, Any]:
+    """A line of ``errors.jsonl``.
+
+    Args:
+        record: the failed turn.
+        error: why.
+        during: ``decode``, ``audit`` or ``replay``.
+    """
     trace = "".join(traceback.format_exception(error))
     return {
         "label": record.label,

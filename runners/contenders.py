@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra.utils
 import numpy as np
 
+from specbench import durable, models
 from specbench.drafter import Drafter
-from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.errors import ArtefactError, ConfigurationError, NeedsNotMet
+from specbench.index.array_file import open_array_file, write_array_file
 from specbench.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from runners.job import Entry, Job
     from specbench.records import CaseRecord
 
 log = logging.getLogger(__name__)
 
+_STATE = "state"  # folder of the kept states, and their kind
+
 
 @dataclass(slots=True)
 class Contender:
-    """One label of the run with its drafter."""
+    """One label of the run with its drafter.
+
+    Attributes:
+        entry: the configuration's entry.
+        drafter: made of it.
+        state_file: where the drafter's state is kept while the run goes on, if anywhere.
+    """
 
     entry: Entry
     drafter: Drafter
+    state_file: Path | None = None
 
     @property
     def label(self) -> str:
@@ -47,7 +59,10 @@ def build_contenders(job: Job) -> list[Contender]:
         NeedsNotMet: a method cannot work in this run; says what to change.
         ConfigurationError: a knob is out of range, or a class is no drafter.
     """
-    return [Contender(entry, _build(entry, job)) for entry in job.entries]
+    return [
+        Contender(entry, _build(entry, job), job.folder / _STATE / f"{index}.bin")
+        for index, entry in enumerate(job.entries)
+    ]
 
 
 def _build(entry: Entry, job: Job) -> Drafter:
@@ -68,12 +83,8 @@ def _build(entry: Entry, job: Job) -> Drafter:
             f"method={entry.name} works only greedily, but generation.temperature="
             f"{job.config['generation']['temperature']}. Type generation.temperature=0."
         )
-    if needs.draft_model and entry.pair is None:
-        raise NeedsNotMet(
-            f"method={entry.name} needs a draft model for model={job.config['model']['name']}, and "
-            f"there is no conf/pair/{entry.name}_{job.config['model']['name']}.yaml. Add it, or "
-            "choose another model."
-        )
+    if needs.draft_model:
+        _check_draft(entry, job)
     if drafter.state_scope == "run" and job.shard[1] > 1:
         raise ConfigurationError(
             f"shard={job.config['shard']} cannot be combined with state_scope=run (method="
@@ -83,14 +94,29 @@ def _build(entry: Entry, job: Job) -> Drafter:
     return drafter
 
 
+def _check_draft(entry: Entry, job: Job) -> None:
+    """Refuse a missing draft model in a second, before anything is loaded."""
+    model = job.config["model"]
+    node = models.draft_node(entry.draft, model)
+    if node is None:
+        name = model["name"]
+        raise NeedsNotMet(
+            f"method={entry.name} needs a draft model for model={name}, and there is neither "
+            f"conf/pair/{entry.name}_{name}.yaml nor conf/pair/draft_{name}.yaml. Type "
+            "pair.draft.path=FOLDER, pair.draft.id=HUB_ID, or pair=random_draft, which shows that "
+            "everything works."
+        )
+    models.model_files_present(node)
+
+
 def restore(
     contender: Contender, done: Iterable[CaseRecord], redecode: Callable[[CaseRecord], None]
 ) -> None:
     """Bring a drafter with ``run`` scope to the state it had after the given turns.
 
-    A drafter that looks at committed tokens alone is fed them again in the recorded order, which
-    takes no target pass. One that also looks at logits or hidden states decodes the turns again,
-    untimed.
+    What `keep_state` wrote is taken as it is. Later turns are fed to a drafter that looks at
+    committed tokens alone, in the recorded order, which takes no target pass. One that also looks
+    at logits or hidden states decodes them again, untimed.
 
     Args:
         contender: its drafter is emptied first.
@@ -98,13 +124,69 @@ def restore(
         redecode: decodes a record's prompt again with the contender's drafter.
     """
     contender.drafter.reset()
-    for record in done:
-        if record.label != contender.label or record.status == "failed":
-            continue
+    turns = _learnt_from(contender, done)
+    for record in turns[_reload(contender, turns) :]:
         if contender.drafter.needs.tokens_only:
             feed(contender.drafter, record)
         else:
             redecode(record)
+
+
+def keep_state(contender: Contender, done: Iterable[CaseRecord]) -> None:
+    """Write what a drafter with ``run`` scope has learnt, where it gives a snapshot; never timed.
+
+    Args:
+        contender: its drafter is between two turns.
+        done: the records of the present repeat, whose turns it has learnt from.
+
+    Raises:
+        DiskError: the disk is full or broken.
+    """
+    if contender.scope != "run" or contender.state_file is None:
+        return
+    arrays = contender.drafter.snapshot()
+    if arrays is None:
+        return
+    path = contender.state_file
+    partial = path.with_suffix(".partial")
+    with durable.reporting(path):
+        path.parent.mkdir(exist_ok=True)
+        write_array_file(
+            partial,
+            kind=_STATE,
+            version=contender.drafter.version,
+            tokenizer_hash="",  # the folder's run is of one model
+            arrays=arrays,
+            header={"turns": _keys(_learnt_from(contender, done)), "method": contender.entry.name},
+        )
+        partial.replace(path)
+
+
+def _reload(contender: Contender, turns: Sequence[CaseRecord]) -> int:
+    """Load a kept state that some of these turns led to; of how many, from the first."""
+    path = contender.state_file
+    if contender.scope != "run" or path is None or not path.is_file():
+        return 0
+    try:
+        header, arrays = open_array_file(
+            path, kind=_STATE, version=contender.drafter.version, tokenizer_hash=None
+        )
+    except ArtefactError as error:
+        log.warning("%s: the state is learnt again from the records: %s", contender.label, error)
+        return 0
+    known = len(header["turns"])
+    if header["turns"] != _keys(turns[:known]):  # of another repeat, or of a block measured again
+        return 0
+    contender.drafter.load(arrays)
+    return known
+
+
+def _learnt_from(contender: Contender, done: Iterable[CaseRecord]) -> list[CaseRecord]:
+    return [r for r in done if r.label == contender.label and r.status != "failed"]
+
+
+def _keys(turns: Iterable[CaseRecord]) -> list[list[Any]]:
+    return [[r.repeat, r.case_id, r.turn, r.started_at] for r in turns]
 
 
 def feed(drafter: Drafter, record: CaseRecord) -> None:

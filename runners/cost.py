@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 IN_PROCESS = False
 
 SURFACE = "surface.json"
+ROUNDS = "rounds.jsonl"
 
 log = logging.getLogger(__name__)
 
@@ -95,16 +96,20 @@ def questions(cfg: DictConfig) -> tuple[Case, ...]:
 
 
 def run(job: Job) -> int:
-    """Measure the surface and write ``surface.json``; an interrupted one is measured anew.
+    """Measure the rounds that are missing and write ``surface.json``.
 
     Raises:
-        ConfigurationError: the model or a method cannot be had.
+        ConfigurationError: the model or a method cannot be had, or the finished rounds were
+            measured under other conditions.
         DiskError: the surface cannot be written.
     """
     with folder.held(job.folder):
         contenders = build_contenders(job)
         surroundings = environment.describe()
         book = manifest.begin(job, contenders, surroundings)
+        if (job.folder / ROUNDS).exists():
+            book = durable.read_json(job.folder / records.MANIFEST)
+            manifest.check_resume(book, surroundings, force=job.config["resume"] == "force")
         manifest.add_start(book, 0, 0)
         durable.write_json(job.folder / records.MANIFEST, book)
         surface = _measure(job, contenders, surroundings, book)
@@ -196,13 +201,13 @@ def _measure(
     rng = np.random.default_rng(int(config.seed))
     gc.collect()
     gc.freeze()
-    passes = int(grid.passes)
-    prefill, tree = _tree_passes(target, list(grid.contexts), list(grid.tree_rows), passes, rng)
+    rounds = _Rounds(job.folder / ROUNDS, int(grid.passes))
+    prefill, tree = _tree_passes(target, list(grid.contexts), list(grid.tree_rows), rounds, rng)
     batch = None
     if grid.batch_k:
         k, w, contexts = list(grid.batch_k), list(grid.batch_w), list(grid.batch_contexts)
         target.reserve(longest, max(k) * max(w), max(k))
-        batch = _batch_passes(target, k, w, contexts, passes, rng)
+        batch = _batch_passes(target, k, w, contexts, rounds, rng)
     return CostSurface(
         model=model,
         machine=surroundings,
@@ -214,20 +219,27 @@ def _measure(
 
 
 def _tree_passes(
-    target: Target, contexts: list[int], rows: list[int], passes: int, rng: np.random.Generator
+    target: Target, contexts: list[int], rows: list[int], rounds: _Rounds, rng: np.random.Generator
 ) -> tuple[Grid, Grid]:
-    prompts = np.empty((len(contexts), passes))
-    times = np.empty((len(rows), len(contexts), passes))
     trees = [_random_tree(n - 1, target.vocab_size, rng) for n in rows]
-    for repeat in range(-1, passes):  # the first round, 0, is the warm-up
-        log.info("tree passes, round %d of %d", repeat + 1, passes)
-        for j in rng.permutation(len(contexts)):
+
+    def once(which: list[int]) -> dict[str, Any]:
+        prompts = np.zeros(len(contexts))
+        times = np.zeros((len(rows), len(contexts)))
+        for j in rng.permutation(which):
             prompt = rng.integers(0, target.vocab_size, contexts[j])
-            prompts[j, repeat] = _timed(target, lambda prompt=prompt: target.prefill(prompt))
+            prompts[j] = _timed(target, lambda prompt=prompt: target.prefill(prompt))
             for i in rng.permutation(len(rows)):
-                times[i, j, repeat] = _pass_s(target, trees[i], contexts[j])
-    prompt_grid = Grid({"context": tuple(contexts)}, prompts)
-    return prompt_grid, Grid({"rows": tuple(rows), "context": tuple(contexts)}, times)
+                times[i, j] = _pass_s(target, trees[i], contexts[j])
+        return {"prefill_s": prompts.tolist(), "pass_s": times.tolist()}
+
+    found = rounds.run("tree", once, len(contexts))
+    prompts = np.stack([line["prefill_s"] for line in found], axis=-1)
+    times = np.stack([line["pass_s"] for line in found], axis=-1)
+    return (
+        Grid({"context": tuple(contexts)}, prompts),
+        Grid({"rows": tuple(rows), "context": tuple(contexts)}, times),
+    )
 
 
 def _batch_passes(
@@ -235,21 +247,57 @@ def _batch_passes(
     k: list[int],
     w: list[int],
     contexts: list[int],
-    passes: int,
+    rounds: _Rounds,
     rng: np.random.Generator,
 ) -> Grid:
-    times = np.empty((len(k), len(w), len(contexts), passes))
     points = [(i, j) for i in range(len(k)) for j in range(len(w))]
     drafts = {(i, j): _random_rows(k[i], w[j], target.vocab_size, rng) for i, j in points}
-    for repeat in range(-1, passes):
-        log.info("batch passes, round %d of %d", repeat + 1, passes)
-        for c in rng.permutation(len(contexts)):
+
+    def once(which: list[int]) -> dict[str, Any]:
+        times = np.zeros((len(k), len(w), len(contexts)))
+        for c in rng.permutation(which):
             target.prefill(rng.integers(0, target.vocab_size, contexts[c]))
+            target.cache.broadcast()  # once a prompt: steps bring their rows along themselves
             for p in rng.permutation(len(points)):
                 i, j = points[p]
-                target.cache.broadcast()  # once a prompt: steps bring rows along themselves
-                times[i, j, c, repeat] = _pass_s(target, drafts[i, j], contexts[c])
+                times[i, j, c] = _pass_s(target, drafts[i, j], contexts[c])
+        return {"pass_s": times.tolist()}
+
+    found = rounds.run("batch", once, len(contexts))
+    times = np.stack([line["pass_s"] for line in found], axis=-1)
     return Grid({"k": tuple(k), "w": tuple(w), "context": tuple(contexts)}, times)
+
+
+class _Rounds:
+    """Finished rounds over a grid, kept on disk as they are made: an interrupted run goes on.
+
+    Args:
+        path: a line per round.
+        wanted: rounds of each kind.
+    """
+
+    def __init__(self, path: Path, wanted: int) -> None:
+        self.done, truncated = durable.read_jsonl(path)
+        if truncated:
+            durable.rewrite_jsonl(path, self.done)
+        self._path = path
+        self._wanted = wanted
+
+    def run(
+        self, kind: str, once: Callable[[list[int]], dict[str, Any]], n_contexts: int
+    ) -> list[dict[str, Any]]:
+        """The rounds of a kind; ``once`` measures one over the contexts with the given places."""
+        found = [line for line in self.done if line["kind"] == kind]
+        if len(found) < self._wanted:
+            log.info("%s passes: warming up", kind)
+            once([0])
+        while len(found) < self._wanted:
+            log.info("%s passes: round %d of %d", kind, len(found) + 1, self._wanted)
+            found.append({"kind": kind, **once(list(range(n_contexts)))})
+            writer = durable.JsonlWriter(self._path)
+            writer.append([found[-1]])
+            writer.close()
+        return found
 
 
 def _pass_s(target: Target, tree: DraftTree, context: int) -> float:

@@ -158,7 +158,6 @@ def execute(
     """
     runner = _runner(cfg)
     config.check_values(cfg)
-    _check_sampling(cfg)
     cfg = inputs.made_first(cfg, lambda first: execute(first, Invocation(), launch))
     cfg = runner.adopt(cfg, invocation.overrides)
     shard = _parse_shard(cfg.shard)
@@ -242,23 +241,15 @@ def publish(logger: DictConfig, path: Path) -> None:
 
 def _entry(cfg: DictConfig) -> Entry:
     method = OmegaConf.to_container(cfg.method, resolve=True)
-    pair = OmegaConf.to_container(cfg.pair, resolve=True) if cfg.get("pair") else None
+    pair = OmegaConf.to_container(cfg.pair, resolve=True)
     assert isinstance(method, dict)
-    assert pair is None or isinstance(pair, dict)
+    assert isinstance(pair, dict)
     label = str(method.pop("label", None) or method["name"])
     return Entry(
         label=label,
         method=config.with_parts({str(key): value for key, value in method.items()}),
-        pair=None if pair is None else {str(key): value for key, value in pair.items()},
+        pair={str(key): value for key, value in pair.items()},
     )
-
-
-def _check_sampling(cfg: DictConfig) -> None:
-    if cfg.generation.temperature != 0 and cfg.verifier.name == "greedy":
-        raise ConfigurationError(
-            f"generation.temperature={cfg.generation.temperature} asks for sampling, but "
-            "verifier=greedy accepts what greedy decoding emits. Type generation.temperature=0."
-        )
 
 
 def _check_questions(cfg: DictConfig, path: Path, runner: Runner) -> None:

@@ -143,14 +143,29 @@ class ResultFiles:
     Attributes:
         done: records of the complete blocks, in the order they were written.
         redone: number of blocks that were found incomplete and dropped.
+        superseded: ``(repeat, case_id, attempt)`` of the measurements in ``disturbed.jsonl``.
     """
 
     def __init__(self, job: Job) -> None:
         self._folder = job.folder
         self.done, self.redone = self._keep_complete_blocks(job)
-        self._cases = durable.JsonlWriter(job.folder / records.CASES)
-        self._errors = durable.JsonlWriter(job.folder / records.ERRORS)
-        self._steps = durable.JsonlWriter(job.folder / records.STEPS_LOG)
+        self.superseded = self._keep_superseded()
+        self._open()
+
+    def _open(self) -> None:
+        self._cases = durable.JsonlWriter(self._folder / records.CASES)
+        self._errors = durable.JsonlWriter(self._folder / records.ERRORS)
+        self._steps = durable.JsonlWriter(self._folder / records.STEPS_LOG)
+
+    def _keep_superseded(self) -> set[tuple[int, str, int]]:
+        """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
+        path = self._folder / records.DISTURBED
+        lines, cut = durable.read_jsonl(path)
+        present = {(r.repeat, r.case_id, r.attempt) for r in self.done}
+        keep = [x for x in lines if (x["repeat"], x["case_id"], x["attempt"]) not in present]
+        if cut or len(keep) < len(lines):
+            durable.rewrite_jsonl(path, keep)
+        return {(line["repeat"], line["case_id"], line["attempt"]) for line in keep}
 
     def _keep_complete_blocks(self, job: Job) -> tuple[list[CaseRecord], int]:
         folder = self._folder
@@ -176,7 +191,7 @@ class ResultFiles:
         kept = [record for record in found if (record.repeat, record.case_id) in complete]
         if redone:
             durable.rewrite_jsonl(folder / records.CASES, (r.to_json() for r in kept))
-        # These two are written before the block's records, so they may run ahead of them.
+        # These are written before the block's records, so they may run ahead of them.
         for name in (records.ERRORS, records.STEPS_LOG):
             lines, cut = durable.read_jsonl(folder / name)
             keep = [line for line in lines if (line["repeat"], line["case_id"]) in complete]
@@ -200,12 +215,57 @@ class ResultFiles:
         self._cases.append(record.to_json() for record in block)
         self.done.extend(block)
 
+    def replace(
+        self,
+        block: list[CaseRecord],
+        errors: list[dict[str, Any]],
+        steps: list[records.StepTrace],
+    ) -> None:
+        """Put a new measurement of a block in the old one's place.
+
+        The old records go to ``disturbed.jsonl`` first, and the new ones take their place last, so
+        that a process killed in between leaves the old measurement.
+
+        Raises:
+            DiskError: the disk is full or broken; the old measurement stays.
+        """
+        place = (block[0].repeat, block[0].case_id)
+        old = [r for r in self.done if (r.repeat, r.case_id) == place]
+        writer = durable.JsonlWriter(self._folder / records.DISTURBED)
+        writer.append(record.to_json() for record in old)
+        writer.close()
+        for name, new in (
+            (records.STEPS_LOG, [trace.to_json() for trace in steps]),
+            (records.ERRORS, errors),
+        ):
+            lines, _ = durable.read_jsonl(self._folder / name)
+            keep = [line for line in lines if (line["repeat"], line["case_id"]) != place]
+            durable.rewrite_jsonl(self._folder / name, [*keep, *new])
+        at = self.done.index(old[0])
+        # In the old place, so that what learns over a run is fed in the same order ever after.
+        self._rewrite([*self.done[:at], *block, *self.done[at + len(old) :]])
+        self.superseded |= {(*place, record.attempt) for record in old}
+
+    def mark(self, changed: Mapping[tuple[int, str, int, str], CaseRecord]) -> None:
+        """Replace single records by ones that say otherwise about disturbance."""
+        if changed:
+            self._rewrite([changed.get(record.key, record) for record in self.done])
+
+    def _rewrite(self, done: list[CaseRecord]) -> None:
+        durable.rewrite_jsonl(self._folder / records.CASES, (r.to_json() for r in done))
+        self.done[:] = done  # others hold this list
+        self.close()  # the open files are no longer those of these names
+        self._open()
+
+    def traces(self) -> list[dict[str, Any]]:
+        """The step traces so far, one per turn."""
+        return durable.read_jsonl(self._folder / records.STEPS_LOG)[0]
+
     def finish(self, summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         """Write the closing files; ``DONE`` last."""
         folder = self._folder
         self.close()
-        traces, _ = durable.read_jsonl(folder / records.STEPS_LOG)
-        records.write_steps(folder / records.STEPS, traces)
+        records.write_steps(folder / records.STEPS, self.traces())
         durable.write_json(folder / records.SUMMARY, summary)
         durable.write_json(folder / records.MANIFEST, manifest)
         durable.write_text(folder / records.DONE, "")

@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specbench.schema import verifier_name
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -22,7 +24,7 @@ class Entry:
     Attributes:
         label: unique in the run, part of every record's key.
         method: the composed ``method`` node, ``label`` removed, ready to be instantiated.
-        pair: the ``pair`` node (draft weights) that belongs to this method, or None.
+        pair: the ``pair`` node (which draft model) that belongs to this method, or None.
     """
 
     label: str
@@ -33,6 +35,11 @@ class Entry:
     def name(self) -> str:
         """The method's name."""
         return str(self.method["name"])
+
+    @property
+    def draft(self) -> Mapping[str, Any]:
+        """The ``pair.draft`` node; names no model where it is empty."""
+        return (self.pair or {}).get("draft") or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,13 @@ class Job:
     def greedy(self) -> bool:
         """Whether the target's most likely token is always taken."""
         return float(self.config["generation"]["temperature"]) == 0.0
+
+    @property
+    def verifier(self) -> str:
+        """The name of who decides acceptance."""
+        return verifier_name(
+            str(self.config["verifier"]["name"]), float(self.config["generation"]["temperature"])
+        )
 
     @property
     def baseline(self) -> str | None:

@@ -103,11 +103,11 @@ def check_subject(old: Mapping[str, Any], job: Job, model: Mapping[str, Any]) ->
     Raises:
         OutputRefused: names what differs; there is no forcing this.
     """
-    subject = {key: model[key] for key in _SUBJECT}
+    subject = _subject(model)
     now = {"prompt_set_hash": cases.prompt_set_hash(job.cases), "model": subject}
     then: dict[str, Any] = {"prompt_set_hash": old["prompt_set_hash"]}
     # A run that was killed before its model was loaded has nothing to say about it.
-    then["model"] = {key: old["model"][key] for key in _SUBJECT} if "model" in old else subject
+    then["model"] = _subject(old["model"]) if "model" in old else subject
     differing = differences(then, now)
     if differing:
         raise OutputRefused(
@@ -127,6 +127,18 @@ _SUBJECT = (
     "tokenizer_hash",
     "template_sha",
 )
+
+
+def _subject(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is about, of the manifest's part about the model."""
+    drafts = {
+        label: {key: draft[key] for key in _DRAFT_SUBJECT}
+        for label, draft in model.get("drafts", {}).items()
+    }
+    return {key: model[key] for key in _SUBJECT} | {"drafts": drafts}
+
+
+_DRAFT_SUBJECT = ("id", "revision", "weights_hash", "dtype", "device", "vocab_size")
 
 
 def _now() -> str:

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
-from runners import folder, manifest, table, warmup
-from runners.contenders import build_contenders
+from runners import devices, disturbance, folder, manifest, table, warmup
+from runners.contenders import build_contenders, keep_state
 from runners.job import BASELINE
 from runners.progress import RunProgress
-from specbench import cases, durable, environment, models, records
+from specbench import cases, durable, environment, models, nvml, records
 from specbench.errors import ConfigurationError
-from specbench.statistics import summarise
+from specbench.statistics import exit_code, run_summary
+from specbench.surroundings import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from omegaconf import DictConfig
 
+    from runners.blocks import BlockRunner
     from runners.contenders import Contender
     from runners.folder import ResultFiles
     from runners.job import Block, Job
     from runners.stage import Stage
     from specbench.records import CaseRecord
 
+    MakeStage = Callable[[Job, Sequence[Contender]], Stage]
     Measure = Callable[
         [Job, Sequence[Contender], list[Block], ResultFiles, dict[str, Any], bool], None
     ]
 
 log = logging.getLogger(__name__)
 
-_NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
 _CANDIDATES = 16  # ids kept at each position under record=true; Token Recycling takes 8
-_STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
-
 
 IN_PROCESS = False
 
@@ -58,8 +59,12 @@ def questions(cfg: DictConfig) -> tuple[cases.Case, ...]:
     return tuple(cases.load_cases(cfg.dataset, cfg.data_dir))
 
 
-def run(job: Job) -> int:
+def run(job: Job, make_stage: MakeStage | None = None) -> int:
     """Measure what is missing in the job's folder and close it.
+
+    Args:
+        job: what is run.
+        make_stage: loads what the labels share; by default ``runners.stage.Stage``.
 
     Returns:
         0, or 1 where a case failed or an output is not what plain decoding gives.
@@ -68,7 +73,7 @@ def run(job: Job) -> int:
         ConfigurationError: the job cannot be run as it is, or here; see its subclasses.
         DiskError: results cannot be written.
     """
-    return complete(job, _measure)
+    return complete(job, functools.partial(_measure, make_stage))
 
 
 def complete(job: Job, measure: Measure) -> int:
@@ -94,7 +99,7 @@ def complete(job: Job, measure: Measure) -> int:
         durable.write_json(job.folder / records.MANIFEST, book)
         try:
             pending = _pending(job, files.done)
-            if pending:
+            if pending or _disturbed(job, files):
                 measure(job, contenders, pending, files, book, forced)
             return _finish(job, files, book)
         except BaseException as error:
@@ -130,7 +135,16 @@ def _pending(job: Job, done: list[CaseRecord]) -> list[Block]:
     return [block for block in job.blocks() if not block.keys(job.labels) <= present]
 
 
+def _disturbed(job: Job, files: ResultFiles) -> list[Block]:
+    """Judge all turns together, and say which blocks are to be measured again."""
+    limits = job.config["measure"]["disturbed"]
+    files.mark(disturbance.judge(files.done, files.traces(), limits))
+    again = {place[:2] for place in files.superseded}
+    return disturbance.to_measure_again(job, files.done, len(again))
+
+
 def _measure(
+    make_stage: MakeStage | None,
     job: Job,
     contenders: Sequence[Contender],
     pending: list[Block],
@@ -143,33 +157,42 @@ def _measure(
     from runners.blocks import BlockRunner
     from runners.stage import Stage
 
-    stage = Stage(job, contenders)
-    model = stage.describe()
-    manifest.check_subject(book, job, model)
-    book["model"] = model
-    durable.write_json(job.folder / records.MANIFEST, book)
-    log.info("warming up %s", ", ".join(job.labels))
-    lengths = [len(stage.render([(case.turns[0], None)])) for case in job.cases]
-    warmup.warm_up(stage, contenders, lengths, rounds=int(job.config["measure"]["warmup"]))
-    answers = PlainAnswers(job.folder / records.DIALOGUE, stage.plain)
-    runner = BlockRunner(job, stage, contenders, answers, files.done, forced)
-    # What exists by now lives to the end: the collector need not walk it during a measurement.
-    gc.collect()
-    gc.freeze()
-    candidates = _candidates_file(job)
-    total = len(job.blocks())
-    try:
-        with RunProgress(total, done=total - len(pending)) as progress:
-            for block in pending:
-                result = runner.run(block)
-                if candidates is not None:
-                    candidates.append(_candidates(stage, job, result.records))
-                files.append(result.records, result.errors, result.steps)
-                progress.advance(f"{block.case.task} {block.case.case_id}")
-    finally:
-        answers.close()
-        if candidates is not None:
-            candidates.close()
+    measure = job.config["measure"]
+    with devices.held(job) as gpus:
+        if measure["energy"]:
+            nvml.check_energy(gpus, devices.names(job))
+        stage = (make_stage or Stage)(job, contenders)
+        model = stage.describe()
+        manifest.check_subject(book, job, model)
+        book["model"] = model
+        durable.write_json(job.folder / records.MANIFEST, book)
+        log.info("warming up %s", ", ".join(job.labels))
+        lengths = [len(stage.render([(case.turns[0], None)])) for case in job.cases]
+        warmup.warm_up(stage, contenders, lengths, rounds=int(measure["warmup"]))
+        answers = PlainAnswers(job.folder / records.DIALOGUE, stage.plain)
+        watch = Watch(gpus, energy=bool(measure["energy"]))
+        runner = BlockRunner(job, stage, contenders, answers, files.done, forced, watch)
+        # What exists by now lives to the end: the collector need not walk it meanwhile.
+        gc.collect()
+        gc.freeze()
+        candidates = _candidates_file(job)
+        total = len(job.blocks())
+        try:
+            with RunProgress(total, done=total - len(pending)) as progress:
+                for block in pending:
+                    result = runner.run(block)
+                    if candidates is not None:
+                        candidates.append(_candidates(stage, job, result.records))
+                    files.append(result.records, result.errors, result.steps)
+                    finished = [r for r in files.done if r.repeat == block.repeat]
+                    for contender in contenders:
+                        keep_state(contender, finished)
+                    progress.advance(f"{block.case.task} {block.case.case_id}")
+            _measure_again(job, files, runner)
+        finally:
+            answers.close()
+            if candidates is not None:
+                candidates.close()
 
 
 def _candidates_file(job: Job) -> durable.JsonlWriter | None:
@@ -207,80 +230,21 @@ def _candidates(stage: Stage, job: Job, made: Sequence[CaseRecord]) -> list[dict
     ]
 
 
+def _measure_again(job: Job, files: ResultFiles, runner: BlockRunner) -> None:
+    """Replace disturbed blocks by new measurements, as often as the configuration allows."""
+    while blocks := _disturbed(job, files):
+        log.info("measuring %d disturbed cases again", len(blocks))
+        for block in blocks:
+            keys = block.keys(job.labels)
+            attempt = 1 + max(r.attempt for r in files.done if r.key in keys)
+            result = runner.run_again(block, attempt)
+            files.replace(result.records, result.errors, result.steps)
+
+
 def _finish(job: Job, files: ResultFiles, book: dict[str, Any]) -> int:
     errors, _ = durable.read_jsonl(job.folder / records.ERRORS)
-    bugs = sum(record.lossless.verdict == "bug" for record in files.done)
-    exit_code = 1 if errors or bugs else 0
-    rows = summarise(
-        files.done,
-        list(job.labels),
-        baseline=job.baseline,
-        seed=int(job.config["seed"]),
-        estimator=job.config["estimator"],
-    )
-    summary = {
-        "schema_version": records.SCHEMA_VERSION,
-        "run_key": job.run_key,
-        "rows": rows,
-        "caption": _caption(job, files.done),
-        "notes": [*book.get("notes", []), *_notes(job, files.done, errors, bugs, book)],
-    }
-    manifest.close(book, "complete", exit_code)
+    code = exit_code(files.done, errors)
+    summary = run_summary(files.done, errors, book)
+    manifest.close(book, "complete", code)
     files.finish(summary, book)
-    return exit_code
-
-
-def _caption(job: Job, done: list[CaseRecord]) -> str:
-    scopes = {record.label: record.state_scope for record in done}
-    model, dataset = job.config["model"]["name"], job.config["dataset"]["name"]
-    kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
-    predicted = any(record.timing == "predicted" for record in done)
-    times = "PREDICTED times, not measured ones. " if predicted else ""
-    return f"{times}{model} on {dataset}, repeats={job.repeats}. State kept per {kept}."
-
-
-def _notes(
-    job: Job,
-    done: list[CaseRecord],
-    errors: list[dict[str, Any]],
-    bugs: int,
-    book: dict[str, Any],
-) -> list[str]:
-    notes = []
-    failed = {(r.case_id, r.label) for r in done if r.status == "failed"}
-    if failed:
-        dropped = len({case for case, _ in failed})
-        by_label = {label: sum(1 for _, x in failed if x == label) for label in job.labels}
-        counts = ", ".join(f"{label} {n}" for label, n in by_label.items() if n)
-        notes.append(
-            f"{dropped} of {len({r.case_id for r in done})} cases are dropped for all labels "
-            f"because one failed ({counts}); reasons in {records.ERRORS}."
-        )
-    unaudited = sum(error["during"] == "audit" for error in errors)
-    if unaudited:
-        notes.append(f"the audit itself failed for {unaudited} turns; reasons in {records.ERRORS}.")
-    if bugs:
-        notes.append(
-            f"{bugs} outputs are not what plain decoding gives (verdict bug): find them in "
-            f"{records.CASES}. The numbers of their labels are not to be trusted."
-        )
-    audited = [r for r in done if r.lossless.verdict != "not_audited" and r.label != job.baseline]
-    ties = sum(record.lossless.verdict == "near_tie" for record in audited)
-    dtype = (book.get("model") or {}).get("dtype", "")
-    if "float32" in dtype and ties > _NEAR_TIES_SHOWN_FROM * len(audited):
-        notes.append(
-            f"{ties} of {len(audited)} audited turns are near ties, more than "
-            f"{_NEAR_TIES_SHOWN_FROM:.0%} in float32: look at their gaps in {records.CASES}."
-        )
-    disturbed = {record.case_id for record in done if record.status == "disturbed"}
-    if disturbed:
-        notes.append(f"{len(disturbed)} cases hold a disturbed turn, which counts in no time.")
-    steal = [record.cpu_steal for record in done if record.cpu_steal is not None]
-    if steal and sum(steal) > _STEAL_SHOWN_FROM * len(steal):
-        notes.append(
-            f"the hypervisor gave {sum(steal) / len(steal):.0%} of this machine's CPU time to "
-            "others while turns were measured: times are disturbed (cpu_steal in the records)."
-        )
-    if any(record.forced_resume for record in done):
-        notes.append("resumed with resume=force: not all records come from the same conditions.")
-    return notes
+    return code

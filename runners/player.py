@@ -108,6 +108,7 @@ class Player:
                     tokenizer=self._tokenizer,
                     embedded=bool(self._model["embedded"]),
                     cache_dir=self._cache_dir,
+                    model_key=self._model_key(),
                 ),
                 seed=self._seed,
             )
@@ -121,6 +122,11 @@ class Player:
             inner=drafter,
             target=self._target,
         )
+
+    def _model_key(self) -> str:
+        """As ``specbench.weights.identity`` names the recorded model, without its files."""
+        model = self._traces.model
+        return model.get("weights_hash") or f"{model.get('id')}@{model.get('revision')}"
 
     def play(self, drafter: Drafter, turn: Turn, *, empty: bool, seed: int | None = None) -> Played:
         """Decode a recorded turn.

@@ -9,10 +9,7 @@ of every time is predicted and the drafter's is measured here.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
-import traceback
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +17,14 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from runners import offline, table
-from runners.contenders import build_contenders, restore
-from runners.job import derive_seed
-from runners.player import APPROXIMATE, EXACT, Player, replay_kind
+from runners.blocks import BlockResult
+from runners.contenders import build_contenders
+from runners.player import EXACT, Player, replay_kind
+from runners.replay_blocks import BlockReplayer
 from specbench import durable, records
 from specbench.cases import Case
 from specbench.cost_surface import CostSurface
-from specbench.errors import CaseFailed, ConfigurationError
-from specbench.records import CaseRecord, StepTrace
+from specbench.errors import ConfigurationError
 from specbench.traces import PLAIN, Traces, load_traces
 
 if TYPE_CHECKING:
@@ -36,14 +33,10 @@ if TYPE_CHECKING:
     from runners.contenders import Contender
     from runners.folder import ResultFiles
     from runners.job import Block, Job
-    from runners.player import Played
-    from specbench.traces import Turn
 
 IN_PROCESS = True
 
 show = table.print_folder
-
-log = logging.getLogger(__name__)
 
 _GROUPS = ("model", "dataset", "generation")  # taken from the traces
 # Keys of them that may be typed differently: where things lie, and which cases are replayed.
@@ -175,206 +168,25 @@ def _replay(
     book["replay"] = kinds
     if surface is not None:
         book["surface"] = {"model": dict(surface.model), "machine": dict(surface.machine)}
-    replayer = _Replayer(job, player, contenders, traces, kinds, forced)
+    replayer = BlockReplayer(job, player, contenders, traces, kinds, forced)
     replayer.warm_up(int(job.config["measure"]["warmup"]))
     missing = {(block.repeat, block.case.case_id) for block in pending}
     start = time.perf_counter()
-    batch = _Batch()
+    batch = BlockResult()
     # All blocks, also those that are there already: state kept for a run must go through them.
     for i, block in enumerate(job.blocks()):
         made = replayer.run(block)
         if (block.repeat, block.case.case_id) in missing:
-            batch.add(made)
+            batch.records += made.records
+            batch.errors += made.errors
+            batch.steps += made.steps
         if i % _BLOCKS_PER_WRITE == _BLOCKS_PER_WRITE - 1:
-            batch.flush(files)
-    batch.flush(files)
+            files.append(batch.records, batch.errors, batch.steps)
+            batch = BlockResult()
+    files.append(batch.records, batch.errors, batch.steps)
     book["replay_s"] = time.perf_counter() - start
     book["notes"] = _notes(job, surface, kinds, traces, replayer.covered)
     durable.write_json(job.folder / records.MANIFEST, book)
-
-
-class _Batch:
-    """Finished blocks that are not written yet."""
-
-    def __init__(self) -> None:
-        self.records: list[CaseRecord] = []
-        self.errors: list[dict[str, Any]] = []
-        self.steps: list[StepTrace] = []
-
-    def add(self, other: _Batch) -> None:
-        self.records += other.records
-        self.errors += other.errors
-        self.steps += other.steps
-
-    def flush(self, files: ResultFiles) -> None:
-        if self.records:
-            files.append(self.records, self.errors, self.steps)
-        self.records, self.errors, self.steps = [], [], []
-
-
-class _Replayer:
-    """Plays blocks one after the other and keeps the drafters' state scopes.
-
-    Attributes:
-        covered: share of each turn's passes that lay inside the surface's grid.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        player: Player,
-        contenders: Sequence[Contender],
-        traces: Traces,
-        kinds: dict[str, str],
-        forced: bool,
-    ) -> None:
-        self._job = job
-        self._player = player
-        self._contenders = {contender.label: contender for contender in contenders}
-        self._traces = traces
-        self._kinds = kinds
-        self._forced = forced
-        self._timing = "predicted" if job.config["runner"]["surface"] else "none"
-        self._phases = bool(job.config["measure"]["phases"]) and self._timing == "predicted"
-        self._repeat: int | None = None
-        self._played: dict[str, list[CaseRecord]] = {}
-        self.covered: list[float] = []
-
-    def warm_up(self, rounds: int) -> None:
-        """Play the first turn with every label, then forget it: compiled code is loaded."""
-        first = self._job.cases[0].case_id
-        for _ in range(rounds):
-            for label, contender in self._contenders.items():
-                turn = self._traces.find(label, first, 0)
-                if turn is not None:
-                    try:
-                        self._player.play(contender.drafter, turn, empty=True)
-                    except Exception as error:  # fails again where it is counted
-                        log.warning("warm-up of %s failed: %s", label, error)
-
-    def run(self, block: Block) -> _Batch:
-        """Play all labels and turns of a block."""
-        if block.repeat != self._repeat:
-            self._repeat = block.repeat
-            self._played = {label: [] for label in self._contenders}
-            for contender in self._contenders.values():
-                contender.drafter.reset()
-        made = _Batch()
-        for number in range(len(block.case.turns)):
-            for position, label in enumerate(block.order(self._job.labels)):
-                self._turn(block, number, position, self._contenders[label], made)
-        return made
-
-    def _turn(
-        self, block: Block, number: int, position: int, contender: Contender, made: _Batch
-    ) -> None:
-        scope, label = contender.scope, contender.label
-        common = self._common(block, number, position, contender)
-        turn = self._traces.find(label, block.case.case_id, number)
-        try:
-            if turn is None:
-                raise CaseFailed("no_trace", f"neither {label} nor {PLAIN} was recorded for it")
-            empty = scope == "turn" or (scope == "prompt" and number == 0)
-            played = self._player.play(contender.drafter, turn, empty=empty, seed=common["seed"])
-        except Exception as error:
-            failed = CaseRecord(status="failed", n_prompt=0, **common)
-            made.records.append(failed)
-            made.errors.append(_describe(failed, error))
-            log.warning("%s, turn %d, %s: %s", failed.case_id, number, label, error)
-            if scope == "run":
-                restore(contender, self._played[label], self._play_again(contender))
-            else:
-                contender.drafter.reset()
-            return
-        record = self._record(common, turn, played)
-        self._played[label].append(record)
-        self.covered.append(played.covered)
-        made.records.append(record)
-        decoded = played.decoded
-        made.steps.append(
-            StepTrace(
-                label=label,
-                case_id=record.case_id,
-                turn=number,
-                repeat=block.repeat,
-                drafted=decoded.drafted_per_step,
-                depth=decoded.depth_per_step,
-                committed=decoded.accepted_per_step,
-                sources=decoded.sources_per_step,
-            )
-        )
-
-    def _common(
-        self, block: Block, number: int, position: int, contender: Contender
-    ) -> dict[str, Any]:
-        config, case = self._job.config, block.case
-        return {
-            "run_key": self._job.run_key,
-            "label": contender.label,
-            "method": contender.entry.name,
-            "method_version": contender.drafter.version,
-            "model": config["model"]["name"],
-            "dataset": config["dataset"]["name"],
-            "task": case.task,
-            "category": case.category,
-            "case_id": case.case_id,
-            "turn": number,
-            "repeat": block.repeat,
-            "stream_index": block.stream_index,
-            "position": position,
-            "timing": self._timing,
-            "state_scope": contender.scope,
-            "seed": derive_seed(int(config["seed"]), case.case_id, number, block.repeat),
-            "started_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "forced_resume": self._forced,
-        }
-
-    def _record(self, common: dict[str, Any], turn: Turn, played: Played) -> CaseRecord:
-        decoded = played.decoded
-        counted = dict(decoded.drafter)
-        if self._kinds[common["label"]] == APPROXIMATE:
-            counted["replay"] = APPROXIMATE
-        return CaseRecord(
-            **common,
-            status="ok",
-            n_prompt=len(turn.prompt_ids),
-            n_new=len(decoded.output_ids),
-            finish_reason=decoded.finish_reason,
-            n_target_passes=decoded.n_target_passes,
-            n_drafted=decoded.n_drafted,
-            n_aux=decoded.n_aux,
-            accepted_per_step=decoded.accepted_per_step,
-            prompt_ids=turn.prompt_ids.tolist(),
-            output_ids=decoded.output_ids,
-            prefill_s=played.prefill_s,
-            decode_s=played.decode_s,
-            drafter_setup_s=played.setup_s,
-            wall_s=played.prefill_s + played.decode_s,
-            phase_s=played.phase_s if self._phases else None,
-            drafter=counted,
-        )
-
-    def _play_again(self, contender: Contender) -> Any:
-        def again(record: CaseRecord) -> None:
-            turn = self._traces.find(record.label, record.case_id, record.turn)
-            assert turn is not None  # it was played before
-            self._player.play(contender.drafter, turn, empty=False, seed=record.seed)
-
-        return again
-
-
-def _describe(record: CaseRecord, error: Exception) -> dict[str, Any]:
-    return {
-        "label": record.label,
-        "case_id": record.case_id,
-        "turn": record.turn,
-        "repeat": record.repeat,
-        "during": "replay",
-        "type": error.kind if isinstance(error, CaseFailed) else type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error))[-4000:],
-        "at": record.started_at,
-    }
 
 
 def _notes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from pathlib import Path
@@ -12,23 +13,30 @@ import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from specbench import artefacts, models
+from specbench import artefacts, models, roofline, weights
 from specbench.audit import audit_output
+from specbench.draft_loading import load_draft_model
 from specbench.drafter import Drafter
 from specbench.engine import Engine
+from specbench.errors import unknown_name
+from specbench.graph import GraphTarget, no_graphs
 from specbench.prompts import PromptTemplate
 from specbench.recorded import likeliest
 from specbench.records import Lossless
 from specbench.sampling import Sampling
+from specbench.schema import verifier_name
 from specbench.structs import DraftContext
 from specbench.target import Target
-from specbench.verify import GreedyVerifier
+from specbench.verify import GreedyVerifier, Verifier, build_verifier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from transformers import PreTrainedModel
+
     from runners.contenders import Contender
     from runners.job import Job
+    from specbench.draft_model import DraftModel
     from specbench.engine import DecodeResult
     from specbench.records import CaseRecord
     from specbench.structs import IntArray
@@ -38,6 +46,8 @@ log = logging.getLogger(__name__)
 # An answer is tokenised again in the next turn's prompt, and may then be longer than it was.
 _RETOKENISED = 1.25
 
+
+ENGINES = ("auto", "eager", "graph")
 
 # Of the free memory, what packed copies may take where nothing is said.
 _PACKED_SHARE = 0.5
@@ -52,7 +62,8 @@ class Stage:
             and how large the engine's buffers are; each drafter is set up.
 
     Raises:
-        NeedsNotMet: an artefact is missing and cannot be built here.
+        NeedsNotMet: an artefact is missing and cannot be built here, or a draft model has another
+            tokenizer.
         WeightsNotFound: the model's weights are not to be had.
     """
 
@@ -68,17 +79,21 @@ class Stage:
         self._max_nodes = max(c.drafter.needs.max_nodes for c in contenders)
         self._batch = max(c.drafter.needs.batch for c in contenders)
         self._max_len = self._cap(self._longest_turn(job))
-        self._target = Target(
+        self._target = make_target(
             self._model.model,
+            config,
             max_len=self._max_len,
             max_nodes=self._max_nodes,
             batch=self._batch,
-            packed_bytes=packed_bytes(config.engine.packed),
-            cache_dir=Path(config.cache_dir),
         )
+        self._draft_models: dict[str, tuple[DraftModel, dict[str, Any]]] = {}
+        self._drafts = {
+            c.label: self._load_draft(config, c) for c in contenders if c.drafter.needs.draft_model
+        }
         self._on_gpu = self._target.device.type == "cuda"
-        self._engine = self._make_engine(config, phases=bool(config.measure.phases))
-        self._plain_engine = self._make_engine(config, phases=False)
+        verifier = build_verifier(config.verifier, self._sampling)
+        self._engine = self._make_engine(config, verifier, phases=bool(config.measure.phases))
+        self._plain_engine = self._make_engine(config, GreedyVerifier(), phases=False)
         self._plain_drafter = Drafter(name="plain")
         for contender in contenders:
             contender.drafter.setup(
@@ -91,6 +106,7 @@ class Stage:
                     seed=int(config.seed),
                     sampling=self._sampling,
                     target=self._target,
+                    draft_model=self._draft_of(contender.label),
                 )
             )
 
@@ -113,13 +129,18 @@ class Stage:
             "vocab_size": self._target.vocab_size,
             "tokenizer_hash": self._tokenizer_hash,
             "template_sha": self._template.sha,
+            "parameters": sum(p.numel() for p in model.model.parameters()),
+            "weight_bytes": roofline.streamed_bytes(model.model),
+            "copy_bytes_per_s": roofline.copy_bandwidth(self._target.device),
             "packed": self._target.packing,
+            "passes": self._target.describe(),
             "threads": torch.get_num_threads(),
             "artefacts": {
                 label: {name: artefacts.describe(path) for name, path in files.items()}
                 for label, files in self._files.items()
                 if files
             },
+            "drafts": {label: self._draft_models[key][1] for label, key in self._drafts.items()},
         }
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
@@ -183,6 +204,7 @@ class Stage:
 
     def recover(self) -> None:
         """Give back what a failed case left allocated."""
+        self._target.cache.clear()
         if self._on_gpu:
             torch.cuda.empty_cache()
 
@@ -190,10 +212,10 @@ class Stage:
         if self._on_gpu:
             torch.cuda.synchronize(self._target.device)
 
-    def _make_engine(self, config: DictConfig, phases: bool) -> Engine:
+    def _make_engine(self, config: DictConfig, verifier: Verifier, *, phases: bool) -> Engine:
         return Engine(
             self._target,
-            GreedyVerifier(),
+            verifier,
             eos_ids=self._model.eos_ids,
             context_length=self._model.context_length,
             overlap=config.engine.overlap,
@@ -201,12 +223,37 @@ class Stage:
         )
 
     def _artefacts(self, config: DictConfig, contender: Contender) -> Mapping[str, Path]:
+        needed = contender.drafter.needs.artefacts
+        per_model = any(artefact.per_model for artefact in needed)
         return artefacts.resolve(
-            contender.drafter.needs.artefacts,
+            needed,
             tokenizer=self._tokenizer,
             embedded=bool(config.model.embedded),
             cache_dir=Path(config.cache_dir),
+            model_key=weights.identity(config) if per_model else None,
         )
+
+    def _load_draft(self, config: DictConfig, contender: Contender) -> str:
+        """Load a contender's draft model, or make room in one that is there; returns its key."""
+        needs = contender.drafter.needs
+        key = json.dumps(contender.entry.draft, sort_keys=True)
+        max_nodes = needs.draft_nodes or needs.max_nodes
+        if key in self._draft_models:
+            self._draft_models[key][0].reserve(self._max_len, max_nodes)
+        else:
+            self._draft_models[key] = load_draft_model(
+                contender.entry.draft,
+                config.model,
+                self._target,
+                self._tokenizer,
+                max_len=self._max_len,
+                max_nodes=max_nodes,
+                packed_bytes=packed_bytes(config.engine.packed),
+            )
+        return key
+
+    def _draft_of(self, label: str) -> DraftModel | None:
+        return self._draft_models[self._drafts[label]][0] if label in self._drafts else None
 
     def _longest_turn(self, job: Job) -> int:
         """Tokens of the longest dialogue with its answers, as far as it can be told beforehand."""
@@ -226,6 +273,40 @@ class Stage:
         if self._cap(tokens) > self._max_len:
             self._max_len = self._cap(tokens)
             self._target.reserve(self._max_len, self._max_nodes, self._batch)
+            for draft, _ in self._draft_models.values():
+                draft.reserve(self._max_len)
+
+
+def make_target(
+    model: PreTrainedModel, config: DictConfig, *, max_len: int, max_nodes: int, batch: int = 1
+) -> Target:
+    """The target of the ``engine`` group, or the eager one where the machine has no other.
+
+    ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
+    ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
+    """
+    sizes = {"max_len": max_len, "max_nodes": max_nodes, "batch": batch}
+    if config.engine.name not in ENGINES:
+        raise unknown_name("engine", config.engine.name, ENGINES)
+    if config.engine.name == "graph" or (config.engine.name == "auto" and _on_cuda(model)):
+        reason = no_graphs(model)
+        if reason is None:
+            verifier = verifier_name(config.verifier.name, float(config.generation.temperature))
+            return GraphTarget(model, commits=verifier == "greedy", **sizes)
+        log.warning("engine=graph runs eagerly: %s", reason)
+        return Target(model, reason=reason, **sizes, **_packing(config))
+    return Target(model, **sizes, **_packing(config))
+
+
+def _on_cuda(model: PreTrainedModel) -> bool:
+    return model.device.type == "cuda"
+
+
+def _packing(config: DictConfig) -> dict[str, Any]:
+    return {
+        "packed_bytes": packed_bytes(config.engine.packed),
+        "cache_dir": Path(config.cache_dir),
+    }
 
 
 def packed_bytes(packed: DictConfig) -> int:

@@ -25,6 +25,11 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
             console = Console(width=_WIDTH, soft_wrap=False)
     summary = durable.read_json(folder / records.SUMMARY)
     console.print(render(summary["rows"], summary.get("caption", "")))
+    pairs = summary.get("pairs") or []
+    if 0 < len(pairs) <= _MOST_PAIRS:
+        console.print(render_pairs(pairs))
+    elif pairs:
+        console.print(f"{len(pairs)} pairs are compared in {folder / records.SUMMARY}")
     for note in summary.get("notes", []):
         console.print(f"note: {note}", markup=False, highlight=False)
     files = [name for name in _SHOWN_FILES if (folder / name).exists()]
@@ -33,7 +38,16 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
     )
 
 
-_SHOWN_FILES = (records.SUMMARY, records.CASES, records.ERRORS, records.STEPS, records.MANIFEST)
+_SHOWN_FILES = (
+    records.SUMMARY,
+    records.CASES,
+    records.ERRORS,
+    records.DISTURBED,
+    records.STEPS,
+    records.MANIFEST,
+)
+# What fits on a screen: the pairs of seven labels.
+_MOST_PAIRS = 21
 
 
 def render(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
@@ -41,7 +55,8 @@ def render(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
     from specbench.statistics import task_order  # scipy takes long to import
 
     table = Table(caption=caption or None, caption_justify="left", show_lines=False)
-    for heading, justify in _COLUMNS:
+    energy = any(row.get("joules_per_token") is not None for row in rows)
+    for heading, justify in (*_COLUMNS, *([_ENERGY] if energy else [])):
         table.add_column(heading, justify=justify, no_wrap=heading != "speedup [95 %]")
     tasks = sorted({row["task"] for row in rows}, key=task_order)
     for task in tasks:
@@ -56,8 +71,31 @@ def render(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
                 _ratio(row["speedup"], row.get("speedup_ci")),
                 _ratio(row["geomean_speedup"], row.get("geomean_speedup_ci")),
                 _verdicts(row["lossless"]),
+                *([_number(row["joules_per_token"], 2)] if energy else []),
                 end_section=i == len(chosen) - 1,
             )
+    return table
+
+
+def render_pairs(pairs: Sequence[Mapping[str, Any]]) -> Table:
+    """``pairs`` of ``summary.json`` as a rich table: who is faster, who ties, what stays unseen."""
+    table = Table(
+        caption="Ratio of decode speeds, geometric mean over cases. p: sign-flip permutation test, "
+        "corrected for the number of pairs (Holm). tie: the whole interval within "
+        f"{pairs[0]['margin']:.0%}. detectable: smallest ratio shown with a power of 80 %.",
+        caption_justify="left",
+    )
+    for heading, justify in _PAIR_COLUMNS:
+        table.add_column(heading, justify=justify)
+    for pair in pairs:
+        table.add_row(
+            pair["first"],
+            pair["second"],
+            _ratio(pair["ratio"], pair["ratio_ci"], digits=3),
+            _number(pair["p_holm"], 4),
+            pair["verdict"],
+            _number(pair["detectable"], 3),
+        )
     return table
 
 
@@ -71,22 +109,36 @@ _COLUMNS = (
     ("geo. mean [95 %]", "right"),
     ("lossless", "left"),
 )
+_ENERGY = ("J/token", "right")
+_PAIR_COLUMNS = (
+    ("first", "left"),
+    ("second", "left"),
+    ("ratio [95 %]", "right"),
+    ("p (Holm)", "right"),
+    ("first is", "left"),
+    ("detectable", "right"),
+)
 
 
 def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _ratio(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "–"
-    if interval is None or any(bound is None for bound in interval):
-        return f"{value:.2f}"
-    return f"{value:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+def _ratio(value: float | None, interval: Sequence[float] | None, digits: int = 2) -> str:
+    if value is None or interval is None or any(bound is None for bound in interval):
+        return _number(value, digits)
+    low, high = (f"{bound:.{digits}f}" for bound in interval)
+    return f"{value:.{digits}f} [{low}, {high}]"
 
 
 def _verdicts(counts: Mapping[str, int]) -> str:
     """``12 equal, 1 near tie``; kinds that did not occur are left out."""
-    words = {"equal": "equal", "near_tie": "near tie", "bug": "BUG", "not_audited": "not audited"}
+    words = {
+        "equal": "equal",
+        "near_tie": "near tie",
+        "bug": "BUG",
+        "not_audited": "not audited",
+        "lossy": "lossy",
+    }
     parts = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
     return ", ".join(parts) or "not audited"

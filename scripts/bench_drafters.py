@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from methods.cacheback import Cacheback
-from specbench import artefacts, models
+from specbench import artefacts, models, weights
 from specbench.config import compose, option_names, with_parts
 from specbench.drafter import Drafter
 from specbench.errors import SpecBenchError
@@ -173,7 +173,11 @@ def run(context: int, steps: int, seed: int) -> list[dict[str, Any]]:
         if not needs.tokens_only or needs.draft_model:
             continue
         files = artefacts.resolve(
-            needs.artefacts, tokenizer=tokenizer, embedded=True, cache_dir=cfg.cache_dir
+            needs.artefacts,
+            tokenizer=tokenizer,
+            embedded=True,
+            cache_dir=cfg.cache_dir,
+            model_key=weights.identity(cfg),
         )
         drafter.setup(
             DraftContext(

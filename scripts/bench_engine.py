@@ -27,7 +27,7 @@ from specbench.config import compose
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.models import load_model, load_tokenizer
-from specbench.packed import PackedLinear, unpack_linears
+from specbench.packed import PackedLinear, SiblingLinear, unpack_linears
 from specbench.prompts import PromptTemplate
 from specbench.structs import DraftTree
 from specbench.target import Target
@@ -64,6 +64,14 @@ def random_tree(nodes: int, vocab: int, seed: int) -> DraftTree:
     return DraftTree(rng.integers(0, vocab, nodes), parents)
 
 
+def _packs(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, PackedLinear | SiblingLinear)
+    }
+
+
 def against_generate(
     target: Target, tokenizer: Any, eos: frozenset[int], tokens: int
 ) -> dict[str, Any]:
@@ -72,7 +80,7 @@ def against_generate(
     template = PromptTemplate(tokenizer)
     engine = Engine(target, GreedyVerifier(), eos_ids=eos)
     plain = Drafter(name="ar")
-    packs = {n: m for n, m in model.named_modules() if isinstance(m, PackedLinear)}
+    packs = _packs(model)
     ours: list[float] = []
     theirs: list[float] = []
     equal = 0
@@ -134,7 +142,7 @@ def against_generate(
 def pass_by_rows(target: Target, repeats: int) -> list[dict[str, Any]]:
     """Median milliseconds of a pass over rows, packed and plain interleaved."""
     model = target.model
-    packs = {n: m for n, m in model.named_modules() if isinstance(m, PackedLinear)}
+    packs = _packs(model)
     found = []
     for context in CONTEXTS:
         prompt = np.random.default_rng(context).integers(100, 1000, context)

@@ -3,25 +3,25 @@
     python scripts/build_bigram_table.py --model mistral7b
     python scripts/build_bigram_table.py --model vicuna7b --out v7.bin model.dtype=float16
 
-Without --out the table goes where runs look for it; models that share a tokenizer need an --out
-each, since a run refuses a table of other weights. A killed build goes on where it was. Words at
-the end are overrides of the configuration, as for run.py.
+Without --out the table goes where runs of these weights look for it. A killed build goes on where
+it was. Words at the end are overrides of the configuration, as for run.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specbench import artefacts, models
+from specbench import artefacts, building, models, weights
 from specbench.config import compose
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError
 from specbench.index.bigram_table import TOP, begin_token, build_table, digest
 from specbench.structs import Artefact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -39,32 +39,32 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def build(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
+def build(options: argparse.Namespace) -> Path:
     for key in ("top", "batch"):
         if getattr(options, key) < 1:
             raise ConfigurationError(f"--{key} {getattr(options, key)} must be at least 1.")
     cfg = compose([f"model={options.model}", *options.overrides])
     tokenizer = models.load_tokenizer(cfg)
     params = {"top": options.top, "bos": options.bos}
-    out = options.out or artefacts.default_path(
-        Artefact("bigram_table", "specbench.index.bigram_table:build_default", "", None, params),
+    builder = "specbench.index.bigram_table:build_default"
+    out: Path = options.out or artefacts.default_path(
+        Artefact("bigram_table", builder, "", None, params, per_model=True),
         tokenizer=tokenizer,
         cache_dir=cfg.cache_dir,
+        model_key=weights.identity(cfg),
     )
     bos_id = begin_token(tokenizer) if options.bos else None
     loaded = models.load_model(cfg, tokenizer)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with artefacts.shown_progress() as progress:
-        table = build_table(
-            loaded.model,
-            top=options.top,
-            bos_id=bos_id,
-            unfinished=out,
-            batch=options.batch,
-            progress=progress,
-        )
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
-    try:
+    with building.replacing(out) as partial:
+        with artefacts.shown_progress() as progress:
+            table = build_table(
+                loaded.model,
+                top=options.top,
+                bos_id=bos_id,
+                unfinished=out,
+                batch=options.batch,
+                progress=progress,
+            )
         table.write(
             partial,
             tokenizer_hash=models.tokenizer_hash(tokenizer),
@@ -75,24 +75,16 @@ def build(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
                 "dtype": loaded.dtype,
             },
         )
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    return out, artefacts.describe(out)
+    return out
+
+
+def what(header: Mapping[str, Any]) -> str:
+    return f"next tokens of the model with weights {header['weights']}"
 
 
 def main(argv: list[str] | None = None) -> int:
-    start = time.perf_counter()
-    try:
-        path, facts = build(parse(argv))
-    except SpecBenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(
-        f"{path}: next tokens of the model with weights {facts['header']['weights']} "
-        f"({facts['bytes'] / 2**20:.1f} MiB, {time.perf_counter() - start:.1f} s)"
-    )
-    return 0
+    options = parse(argv)
+    return building.command(lambda: build(options), what)
 
 
 if __name__ == "__main__":

@@ -15,24 +15,23 @@ answers of a run) makes the next run on the same questions look better than it i
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench import artefacts, models
+from specbench import artefacts, building, models
 from specbench.config import compose
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError
 from specbench.index import datastore
-from specbench.index.corpora import HUB, file_texts, hub_texts
+from specbench.index.corpora import HUB, hub_texts
 from specbench.index.recorded_text import recorded_turns
+from specbench.index.text_files import file_texts
 from specbench.structs import Artefact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -42,7 +41,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="a name in conf/model/")
     parser.add_argument(
         "--corpus",
-        choices=(*HUB, "files", "outputs", "documentation"),
+        choices=("sharegpt", "ultrachat", "stack_python", "files", "outputs", "documentation"),
         default="sharegpt",
         help="documentation: what the embedded default is made from (default: %(default)s)",
     )
@@ -94,54 +93,44 @@ def documents(
     return datastore.encode_texts(texts, tokenizer), facts
 
 
-def build(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
+def build(options: argparse.Namespace) -> Path:
     check(options)
     cfg = compose([f"model={options.model}"])
     tokenizer = models.load_tokenizer(cfg)
     tokenizer_hash = models.tokenizer_hash(tokenizer)
-    out = options.out or artefacts.default_path(
+    out: Path = options.out or artefacts.default_path(
         Artefact("datastore", "specbench.index.datastore:build_default", ""),
         tokenizer=tokenizer,
         cache_dir=cfg.cache_dir,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
-    try:
-        with artefacts.shown_progress() as progress:
-            if options.corpus == "documentation":
-                datastore.build_default(tokenizer, partial, progress)
-            else:
-                ids, corpus = documents(options, tokenizer, tokenizer_hash)
-                datastore.build_datastore(
-                    ids,
-                    partial,
-                    tokenizer_hash=tokenizer_hash,
-                    corpus=corpus,
-                    vocab_size=len(tokenizer),
-                    chunk=options.chunk,
-                    max_tokens=options.max_tokens,
-                    progress=progress,
-                )
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    return out, artefacts.describe(out)
+    with building.replacing(out) as partial, artefacts.shown_progress() as progress:
+        if options.corpus == "documentation":
+            datastore.build_default(tokenizer, partial, progress)
+        else:
+            ids, corpus = documents(options, tokenizer, tokenizer_hash)
+            datastore.build_datastore(
+                ids,
+                partial,
+                tokenizer_hash=tokenizer_hash,
+                corpus=corpus,
+                vocab_size=len(tokenizer),
+                chunk=options.chunk,
+                max_tokens=options.max_tokens,
+                progress=progress,
+            )
+    return out
+
+
+def what(header: Mapping[str, Any]) -> str:
+    return (
+        f"{header['n_tokens']:,} tokens in {header['n_documents']:,} documents of "
+        f"{header['corpus']['name']}"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
-    start = time.perf_counter()
-    try:
-        path, facts = build(parse(argv))
-    except SpecBenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    header = facts["header"]
-    print(
-        f"{path}: {header['n_tokens']:,} tokens in {header['n_documents']:,} documents of "
-        f"{header['corpus']['name']} ({facts['bytes'] / 2**20:.0f} MiB, "
-        f"{time.perf_counter() - start:.1f} s)"
-    )
-    return 0
+    options = parse(argv)
+    return building.command(lambda: build(options), what)
 
 
 if __name__ == "__main__":

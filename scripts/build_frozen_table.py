@@ -14,28 +14,20 @@ only be used non-commercially: keep a table made from it to yourself.
 from __future__ import annotations
 
 import argparse
-import os
-import resource
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench import artefacts, models
+from specbench import artefacts, building, models
 from specbench.config import compose
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError
+from specbench.index.corpora import HUB, hub_texts
 from specbench.index.frozen_builder import build_default, build_from_texts, sample_documents
+from specbench.index.text_files import file_texts
 from specbench.structs import Artefact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-HUB = {
-    "openwebtext": {"id": "Skylion007/openwebtext", "column": "text"},
-    "alpaca": {"id": "tatsu-lab/alpaca", "column": "text"},
-}
-# A text file without blank lines between documents is cut into pieces of so many characters.
-PIECE = 1 << 20
+    from collections.abc import Mapping
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -70,43 +62,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def hub_texts(name: str, revision: str | None) -> Iterator[str]:
-    """Documents of a data set on the hub, streamed."""
-    from datasets import load_dataset
-
-    source = HUB[name]
-    try:
-        rows = load_dataset(source["id"], split="train", streaming=True, revision=revision)
-        for row in rows:
-            yield row[source["column"]]
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"cannot stream {source['id']} from the hub: {error}. Check the network and "
-            "HF_HUB_OFFLINE, or type --corpus files --files TEXT... for local texts."
-        ) from error
-
-
-def file_texts(paths: list[Path]) -> Iterator[str]:
-    """Documents of text files: what blank lines separate, at most `PIECE` characters each."""
-    for path in paths:
-        try:
-            with path.open(encoding="utf-8") as handle:
-                lines: list[str] = []
-                size = 0
-                for line in handle:
-                    blank = not line.strip()
-                    if lines and (blank or size > PIECE):
-                        yield "".join(lines)
-                        lines, size = [], 0
-                    if not blank:
-                        lines.append(line)
-                        size += len(line)
-                if lines:
-                    yield "".join(lines)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"cannot read --files {path}: {error}") from error
-
-
 def check(options: argparse.Namespace) -> None:
     if not 0 < options.sample <= 1:
         raise ConfigurationError(f"--sample {options.sample} must be above 0 and at most 1.")
@@ -117,7 +72,7 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigurationError("--corpus files and --files belong together.")
 
 
-def build(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
+def build(options: argparse.Namespace) -> Path:
     check(options)
     cfg = compose([f"model={options.model}"])
     tokenizer = models.load_tokenizer(cfg)
@@ -127,23 +82,17 @@ def build(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
         "leader_capacity": options.leader_capacity,
         "follower_capacity": options.follower_capacity,
     }
-    out = options.out or artefacts.default_path(
+    out: Path = options.out or artefacts.default_path(
         Artefact("frozen_table", "specbench.index.frozen_builder:build_default", "", None, shape),
         tokenizer=tokenizer,
         cache_dir=cfg.cache_dir,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
-    try:
-        with artefacts.shown_progress() as progress:
-            if options.corpus == "documentation":
-                build_default(tokenizer, partial, progress, **shape)
-            else:
-                write(options, tokenizer, partial, shape, progress)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    return out, artefacts.describe(out)
+    with building.replacing(out) as partial, artefacts.shown_progress() as progress:
+        if options.corpus == "documentation":
+            build_default(tokenizer, partial, progress, **shape)
+        else:
+            write(options, tokenizer, partial, shape, progress)
+    return out
 
 
 def write(
@@ -155,7 +104,7 @@ def write(
         corpus["files"] = [file.name for file in options.files]
     else:
         texts = hub_texts(options.corpus, options.revision)
-        corpus |= {"id": HUB[options.corpus]["id"], "revision": options.revision}
+        corpus |= {"id": HUB[options.corpus].id, "revision": options.revision}
     by_document = options.by == "document"
     table, header = build_from_texts(
         sample_documents(texts, options.sample if by_document else 1.0, options.seed),
@@ -170,24 +119,16 @@ def write(
     table.write(path, tokenizer_hash=models.tokenizer_hash(tokenizer), header=header)
 
 
-def main(argv: list[str] | None = None) -> int:
-    start = time.perf_counter()
-    try:
-        path, facts = build(parse(argv))
-    except SpecBenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    header = facts["header"]
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-    print(
-        f"{path}: {header['n_leaders']:,} leaders, {header['n_followers']:,} followers from "
-        f"{header['n_tokens']:,} tokens of {header['corpus']['name']} "
-        f"({facts['bytes'] / 2**20:.0f} MiB, {time.perf_counter() - start:.1f} s, "
-        f"peak memory {peak:.2f} GiB)"
+def what(header: Mapping[str, Any]) -> str:
+    return (
+        f"{header['n_leaders']:,} leaders, {header['n_followers']:,} followers from "
+        f"{header['n_tokens']:,} tokens of {header['corpus']['name']}"
     )
-    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    return building.command(lambda: build(options), what)
 
 
 if __name__ == "__main__":

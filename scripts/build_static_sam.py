@@ -14,25 +14,21 @@ takes about 130 bytes of memory a token.
 from __future__ import annotations
 
 import argparse
-import os
-import resource
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench import artefacts, models
+from specbench import artefacts, building, models
 from specbench.config import compose
-from specbench.errors import SpecBenchError
 from specbench.index.automaton_builder import build_default, build_from_ids, build_from_texts
 from specbench.index.recorded_text import recorded_turns
 from specbench.index.text_files import file_texts
 from specbench.structs import Artefact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -60,26 +56,20 @@ def recorded_documents(paths: list[Path], tokenizer_hash: str) -> Iterator[np.nd
                 yield document
 
 
-def build(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
+def build(options: argparse.Namespace) -> Path:
     cfg = compose([f"model={options.model}"])
     tokenizer = models.load_tokenizer(cfg)
-    out = options.out or artefacts.default_path(
+    out: Path = options.out or artefacts.default_path(
         Artefact("static_automaton", "specbench.index.automaton_builder:build_default", ""),
         tokenizer=tokenizer,
         cache_dir=cfg.cache_dir,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
-    try:
-        with artefacts.shown_progress() as progress:
-            if options.documentation:
-                build_default(tokenizer, partial, progress)
-            else:
-                write(options, tokenizer, partial, progress)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    return out, artefacts.describe(out)
+    with building.replacing(out) as partial, artefacts.shown_progress() as progress:
+        if options.documentation:
+            build_default(tokenizer, partial, progress)
+        else:
+            write(options, tokenizer, partial, progress)
+    return out
 
 
 def write(options: argparse.Namespace, tokenizer: Any, path: Path, progress: Any) -> None:
@@ -96,24 +86,17 @@ def write(options: argparse.Namespace, tokenizer: Any, path: Path, progress: Any
     automaton.write(path, tokenizer_hash=tokenizer_hash, header=header)
 
 
-def main(argv: list[str] | None = None) -> int:
-    start = time.perf_counter()
-    try:
-        path, facts = build(parse(argv))
-    except SpecBenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    header = facts["header"]
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-    print(
-        f"{path}: {header['n_states']:,} states, {header['n_edges']:,} transitions from "
+def what(header: Mapping[str, Any]) -> str:
+    return (
+        f"{header['n_states']:,} states, {header['n_edges']:,} transitions from "
         f"{header['n_tokens']:,} tokens in {header['n_documents']:,} documents of "
-        f"{header['corpus']['name']} ({facts['bytes'] / 2**20:.0f} MiB, "
-        f"{time.perf_counter() - start:.1f} s, peak memory {peak:.2f} GiB)"
+        f"{header['corpus']['name']}"
     )
-    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    return building.command(lambda: build(options), what)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ class Scorer:
         )
         self.splits = split(traces, share, seed)
         self._model = str(config.model.name)
+        self._defaults: dict[str, dict[str, Any]] = {}
         self._plain = {name: self._speed("ar", {}, turns) for name, turns in self.splits.items()}
 
     def score(self, method: str, knobs: Mapping[str, Any]) -> Trial:
@@ -89,14 +90,16 @@ class Scorer:
 
     def default_knobs(self, method: str) -> dict[str, Any]:
         """The method's own values, as a run of this model has them."""
-        node = OmegaConf.to_container(compose([f"method={method}", f"model={self._model}"]).method)
-        assert isinstance(node, dict)
-        return {str(key): value for key, value in node.items()}
+        if method not in self._defaults:
+            composed = compose([f"method={method}", f"model={self._model}"]).method
+            node = OmegaConf.to_container(composed, resolve=True)
+            assert isinstance(node, dict)
+            self._defaults[method] = {str(k): v for k, v in node.items() if k != "label"}
+        return dict(self._defaults[method])
 
     def _speed(self, method: str, knobs: Mapping[str, Any], turns: Sequence[Turn]) -> float | None:
         """Predicted tokens/s; None where the knobs contradict each other."""
         node = {**self.default_knobs(method), **knobs}
-        node.pop("label", None)
         check_method(node)
         try:
             drafter = hydra.utils.instantiate(with_parts(node), _convert_="all")

@@ -1,8 +1,9 @@
 """Files that a method needs besides the model: found, or built for the embedded model.
 
 A file the user named is taken as it is. The default place is the cache folder, under a name made
-from the builder's stem and version, its parameters and the tokenizer's hash. For the embedded
-model a missing one is built there once; for another model the message says what to type.
+from the builder's stem and version, its parameters and the tokenizer's hash, and the weights' where
+the file is made by running the model. For the embedded model a missing one is built there once; for
+another model the message says what to type.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def resolve(
     tokenizer: Any,
     embedded: bool,
     cache_dir: str | Path,
+    model_key: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Path]:
     """The file of each artefact, built now if it is missing and may be built.
@@ -65,6 +67,8 @@ def resolve(
         tokenizer: a transformers tokenizer, or a `NamedTokenizer`; files belong to one.
         embedded: whether the run's model is the embedded one, whose files are built on first use.
         cache_dir: default files lie in its folder ``artefacts``.
+        model_key: ``specbench.weights.identity`` of the run's model; required where an artefact is
+            ``per_model``.
         progress: called with what is being done, and how much of how much (0 where unknown);
             None shows a bar on a terminal and a line every few seconds elsewhere.
 
@@ -84,29 +88,42 @@ def resolve(
                     f"{artefact.name}=null for the default, or type: {artefact.command}"
                 )
         else:
-            path = default_path(artefact, tokenizer=tokenizer, cache_dir=cache_dir)
+            path = default_path(
+                artefact, tokenizer=tokenizer, cache_dir=cache_dir, model_key=model_key
+            )
             if not path.is_file():
                 if not embedded:
+                    owner = "model" if artefact.per_model else "model's tokenizer"
                     raise NeedsNotMet(
-                        f"{artefact.name} has not been built for this model's tokenizer (looked: "
-                        f"{path}). Type, with the run's model for MODEL: {artefact.command}"
+                        f"{artefact.name} has not been built for this {owner} (looked: {path}). "
+                        f"Type, with the run's model for MODEL: {artefact.command}"
                     )
                 _build(artefact, path, _loaded(tokenizer), progress)
         files[artefact.name] = path
     return files
 
 
-def default_path(artefact: Artefact, *, tokenizer: Any, cache_dir: str | Path) -> Path:
-    """Where an artefact lies if the user names no file."""
+def default_path(
+    artefact: Artefact, *, tokenizer: Any, cache_dir: str | Path, model_key: str | None = None
+) -> Path:
+    """Where an artefact lies if the user names no file.
+
+    Raises:
+        ValueError: it belongs to one model, and ``model_key`` does not say to which.
+    """
     from specbench.models import tokenizer_hash
 
     module = _builder_module(artefact)
     named = isinstance(tokenizer, NamedTokenizer)
-    identity = {
+    identity: dict[str, Any] = {
         "tokenizer": tokenizer.sha if named else tokenizer_hash(tokenizer),
         "version": module.BUILDER_VERSION,
         "params": dict(artefact.params),
     }
+    if artefact.per_model:
+        if model_key is None:
+            raise ValueError(f"{artefact.name} belongs to one model: model_key must name it")
+        identity["model"] = model_key
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     return Path(cache_dir) / "artefacts" / f"{module.STEM}-{key}.bin"
 

@@ -26,11 +26,20 @@ class AttentionPlan:
         causal: plain causal attention over the pass's own rows (a prompt on an empty cache).
         windowed: additive masks by sliding-window size, for layers that have one and where some
             key lies outside the window; a missing size means the window hides nothing.
+        folded: the masks above with their rows repeated, by (mask's id, times); filled by use.
     """
 
     mask: torch.Tensor | None = None
     causal: bool = False
     windowed: dict[int, torch.Tensor] = field(default_factory=dict)
+    folded: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    def fold(self, mask: torch.Tensor, times: int) -> torch.Tensor:
+        """``mask [.., rows, keys]`` with all its rows ``times`` times over, made once a pass."""
+        key = (id(mask), times)
+        if key not in self.folded:
+            self.folded[key] = mask.repeat(1, 1, times, 1)
+        return self.folded[key]
 
 
 def _attend(
@@ -63,6 +72,18 @@ def _attend(
     mask, causal = plan.mask, plan.causal and query.shape[2] > 1
     if sliding_window is not None and sliding_window in plan.windowed:
         mask, causal = plan.windowed[sliding_window], False
+    batch, heads, rows, size = query.shape
+    groups = heads // key.shape[1]
+    if groups > 1 and query.is_cuda and not causal:
+        # CUDA's fast kernels take either grouped heads or a mask. The queries that share a key
+        # head can as well be more rows of one head.
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *folded_heads(query, key),
+            value,
+            attn_mask=None if mask is None else plan.fold(mask, groups),
+            scale=scaling,
+        )
+        return out.view(batch, heads, rows, size).transpose(1, 2).contiguous(), None
     out = torch.nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -70,9 +91,22 @@ def _attend(
         attn_mask=mask,
         is_causal=causal,
         scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=groups > 1,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def folded_heads(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries as rows of the key heads they look at, and the keys.
+
+    Args:
+        query: ``[batch, heads, rows, head_dim]``; neighbouring heads share a key head.
+        key: ``[batch, kv_heads, keys, head_dim]``.
+
+    Returns:
+        Queries ``[batch, kv_heads, heads / kv_heads * rows, head_dim]`` and ``key``.
+    """
+    return query.reshape(query.shape[0], key.shape[1], -1, query.shape[3]), key
 
 
 def install(model: PreTrainedModel) -> None:

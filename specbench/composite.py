@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.drafter import Drafter
 from specbench.errors import ConfigurationError
@@ -134,6 +134,14 @@ class Composite(Drafter):
         """End every part."""
         for part in self.parts:
             part.end(state)
+
+    def report(self) -> dict[str, Any]:
+        """What the parts counted, under the part's name and a dot."""
+        return {
+            f"{part.name}.{key}": value
+            for part in self.parts
+            for key, value in part.report().items()
+        }
 
     def close(self) -> None:
         """Close every part."""

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -26,9 +27,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from specbench import models
 from specbench.errors import ConfigurationError, nearest, unknown_name
 from specbench.hydra_errors import translate_hydra_error
-from specbench.schema import ATTENTIONS, DTYPES, TEMPLATES, RunConfig
+from specbench.schema import ATTENTIONS, DTYPES, TEMPLATES, VERIFIERS, RunConfig
 
 __all__ = [
     "CONF_DIR",
@@ -61,6 +63,7 @@ _NOT_IDENTITY = (
     "hydra",
     "model.cache_dir",
     "model.source",
+    "measure.exclusive",
     "dataset.source",
     "dataset.fetch",
     "runner.traces",  # their hashes are part of it
@@ -75,6 +78,7 @@ _ONE_OF: Mapping[str, Sequence[str]] = {
     "dataset.sample": ("head", "stratified"),
     "dataset.dialogue": ("ar", "own"),
     "engine.overlap": ("auto", "serial", "thread", "stream"),
+    "verifier.name": VERIFIERS,
     "resume": ("auto", "force"),
     "estimator": ("paired", "specbench"),
 }
@@ -83,12 +87,22 @@ _AT_LEAST: Mapping[str, float] = {
     "repeats": 1,
     "runner.passes": 1,
     "measure.warmup": 0,
+    "measure.reruns": 0,
+    "measure.rerun_share": 0,
+    "measure.disturbed.steal": 0,
+    "measure.disturbed.waiting": 0,
+    "measure.disturbed.slowdown": 1,
+    "measure.disturbed.shortest_s": 0,
     "generation.max_new_tokens": 1,
     "generation.temperature": 0,
     "generation.top_k": 0,
     "dataset.limit": 1,
     "model.context_length": 2,
     "engine.packed.memory_gb": 0,
+    "runner.hf.num_assistant_tokens": 1,
+    "runner.hf.confidence": 0,
+    "runner.hf.prompt_lookup_num_tokens": 1,
+    "runner.hf.max_matching_ngram_size": 1,
 }
 
 
@@ -137,7 +151,7 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
 
     The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
     starts from that method's defaults, not from the run's ``method.*`` overrides; then the
-    entry's own knobs are set.
+    entry's own knobs are set. A draft model that was chosen for the run holds for all its entries.
 
     Args:
         cfg: the run's configuration.
@@ -170,7 +184,10 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     result.method = OmegaConf.merge(composed.method, knobs)
-    result.pair = composed.pair
+    chosen = next(
+        (c for c in (cfg, composed) if models.draft_node(c.pair.draft, cfg.model)), composed
+    )
+    result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result
@@ -340,16 +357,42 @@ def check_values(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if value is not None and value < least:
             raise ConfigurationError(f"{key}={value} is out of range: it must be at least {least}.")
-    if not 0 < cfg.generation.top_p <= 1:
-        raise ConfigurationError(
-            f"generation.top_p={cfg.generation.top_p} is out of range: above 0, at most 1."
-        )
+    _check_sampling(cfg)
     if cfg.dataset.prompts and cfg.dataset.prompt_form not in cfg.dataset.prompts:
         raise unknown_name(
             "value of dataset.prompt_form:", cfg.dataset.prompt_form, map(str, cfg.dataset.prompts)
         )
     _check_pair(cfg)
     check_method(cfg.method)
+
+
+def _check_sampling(cfg: DictConfig) -> None:
+    """The law of the next token, and a verifier that goes with it."""
+    temperature, verifier = cfg.generation.temperature, cfg.verifier
+    if not math.isfinite(temperature):
+        raise ConfigurationError(
+            f"generation.temperature={temperature} is out of range: it must be finite."
+        )
+    if not 0 < cfg.generation.top_p <= 1:
+        raise ConfigurationError(
+            f"generation.top_p={cfg.generation.top_p} is out of range: above 0, at most 1."
+        )
+    if temperature != 0 and verifier.name == "greedy":
+        raise ConfigurationError(
+            f"generation.temperature={temperature} asks for sampling, but verifier=greedy accepts "
+            "what greedy decoding emits. Type verifier=rejection, or generation.temperature=0."
+        )
+    if verifier.name == "typical":
+        if temperature == 0:
+            raise ConfigurationError(
+                "verifier=typical accepts by probability, but generation.temperature=0 leaves only "
+                "the most likely token. Type verifier=greedy, or generation.temperature=0.7."
+            )
+        for key in ("epsilon", "delta"):
+            if not (verifier[key] is not None and 0 < verifier[key] <= 1):
+                raise ConfigurationError(
+                    f"verifier.{key}={verifier[key]} is out of range: above 0, at most 1."
+                )
 
 
 def _check_pair(cfg: DictConfig) -> None:

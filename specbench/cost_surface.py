@@ -33,6 +33,7 @@ _SWEEPS = 100  # of Dykstra's projections; a few suffice
 _SETTLED = 1e-9  # change in a sweep at which they stop
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,14 @@ class Grid:
         points = np.stack([np.asarray(c, dtype=float) for c in coordinates], axis=-1)
         return _interpolate(list(self.axes.values()), self.fitted, points)
 
-    def covers(self, *coordinates: FloatArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def covers(self, *coordinates: FloatArray) -> BoolArray:
         """Whether each point lies inside the grid."""
         inside = [
             (np.asarray(c) >= values[0]) & (np.asarray(c) <= values[-1])
             for c, values in zip(coordinates, self.axes.values(), strict=True)
         ]
-        return np.logical_and.reduce(inside)
+        within: BoolArray = np.logical_and.reduce(inside)
+        return within
 
     def _noise(self) -> float:
         """Relative standard error of a median, pooled: 1.25 times that of a mean."""
@@ -161,12 +163,12 @@ class CostSurface:
 
     def prefill_s(self, n_prompt: int) -> float:
         """Seconds of a prompt's pass."""
-        return float(self.prefill.predict(np.array([n_prompt]))[0])
+        return float(self.prefill.predict(np.array([n_prompt], dtype=np.float64))[0])
 
     def free_nodes(self, context: int, free: float = FREE) -> int:
         """Draft nodes that ride along for at most ``free`` of the 1-row pass's time."""
         rows = np.arange(1, self.tree.axes["rows"][-1] + 1)
-        seconds = self.tree.predict(rows, np.full(len(rows), context))
+        seconds = self.tree.predict(rows.astype(np.float64), np.full(len(rows), float(context)))
         return int(np.flatnonzero(seconds <= (1.0 + free) * seconds[0])[-1])
 
     def write(self, path: Path) -> None:
@@ -250,4 +252,5 @@ def _interpolate(
     )
     found: FloatArray = interpolator(points[:, kept])
     # Going on below the smallest value must not end in a pass that takes no time.
-    return np.maximum(found, values.min() / 2)
+    bounded: FloatArray = np.maximum(found, values.min() / 2)
+    return bounded

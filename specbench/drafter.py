@@ -14,11 +14,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import ConfigurationError, unknown_name
-from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, Needs, StepOutcome
+from specbench.structs import (
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Guess,
+    IntArray,
+    Needs,
+    StepOutcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
     import torch
 
 STATE_SCOPES = ("turn", "prompt", "run")
@@ -80,8 +89,13 @@ class Drafter:
         """The draft below ``state.root``; may be empty."""
         return DraftTree.empty()
 
-    def overlap(self, state: DecodeState, tree: DraftTree) -> None:
-        """Work done while the target verifies ``tree``, where ``needs.overlap`` is set."""
+    def overlap(self, state: DecodeState, tree: DraftTree) -> Guess | None:
+        """Work done while the target reads ``tree``, where ``needs.overlap`` is set.
+
+        Returns:
+            What the drafter drew meanwhile for the token after the tree's last node, or None.
+        """
+        return None
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         """Learn from a finished step; ``state`` already holds its tokens."""
@@ -95,6 +109,17 @@ class Drafter:
         Values are what JSON can hold: numbers, texts, or lists with one entry per step.
         """
         return {}
+
+    def snapshot(self) -> Mapping[str, np.ndarray[Any, Any]] | None:
+        """What was learnt since ``reset``, as arrays that `load` takes; between turns, never timed.
+
+        None where it is cheaper to see the recorded turns again.
+        """
+        return None
+
+    def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Go on from a `snapshot` of a drafter with the same knobs."""
+        raise NotImplementedError(f"{self.name} gives no snapshot")
 
     def close(self) -> None:
         """Release threads and files."""

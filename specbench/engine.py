@@ -10,8 +10,7 @@ this loop stops. One pass commits at least one token.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 
 from specbench.clock import Clock, Timings, make_clock
 from specbench.errors import CaseFailed, unknown_name
-from specbench.structs import DecodeState, DraftTree, IntArray, Needs, StepOutcome
+from specbench.structs import DecodeState, DraftTree, Guess, IntArray, Needs, StepOutcome
 from specbench.tree import tree_depth
 from specbench.verify import PassScores, Verifier
 
@@ -269,9 +268,10 @@ class Engine:
         clock.phase("draft")
 
         try:
-            scores = self._pass(state, drafter, tree, needs)
+            scores, guess = self._pass(state, drafter, tree, needs)
             clock.phase("verify")
-            verdict, next_tokens = self.verifier.verify(tree, scores)
+            judged = tree if guess is None else replace(tree, guess=guess)
+            verdict, next_tokens = self.verifier.verify(judged, scores)
         except CaseFailed as error:
             if error.kind == "invalid_draft":
                 raise CaseFailed(error.kind, f"method={drafter.name}: {error}") from error
@@ -304,28 +304,38 @@ class Engine:
 
     def _pass(
         self, state: DecodeState, drafter: Drafter, tree: DraftTree, needs: Needs
-    ) -> StepScores:
+    ) -> tuple[StepScores, Guess | None]:
         """The target pass, with the drafter's parallel part, if any, between launch and wait."""
+        layers = needs.hidden_layers
         if not needs.overlap:
-            return self.target.forward(state.root, tree, hidden_layers=needs.hidden_layers)
+            return self.target.forward(state.root, tree, hidden_layers=layers), None
         if self.overlap == "thread":
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="target-pass")
-            waiting = self._pool.submit(
-                self.target.forward, state.root, tree, hidden_layers=needs.hidden_layers
-            )
-            drafter.overlap(state, tree)
-            return waiting.result()
-        scores = self.target.forward(state.root, tree, hidden_layers=needs.hidden_layers)
-        with self._stream():
-            drafter.overlap(state, tree)
-        return scores
+            waiting = self._pool.submit(self.target.forward, state.root, tree, hidden_layers=layers)
+            guess = drafter.overlap(state, tree)
+            return waiting.result(), guess
+        if self.overlap == "stream":
+            return self._pass_beside_stream(state, drafter, tree, layers)
+        scores = self.target.forward(state.root, tree, hidden_layers=layers)
+        return scores, drafter.overlap(state, tree)
 
-    def _stream(self) -> Any:
-        if self.overlap != "stream":
-            return nullcontext()
+    def _pass_beside_stream(
+        self, state: DecodeState, drafter: Drafter, tree: DraftTree, layers: tuple[int, ...]
+    ) -> tuple[StepScores, Guess | None]:
+        """The pass on the present stream and the drafter's part on another one.
+
+        The other one starts behind all that was asked for before the pass, and what comes after
+        waits for both.
+        """
         if self._side_stream is None:
             self._side_stream = torch.cuda.Stream(self.target.device)
-        return torch.cuda.stream(self._side_stream)
+        present = torch.cuda.current_stream(self.target.device)
+        self._side_stream.wait_stream(present)
+        scores = self.target.forward(state.root, tree, hidden_layers=layers)
+        with torch.cuda.stream(self._side_stream):
+            guess = drafter.overlap(state, tree)
+        present.wait_stream(self._side_stream)
+        return scores, guess
 
     # -- stop rules ------------------------------------------------------------------------------
 

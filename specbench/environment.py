@@ -1,21 +1,19 @@
 """Where a run took place: hardware, versions, code, and what else the machine was doing.
 
 What :func:`describe` returns goes into the manifest and is compared when a run is resumed, so it
-holds nothing that changes by itself. What does change (load, stolen time, GPU clocks) has functions
-of its own. torch is used only where it is loaded already, nvidia-ml-py only where it is installed.
+holds nothing that changes by itself; what does (load, stolen time, GPU clocks) is in
+:mod:`specbench.surroundings`. torch is used only where it is loaded already.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +41,6 @@ PACKAGES = (
 _CODE = ("*.py", "*.yaml", "*.toml")
 _ROOT = Path(__file__).resolve().parents[1]
 _COMMAND_TIMEOUT_S = 20
-_PROC_STAT = Path("/proc/stat")
-_STEAL_FIELD = 7
-# guest and guest_nice are contained in user and nice, so only the first eight fields are a sum.
-_N_CPU_FIELDS = 8
 
 
 def describe() -> dict[str, Any]:
@@ -184,103 +178,3 @@ def _output_of(*command: str, cwd: Path | None = None) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode(errors="replace").strip()
-
-
-@dataclass(frozen=True, slots=True)
-class CpuTicks:
-    """CPU time since boot over all CPUs, in clock ticks."""
-
-    stolen: int
-    total: int
-
-
-def cpu_steal(stat: Path = _PROC_STAT) -> CpuTicks | None:
-    """A reading to be handed to :func:`cpu_steal_since`; None where the system gives none."""
-    try:
-        with stat.open(encoding="ascii") as file:
-            fields = file.readline().split()
-    except (OSError, ValueError):
-        return None
-    if len(fields) < 1 + _N_CPU_FIELDS or fields[0] != "cpu":
-        return None
-    ticks = [int(value) for value in fields[1 : 1 + _N_CPU_FIELDS]]
-    return CpuTicks(stolen=ticks[_STEAL_FIELD], total=sum(ticks))
-
-
-def cpu_steal_since(before: CpuTicks | None, stat: Path = _PROC_STAT) -> float | None:
-    """Share of CPU time (0 to 1) that the hypervisor gave to others since ``before``.
-
-    Over all CPUs, idle ones included. None where there is no reading, or where less time passed
-    than the system counts in (a hundredth of a second).
-    """
-    now = cpu_steal(stat)
-    if before is None or now is None or now.total <= before.total:
-        return None
-    return max(0.0, (now.stolen - before.stolen) / (now.total - before.total))
-
-
-def cpu_load() -> float | None:
-    """Processes running or waiting for a CPU, averaged over the last minute; None if unknown."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None
-
-
-def gpu_state(index: int = 0) -> dict[str, Any] | None:
-    """What a GPU is doing now, through NVML; None without nvidia-ml-py, a driver, or that GPU.
-
-    Returns:
-        ``sm_mhz``, ``memory_mhz``, ``temperature_c``, ``power_w``, ``throttle`` (names of the
-        reasons in force; idling is none) and ``other_processes`` (compute processes but this one).
-        What the GPU does not report is None.
-    """
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-
-        def ask(name: str, *arguments: Any) -> Any:
-            try:
-                return getattr(nvml, name)(handle, *arguments)
-            except nvml.NVMLError:
-                return None
-
-        power = ask("nvmlDeviceGetPowerUsage")
-        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        processes = ask("nvmlDeviceGetComputeRunningProcesses")
-        return {
-            "sm_mhz": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-            "memory_mhz": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-            "temperature_c": ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-            "power_w": None if power is None else power / 1000,
-            "throttle": None if reasons is None else _throttle_names(reasons),
-            "other_processes": None
-            if processes is None
-            else sum(process.pid != os.getpid() for process in processes),
-        }
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
-
-
-# Bits of NVML's clocks throttle reasons; bit 0 (idle) and 1 (clocks set by a user) slow nothing.
-_THROTTLE = {
-    0x04: "power_cap",
-    0x08: "hardware_slowdown",
-    0x10: "sync_boost",
-    0x20: "software_thermal",
-    0x40: "hardware_thermal",
-    0x80: "power_brake",
-}
-
-
-def _throttle_names(reasons: int) -> list[str]:
-    return [name for bit, name in _THROTTLE.items() if reasons & bit]

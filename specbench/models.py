@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _SHAPE_STD = 0.02
+_PROJECT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,62 @@ def model_files_present(cfg: Any) -> None:
         return
     folder = weights.local_folder(model)
     if folder is not None:
-        weights.check_folder(folder)
+        weights.check_folder(folder, weights.key_of(model), weights.remedy_of(model))
     else:
         weights.check_hub(model)
+
+
+def draft_node(draft: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What names the draft model's weights, in the words of a ``model`` node.
+
+    Args:
+        draft: the ``pair.draft`` node.
+        model: the ``model`` node of the target.
+
+    Returns:
+        None where no draft model is named.
+
+    Raises:
+        ConfigurationError: a number of ``pair.draft.random`` is out of range.
+    """
+    random = draft.get("random") or {"layers": 0}
+    node = {
+        "name": f"the draft of {model['name']}",
+        "key": "pair.draft.path" if draft.get("path") else "pair.draft.id",
+        "remedy": "pair.draft.path=FOLDER, or pair=random_draft, which needs no weights",
+        "revision": draft.get("revision"),
+        "dtype": draft.get("dtype") or model["dtype"],
+        "device": draft.get("device") or model["device"],
+        "device_map": None,
+        "attention": model["attention"],
+        "context_length": None,
+        "embedded": False,
+        "shape": False,
+        "cache_dir": model["cache_dir"],
+    }
+    if draft.get("path"):
+        path = Path(str(draft["path"])).expanduser()
+        own = _PROJECT / path
+        return node | {"id": str(path.absolute() if path.exists() or not own.exists() else own)}
+    if draft.get("id"):
+        return node | {"id": str(draft["id"])}
+    if not random["layers"]:
+        return None
+    _check_random(random)
+    return node | {"id": "random", "shape": True, "seed": random["seed"]}
+
+
+def _check_random(random: Mapping[str, Any]) -> None:
+    for key in ("layers", "hidden", "heads"):
+        if random[key] < 1:
+            raise ConfigurationError(
+                f"pair.draft.random.{key}={random[key]} is out of range: it must be at least 1."
+            )
+    if random["hidden"] % (2 * random["heads"]):
+        raise ConfigurationError(
+            f"pair.draft.random.hidden={random['hidden']} is out of range: it must be an even "
+            f"multiple of pair.draft.random.heads={random['heads']}."
+        )
 
 
 def load_tokenizer(cfg: Any) -> PreTrainedTokenizerBase:
@@ -130,7 +184,7 @@ def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> Lo
     from transformers import AutoModelForCausalLM
 
     model = weights.model_node(cfg)
-    device = _device(str(model["device"]))
+    device = choose_device(str(model["device"]))
     dtype: torch.dtype = getattr(torch, str(model["dtype"]))
     if model["shape"]:
         network = shape_model(
@@ -248,7 +302,12 @@ def _quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
+    """The device that ``model.device`` stands for; ``auto`` is the first GPU, else the CPU.
+
+    Raises:
+        ConfigurationError: there is no such device.
+    """
     import torch
 
     if name == "auto":

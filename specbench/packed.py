@@ -5,6 +5,9 @@ row-major weights, the CPU libraries behind torch repack them on every call, and
 rows that costs more than the arithmetic. Weights packed once (by oneDNN or MKL, whatever is faster
 on this machine) make draft rows nearly free until arithmetic becomes the limit.
 
+Linears that read the same input (query, key and value; gate and up) become one product: a matrix
+of a few hundred rows is too small for these libraries to read at the memory's speed.
+
 Which kernel serves which number of rows is decided by measuring the model's own shapes, once per
 machine: the plan is cached as a small JSON file, so that later runs (and a resumed run) use the
 same kernels and round the same way.
@@ -20,7 +23,7 @@ import platform
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,9 @@ PLAN_VERSION = 2
 CLEARLY = 0.8  # share of the packed kernel's time that an unpacked one must stay below
 MEASURE_BYTES = 48 << 20  # weights streamed per timing, so that they come from memory, not cache
 MAX_PREFILL_ROWS_PACKED = 512
+
+# Children of one module that are called one after the other with the same tensor, in this order.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
 
@@ -126,6 +132,84 @@ class PackedLinear(nn.Module):
         kernel, pack = self._by_rows[rows]
         out = kernel(x.reshape(rows, self.in_features), self.weight, pack, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
+
+
+class SiblingLinear(nn.Module):
+    """One of several linears with the same input, which share one product.
+
+    The first one called computes all; the others return their part of it. A sibling that is given
+    any other tensor computes anew, so the order of calls costs time but never correctness.
+
+    Args:
+        linear: the layer to stand in for; its weight is a part of ``product``'s.
+        product: the siblings' common product.
+        start: its first output within the product.
+    """
+
+    def __init__(self, linear: nn.Linear, product: SharedProduct, start: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self._product = (product,)  # in a tuple: not a submodule, or its weights would count twice
+        self._part = slice(start, start + linear.out_features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., in]`` to ``[..., out]``, a view of the common product."""
+        return self._product[0].of(x)[..., self._part]
+
+
+class SharedProduct:
+    """The product of several linears' stacked weights with their common input.
+
+    Args:
+        linears: the siblings, in the order in which they are called. Their weights become views
+            of one matrix, so that stacking takes no memory.
+    """
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        self.linears = linears
+        first = linears[0]
+        stacked = nn.Linear(first.in_features, 1, bias=False, device="meta")
+        stacked.out_features = sum(linear.out_features for linear in linears)
+        stacked.weight = self._stack([linear.weight for linear in linears])
+        if first.bias is not None:
+            stacked.bias = self._stack([linear.bias for linear in linears])
+        self.stacked = stacked
+        self._packed: PackedLinear
+        self._waiting = 0
+        self._input: torch.Tensor | None = None
+        self._output: torch.Tensor | None = None
+
+    @staticmethod
+    def _stack(parts: Sequence[torch.Tensor]) -> nn.Parameter:
+        stacked = torch.cat([part.detach() for part in parts])
+        start = 0
+        for part in parts:
+            part.data = stacked[start : start + len(part)]
+            start += len(part)
+        return nn.Parameter(stacked, requires_grad=False)
+
+    def pack(self, kernels: dict[int, str]) -> list[SiblingLinear]:
+        """What stands in for the linears, in their order."""
+        self._packed = PackedLinear(self.stacked, kernels)
+        starts = [0]
+        for linear in self.linears:
+            starts.append(starts[-1] + linear.out_features)
+        return [
+            SiblingLinear(linear, self, start)
+            for linear, start in zip(self.linears, starts, strict=False)
+        ]
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., out of all siblings]``; kept until each sibling has taken its part."""
+        if x is not self._input or self._output is None:
+            self._input, self._output = x, self._packed(x)
+            self._waiting = len(self.linears)
+        out = self._output
+        self._waiting -= 1
+        if self._waiting == 0:  # the next pass may bring the same tensor with other numbers
+            self._input = self._output = None
+        return out
 
 
 def _seconds(call: Callable[[], object], repeats: int = 3) -> float:
@@ -260,36 +344,69 @@ def pack_linears(
     Returns:
         What was done, for the run's manifest: ``{"layers", "bytes", "plan"}``.
     """
-    layers = [
-        (name, module)
+    groups = _groups(model)
+    if not groups:
+        return {"layers": 0, "bytes": 0, "plan": {}}
+    with torch.inference_mode():
+        products = [
+            SharedProduct(list(linears.values())) if len(linears) > 1 else None
+            for linears in groups
+        ]
+        stacked = [
+            product.stacked if product else next(iter(linears.values()))
+            for product, linears in zip(products, groups, strict=True)
+        ]
+        plan = load_plan([linear.weight.detach() for linear in stacked], cache_dir)
+        used = packed = 0
+        for i in sorted(range(len(groups)), key=lambda i: -stacked[i].weight.numel()):
+            linear, product = stacked[i], products[i]
+            kernels = plan[f"{linear.out_features}x{linear.in_features}"]
+            size = 4 * linear.weight.numel() if set(kernels.values()) & set(PACK_ROWS) else 0
+            if set(kernels.values()) == {"plain"} or used + size > memory_bytes:
+                continue
+            parts = product.pack(kernels) if product else [PackedLinear(linear, kernels)]
+            for name, part in zip(groups[i], parts, strict=True):
+                _replace(model, name, part)
+            used += size
+            packed += len(parts)
+    return {"layers": packed, "bytes": used, "plan": plan}
+
+
+def _groups(model: nn.Module) -> list[dict[str, nn.Linear]]:
+    """The linears to pack by name, siblings together."""
+    found = {
+        name: module
         for name, module in model.named_modules()
         if type(module) is nn.Linear
         and module.weight.device.type == "cpu"
         and module.weight.dtype == torch.float32
-    ]
-    if not layers:
-        return {"layers": 0, "bytes": 0, "plan": {}}
-    with torch.inference_mode():
-        plan = load_plan([m.weight.detach() for _, m in layers], cache_dir)
-        used = packed = 0
-        for name, module in sorted(layers, key=lambda layer: -layer[1].weight.numel()):
-            kernels = plan[f"{module.out_features}x{module.in_features}"]
-            size = 4 * module.weight.numel() if set(kernels.values()) & set(PACK_ROWS) else 0
-            if set(kernels.values()) == {"plain"} or used + size > memory_bytes:
-                continue
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, PackedLinear(module, kernels))
-            used += size
-            packed += 1
-    return {"layers": packed, "bytes": used, "plan": plan}
+    }
+    groups = []
+    while found:
+        name = next(iter(found))
+        parent, _, child = name.rpartition(".")
+        together = next((names for names in SIBLINGS if child in names), (child,))
+        names = [f"{parent}.{sibling}" if parent else sibling for sibling in together]
+        group = {sibling: found[sibling] for sibling in names if sibling in found}
+        alike = {(linear.in_features, linear.bias is None) for linear in group.values()}
+        if len(group) < len(names) or len(alike) > 1:
+            group = {name: found[name]}
+        groups.append(group)
+        for sibling in group:
+            del found[sibling]
+    return groups
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
 
 
 def unpack_linears(model: nn.Module) -> None:
     """Undo ``pack_linears``."""
     for name, module in list(model.named_modules()):
-        if isinstance(module, PackedLinear):
-            parent, _, child = name.rpartition(".")
+        if isinstance(module, PackedLinear | SiblingLinear):
             linear = nn.Linear(1, 1, bias=False, device="meta")
             linear.in_features, linear.out_features = module.in_features, module.out_features
             linear.weight, linear.bias = module.weight, module.bias
-            setattr(model.get_submodule(parent), child, linear)
+            _replace(model, name, linear)

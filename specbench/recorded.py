@@ -20,7 +20,6 @@ from specbench.structs import DraftTree
 from specbench.tree import NO_AUX, VALID, fill_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from specbench.drafter import Drafter
@@ -34,6 +33,7 @@ class RecordedScores:
     """The recorded choices of a pass."""
 
     hidden = None
+    verified = None
 
     def __init__(self, choices: IntArray, vocab_size: int) -> None:
         self._choices = choices
@@ -163,7 +163,7 @@ class PathLearner(Composite):
     """
 
     inner: Drafter
-    target: RecordedTarget | None = None
+    target: RecordedTarget
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -187,7 +187,7 @@ class PathLearner(Composite):
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         """Show the drafter a chain of the accepted nodes with their recorded candidates."""
         path = outcome.path
-        if outcome.finished or self.target is None:
+        if outcome.finished:
             return
         kept = DraftTree.chain(np.asarray(outcome.tree.tokens)[path])
         logits = self.target.path_logits(len(path))
@@ -196,9 +196,9 @@ class PathLearner(Composite):
         )
         self.inner.observe(state, seen)
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> dict[str, Any]:
         """What the drafter counted."""
-        return self.inner.report()
+        return dict(self.inner.report())
 
 
 @torch.inference_mode()

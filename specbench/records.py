@@ -15,8 +15,9 @@ Definitions:
     block: all labels and turns of one case in one repeat; the unit of interleaving and of resume.
 
 Files of a run folder:
-    manifest.json, cases.jsonl, errors.jsonl, dialogue.jsonl, candidates.jsonl (with record=true),
-    steps.jsonl (until the run is complete), steps.parquet, summary.json, DONE (last).
+    manifest.json, cases.jsonl, errors.jsonl, disturbed.jsonl (measurements that were made again),
+    dialogue.jsonl, candidates.jsonl (with record=true), steps.jsonl (until the run is complete),
+    steps.parquet, summary.json, DONE (last).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 CASES = "cases.jsonl"
 ERRORS = "errors.jsonl"
+DISTURBED = "disturbed.jsonl"
 DIALOGUE = "dialogue.jsonl"
 CANDIDATES = "candidates.jsonl"
 STEPS_LOG = "steps.jsonl"
@@ -47,6 +49,7 @@ DONE = "DONE"
 STATUSES = ("ok", "failed", "disturbed")
 TIMINGS = ("measured", "predicted", "none")
 VERDICTS = ("equal", "near_tie", "bug", "not_audited")
+LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's law
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,14 @@ class CaseRecord:
         drafter: what the drafter counted in the turn, in its own words (``Drafter.report``):
             forwards of a draft model, age of a store, which row of a step won.
         state_scope: how long the drafter kept what it learnt: ``turn``, ``prompt`` or ``run``.
+        verifier: who decided acceptance.
         seed: the turn's seed, derived from the run's; the same for all labels.
-        cpu_steal: share of CPU time the hypervisor took while the turn ran, None if unknown.
+        cpu_steal, cpu_waiting, cpu_others, cpu_load, gpu: what else the machine did while the turn
+            ran, see :class:`specbench.surroundings.Surroundings`; None where unknown.
+        energy_j: joules the GPUs took over the turn, only under ``measure=energy``.
+        attempt: earlier measurements of the block that were disturbed; they are in
+            ``disturbed.jsonl``.
+        disturbed_by: why the status is ``disturbed``, in words; else empty.
         started_at: UTC, ISO 8601. ``host``: the machine's name.
         forced_resume: whether the run was resumed with ``resume=force`` on other hardware,
             versions or code before this record was made.
@@ -132,12 +141,25 @@ class CaseRecord:
     phase_s: Mapping[str, float] | None = None
     drafter: Mapping[str, Any] = field(default_factory=dict)
     state_scope: str
+    verifier: str = "greedy"
     seed: int
     lossless: Lossless = field(default_factory=Lossless)
     cpu_steal: float | None = None
+    cpu_waiting: float | None = None
+    cpu_others: float | None = None
+    cpu_load: float | None = None
+    gpu: Sequence[Mapping[str, Any]] | None = None
+    energy_j: float | None = None
+    attempt: int = 0
+    disturbed_by: str = ""
     started_at: str = ""
     host: str = ""
     forced_resume: bool = False
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output does not follow the target's law, by the verifier's nature."""
+        return self.verifier in LOSSY_VERIFIERS
 
     @property
     def key(self) -> tuple[int, str, int, str]:
@@ -206,7 +228,15 @@ _OPTIONAL_FIELDS = frozenset(
         "timing",
         "phase_s",
         "drafter",
+        "verifier",
         "cpu_steal",
+        "cpu_waiting",
+        "cpu_others",
+        "cpu_load",
+        "gpu",
+        "energy_j",
+        "attempt",
+        "disturbed_by",
         "started_at",
         "host",
         "forced_resume",

@@ -8,11 +8,15 @@ torch, so that drafters can be replayed without it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 if TYPE_CHECKING:
     import torch
     from omegaconf import DictConfig
+
+FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Sampling:
     Attributes:
         temperature: 0 is greedy: all mass on the largest logit, the smallest id on ties.
         top_p: keeps the most likely tokens until their mass reaches this; 1 keeps all.
-        top_k: keeps this many; 0 keeps all.
+        top_k: keeps this many, and those as likely as the last of them; 0 keeps all.
     """
 
     temperature: float = 0.0
@@ -52,10 +56,11 @@ class Sampling:
         if self.greedy:
             ids = values.argmax(-1, keepdim=True)
             return torch.zeros_like(values).scatter_(-1, ids, 1.0)
-        values = values / self.temperature
+        # The largest is brought to 0 first, so that no small temperature overflows.
+        values = (values - values.amax(-1, keepdim=True)) / self.temperature
         if 0 < self.top_k < values.shape[-1]:
-            kept, ids = values.topk(self.top_k, dim=-1)
-            values = torch.full_like(values, -torch.inf).scatter_(-1, ids, kept)
+            least = values.topk(self.top_k, dim=-1).values[..., -1:]
+            values = values.masked_fill(values < least, -torch.inf)
         probs = values.softmax(-1)
         if self.top_p < 1.0:
             mass, ids = probs.sort(dim=-1, descending=True, stable=True)
@@ -67,3 +72,56 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+
+def sample(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Draw one id from each distribution by inverting its cumulative sum.
+
+    The sum is taken in float64: in float32, a vocabulary of 10^5 would leave five digits. The same
+    uniforms give the same ids on every device, rounding at the borders between ids aside.
+
+    Args:
+        probs: ``[n, vocab]``, not negative, not all zero; need not add up to 1.
+        uniforms: ``[n]`` float64 in ``(0, 1]``.
+
+    Returns:
+        ``[n]`` ids, each of positive probability.
+    """
+    import torch
+
+    mass = probs.cumsum(-1, dtype=torch.float64)
+    # The first id whose sum reaches a positive threshold has added something to it.
+    threshold = uniforms.unsqueeze(-1) * mass[..., -1:]
+    return torch.searchsorted(mass, threshold).squeeze(-1)
+
+
+class Uniforms:
+    """A turn's random numbers: float64 in ``(0, 1]``, used up in order.
+
+    The numbers depend on the seed alone, not on the device. They are not those of
+    ``numpy.random.default_rng(seed)``: a drafter that draws with the turn's seed must know nothing
+    of the numbers that judge its draft.
+    """
+
+    _SALT = 0x5EC7
+
+    def __init__(self) -> None:
+        self.begin(0)
+
+    def begin(self, seed: int) -> None:
+        """Start the sequence of ``seed``."""
+        self._random = np.random.default_rng([seed, self._SALT])
+        self._ahead = np.empty(0)
+
+    def peek(self, n: int) -> FloatArray:
+        """``[n]`` the next numbers, which stay the next."""
+        missing = n - len(self._ahead)
+        if missing > 0:
+            self._ahead = np.concatenate((self._ahead, 1.0 - self._random.random(missing)))
+        return self._ahead[:n]
+
+    def take(self, n: int) -> FloatArray:
+        """``[n]`` the next numbers, used up."""
+        taken = self.peek(n)
+        self._ahead = self._ahead[n:]
+        return taken

@@ -2,7 +2,7 @@
 
 The root node is registered as a structured config, so every yaml and every override is checked
 while Hydra composes: a key that does not exist or a value of the wrong type never reaches a run.
-``method`` and ``pair`` stay open here; a method's knobs are the fields of its class.
+``method`` stays open here; a method's knobs are the fields of its class.
 
 Nothing heavy is imported: composing must stay quick.
 """
@@ -17,6 +17,14 @@ from omegaconf import MISSING
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
+VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
+
+
+def verifier_name(chosen: str, temperature: float) -> str:
+    """The verifier that ``verifier.name`` stands for: what ``auto`` does depends on the law."""
+    if chosen != "auto":
+        return chosen
+    return "greedy" if temperature == 0 else "rejection"
 
 
 @dataclass
@@ -60,6 +68,53 @@ class ModelConfig:
     shape_config: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     cache_dir: str = "${cache_dir}"
+
+
+@dataclass
+class RandomDraftConfig:
+    """A draft model of Llama's architecture with seeded random weights.
+
+    Attributes:
+        layers: decoder layers; 0: no random model.
+        hidden: hidden size.
+        heads: attention heads, keys and values included.
+        intermediate: size of the feed-forward part; null: twice ``hidden``.
+        seed: of the weights.
+    """
+
+    layers: int = 0
+    hidden: int = 64
+    heads: int = 4
+    intermediate: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class DraftConfig:
+    """The model that drafts: the first of ``path``, ``id`` and ``random`` that is given, or none.
+
+    Attributes:
+        path: a local folder, looked for below the working directory, then the project's.
+        id: a hub id.
+        revision: branch, tag or commit on the hub.
+        dtype: of the weights; null takes the target's.
+        device: e.g. ``cuda:1``; null takes the target's.
+        random: no checkpoint: random weights over the target's vocabulary.
+    """
+
+    path: str | None = None
+    id: str | None = None
+    revision: str | None = "main"
+    dtype: str | None = None
+    device: str | None = None
+    random: RandomDraftConfig | None = field(default_factory=RandomDraftConfig)
+
+
+@dataclass
+class PairConfig:
+    """What a method needs for one model besides its knobs."""
+
+    draft: DraftConfig = field(default_factory=DraftConfig)
 
 
 @dataclass
@@ -172,9 +227,17 @@ class GenerationConfig:
 
 @dataclass
 class VerifierConfig:
-    """Who decides acceptance."""
+    """Who decides acceptance.
+
+    Attributes:
+        name: one of ``VERIFIERS``; ``auto`` is ``greedy`` at temperature 0, else ``rejection``.
+        epsilon: of ``typical``: a probability that always suffices.
+        delta: of ``typical``: what suffices, relative to ``exp(-entropy)`` of the target's law.
+    """
 
     name: str = MISSING
+    epsilon: float | None = None
+    delta: float | None = None
 
 
 @dataclass
@@ -205,6 +268,27 @@ class EngineConfig:
 
 
 @dataclass
+class HfConfig:
+    """transformers' own decoding, with ``runner=hf``; null: transformers' default.
+
+    Attributes:
+        loops: of ``generate``, ``assisted`` and ``prompt_lookup``; null: all that can run.
+        num_assistant_tokens: draft length of assisted generation, at the start of each turn.
+        schedule: ``constant``, ``heuristic`` or ``heuristic_transient``.
+        confidence: assisted generation ends a draft behind a token less likely than this.
+        prompt_lookup_num_tokens: draft length of prompt lookup.
+        max_matching_ngram_size: longest n-gram that prompt lookup looks for.
+    """
+
+    loops: list[str] | None = None
+    num_assistant_tokens: int | None = None
+    schedule: str | None = None
+    confidence: float | None = None
+    prompt_lookup_num_tokens: int = 10
+    max_matching_ngram_size: int | None = None
+
+
+@dataclass
 class RunnerConfig:
     """How cases are walked through.
 
@@ -222,6 +306,7 @@ class RunnerConfig:
         batch_k: rows of its batch passes; empty: none are measured.
         batch_w: draft tokens of each of these rows.
         passes: how often every point of it is measured.
+        hf: knobs of ``runner=hf``.
     """
 
     name: str = MISSING
@@ -236,6 +321,24 @@ class RunnerConfig:
     batch_k: list[int] = field(default_factory=list)
     batch_w: list[int] = field(default_factory=list)
     passes: int = 5
+    hf: HfConfig = field(default_factory=HfConfig)
+
+
+@dataclass
+class DisturbedConfig:
+    """When a turn counts as disturbed: any of these; null switches one off.
+
+    Attributes:
+        steal: share of CPU time the hypervisor took from this machine.
+        waiting: seconds this process waited for a CPU, per second.
+        slowdown: its steps took this many times what the label's like steps take in this run.
+        shortest_s: turns shorter than this are not judged; the counters are too coarse.
+    """
+
+    steal: float | None = 0.05
+    waiting: float | None = 0.15
+    slowdown: float | None = 1.5
+    shortest_s: float = 0.5
 
 
 @dataclass
@@ -243,13 +346,23 @@ class MeasureConfig:
     """What the clock looks at.
 
     Attributes:
-        phases: time the phases of every step (syncs within the step: no headline numbers).
+        phases: time the phases of every step (more marks: no headline numbers).
+        energy: read the GPUs' energy counters before and after every turn.
         warmup: rounds over prompts that are not measured.
+        exclusive: wait until no other timed job of this project uses the device.
+        disturbed: when a turn counts as disturbed.
+        reruns: how often a disturbed block is measured again at most.
+        rerun_share: of the run's blocks, what may be measured again in all.
     """
 
     name: str = MISSING
     phases: bool = False
+    energy: bool = False
     warmup: int = 1
+    exclusive: bool = True
+    disturbed: DisturbedConfig = field(default_factory=DisturbedConfig)
+    reruns: int = 1
+    rerun_share: float = 0.25
 
 
 @dataclass
@@ -267,7 +380,7 @@ class RunConfig:
 
     method: Any = MISSING
     model: ModelConfig = MISSING
-    pair: Any = None
+    pair: PairConfig = field(default_factory=PairConfig)
     dataset: DatasetConfig = MISSING
     generation: GenerationConfig = MISSING
     verifier: VerifierConfig = MISSING

@@ -46,6 +46,22 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class Guess:
+    """The token after a tree's last node, as a drafter draws it while the target reads the tree.
+
+    Too late for a node, which the pass would have had to read, but in time for the target's own
+    token there: by the ratio test of the guess it equals it as often as two draws can.
+
+    Attributes:
+        token: what was drawn.
+        q: ``[vocab]`` what it was drawn from, after temperature and filters.
+    """
+
+    token: int
+    q: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DraftTree:
     """Draft tokens below the root (the last committed token, which is not a node itself).
 
@@ -57,9 +73,12 @@ class DraftTree:
         rows: ``(k, w)`` where the nodes are k unmerged chains of w tokens in row order, which the
             batch layout runs as a batch of k; None for any other tree.
         probs: what the nodes were drawn from; None means every child is a deterministic
-            function of the context.
+            function of the context (or of random numbers of the drafter's own: what matters is
+            that the verifier's are not among them).
         sources: ``[n]`` int64 naming where each node came from (index into the drafter's own
             ``source_names``), or None.
+        guess: for the token after the last node (the root, in an empty tree), or None. A verifier
+            may draw that token with it, or without: its law is the target's either way.
     """
 
     tokens: IntArray | torch.Tensor
@@ -68,6 +87,7 @@ class DraftTree:
     rows: tuple[int, int] | None = None
     probs: Proposal | None = None
     sources: IntArray | None = None
+    guess: Guess | None = None
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -158,7 +178,9 @@ class StepOutcome:
         path: ``[a]`` indices of the accepted nodes.
         committed: ``[m]`` tokens committed by this step, after the stop rules.
         next_tokens: ``[n + 1]`` the target's greedy token at the root (row 0) and at each node
-            (row i + 1), auxiliary nodes included; None when the verifier did not need it.
+            (row i + 1), auxiliary nodes included; None when the verifier did not need it. Under
+            sampling too it is the greedy one, never a drawn one, so a draft made of it knows
+            nothing of the random numbers that will judge it.
         logits: ``[n + 1, vocab]`` on the device, only where ``needs.logits`` is set.
         hidden: mapping from layer index to ``[n + 1, hidden]``, for ``needs.hidden_layers``.
         finished: whether this step ended the turn.
@@ -184,6 +206,7 @@ class Artefact:
             ``build(tokenizer, out_path, progress, **params)``, for the embedded model only.
         params: keyword arguments of the builder; part of the default file's name.
         command: the command line that builds it for another model.
+        per_model: whether it belongs to one model's weights, not to every model with the tokenizer.
     """
 
     name: str
@@ -191,6 +214,7 @@ class Artefact:
     command: str
     path: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    per_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +233,7 @@ class Needs:
         layout: ``tree`` or ``batch`` (the drafter's trees then carry ``rows``).
         batch: rows of the batch layout at most (the cache's batch size).
         max_nodes: nodes of a draft tree at most; sizes the engine's buffers.
+        draft_nodes: nodes that the draft model holds at once at most; 0 for ``max_nodes``.
         sampling: works at temperature > 0.
     """
 
@@ -223,6 +248,7 @@ class Needs:
     layout: str = "tree"
     batch: int = 1
     max_nodes: int = 128
+    draft_nodes: int = 0
     sampling: bool = True
 
 
@@ -240,7 +266,8 @@ class DraftContext:
         sampling: how the target's logits become probabilities; a draft model draws from its own
             logits treated the same way.
         target: the target model (``specbench.target.Target``), or None under replay.
-        draft_model: the second model where ``needs.draft_model`` is set.
+        draft_model: the second model (``specbench.draft_model.DraftModel``), where
+            ``needs.draft_model`` is set.
     """
 
     vocab_size: int

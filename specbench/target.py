@@ -53,6 +53,11 @@ class Scores:
         return self.raw.shape[-1]
 
     @property
+    def verified(self) -> tuple[IntArray, IntArray] | None:
+        """Accepted path and greedy choices on the host, where the pass itself verified."""
+        return None
+
+    @property
     def logits(self) -> torch.Tensor:
         """``[n + 1, vocab]`` on the device."""
         return self.raw if self.select is None else self.raw.index_select(0, self.select)
@@ -78,6 +83,7 @@ class Target:
         batch: rows of the batch layout.
         packed_bytes: memory for packed CPU linears; 0 leaves the model as it is.
         cache_dir: where measured kernel plans are kept.
+        reason: why passes run eagerly although another engine was asked for; None: as asked.
     """
 
     def __init__(
@@ -89,7 +95,9 @@ class Target:
         batch: int = 1,
         packed_bytes: int = 0,
         cache_dir: Path | None = None,
+        reason: str | None = None,
     ) -> None:
+        self._reason = reason
         self.model = model.eval()
         config = model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
@@ -149,6 +157,10 @@ class Target:
         self._ids = np.zeros(rows, dtype=np.int64)
         self._key_positions = torch.arange(length, device=self.device)
 
+    def describe(self) -> dict[str, Any]:
+        """How passes run, for the run's manifest."""
+        return {"engine": "eager"} | ({"reason": self._reason} if self._reason else {})
+
     @property
     def max_nodes(self) -> int:
         """Nodes of the largest draft tree that the buffers hold."""
@@ -188,6 +200,73 @@ class Target:
         )
         self.cache.keep(None, n)
         return Scores(out.logits[0])
+
+    @torch.inference_mode()
+    def append(self, ids: torch.Tensor) -> Scores:
+        """The pass over ``ids [n]`` (on the device) as text behind the committed text.
+
+        Their rows are committed; uncommitted ones must have been dropped.
+
+        Returns:
+            Scores of the last position.
+        """
+        n = len(ids)
+        visible = None if n == 1 else self._lower_triangle(n)
+        scores = self._nodes(ids, visible, self._key_positions[:n], keep=1)
+        self.cache.keep(None, n)
+        return scores
+
+    @torch.inference_mode()
+    def extend(
+        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor
+    ) -> Scores:
+        """The pass over more nodes of a tree that grows behind the committed text.
+
+        Their rows are held: the next such pass sees them. Unlike `forward` there is no root: the
+        last committed token has its row in the cache already.
+
+        Args:
+            ids: ``[n]`` on the device.
+            visible: ``[n, held + n]`` bool on the device: which held and new rows a node sees;
+                None where each sees all before it and itself (a chain).
+            depths: ``[held + n]`` of held and new nodes; 0 follows the last committed token.
+
+        Returns:
+            Scores of the new nodes.
+        """
+        n = len(ids)
+        if visible is None and n > 1:
+            visible = self._lower_triangle(n, self.cache.held)
+        scores = self._nodes(ids, visible, depths)
+        self.cache.hold(n)
+        return scores
+
+    def _lower_triangle(self, n: int, before: int = 0) -> torch.Tensor:
+        ones = torch.ones(n, before + n, dtype=torch.bool, device=self.device)
+        return ones.tril(before)
+
+    def _nodes(
+        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, keep: int = 0
+    ) -> Scores:
+        """A pass over rows that see the committed text and, of the uncommitted, ``visible``."""
+        past, n = self.cache.length, len(ids)
+        if past + len(depths) > self.cache.max_len:
+            raise CaseFailed(
+                "invalid_draft",
+                f"{past + len(depths)} rows exceed the cache's {self.cache.max_len}",
+            )
+        positions = depths[-n:] + past
+        plan = AttentionPlan()
+        if visible is not None:
+            plan.mask = torch.nn.functional.pad(self._additive(visible), (past, 0))[None, None]
+        for window in self._windows:
+            if past + len(depths) > window:
+                keys = torch.cat([self._key_positions[:past], depths + past])
+                seen = positions[:, None] - keys[None, :] < window
+                if visible is not None:
+                    seen[:, past:] &= visible
+                plan.windowed[window] = self._additive(seen)[None, None]
+        return Scores(self._call(ids[None], positions[None], plan, keep=keep).logits[0])
 
     @torch.inference_mode()
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:

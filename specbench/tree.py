@@ -63,6 +63,35 @@ def fill_tree(
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
+def longest_accepted(parents: IntArray, accepted: BoolArray, path: IntArray) -> int:
+    """The deepest node that is accepted with all its ancestors; the first of equally deep ones.
+
+    Args:
+        parents: ``[n]``.
+        accepted: ``[n]`` whether each node, given its parent, is.
+        path: ``[>= n]``, written with the accepted nodes from the top.
+
+    Returns:
+        Number of accepted nodes.
+    """
+    n = len(parents)
+    depth = np.zeros(n, dtype=np.int64)
+    best, best_depth = -1, 0
+    for i in range(n):
+        parent = parents[i]
+        above = 0 if parent < 0 else depth[parent]
+        if accepted[i] and (parent < 0 or above > 0):
+            depth[i] = above + 1
+            if depth[i] > best_depth:
+                best, best_depth = i, depth[i]
+    node = best
+    for k in range(best_depth - 1, -1, -1):
+        path[k] = node
+        node = parents[node]
+    return best_depth
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
 def longest_match(
     tokens: IntArray, parents: IntArray, aux: BoolArray, next_tokens: IntArray, path: IntArray
 ) -> int:
@@ -82,24 +111,12 @@ def longest_match(
         Number of accepted nodes.
     """
     n = len(parents)
-    depth = np.zeros(n, dtype=np.int64)
-    best, best_depth = -1, 0
+    accepted = np.zeros(n, dtype=np.bool_)
     for i in range(n):
-        parent = parents[i]
-        above = 0 if parent < 0 else depth[parent]
-        if parent >= 0 and above == 0:
-            continue
-        if len(aux) > 0 and aux[i]:
-            continue
-        if tokens[i] == next_tokens[parent + 1]:
-            depth[i] = above + 1
-            if depth[i] > best_depth:
-                best, best_depth = i, depth[i]
-    node = best
-    for k in range(best_depth - 1, -1, -1):
-        path[k] = node
-        node = parents[node]
-    return best_depth
+        if len(aux) == 0 or not aux[i]:
+            accepted[i] = tokens[i] == next_tokens[parents[i] + 1]
+    count: int = longest_accepted(parents, accepted, path)
+    return count
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
@@ -113,6 +130,34 @@ def tree_depth(parents: IntArray) -> int:
             depth[i] = depth[parents[i]] + 1
         deepest = max(deepest, depth[i])
     return deepest
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def row_depths(parents: IntArray) -> IntArray:
+    """``[n + 1]`` depths of the root (row 0, depth 0) and of the n nodes below it."""
+    n = len(parents)
+    depths = np.zeros(n + 1, dtype=np.int64)
+    for i in range(n):
+        depths[i + 1] = depths[parents[i] + 1] + 1
+    return depths
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def sibling_table(parents: IntArray, aux: BoolArray) -> IntArray:
+    """``[n + 1, widest]`` the candidates below root (row 0) and nodes, in order; -1 fills up."""
+    n = len(parents)
+    counts = np.zeros(n + 1, dtype=np.int64)
+    for i in range(n):
+        if len(aux) == 0 or not aux[i]:
+            counts[parents[i] + 1] += 1
+    table = np.full((n + 1, counts.max()), -1, dtype=np.int64)
+    counts[:] = 0
+    for i in range(n):
+        if len(aux) == 0 or not aux[i]:
+            row = parents[i] + 1
+            table[row, counts[row]] = i
+            counts[row] += 1
+    return table
 
 
 def visibility(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

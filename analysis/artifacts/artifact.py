@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from analysis.claims import load_ledger
 from analysis.estimates import tokens_per_s
 from analysis.groups import caption, make_groups
 from analysis.plots import Grid, Panel, Point, Series
+from analysis.sheets import natural
 from specbench.statistics import OVERALL
 
 if TYPE_CHECKING:
@@ -55,12 +55,7 @@ class Artifact:
 def claimed_groups(runs: Sequence[Run], paper: str, *artifacts: str) -> list[Group]:
     """The runs in groups of one model and data set, with the claims of these artifacts alone."""
     claims = [c for c in load_ledger() if c.paper == paper and c.artifact in artifacts]
-    return sorted(make_groups(runs, ledger=claims), key=lambda group: _by_size(group.runs[0].model))
-
-
-def _by_size(model: str) -> list[tuple[str, int]]:
-    """Sorting key that puts ``vicuna7b`` before ``vicuna13b``."""
-    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", model)]
+    return sorted(make_groups(runs, ledger=claims), key=lambda group: natural(group.runs[0].model))
 
 
 def drafting(group: Group) -> list[Entry]:

@@ -16,7 +16,7 @@ from specbench.index.static_automaton import StaticAutomaton
 from specbench.index.suffix_automaton import SuffixAutomaton
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     Progress = Callable[[str, int, int], None]
@@ -137,21 +137,9 @@ def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> 
         out_path: the file to write.
         progress: see `build_from_texts`.
     """
-    from specbench.index.installed_text import installed_prose, sources
+    from specbench.index.installed_text import documentation
     from specbench.models import tokenizer_hash
 
-    read_from = sources()
-
-    def texts() -> Iterator[str]:
-        for i, (name, paragraphs) in enumerate(installed_prose()):
-            if progress is not None:
-                progress(f"reading documentation of {name}", i, len(read_from))
-            yield from paragraphs
-
-    corpus = {
-        "name": "installed_documentation",
-        "description": "prose of docstrings, comments, help topics and package descriptions",
-        "sources": read_from,
-    }
-    automaton, header = build_from_texts(texts(), tokenizer, corpus=corpus, progress=progress)
+    texts, corpus = documentation(progress)
+    automaton, header = build_from_texts(texts, tokenizer, corpus=corpus, progress=progress)
     automaton.write(out_path, tokenizer_hash=tokenizer_hash(tokenizer), header=header)

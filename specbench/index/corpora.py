@@ -1,4 +1,4 @@
-"""Texts to build datastores from: corpora on the hub by name, and local files."""
+"""Corpora on the hub that the papers' tables and datastores are made from, by name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from specbench.errors import ConfigurationError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-# A text file without blank lines between documents is cut into pieces of so many characters.
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +28,14 @@ class HubCorpus:
     folder: str | None = None
 
 
-# What REST's authors used, by their names for the datastores.
+# The first three are REST's, by its authors' names for the datastores; then what Cacheback's paper
+# names, and what its scripts take.
 HUB = {
     "sharegpt": HubCorpus("Aeala/ShareGPT_Vicuna_unfiltered", "conversations", "value"),
     "ultrachat": HubCorpus("stingning/ultrachat", "data"),
     "stack_python": HubCorpus("bigcode/the-stack-dedup", "content", folder="data/python"),
+    "openwebtext": HubCorpus("Skylion007/openwebtext", "text"),
+    "alpaca": HubCorpus("tatsu-lab/alpaca", "text"),
 }
 
 
@@ -72,27 +71,3 @@ def row_texts(value: Any, message: str | None) -> Iterator[str]:
     parts: list[Any] = [value] if isinstance(value, str) else value
     for part in parts:
         yield part if message is None else part[message]
-
-
-def file_texts(paths: list[Path]) -> Iterator[str]:
-    """Documents of UTF-8 files: what blank lines separate, cut into pieces of about 1 MB.
-
-    Raises:
-        ConfigurationError: a file cannot be read.
-    """
-    for path in paths:
-        try:
-            with path.open(encoding="utf-8") as handle:
-                lines: list[str] = []
-                size = 0
-                for line in handle:
-                    if (not line.strip() and lines) or size > _PIECE:
-                        yield "".join(lines)
-                        lines, size = [], 0
-                    if line.strip():
-                        lines.append(line)
-                        size += len(line)
-                if lines:
-                    yield "".join(lines)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"cannot read {path}: {error}") from error

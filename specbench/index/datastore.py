@@ -218,26 +218,15 @@ def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> 
         out_path: the file to write.
         progress: see `build_datastore`.
     """
-    from specbench.index.installed_text import installed_prose, sources
+    from specbench.index.installed_text import documentation
     from specbench.models import tokenizer_hash
 
-    read_from = sources()
-
-    def texts() -> Iterator[str]:
-        for i, (name, paragraphs) in enumerate(installed_prose()):
-            if progress is not None:
-                progress(f"reading documentation of {name}", i, len(read_from))
-            yield from paragraphs
-
+    texts, corpus = documentation(progress)
     build_datastore(
-        encode_texts(texts(), tokenizer),
+        encode_texts(texts, tokenizer),
         out_path,
         tokenizer_hash=tokenizer_hash(tokenizer),
-        corpus={
-            "name": "installed_documentation",
-            "description": "prose of docstrings, comments, help topics and package descriptions",
-            "sources": read_from,
-        },
+        corpus=corpus,
         vocab_size=len(tokenizer),
         progress=progress,
     )

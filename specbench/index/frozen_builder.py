@@ -140,21 +140,9 @@ def build_default(tokenizer: Any, out_path: Path, progress: Progress | None, **p
         progress: see `build_from_texts`.
         params: leader_len, follower_len, leader_capacity, follower_capacity.
     """
-    from specbench.index.installed_text import installed_prose, sources
+    from specbench.index.installed_text import documentation
     from specbench.models import tokenizer_hash
 
-    read_from = sources()
-
-    def texts() -> Iterator[str]:
-        for i, (name, paragraphs) in enumerate(installed_prose()):
-            if progress is not None:
-                progress(f"reading documentation of {name}", i, len(read_from))
-            yield from paragraphs
-
-    corpus = {
-        "name": "installed_documentation",
-        "description": "prose of docstrings, comments, help topics and package descriptions",
-        "sources": read_from,
-    }
-    table, header = build_from_texts(texts(), tokenizer, corpus=corpus, **params)
+    texts, corpus = documentation(progress)
+    table, header = build_from_texts(texts, tokenizer, corpus=corpus, **params)
     table.write(out_path, tokenizer_hash=tokenizer_hash(tokenizer), header=header)

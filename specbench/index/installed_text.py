@@ -14,10 +14,10 @@ import platform
 import re
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Required by this project, directly or through torch, and rich in prose. Import names; the
 # distributions are called the same.
@@ -86,6 +86,32 @@ def installed_prose() -> Iterator[tuple[str, list[str]]]:
                     seen.add(paragraph)
                     fresh.append(paragraph)
         yield name, fresh
+
+
+def documentation(
+    progress: Callable[[str, int, int], None] | None,
+) -> tuple[Iterator[str], dict[str, Any]]:
+    """What the embedded model's tables and stores are made from.
+
+    Args:
+        progress: called with what is being read, and how much of how much.
+
+    Returns:
+        The paragraphs, read lazily, and JSON-ready facts about them for a file's header.
+    """
+    read_from = sources()
+
+    def texts() -> Iterator[str]:
+        for i, (name, fresh) in enumerate(installed_prose()):
+            if progress is not None:
+                progress(f"reading documentation of {name}", i, len(read_from))
+            yield from fresh
+
+    return texts(), {
+        "name": "installed_documentation",
+        "description": "prose of docstrings, comments, help topics and package descriptions",
+        "sources": read_from,
+    }
 
 
 def _texts(name: str) -> Iterator[str]:

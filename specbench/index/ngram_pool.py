@@ -81,3 +81,13 @@ class NgramPool:
         if end > begin:
             text = tokens[begin - self.n : end]
             self.insert(np.lib.stride_tricks.sliding_window_view(text, 1 + self.n))
+
+    def replace(self, token: int, grams: IntArray) -> None:
+        """Put ``grams [m, n]`` in the place of the m most recent n-grams after ``token``.
+
+        One that becomes equal to a more recent one goes: it would be drafted twice.
+        """
+        kept = self.after(token)
+        kept[len(kept) - len(grams) :] = grams
+        self._counts[token] = 0
+        self.insert(np.column_stack((np.full(len(kept), token), kept)))

@@ -18,7 +18,7 @@ import numpy as np
 from specbench.index.suffix_array import SEPARATOR, build_suffix_array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -188,6 +188,39 @@ class RingIndex:
             self._requests = self._start.requests
             self.current = replace(self._start, written=self._ring.written, begun=self._clock())
             self._attempt = (self._requests, self.current.begun)
+
+    def snapshot(self) -> dict[str, Array]:
+        """The ring and the text under the array in use, for `load`."""
+        with self._lock:
+            built = self.current
+            return {
+                "tokens": self._ring.snapshot(),
+                "indexed": built.tokens,
+                "missing": np.array(
+                    [self._requests - built.requests, self._ring.written - built.written]
+                ),
+                "requests": np.array([self._requests, self._requests - self._attempt[0]]),
+            }
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Go on from a `snapshot`; the array is sorted here."""
+        requests, since_attempt = arrays["requests"].tolist()
+        missing_requests, missing_tokens = arrays["missing"].tolist()
+        indexed = np.array(arrays["indexed"], dtype=np.int32)
+        suffixes = self._build(indexed)
+        with self._lock:
+            self._epoch += 1
+            self._ring.restore(arrays["tokens"])
+            self._requests = requests
+            begun = self._clock()
+            self._attempt = (requests - since_attempt, begun)
+            self.current = BuiltArray(
+                indexed,
+                suffixes,
+                requests - missing_requests,
+                self._ring.written - missing_tokens,
+                begun,
+            )
 
     def close(self) -> None:
         """Wait for a rebuild under way and end the thread."""

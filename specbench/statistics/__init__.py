@@ -6,6 +6,7 @@ count as independent.
 - :mod:`specbench.statistics.bootstrap`: ratios with intervals.
 - :mod:`specbench.statistics.paired`: is one method faster than another, or as fast?
 - :mod:`specbench.statistics.summary`: rows of ``summary.json`` and pairwise comparisons.
+- :mod:`specbench.statistics.report`: the whole of ``summary.json``.
 """
 
 from specbench.statistics.bootstrap import (
@@ -18,6 +19,8 @@ from specbench.statistics.bootstrap import (
     strata_of,
 )
 from specbench.statistics.paired import equivalence, holm, sign_flip_p
+from specbench.statistics.pooling import is_ordinary
+from specbench.statistics.report import exit_code, run_summary
 from specbench.statistics.summary import (
     ESTIMATORS,
     OVERALL,
@@ -33,11 +36,14 @@ __all__ = [
     "Resamples",
     "compare_pairs",
     "equivalence",
+    "exit_code",
     "geometric_mean",
     "holm",
+    "is_ordinary",
     "log_interval",
     "minimum_detectable_ratio",
     "ratio_of_totals",
+    "run_summary",
     "sign_flip_p",
     "strata_of",
     "summarise",

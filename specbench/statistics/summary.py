@@ -5,7 +5,11 @@ How records become numbers (words as in :mod:`specbench.records`):
 - The turns and repeats of a case are added up first; the case is the unit of everything after.
 - A case that failed for one label, or lacks a turn of it, is left out for all labels and counted
   in ``n_dropped``. A disturbed turn takes its block (case and repeat) out of all that is timed,
-  for all labels; ``n_disturbed`` counts the cases concerned. MAT and verdicts keep them.
+  for all labels; ``n_disturbed`` counts the cases concerned. MAT and verdicts keep them. Where
+  more than half of the run's blocks are disturbed, that is the machine's ordinary state: leaving
+  them out would choose the lucky ones, so all are counted (``disturbed_counted``).
+- ``joules_per_token`` is energy over new tokens, prefill included, of turns whose energy is known;
+  ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).
 - ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
   of the baseline. ``geomean_speedup`` is the geometric mean of the same ratio taken per case.
 - Estimator ``specbench`` is the formula of Spec-Bench's ``speed.py``: a question's speed is its new
@@ -19,7 +23,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +38,18 @@ from specbench.statistics.bootstrap import (
     strata_of,
 )
 from specbench.statistics.paired import equivalence, holm, sign_flip_p
+from specbench.statistics.pooling import (
+    COMMITTED,
+    DECODE,
+    ENERGY,
+    ENERGY_NEW,
+    STEPS,
+    TIMED_COMMITTED,
+    TIMED_NEW,
+    WALL,
+    Pooled,
+    pool,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -49,9 +64,6 @@ _ALPHA = 0.05
 
 # Spec-Bench's order; other tasks follow by name, the whole run comes last.
 _TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
-
-# Columns of a label's totals per case.
-_COMMITTED, _STEPS, _TIMED_COMMITTED, _DECODE, _TIMED_NEW, _WALL = range(6)
 
 
 def task_order(task: str) -> tuple[int, str]:
@@ -89,7 +101,7 @@ def summarise(
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator {estimator!r} is none of {', '.join(ESTIMATORS)}")
-    pooled = _pool(records, labels)
+    pooled = pool(records, labels)
     tasks = sorted({*pooled.tasks, *pooled.dropped}, key=task_order)
     groups = {task: pooled.of_task(task) for task in tasks}
     groups[OVERALL] = pooled
@@ -123,7 +135,7 @@ def compare_pairs(
         5 % as well), ``margin`` and ``detectable``: the smallest ratio this sample would have
         shown with a power of 80 %.
     """
-    sample = _Sample(_pool(records, labels), "paired", seed, n_resamples)
+    sample = _Sample(pool(records, labels), "paired", seed, n_resamples)
     rows: list[dict[str, Any]] = []
     for first, second in itertools.combinations(labels, 2):
         ratio, interval = sample.geomean(first, second)
@@ -148,120 +160,10 @@ def compare_pairs(
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Pooled:
-    """The cases of a run, added up.
-
-    Attributes:
-        tasks, categories: ``[n]`` of each case that did not drop out.
-        totals: by label ``[n, 6]``, see the column constants.
-        dropped, disturbed: tasks of the cases that dropped out, or hold a disturbed turn.
-        verdicts: by label, ``(task, verdict)`` of every turn that did not fail.
-        methods: by label.
-        state_scopes: by label.
-        timings: where each label's times come from (``measured``, ``predicted``, ``none``).
-    """
-
-    tasks: list[str]
-    categories: list[str]
-    totals: dict[str, FloatArray]
-    dropped: list[str]
-    disturbed: list[str]
-    verdicts: dict[str, list[tuple[str, str]]]
-    methods: dict[str, str]
-    state_scopes: dict[str, str]
-    timings: dict[str, str]
-
-    def of_task(self, task: str) -> _Pooled:
-        """The part that belongs to a task."""
-        chosen = [i for i, name in enumerate(self.tasks) if name == task]
-        return _Pooled(
-            tasks=[task] * len(chosen),
-            categories=[self.categories[i] for i in chosen],
-            totals={label: totals[chosen] for label, totals in self.totals.items()},
-            dropped=[name for name in self.dropped if name == task],
-            disturbed=[name for name in self.disturbed if name == task],
-            verdicts={
-                label: [pair for pair in pairs if pair[0] == task]
-                for label, pairs in self.verdicts.items()
-            },
-            methods=self.methods,
-            state_scopes=self.state_scopes,
-            timings=self.timings,
-        )
-
-
-def _pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> _Pooled:
-    """Add up turns and repeats; find what drops out."""
-    wanted = set(labels)
-    by_case: dict[str, list[CaseRecord]] = {}
-    for record in records:
-        if record.label in wanted:
-            by_case.setdefault(record.case_id, []).append(record)
-    tasks, categories, dropped, disturbed = [], [], [], []
-    totals: dict[str, list[list[float]]] = {label: [] for label in labels}
-    # Sorted, so that a run that was interrupted and resumed gives the same intervals.
-    for _, turns in sorted(by_case.items()):
-        complete = _is_complete(turns, labels)
-        spoilt = {turn.repeat for turn in turns if turn.status == "disturbed"}
-        if spoilt and complete:
-            disturbed.append(turns[0].task)
-        if not complete:
-            dropped.append(turns[0].task)
-            continue
-        tasks.append(turns[0].task)
-        categories.append(turns[0].category)
-        for label in labels:
-            totals[label].append(_add_up([t for t in turns if t.label == label], spoilt))
-    all_turns = [turn for turns in by_case.values() for turn in turns]
-    return _Pooled(
-        tasks=tasks,
-        categories=categories,
-        totals={
-            label: np.array(rows, dtype=np.float64).reshape(len(rows), _WALL + 1)
-            for label, rows in totals.items()
-        },
-        dropped=dropped,
-        disturbed=disturbed,
-        verdicts={
-            label: [
-                (turn.task, turn.lossless.verdict)
-                for turn in all_turns
-                if turn.label == label and turn.status != "failed"
-            ]
-            for label in labels
-        },
-        methods={turn.label: turn.method for turn in all_turns},
-        state_scopes={turn.label: turn.state_scope for turn in all_turns},
-        timings={turn.label: turn.timing for turn in all_turns},
-    )
-
-
-def _is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
-    """Whether every label has every turn of the case in every repeat, and none failed."""
-    if any(turn.status == "failed" for turn in turns):
-        return False
-    asked = {(turn.repeat, turn.turn) for turn in turns}
-    return all(asked == {(t.repeat, t.turn) for t in turns if t.label == label} for label in labels)
-
-
-def _add_up(turns: Sequence[CaseRecord], spoilt: set[int]) -> list[float]:
-    """The totals of one label on one case; repeats in ``spoilt`` count in nothing timed."""
-    timed = [turn for turn in turns if turn.repeat not in spoilt]
-    return [
-        sum(max(0, turn.n_new - 1) for turn in turns),
-        sum(turn.n_target_passes for turn in turns),
-        sum(max(0, turn.n_new - 1) for turn in timed),
-        math.fsum(turn.decode_s for turn in timed),
-        sum(turn.n_new for turn in timed),
-        math.fsum(turn.wall_s for turn in timed),
-    ]
-
-
 class _Sample:
     """The cases of one task, or of the whole run, with one bootstrap for all their numbers."""
 
-    def __init__(self, pooled: _Pooled, estimator: str, seed: int, n_resamples: int) -> None:
+    def __init__(self, pooled: Pooled, estimator: str, seed: int, n_resamples: int) -> None:
         self._pooled = pooled
         self._estimator = estimator
         self._strata = strata_of(pooled.categories)
@@ -271,16 +173,16 @@ class _Sample:
         """A row of ``summary.json``."""
         pooled = self._pooled
         totals = pooled.totals[label]
-        mat, mat_ci = self._quotient([totals[:, _COMMITTED]], [totals[:, _STEPS]])
+        mat, mat_ci = self._quotient([totals[:, COMMITTED]], [totals[:, STEPS]])
         speedup: float | None = None
         geomean: float | None = None
         speedup_ci: Interval | None = None
         geomean_ci: Interval | None = None
         if baseline == label:
             # By definition, so there is nothing to estimate.
-            timed = _WALL if self._estimator == "specbench" else _DECODE
+            timed = WALL if self._estimator == "specbench" else DECODE
             speedup = 1.0 if totals[:, timed].any() else None
-            geomean = 1.0 if totals[:, _DECODE].any() else None
+            geomean = 1.0 if totals[:, DECODE].any() else None
         elif baseline in pooled.totals:
             speedup, speedup_ci = self.speedup(label, baseline)
             geomean, geomean_ci = self.geomean(label, baseline)
@@ -292,30 +194,50 @@ class _Sample:
             "n_cases": len(pooled.tasks),
             "n_dropped": len(pooled.dropped),
             "n_disturbed": len(pooled.disturbed),
+            "disturbed_counted": pooled.disturbed_counted and bool(pooled.disturbed),
             "mat": mat,
             "mat_ci": mat_ci,
             "tokens_per_s": self.tokens_per_s(label),
             "end_to_end_tokens_per_s": _finite(
-                ratio_of_totals(totals[:, _TIMED_NEW], totals[:, _WALL])
+                ratio_of_totals(totals[:, TIMED_NEW], totals[:, WALL])
             ),
+            "joules_per_token": self._joules_per_token(totals),
+            "phase_share": self._phase_share(label),
             "estimator": self._estimator,
             "speedup": speedup,
             "speedup_ci": speedup_ci,
             "geomean_speedup": geomean,
             "geomean_speedup_ci": geomean_ci,
             "lossless": {
-                kind: verdicts.count(kind) for kind in ("equal", "near_tie", "bug", "not_audited")
+                kind: verdicts.count(kind)
+                for kind in ("equal", "near_tie", "bug", "not_audited", "lossy")
+                if kind != "lossy" or kind in verdicts
             },
             "state_scope": pooled.state_scopes.get(label),
             "timing": pooled.timings.get(label, "measured"),
         }
 
+    @staticmethod
+    def _joules_per_token(totals: FloatArray) -> float | None:
+        if not totals[:, ENERGY_NEW].any():
+            return None
+        return _finite(ratio_of_totals(totals[:, ENERGY], totals[:, ENERGY_NEW]))
+
+    def _phase_share(self, label: str) -> dict[str, float] | None:
+        """Each phase's share of all phases' time; None where phases were not timed."""
+        sums: dict[str, float] = {}
+        for phases in self._pooled.phases[label].values():
+            for name, seconds in phases.items():
+                sums[name] = sums.get(name, 0.0) + seconds
+        total = math.fsum(sums.values())
+        return {name: seconds / total for name, seconds in sums.items()} if total else None
+
     def tokens_per_s(self, label: str) -> float | None:
         """Speed by the estimator."""
         totals = self._pooled.totals[label]
         if self._estimator == "specbench":
-            return _finite(ratio_of_totals(self._question_speeds(label), totals[:, _WALL] > 0))
-        return _finite(ratio_of_totals(totals[:, _TIMED_COMMITTED], totals[:, _DECODE]))
+            return _finite(ratio_of_totals(self._question_speeds(label), totals[:, WALL] > 0))
+        return _finite(ratio_of_totals(totals[:, TIMED_COMMITTED], totals[:, DECODE]))
 
     def speedup(self, label: str, baseline: str) -> tuple[float | None, Interval | None]:
         """The headline number by the estimator, with its interval."""
@@ -323,8 +245,8 @@ class _Sample:
             return self._quotient([self._question_speeds(label)], [self._question_speeds(baseline)])
         ours, theirs = self._pooled.totals[label], self._pooled.totals[baseline]
         return self._quotient(
-            [ours[:, _TIMED_COMMITTED], theirs[:, _DECODE]],
-            [ours[:, _DECODE], theirs[:, _TIMED_COMMITTED]],
+            [ours[:, TIMED_COMMITTED], theirs[:, DECODE]],
+            [ours[:, DECODE], theirs[:, TIMED_COMMITTED]],
         )
 
     def geomean(self, first: str, second: str) -> tuple[float | None, Interval | None]:
@@ -349,7 +271,7 @@ class _Sample:
     def _logs(self, first: str, second: str) -> tuple[FloatArray, Any]:
         """``[n]`` log ratios (0 where a case has no speed) and ``[n]`` whether it has one."""
         a, b = self._pooled.totals[first], self._pooled.totals[second]
-        factors = [a[:, _TIMED_COMMITTED], b[:, _DECODE], a[:, _DECODE], b[:, _TIMED_COMMITTED]]
+        factors = [a[:, TIMED_COMMITTED], b[:, DECODE], a[:, DECODE], b[:, TIMED_COMMITTED]]
         counted = np.logical_and.reduce([factor > 0 for factor in factors])
         above, more, below, less = (np.log(np.where(counted, f, 1.0)) for f in factors)
         return above + more - below - less, counted
@@ -357,8 +279,8 @@ class _Sample:
     def _question_speeds(self, label: str) -> FloatArray:
         """``[n]`` new tokens per second of wall time; 0 for a case that was not timed."""
         totals = self._pooled.totals[label]
-        wall = totals[:, _WALL]
-        return np.divide(totals[:, _TIMED_NEW], wall, out=np.zeros(len(wall)), where=wall > 0)
+        wall = totals[:, WALL]
+        return np.divide(totals[:, TIMED_NEW], wall, out=np.zeros(len(wall)), where=wall > 0)
 
     def _quotient(
         self, above: Sequence[FloatArray], below: Sequence[FloatArray]

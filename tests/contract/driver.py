@@ -20,7 +20,7 @@ from specbench import artefacts
 from specbench.config import check_method, compose, option_names, with_parts
 from specbench.index import bigram_table, installed_text
 from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, StepOutcome
-from tests.conftest import tiny_model
+from tests.conftest import tiny_draft, tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def instantiate(name: str, **knobs: object) -> Drafter:
 
 def needs_a_target(needs: Needs) -> bool:
     """Whether committed tokens (and the reference output) are not enough."""
-    return bool(needs.logits or needs.prompt_logits or needs.hidden_layers or needs.draft_model)
+    return bool(needs.logits or needs.prompt_logits or needs.hidden_layers)
 
 
 class WordTokenizer:
@@ -94,9 +94,11 @@ def toy_context(
         tokenizer=WordTokenizer(),
         embedded=True,
         cache_dir=cache_dir,
+        model_key="toy",
         progress=lambda *_: None,
     )
-    return DraftContext(VOCABULARY, frozenset({EOS}), "toy", 512, files, seed)
+    draft = tiny_draft(drafter.needs, vocab_size=VOCABULARY) if drafter.needs.draft_model else None
+    return DraftContext(VOCABULARY, frozenset({EOS}), "toy", 512, files, seed, draft_model=draft)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from runners.dispatch import Invocation
 from specbench import config, records
 from specbench.cost_surface import CostSurface
 from specbench.errors import ConfigurationError, OutputRefused
+from specbench.structs import DraftTree
 
 GRID = [
     "runner=cost",
@@ -97,10 +98,29 @@ def test_the_cache_is_left_as_it_was_by_every_pass(make_target):
         assert cost._pass_s(target, tree, 10) > 0
         assert target.cache.length == 10
     target.cache.truncate(9)
-    from specbench.structs import DraftTree
-
     again = target.forward(int(prompt[-1]), DraftTree.empty()).greedy().item()
     assert again == expected
+
+
+def test_an_interrupted_measurement_keeps_its_rounds(tmp_path, monkeypatch):
+    out = tmp_path / "cost"
+    command = [*TINY_SHAPE, *GRID, "method=pld", f"output_dir={out}"]
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cost, "_batch_passes", stop)
+        with pytest.raises(KeyboardInterrupt):
+            execute(*command)
+    kept = (out / cost.ROUNDS).read_bytes()
+    assert kept.count(b"\n") == 2
+    monkeypatch.setattr(cost, "_random_tree", lambda nodes, *_: DraftTree.empty())
+    assert execute(*command) == 0
+    assert (out / cost.ROUNDS).read_bytes().startswith(kept)
+    found = CostSurface.read(out / cost.SURFACE)
+    first = json.loads(kept.splitlines()[0])
+    np.testing.assert_array_equal(found.tree.samples[..., 0], first["pass_s"])
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,12 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
         (["method.num_tokens=-1"], "method.num_tokens=-1"),
         (["shard=4/4"], "shard=4/4"),
         (["shard=0/2", "method.state_scope=run"], "shard=0/2 cannot be combined"),
-        (["generation.temperature=0.7"], "generation.temperature=0.7 asks for sampling"),
+        (["generation.temperature=0.7", "verifier=greedy"], "Type verifier=rejection"),
+        (["verifier=typical"], "Type verifier=greedy"),
+        (["verifier=typical", "generation.temperature=1", "verifier.delta=0"], "verifier.delta=0"),
+        (["verifier.name=rejektion"], "Did you mean 'rejection'"),
+        (["generation.temperature=inf"], "generation.temperature=inf"),
+        (["generation.temperature=1", "method=oracle"], "method=oracle works only greedily"),
         (["repeats=0"], "repeats=0 is out of range"),
         (["estimator=pared"], "Did you mean 'paired'"),
         (["dataset.path=/no/such/file"], "/no/such/file"),
@@ -194,6 +199,36 @@ def test_without_a_baseline_nothing_is_audited(execute, tmp_path):
     assert {r.label for r in done} == {"pld"}
     assert {r.lossless.verdict for r in done} == {"not_audited"}
     assert len(lines(tmp_path, records.DIALOGUE)) == 2
+
+
+def test_at_a_temperature_outputs_of_a_seed_repeat_plain_sampling(execute, tmp_path, capsys):
+    """float64, and drafts that were not drawn: nothing but rounding could tell the labels apart."""
+    drafters = "compare=[lookahead,jacobi,token_recycling,{method: cacheback, table: dynamic}]"
+    law = ["generation=sampling", "generation.max_new_tokens=24", "generation.top_p=0.95"]
+    assert execute(f"output_dir={tmp_path}", drafters, *law) == 0
+    done = records.read_records(tmp_path)[0]
+    assert {r.verifier for r in done} == {"rejection"}
+    assert {r.lossless.verdict for r in done} == {"not_audited"}
+    outputs = {}
+    for record in done:
+        outputs.setdefault((record.case_id, record.turn), []).append(record.output_ids)
+    assert all(len(same) == 6 and same.count(same[0]) == 6 for same in outputs.values())
+    assert len({tuple(same[0]) for same in outputs.values()}) > 5
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Sampled at temperature 1, top_p=0.95; verifier rejection" in shown
+    assert "not audited" in shown
+
+
+def test_typical_acceptance_is_called_lossy_wherever_it_shows(execute, tmp_path, capsys):
+    chosen = ["verifier=typical", "generation.temperature=0.7", "dataset.limit=2"]
+    assert execute(f"output_dir={tmp_path}", *chosen) == 0
+    done = records.read_records(tmp_path)[0]
+    assert {r.verifier for r in done} == {"typical"} and all(r.lossy for r in done)
+    assert {r.lossless.verdict for r in done} == {"not_audited"}
+    rows = durable.read_json(tmp_path / records.SUMMARY)["rows"]
+    assert all(row["lossless"]["lossy"] == sum(row["lossless"].values()) > 0 for row in rows)
+    shown = capsys.readouterr().out
+    assert "LOSSY" in shown and "3 lossy" in shown
 
 
 def test_a_prompt_longer_than_the_context_fails_and_the_run_goes_on(
@@ -246,7 +281,7 @@ def interrupt_after(monkeypatch, blocks, error):
 def comparable(folder):
     """Records by key without what differs from run to run: times, hosts, time stamps."""
     free = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s"}
-    free |= {"cpu_steal", "started_at", "host"}
+    free |= {"cpu_steal", "cpu_waiting", "cpu_others", "cpu_load", "gpu", "started_at", "host"}
     found = [
         {key: value for key, value in line.items() if key not in free} for line in lines(folder)
     ]
@@ -269,6 +304,39 @@ def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(
     assert comparable(tmp_path / "parts") == comparable(tmp_path / "whole")
     starts = durable.read_json(tmp_path / "parts" / records.MANIFEST)["starts"]
     assert [start["records_found"] for start in starts] == [0, 20]
+
+
+def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path, monkeypatch):
+    """Three jobs: one complete, one half done, one not begun."""
+    launched = []
+
+    def counting(work, job):
+        launched.append(job.config["method"]["num_tokens"])
+        return work(job)
+
+    def sweep(values):
+        for value in values:
+            override = f"method.num_tokens={value}"
+            out = f"output_dir={tmp_path}/sweep"
+            assert execute(out, override, launch=counting, multirun=True) == 0
+
+    sweep([1])
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            sweep([2])
+    (complete,) = [path.parent for path in (tmp_path / "sweep").rglob(records.DONE)]
+    stamp = (complete / records.CASES).stat().st_mtime_ns
+    launched.clear()
+    sweep([1, 2, 3])
+    assert launched == [2, 3]
+    assert (complete / records.CASES).stat().st_mtime_ns == stamp
+    manifests = [durable.read_json(p) for p in (tmp_path / "sweep").rglob(records.MANIFEST)]
+    found = {
+        m["config"]["method"]["num_tokens"]: [s["records_found"] for s in m["starts"]]
+        for m in manifests
+    }
+    assert found == {1: [0], 2: [0, 6], 3: [0]}
 
 
 def test_a_full_disk_is_reported_and_loses_nothing(execute, tmp_path, monkeypatch):

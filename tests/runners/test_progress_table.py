@@ -79,3 +79,28 @@ def test_the_table_shows_every_number_and_the_whole_run_last(tmp_path):
         assert cell in line
     assert "note: one dropped" in text
     assert f"files: {tmp_path}/ (summary.json, cases.jsonl)" in text.replace("\n", " ")
+
+
+def test_pairs_and_joules_are_shown_where_there_are_any(tmp_path):
+    pair = {
+        "first": "pld",
+        "second": "sam",
+        "ratio": 1.2345,
+        "ratio_ci": [1.1, 1.4],
+        "p_holm": 0.0123,
+        "verdict": "faster",
+        "margin": 0.02,
+        "detectable": 1.05,
+    }
+    rows = [row("ar", "overall"), row("pld", "overall", joules_per_token=0.3456)]
+    summary = {"rows": [r | {"joules_per_token": r.get("joules_per_token")} for r in rows]}
+    for pairs, shown in (([pair], True), ([], False), ([pair] * 91, False)):
+        durable.write_json(tmp_path / records.SUMMARY, summary | {"pairs": pairs})
+        out = io.StringIO()
+        table.print_folder(tmp_path, Console(file=out, width=118))
+        text = out.getvalue()
+        assert "J/token" in text
+        assert "0.35" in text
+        assert ("1.234 [1.100, 1.400]" in text or "1.235 [1.100, 1.400]" in text) == shown
+        assert ("faster" in text) == shown
+        assert ("91 pairs" in text) == (len(pairs) == 91)

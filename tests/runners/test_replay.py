@@ -10,6 +10,7 @@ import pytest
 
 from runners import dispatch, replay
 from runners.dispatch import Invocation
+from runners.folder import ResultFiles
 from specbench import config, durable, records
 from specbench.cost_surface import CostSurface, Grid
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
@@ -225,15 +226,15 @@ def test_an_interrupted_replay_goes_on_to_the_same_files(again, monkeypatch):
     whole = steps(again(COMPARE, out="whole")[1])
     with monkeypatch.context() as patch:
         patch.setattr(replay, "_BLOCKS_PER_WRITE", 2)
-        flush, calls = replay._Batch.flush, []
+        append, calls = ResultFiles.append, []
 
-        def stop(batch, files):
-            flush(batch, files)
+        def stop(files, *made):
+            append(files, *made)
             calls.append(1)
             if len(calls) == 2:
                 raise KeyboardInterrupt
 
-        patch.setattr(replay._Batch, "flush", stop)
+        patch.setattr(ResultFiles, "append", stop)
         with pytest.raises(KeyboardInterrupt):
             again(COMPARE)
     code, out = again(COMPARE)

@@ -55,7 +55,7 @@ def finish(process):
 def result(folder):
     """Everything a run leaves, sorted by key, without times, hosts and time stamps."""
     free = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s"}
-    free |= {"cpu_steal", "started_at", "host"}
+    free |= {"cpu_steal", "cpu_waiting", "cpu_others", "cpu_load", "gpu", "started_at", "host"}
     lines = durable.read_jsonl(folder / records.CASES)[0]
     cases = [{k: v for k, v in line.items() if k not in free} for line in lines]
     cases.sort(key=lambda r: (r["repeat"], r["case_id"], r["turn"], r["label"]))

@@ -19,6 +19,12 @@ from specbench.verify import GreedyVerifier
 VOCAB = 23
 EOS = 22
 NEW_TOKENS = 12
+# Nothing is disturbed, whatever the machine does.
+MEASURE = {
+    "disturbed": {"steal": None, "waiting": None, "slowdown": None, "shortest_s": 0.0},
+    "reruns": 1,
+    "rerun_share": 0.25,
+}
 
 
 class FormulaScores:
@@ -142,6 +148,8 @@ def make_job(folder, labels, cases, **changes):
         "model": {"name": "toy"},
         "dataset": {"name": "toys", "dialogue": changes.pop("dialogue", "ar")},
         "generation": {"temperature": changes.pop("temperature", 0.0)},
+        "verifier": {"name": "auto"},
+        "measure": changes.pop("measure", MEASURE),
         "repeats": changes.pop("repeats", 1),
         "seed": 0,
     }

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,24 @@ def test_the_file_depends_on_tokenizer_parameters_and_version(tmp_path, builder,
     paths.add(resolve(tmp_path, artefact(n=1))["toy"])
     assert len(paths) == 4
     assert all(path.name.startswith("toy-") for path in paths)
+
+
+def test_a_file_of_one_model_is_no_other_models(tmp_path, builder):
+    of_weights = replace(artefact(), per_model=True)
+    look = {"tokenizer": Tokenizer(), "embedded": True, "cache_dir": tmp_path}
+    look["progress"] = lambda *_: None
+    paths = {
+        artefacts.resolve([of_weights], model_key=key, **look)["toy"]
+        for key in ("one", "two", "two")
+    }
+    assert len(paths) == len(builder.calls) == 2
+    # Without the mark, the weights make no difference.
+    shared = {
+        artefacts.resolve([artefact()], model_key=key, **look)["toy"] for key in ("one", None)
+    }
+    assert len(shared) == 1 and not shared & paths
+    with pytest.raises(ValueError, match="model_key"):
+        artefacts.resolve([of_weights], **look)
 
 
 def test_elsewhere_a_missing_one_is_refused_with_the_command(tmp_path, builder):

@@ -6,6 +6,7 @@ from methods.cacheback import Cacheback
 from scripts import build_frozen_table as script
 from specbench import artefacts
 from specbench.errors import NeedsNotMet
+from specbench.index import text_files
 from specbench.index.frozen_table import FrozenTable
 from tests.contract.driver import WordTokenizer
 
@@ -34,7 +35,7 @@ def arguments(corpus, *more):
 
 
 def test_blank_lines_separate_documents(corpus):
-    assert list(script.file_texts([corpus])) == [
+    assert list(text_files.file_texts([corpus])) == [
         "the cat sat on the mat\nand the cat slept\n",
         "a dog came\n",
         "the cat sat still\n",
@@ -42,10 +43,10 @@ def test_blank_lines_separate_documents(corpus):
 
 
 def test_a_text_without_blank_lines_is_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "PIECE", 10)
+    monkeypatch.setattr(text_files, "PIECE", 10)
     path = tmp_path / "long.txt"
     path.write_text("one two\n" * 50, encoding="utf-8")
-    pieces = list(script.file_texts([path]))
+    pieces = list(text_files.file_texts([path]))
     assert "".join(pieces) == path.read_text(encoding="utf-8")
     assert max(map(len, pieces)) <= 16
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import types
-
-import pytest
 
 from specbench import environment
 
@@ -15,10 +12,6 @@ from specbench import environment
 def git(folder, *arguments):
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def write_stat(path, stolen, idle):
-    path.write_text(f"cpu  100 0 50 {idle} 0 0 0 {stolen} 7 7\ncpu0 1 2 3\n")
 
 
 def test_a_description_is_plain_json_and_stable():
@@ -73,26 +66,6 @@ def test_a_machine_without_git(tmp_path, monkeypatch):
     assert environment.git_state() is None
 
 
-def test_steal_is_the_share_of_all_ticks(tmp_path):
-    stat = tmp_path / "stat"
-    write_stat(stat, stolen=10, idle=1000)
-    before = environment.cpu_steal(stat)
-    assert before == environment.CpuTicks(stolen=10, total=1160)
-    assert environment.cpu_steal_since(before, stat) is None, "no tick has passed"
-    write_stat(stat, stolen=40, idle=1070)
-    assert environment.cpu_steal_since(before, stat) == pytest.approx(30 / 100)
-
-
-@pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "intr 1 2 3 4 5 6 7 8 9\n"])
-def test_no_steal_where_the_system_gives_none(tmp_path, text):
-    stat = tmp_path / "stat"
-    assert environment.cpu_steal(stat) is None
-    stat.write_text(text)
-    assert environment.cpu_steal(stat) is None
-    assert environment.cpu_steal_since(environment.CpuTicks(1, 2), stat) is None
-    assert environment.cpu_steal_since(None, stat) is None
-
-
 def test_gpus_by_the_drivers_tool(tmp_path, monkeypatch):
     tool = tmp_path / "nvidia-smi"
     tool.write_text(
@@ -110,68 +83,9 @@ def test_gpus_by_the_drivers_tool(tmp_path, monkeypatch):
         environment._gpu_rows.cache_clear()
 
 
-class FakeNvml(types.ModuleType):
-    """An NVML with one GPU that does not report its power."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-
-    def __init__(self):
-        super().__init__("pynvml")
-        self.open = 0
-
-    def nvmlInit(self):
-        self.open += 1
-
-    def nvmlShutdown(self):
-        self.open -= 1
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        if index:
-            raise self.NVMLError
-        return "gpu"
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        return {1: 1410, 2: 2619}[kind]
-
-    def nvmlDeviceGetTemperature(self, handle, kind):
-        return 71
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        raise self.NVMLError
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        return 0x01 | 0x04 | 0x40
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return [types.SimpleNamespace(pid=environment.os.getpid()), types.SimpleNamespace(pid=-1)]
-
-
-def test_gpu_state_through_nvml(monkeypatch):
-    nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert environment.gpu_state(0) == {
-        "sm_mhz": 1410,
-        "memory_mhz": 2619,
-        "temperature_c": 71,
-        "power_w": None,
-        "throttle": ["power_cap", "hardware_thermal"],
-        "other_processes": 1,
-    }
-    assert environment.gpu_state(1) is None
-    assert nvml.open == 0, "NVML is shut down again"
-
-
-def test_gpu_state_without_nvml(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert environment.gpu_state() is None
-
-
 def test_describing_the_environment_does_not_import_torch():
     code = (
         "import sys; from specbench import environment; environment.describe();"
-        "environment.gpu_state(); sys.exit('torch' in sys.modules)"
+        "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

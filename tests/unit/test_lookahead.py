@@ -5,8 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from methods.lookahead import Lookahead, tree_shape
+from methods.lookahead import Lookahead
 from specbench.errors import ConfigurationError
+from specbench.index.lookahead_window import tree_shape
 from specbench.index.ngram_pool import NgramPool
 from specbench.structs import DecodeState, DraftContext, DraftTree, StepOutcome
 from tests.conftest import ARCHITECTURES, VOCAB
@@ -226,7 +227,7 @@ def test_steps_are_those_of_the_plain_algorithm(seed, n_gram, width, cap, n, fro
     state = DecodeState(np.array(prompt), 1)
     state.commit(np.array([0]))
     drafter.begin(state)
-    first_level = drafter._grid[0, 1:].tolist()
+    first_level = drafter._window._grid[0, 1:].tolist()
     assert len(first_level) == width + n_gram - 3 and set(first_level) <= set(prompt)
     drafter.reset()
     output, steps = play(drafter, prompt, n, rule)

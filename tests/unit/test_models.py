@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from specbench import embedded, models
+from specbench import embedded, models, weights
 from specbench.config import CONF_DIR, compose
 from specbench.errors import ConfigurationError, WeightsNotFound
 from tests.tiny_checkpoint import VOCAB, save_checkpoint, tiny_tokenizer
@@ -104,8 +104,10 @@ def test_weights_hash_follows_the_weights(tmp_path: Path) -> None:
     save_checkpoint(folder)
     first = models.load_model(cfg).weights_hash
     assert first == models.load_model(cfg).weights_hash
+    assert weights.identity(cfg) == weights.identity(cfg.model) == first
     save_checkpoint(folder, hidden_size=64)
     assert models.load_model(cfg).weights_hash != first
+    assert weights.identity(cfg) != first
 
 
 def test_bin_weights_load_without_running_code(tmp_path: Path) -> None:
@@ -218,7 +220,8 @@ def test_complete_download_is_used_offline(tmp_path: Path, monkeypatch: pytest.M
         "cfg = compose(['model=vicuna7b', 'model.id=some/model', 'model.device=cpu'])\n"
         "models.model_files_present(cfg)\n"
         "loaded = models.load_model(cfg)\n"
-        "print(loaded.revision, loaded.weights_hash)\n"
+        "from specbench import weights\n"
+        "print(loaded.revision, loaded.weights_hash, weights.identity(cfg))\n"
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -226,7 +229,7 @@ def test_complete_download_is_used_offline(tmp_path: Path, monkeypatch: pytest.M
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=CONF_DIR.parent
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [folder.name, "None"]
+    assert done.stdout.split() == [folder.name, "None", f"some/model@{folder.name}"]
 
 
 def test_half_a_download(tmp_path: Path) -> None:

@@ -141,8 +141,16 @@ def test_rows_of_every_step_are_kept(tmp_path):
         # A recorded turn that is fed again was not proposed.
         drafter.observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, committed[:1], None))
         assert drafter.rows_per_step == (StepRows(2, 2, 2, 3), StepRows(0, 4, -1, 0))
+        assert drafter.report() == {
+            "rows_context": [2, 0],
+            "rows_bigram": [2, 4],
+            "won_row": [2, -1],
+            "won_source": ["bigram", None],
+            "won_rank": [0, -1],
+            "accepted": [3, 0],
+        }
         drafter.begin(state)
-        assert drafter.rows_per_step == ()
+        assert drafter.rows_per_step == () and drafter.report()["won_row"] == []
 
 
 def plain_rows(text, strategy, k, w, q):

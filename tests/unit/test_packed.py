@@ -67,6 +67,45 @@ def test_a_packed_model_gives_the_same_logits(everything_packed, tmp_path):
         assert torch.equal(model(ids).logits, before)
 
 
+def test_siblings_share_one_product(everything_packed, monkeypatch, tmp_path):
+    model = tiny_model("llama", dtype=torch.float32)
+    packed.pack_linears(model, memory_bytes=1 << 20, cache_dir=tmp_path)
+    layer = model.model.layers[0].self_attn
+    calls = []
+    real = packed.PackedLinear.forward
+    monkeypatch.setattr(
+        packed.PackedLinear, "forward", lambda self, x: (calls.append(1), real(self, x))[1]
+    )
+    x = torch.randn(1, 3, 32)
+    with torch.inference_mode():
+        query, key, value = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+        assert len(calls) == 1
+        for out, linear in ((query, layer.q_proj), (key, layer.k_proj), (value, layer.v_proj)):
+            torch.testing.assert_close(
+                out, nn.functional.linear(x, linear.weight), atol=1e-5, rtol=1e-5
+            )
+        # The same tensor with other numbers, and any order of calls.
+        x.mul_(2)
+        torch.testing.assert_close(layer.q_proj(x), 2 * query)
+        other = torch.randn(1, 2, 32)
+        torch.testing.assert_close(
+            layer.k_proj(other), nn.functional.linear(other, layer.k_proj.weight)
+        )
+        torch.testing.assert_close(layer.v_proj(x), 2 * value)
+
+
+def test_siblings_need_no_memory_of_their_own():
+    linears = [nn.Linear(4, n) for n in (3, 2)]
+    wanted = [linear.weight.detach().clone() for linear in linears]
+    product = packed.SharedProduct(linears)
+    assert product.stacked.weight.shape == (5, 4)
+    for linear, weight in zip(linears, wanted, strict=True):
+        assert torch.equal(linear.weight, weight)
+        assert linear.weight.untyped_storage().data_ptr() == (
+            product.stacked.weight.untyped_storage().data_ptr()
+        )
+
+
 def test_the_memory_budget_holds(everything_packed, tmp_path):
     model = tiny_model("llama", dtype=torch.float32)
     if everything_packed not in packed.PACK_ROWS:

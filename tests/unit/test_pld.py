@@ -66,7 +66,8 @@ def test_specbench_refuses_a_match_within_the_last_n_tokens():
 def test_hf_cuts_before_the_first_end_of_text():
     text = [5, 6, 1, 0, 2, 5, 6]
     assert lookup(text, variant="hf", num_tokens=4) == [1]
-    assert lookup(text, variant="vllm", num_tokens=4) == [1, 0, 2, 5]
+    assert lookup(text, variant="vllm", max_ngram=2, num_tokens=4) == [1, 0, 2, 5]
+    assert lookup(text, variant="vllm", num_tokens=4) == []  # no five tokens occur twice
     # Nothing is left before it: nothing is drafted, and no shorter n-gram is tried.
     assert lookup([5, 6, 0, 6, 9, 5, 6], variant="hf", num_tokens=4) == []
 
@@ -76,6 +77,27 @@ def test_vllm_takes_the_longest_match_and_the_oldest_among_these():
     assert lookup(text, variant="vllm", max_ngram=5, min_ngram=1, num_tokens=2) == [3, 5]
     assert lookup(text, variant="vllm", max_ngram=2, min_ngram=2, num_tokens=2) == [2, 5]
     assert lookup(text, variant="vllm", max_ngram=9, min_ngram=6, num_tokens=2) == []
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"),
+    [
+        ({}, (3, 1)),
+        ({"variant": "hf"}, (2, 1)),
+        ({"variant": "vllm"}, (5, 5)),
+        ({"variant": "recent"}, (3, 1)),
+        ({"variant": "hf", "max_ngram": 4}, (4, 1)),
+        ({"variant": "vllm", "max_ngram": 3}, (3, 3)),
+        ({"variant": "vllm", "min_ngram": 2}, (2, 2)),
+        ({"variant": "vllm", "min_ngram": 1, "max_ngram": 3}, (3, 1)),
+    ],
+)
+def test_a_variant_searches_the_lengths_of_its_home(knobs, expected):
+    variant = knobs.get("variant", "specbench")
+    random = np.random.default_rng(0)
+    for length in range(20, 60):
+        text = random.integers(1, 3, length).tolist()
+        assert lookup(text, num_tokens=3, **knobs) == plain_lookup(text, variant, *expected, 3)
 
 
 def test_recent_prefers_a_whole_continuation():
@@ -97,7 +119,7 @@ def test_the_dummy_token_stands_in_for_no_match():
 
 
 def test_only_committed_tokens_are_searched():
-    drafter = PromptLookup(variant="vllm")
+    drafter = PromptLookup(variant="vllm", max_ngram=1)
     drafter.setup(CONTEXT)
     state = DecodeState(np.array([1, 2, 3], dtype=np.int64), 4)
     state.buffer[3:] = [1, 2, 3, 1]

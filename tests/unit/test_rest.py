@@ -263,12 +263,7 @@ def test_the_embedded_default_is_made_of_installed_text(tmp_path, monkeypatch):
     assert read_header(tmp_path / "d.bin")["corpus"]["name"] == "installed_documentation"
 
 
-def test_texts_of_files_rows_and_runs(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_text("one\ntwo\n\n\nthree\n")
-    assert list(corpora.file_texts([file])) == ["one\ntwo\n", "three\n"]
-    with pytest.raises(ConfigurationError, match="cannot read"):
-        list(corpora.file_texts([tmp_path / "b.txt"]))
+def test_texts_of_rows():
     assert list(corpora.row_texts("x", None)) == ["x"]
     assert list(corpora.row_texts(["x", "y"], None)) == ["x", "y"]
     assert list(corpora.row_texts([{"from": "human", "value": "x"}], "value")) == ["x"]

@@ -128,10 +128,15 @@ def test_a_million_tokens_stay_within_the_cap(rng):
 
 def test_staleness_is_recorded_per_turn():
     drafter = ready(rebuild_requests=2)
+    reports = []
     for text in ([1, 3], [4, 5], [6, 7]):
         drafter.begin(state_of(text))
         finish(drafter, text)
-    assert [s.requests for s in drafter.staleness_per_turn] == [0, 1, 0]
+        reports.append(drafter.report())
+    assert [r["stale_requests"] for r in reports] == [0, 1, 0]
+    assert [r["stale_tokens"] for r in reports] == [0, 3, 0]
+    assert [r["searched_tokens"] for r in reports] == [0, 0, 6]
+    assert reports[1]["stale_s"] > 0 == reports[2]["stale_s"] == reports[2]["failed_rebuilds"]
     assert drafter.staleness.requests == 1 and drafter.staleness.tokens == 3
     assert draft(drafter, [4]) == [5] and draft(drafter, [6]) == []
 

@@ -231,6 +231,19 @@ class TestSignFlip:
         ]
         assert stats.kstest(p_values, "uniform").pvalue > 0.01
 
+    @pytest.mark.slow
+    def test_p_values_of_a_benchmark_are_uniform_under_the_null(self):
+        """480 prompts, 2,000 runs; 5 % of them are called different at the 5 % level."""
+        generator = np.random.default_rng(480)
+        p_values = np.array(
+            [
+                sign_flip_p(generator.standard_t(4, 480) * 0.1, seed=run, n_permutations=999)
+                for run in range(2000)
+            ]
+        )
+        assert stats.kstest(p_values, "uniform").pvalue > 0.01
+        assert 0.04 <= (p_values <= 0.05).mean() <= 0.06
+
     def test_a_real_difference_is_found(self):
         differences = np.random.default_rng(0).normal(0.05, 0.1, 200)
         assert sign_flip_p(differences) < 0.001

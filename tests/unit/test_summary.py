@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import pytest
 
 from specbench.records import CaseRecord, Lossless
-from specbench.statistics import compare_pairs, summarise, task_order
+from specbench.statistics import compare_pairs, exit_code, run_summary, summarise, task_order
 
 
 def record(label, case_id, n_new, steps, decode_s, **changes):
@@ -281,3 +282,71 @@ class TestComparePairs:
         assert found["verdict"] == "faster"
         assert found["ratio"] == pytest.approx(1.1, rel=0.01)
         assert 1 < found["detectable"] < 1.05
+
+
+def test_energy_per_token_counts_turns_whose_energy_is_known():
+    cases = [*pair("a"), *pair("b"), *pair("c")]
+    cases[1] = record("pld", "a", 11, 5, 5.0, energy_j=33.0)
+    cases[3] = record("pld", "b", 31, 20, 5.0, energy_j=51.0)
+    rows = summarise(cases, LABELS)
+    assert row(rows, "pld")["joules_per_token"] == (33 + 51) / (11 + 31)
+    assert row(rows, "ar")["joules_per_token"] is None
+
+
+def test_shares_of_the_phases():
+    cases = pair("a", phase_s={"draft": 1.0, "verify": 3.0})
+    cases += pair("b", task="rag", phase_s={"draft": 2.0, "verify": 2.0})
+    rows = summarise(cases, LABELS)
+    assert row(rows, "pld")["phase_share"] == {"draft": 3 / 8, "verify": 5 / 8}
+    assert row(rows, "pld", "rag")["phase_share"] == {"draft": 0.5, "verify": 0.5}
+    assert row(summarise(pair("a"), LABELS), "pld")["phase_share"] is None
+
+
+class TestRunSummary:
+    """All of ``summary.json``."""
+
+    MANIFEST: ClassVar = {
+        "run_key": "k",
+        "labels": {"ar": {}, "pld": {}, "sam": {}},
+        "baseline": "ar",
+        "seed": 0,
+        "config": {
+            "estimator": "paired",
+            "repeats": 1,
+            "model": {"name": "m"},
+            "dataset": {"name": "d"},
+        },
+    }
+
+    def summary(self, labels=("ar", "pld", "sam"), **changes):
+        cases = []
+        for i in range(8):
+            cases += pair(str(i), fast_s=5 + 0.1 * i)
+            cases.append(record("sam", str(i), 11, 5, 5 + 0.1 * i, **changes))
+        found = [case for case in cases if case.label in labels]
+        return run_summary(found, [], self.MANIFEST | {"labels": {label: {} for label in labels}})
+
+    def test_pairs_from_two_methods_on(self):
+        pairs = self.summary()["pairs"]
+        assert [(p["first"], p["second"]) for p in pairs] == [
+            ("ar", "pld"), ("ar", "sam"), ("pld", "sam"),
+        ]  # fmt: skip
+        assert [p["verdict"] for p in pairs] == ["slower", "slower", "tie"]
+        assert self.summary(("ar", "pld"))["pairs"] == []
+
+    def test_it_is_json_and_says_what_was_run(self):
+        found = self.summary()
+        assert json.loads(json.dumps(found)) is not None
+        expected = "m on d, repeats=1. State kept per ar: prompt, pld: prompt, sam: prompt."
+        assert found["caption"] == expected
+        assert found["notes"] == []
+
+    def test_phases_are_told_below_the_table(self):
+        (note,) = self.summary(phase_s={"verify": 3.0, "draft": 1.0})["notes"]
+        assert note == "shares of sam's wall time: verify 75.0%, draft 25.0%."
+
+    @pytest.mark.parametrize(("verdict", "code"), [("bug", 1), ("near_tie", 0)])
+    def test_the_exit_code(self, verdict, code):
+        found = [record("pld", "a", 11, 5, 5.0, lossless=Lossless(verdict, 1, 1.0))]
+        assert exit_code(found, []) == code
+        assert exit_code([], [{"during": "decode"}]) == 1

@@ -209,9 +209,9 @@ def test_the_merged_tree_is_a_trie_of_the_parts(drafts, max_nodes, fill, depth_c
 
 
 def test_each_part_sees_the_rows_it_needs():
-    a = fixed([5, 6], [-1, 0], required=Needs(logits=True), sources=np.array([3, 4]))
-    b = fixed([7, 5, 8], [-1, -1, 1], required=Needs(hidden_layers=(2,)))
-    c = fixed([9], [-1])
+    a = fixed([5, 6], [-1, 0], "a", required=Needs(logits=True), sources=np.array([3, 4]))
+    b = fixed([7, 5, 8], [-1, -1, 1], "b", required=Needs(hidden_layers=(2,)))
+    c = fixed([9], [-1], "c")
     drafter = ready(a, b, c, fill="priority", max_nodes=4)
     state = begun(drafter)
     tree = drafter.propose(state)
@@ -239,6 +239,11 @@ def test_each_part_sees_the_rows_it_needs():
     assert seen.logits is None
     (seen,) = c.seen  # its only node was beyond the budget
     assert (len(seen.tree), len(seen.path), seen.next_tokens.tolist()) == (0, 0, [5])
+    # 5 was in both, and is credited to the first; 8 only b had.
+    credited = {"accepted_from_a": 1, "accepted_from_b": 1, "accepted_from_c": 0}
+    assert drafter.report() == credited | {"found_by_a": 1, "found_by_b": 2, "found_by_c": 0}
+    drafter.begin(state)
+    assert set(drafter.report().values()) == {0}
 
 
 def test_a_tree_that_the_engine_cut_is_cut_for_the_parts_too():

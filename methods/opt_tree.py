@@ -1,0 +1,162 @@
+"""OPT-Tree: the draft tree with the largest expected accepted length, grown layer by layer.
+
+Paper: "OPT-Tree: Speculative Decoding with Adaptive Draft Tree Structure", TACL 2025,
+    arXiv 2406.17276.
+Reference code studied: Jikai0Wang/OPT-Tree ``opt_classic/{tree,model,utils}.py``.
+Method: a node contributes the product of draft probabilities on its path to the expected accepted
+    length E. A child's is at most its parent's, so the ``nodes`` largest of all form a tree, the
+    best there is. Layers are added until one adds no more than ``threshold`` to E. Its children are
+    a function of the context alone, so it needs no proposal for the ratio test when sampling.
+Where ours differs, and why:
+    - Only nodes that are among the ``nodes`` best so far are fed to the draft model. The others and
+      all below them can never be in the tree, so it is the same tree for fewer draft tokens.
+    - E counts the layer just drafted, as the paper's algorithm does; the code leaves it out and so
+      feeds one layer more.
+    - Equal scores are ordered by depth, then by creation, which keeps every parent of a chosen
+      node; the code may cut a parent off its child.
+    - When decoding greedily the scores are the draft's plain softmax; else its probabilities after
+      the target's temperature and filters, and what the filters remove is no candidate.
+    - Rows of accepted nodes stay in the draft's cache; the code reads them again.
+State kept: none beyond the step but the draft model's cache, for a turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbench.drafter import Drafter
+from specbench.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from specbench.draft_model import DraftModel
+    from specbench.structs import IntArray
+
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(kw_only=True, eq=False)
+class OptTree(Drafter):
+    """Trees of the likeliest paths of a draft model.
+
+    Attributes:
+        nodes: nodes of a tree.
+        threshold: a further layer must have added more than this many expected tokens; suits where
+            it is near the draft's share of a target pass.
+        max_depth: layers at most.
+    """
+
+    name: str = "opt_tree"
+    nodes: int = 50
+    threshold: float = 0.5
+    max_depth: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.nodes >= 1, "nodes", "at least 1")
+        self._require(self.max_depth >= 1, "max_depth", "at least 1")
+        self._require(0 <= self.threshold <= 1, "threshold", "from 0 to 1")
+        self._tree = DraftTree.empty()
+        self._fed = NO_TOKENS
+        self._expected: list[float] = []
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            tokens_only=False,
+            draft_model=True,
+            max_nodes=self.nodes,
+            # The last layer is never fed; a tree of one layer holds none.
+            draft_nodes=self.nodes * max(1, self.max_depth - 1),
+        )
+
+    def setup(self, context: DraftContext) -> None:
+        self._draft: DraftModel = context.draft_model
+        self._sampling = context.sampling
+
+    def begin(self, state: DecodeState) -> None:
+        self._expected = []
+        self._draft.begin(state.tokens, state.seed)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        deepest = min(self.max_depth, state.remaining - 1, self._draft.room(state.length))
+        self._tree, self._fed = DraftTree.empty(), NO_TOKENS
+        expected = self._grow(state, deepest) if deepest > 0 else 0.0
+        self._expected.append(round(expected, 4))
+        return self._tree
+
+    def _grow(self, state: DecodeState, deepest: int) -> float:
+        """Build the tree; returns its expected accepted length."""
+        tokens, parents, fed = NO_TOKENS, NO_TOKENS, NO_TOKENS  # of the best nodes, layer by layer
+        scores: FloatArray = np.empty(0)
+        layer = np.array([-1])  # nodes whose children come next
+        layer_scores = np.ones(1)
+        logits = self._draft.catch_up(state.tokens, own=True)[None]
+        expected, n_fed = 0.0, 0
+        for depth in range(1, deepest + 1):
+            full = len(scores) == self.nodes
+            above, ids, values = self._children(logits, layer_scores, scores.min() if full else 0.0)
+            old = len(scores)
+            scores = np.concatenate([scores, values])
+            # Stable: of equals the shallower stays, then the earlier, so parents always do.
+            best = np.sort(np.argsort(-scores, kind="stable")[: self.nodes])
+            tokens = np.concatenate([tokens, ids])[best]
+            parents = np.concatenate([parents, layer[above]])[best]
+            parents = np.where(parents < 0, -1, np.searchsorted(best, parents))
+            fed = np.concatenate([fed, np.full(len(ids), -1)])[best]
+            scores = scores[best]
+            gain, expected = float(scores.sum()) - expected, float(scores.sum())
+            if depth == deepest or gain <= self.threshold:
+                break
+            layer = np.flatnonzero(best >= old)
+            layer_scores = scores[layer]
+            above_fed = np.where(parents[layer] < 0, -1, fed[parents[layer]])
+            fed[layer] = np.arange(n_fed, n_fed + len(layer))
+            n_fed += len(layer)
+            logits = self._draft.extend(tokens[layer], above_fed, own=True)
+        self._tree, self._fed = DraftTree(tokens, parents), fed
+        return expected
+
+    def _children(
+        self, logits: torch.Tensor, scores: FloatArray, cutoff: float
+    ) -> tuple[IntArray, IntArray, FloatArray]:
+        """Children that score above ``cutoff``, by parent, then by id.
+
+        Args:
+            logits: ``[rows, vocab]`` of the parents.
+            scores: ``[rows]`` of the parents.
+            cutoff: 0 in the first layer, where the best ``nodes`` are taken.
+
+        Returns:
+            ``[m]`` row of the parent, the target's id, and the score.
+        """
+        draft = self._draft
+        probs = logits.softmax(-1) if self._sampling.greedy else self._sampling.probs(logits)
+        if len(scores) == 1 and cutoff == 0.0:
+            values, ids = probs[0].topk(min(self.nodes, probs.shape[-1]))
+            rows = torch.zeros_like(ids)
+        else:
+            products = probs * torch.from_numpy(scores).to(probs)[:, None]
+            rows, ids = torch.nonzero(products > cutoff, as_tuple=True)
+            values = products[rows, ids]
+        # One copy to the host; ids are exact in float64.
+        found = torch.stack([rows.double(), draft.to_target_ids(ids).double(), values.double()])
+        above, tokens, gained = found.cpu().numpy()
+        kept = gained > 0
+        above, tokens = above[kept].astype(np.int64), tokens[kept].astype(np.int64)
+        return above, tokens, np.minimum(gained[kept], scores[above])
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        if outcome.tree is not self._tree:  # cut by the engine: what is held is read again
+            self._draft.drop_nodes()
+            return
+        path = self._fed[outcome.path]
+        self._draft.keep_path(path[path >= 0])
+
+    def report(self) -> Mapping[str, Any]:
+        return {**self._draft.report(), "expected_per_step": self._expected}

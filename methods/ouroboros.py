@@ -1,0 +1,267 @@
+"""Ouroboros: a draft model that drafts by lookahead, and phrases that lengthen its draft.
+
+Paper: "Ouroboros: Generating Longer Drafts Phrase by Phrase for Faster Speculative Decoding", EMNLP
+    2024, arXiv 2402.13720.
+Reference code studied: thunlp/Ouroboros (``ouroboros/ouroboros.py``, ``cache_engine.py``), by its
+    description.
+Method: a pool holds phrases, for every token the newest G tuples of N - 1 tokens seen after it.
+    *Draft*: the draft model decodes gamma tokens or more by lookahead (a window of W columns, N - 1
+    levels; phrases of the pool as guesses), and what its window completes enters the pool.
+    *Verify*: the target reads the draft and, behind its last token, the ``topk`` newest phrases of
+    that token, side by side.
+    *Learn*: those phrases are overwritten by what the target said along each of them. If the draft
+    was rejected somewhere, the target's own words from there on are phrases too, as far as the
+    draft happened to go on with them (N - 1 tokens in a row).
+Parameters: gamma 4, W = G = 20, N 7, topk 3 are the code's defaults; its scripts run HumanEval with
+    gamma 12, GSM8K with 4, 15, 6, MBPP with 6, 18, 5 (gamma, W = G, N).
+Temperature above 0 (the public code is greedy only): draft model and pool work greedily, so a draft
+    is a deterministic function of the text and of what earlier steps have shown, point masses to
+    any verifier. The target's words that enter the pool are its most likely ones, never its draws.
+Where ours differs, and why:
+    - Tokens that the draft model has not read yet ride in its next lookahead pass; there is no pass
+      just to catch up.
+    - Phrases that have become equal are kept once.
+    - The draft is no longer than what may still be committed.
+    - The window's first tokens depend on ``seed`` and the prompt, not on the order of cases.
+State kept: window and draft cache for a turn; the pool, at most vocab x G phrases, as
+    ``state_scope`` says: ``prompt`` starts every case cold; ``run`` is the reference's benchmark,
+    which makes the pool once and keeps it warm.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specbench.drafter import Drafter
+from specbench.index.lookahead_window import LookaheadWindow
+from specbench.index.ngram_pool import NgramPool
+from specbench.structs import NO_TOKENS, DraftTree, IntArray, Needs
+from specbench.tree import longest_match
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from specbench.draft_model import DraftModel
+    from specbench.structs import DecodeState, DraftContext, StepOutcome
+
+_DRAFT, _PHRASE = 0, 1
+
+
+@dataclass(kw_only=True, eq=False)
+class Ouroboros(Drafter):
+    """Drafts what a draft model writes by lookahead, continued by phrases.
+
+    Attributes:
+        state_scope: how long the pool is kept; the reference's benchmarks keep it for a run.
+        gamma: tokens drafted per step, at least.
+        ngram: N, tokens of a phrase with the one it follows; also the window's levels plus one.
+        window: W, columns of the window.
+        guesses: G, phrases kept per token, and verified per pass of the draft model, at most.
+        topk: phrases that continue the draft in the target's pass.
+    """
+
+    name: str = "ouroboros"
+    gamma: int = 4
+    ngram: int = 7
+    window: int = 20
+    guesses: int = 20
+    topk: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.gamma >= 1, "gamma", "at least 1")
+        self._require(self.ngram >= 2, "ngram", "at least 2")
+        self._require(self.window >= 1, "window", "at least 1")
+        self._require(self.guesses >= 1, "guesses", "at least 1")
+        self._require(0 <= self.topk <= self.guesses, "topk", "between 0 and guesses")
+        self._seed = 0
+        self._pool = NgramPool(0, self.ngram - 1, self.guesses)
+        self._window = LookaheadWindow(self.window, self.ngram)
+        self._tree = DraftTree.empty()
+        self._drafted = 0  # nodes of the tree that the draft model wrote
+        self._read = 0  # tokens of the text that the draft model has read
+        self._phrase_tokens = 0
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Where draft nodes come from."""
+        return ("draft", "phrase")
+
+    @property
+    def _longest(self) -> int:
+        return self.gamma + self.ngram - 1
+
+    @property
+    def needs(self) -> Needs:
+        unread = self._longest + self.ngram  # what a step commits at most
+        return Needs(
+            tokens_only=False,
+            draft_model=True,
+            max_nodes=self._longest + self.topk * (self.ngram - 1),
+            draft_nodes=unread + self._longest + self._window.most_nodes(self.guesses),
+        )
+
+    def setup(self, context: DraftContext) -> None:
+        self._draft: DraftModel = context.draft_model
+        self._seed = context.seed
+        self._pool = NgramPool(context.vocab_size, self.ngram - 1, self.guesses)
+        # Compiles, or loads what was compiled before, outside any clock.
+        self._pool.insert(np.zeros((1, self.ngram), dtype=np.int64))
+        self.reset()
+
+    def reset(self) -> None:
+        self._pool.clear()
+
+    def begin(self, state: DecodeState) -> None:
+        prompt = state.buffer[: state.n_prompt]
+        random = np.random.default_rng([self._seed, zlib.crc32(prompt.tobytes())])
+        self._window.begin(prompt, random)
+        self._draft.begin(prompt, state.seed)
+        self._read = len(prompt)
+        self._tree = DraftTree.empty()
+        self._phrase_tokens = 0
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        chain = self._write(state)
+        self._drafted = len(chain)
+        if not len(chain):
+            self._tree = DraftTree.empty()
+            return self._tree
+        wanted = self.topk if len(chain) < state.remaining - 1 else 0
+        phrases = self._pool.after(int(chain[-1]))[::-1][:wanted]
+        self._tree = _continued(chain, phrases)
+        return self._tree
+
+    def _write(self, state: DecodeState) -> IntArray:
+        """``[>= gamma]`` tokens by lookahead on the draft model; fewer where fewer are wanted.
+
+        All but the last of them have been read when it returns.
+        """
+        wanted = min(self.gamma, state.remaining - 1)
+        ahead = self._longest + self.window + self.ngram  # how far the window may reach
+        if wanted <= 0 or self._draft.room(state.length) < ahead:
+            return NO_TOKENS
+        unread = state.tokens[self._read :]
+        held = 0  # drafted tokens that have been read
+        chain: list[IntArray] = []
+        length = 0
+        while length < wanted:
+            accepted, bonus = self._lookahead_pass(unread, held)
+            if not chain:  # what was committed before is text from now on
+                self._draft.keep_path(np.arange(len(unread)), accepted)
+                self._read = state.length
+                held = len(accepted)
+            else:
+                self._draft.keep_path(NO_TOKENS, np.append(np.arange(held + 1), accepted))
+                held += 1 + len(accepted)
+            chain.append(bonus)
+            length += len(bonus)
+            unread = bonus[-1:]
+        return np.concatenate(chain)[: state.remaining - 1]
+
+    def _lookahead_pass(self, unread: IntArray, held: int) -> tuple[IntArray, IntArray]:
+        """One pass of lookahead decoding behind ``held`` drafted tokens.
+
+        Args:
+            unread: ``[u]`` the chain of tokens before the window, its root last.
+            held: nodes that the draft model holds, a chain.
+
+        Returns:
+            Numbers of the nodes of the accepted guess, and the tokens that follow the root: that
+            guess and the draft's own.
+        """
+        root = len(unread) - 1
+        guesses = self._pool.after(int(unread[-1])) if self._window.full else None
+        if guesses is None:
+            guesses = np.empty((0, self.ngram - 1), dtype=np.int64)
+        tokens, parents, aux = self._window.tree(int(unread[-1]), guesses)
+        before = np.arange(-1, root) + held
+        numbers = np.concatenate((before, parents + held + len(unread)))
+        logits = self._draft.extend(np.concatenate((unread, tokens)), numbers, own=True)
+        choices = self._draft.to_target_ids(logits[root:].argmax(-1)).cpu().numpy()
+        path = np.empty(len(tokens), dtype=np.int64)
+        path = path[: longest_match(tokens, parents, aux, choices, path)]
+        self._pool.insert(self._window.advance(choices))
+        last = path[-1] + 1 if len(path) else 0
+        return path + held + len(unread), np.append(tokens[path], choices[last])
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        tree, path = outcome.tree, outcome.path
+        if outcome.finished or tree is not self._tree or not len(tree):
+            self._draft.drop_nodes()
+            return
+        drafted = self._drafted
+        accepted = min(len(path), drafted)
+        self._phrase_tokens += len(path) - accepted
+        read = min(accepted, drafted - 1)
+        self._draft.keep_path(np.arange(read))
+        self._read += read
+        if outcome.next_tokens is not None:
+            self._learn(np.asarray(tree.tokens), accepted, outcome.next_tokens)
+
+    def _learn(self, tokens: IntArray, accepted: int, next_tokens: IntArray) -> None:
+        """Phrases that the target's pass has shown.
+
+        Args:
+            tokens: ``[n]`` of the tree.
+            accepted: tokens of the draft that were.
+            next_tokens: ``[n + 1]`` the target's most likely token at the root and every node.
+        """
+        drafted, length = self._drafted, self.ngram - 1
+        along = next_tokens[drafted + 1 :].reshape(-1, length)
+        if len(along):
+            # Said along a phrase: the token after the draft, then those after all but its last.
+            first = np.full((len(along), 1), next_tokens[drafted])
+            said = np.hstack((first, along[:, :-1]))
+            # The newest was the first branch, and is the last in the pool.
+            self._pool.replace(int(tokens[drafted - 1]), said[::-1])
+        if accepted < drafted:
+            draft, said = tokens[accepted:drafted], next_tokens[accepted + 1 : drafted + 1]
+            self._pool.insert(phrases_spoken(draft, said, length))
+
+    def report(self) -> Mapping[str, Any]:
+        """Counters of the turn: phrases in the pool, and tokens committed from phrases."""
+        return {
+            **self._draft.report(),
+            "pool": len(self._pool),
+            "phrase_tokens": self._phrase_tokens,
+        }
+
+
+def _continued(chain: IntArray, phrases: IntArray) -> DraftTree:
+    """``chain`` with every row of ``phrases`` as a branch below its last token."""
+    count, length = phrases.shape
+    below = np.arange(count * length).reshape(count, length) + len(chain) - 1
+    below[:, :1] = len(chain) - 1
+    tokens = np.concatenate((chain, phrases.reshape(-1)))
+    sources = np.full(len(tokens), _PHRASE)
+    sources[: len(chain)] = _DRAFT
+    parents = np.concatenate((np.arange(-1, len(chain) - 1), below.reshape(-1)))
+    return DraftTree(tokens, parents, sources=sources)
+
+
+def phrases_spoken(draft: IntArray, said: IntArray, length: int) -> IntArray:
+    """What a model says along a draft, as far as the draft agrees with it.
+
+    Args:
+        draft: ``[d]`` tokens.
+        said: ``[d]`` the model's token after each of them.
+        length: tokens of a phrase.
+
+    Returns:
+        ``[m, 1 + length]`` draft tokens with the phrases after them: ``said`` at the token and at
+        the following ones, where the draft went on with exactly that.
+    """
+    if len(draft) < length:
+        return np.empty((0, 1 + length), dtype=np.int64)
+    phrases = np.lib.stride_tricks.sliding_window_view(said, length)
+    keys = draft[: len(phrases)]
+    agrees = draft[1:] == said[:-1]
+    if length > 1:
+        whole = np.lib.stride_tricks.sliding_window_view(agrees, length - 1).all(1)
+        keys, phrases = keys[whole], phrases[whole]
+    return np.column_stack((keys, phrases))

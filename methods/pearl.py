@@ -1,0 +1,174 @@
+"""PEARL: draft model and target run side by side, and the target verifies what was drafted before.
+
+Paper: "PEARL: Parallel Speculative Decoding with Adaptive Draft Length", ICLR 2025, arXiv
+    2408.11850.
+Reference code studied: smart-lty/ParallelSpeculativeDecoding (``src/engine.py``), by its
+    description.
+Method: during each target pass the draft model drafts gamma more tokens.
+    *pre-verify*: nothing is pending. The pass reads the text's last token, and what it says is the
+    test of the first of the gamma tokens drafted meanwhile. If that one is accepted, the other
+    gamma - 1 are pending.
+    *post-verify*: the pass reads the gamma - 1 pending tokens too. It tests them, and the first of
+    the next gamma tokens, drafted meanwhile. If all are accepted, the next gamma - 1 are pending,
+    and so on: the draft's length adapts itself by the number of such passes in a row. At the first
+    rejection both models go back to the accepted text, and the next pass is a pre-verify.
+How this is a draft tree: the tree is the chain of pending tokens, and empty in pre-verify. The
+    token after its last node is the target's own, and it is at once PEARL's test of the token
+    drafted meanwhile: equal, the drafted block stands. Greedy, that is all. At temperature > 0
+    ``overlap`` hands the token and its distribution to the verifier (``DraftTree.guess``), which
+    draws the target's token by the ratio test min(1, p / q) of that guess, as PEARL does; pending
+    tokens are tested likewise. As in PEARL no token comes for free: a pass in which all of the
+    gamma tests succeed commits gamma.
+gamma: ``auto`` is the paper's ceil(t_target / t_draft), measured in ``setup`` (a draft pass has one
+    row, a target pass 4); the number is in every record.
+Where ours differs, and why:
+    - End tokens and the limit are respected: the reference has no end at all and counts up to
+      gamma - 1 tokens that nothing verified. Here only verified tokens are committed, and the draft
+      model drafts no token that could not be committed.
+    - The engine calls after the prompt's pass, so the draft model reads the prompt beside the first
+      pre-verify.
+    - Tokens and one row of probabilities cross from draft to verifier, not the whole history of
+      both models' probabilities.
+    - Verifiers other than ``rejection`` (``match``) draw the token without regard to the guess:
+      still exact, accepted less often.
+State kept: pending tokens and the draft's cache, for a turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbench.drafter import Drafter
+from specbench.speed_ratio import passes_per_target_pass
+from specbench.structs import NO_TOKENS, DraftTree, Guess, Needs, Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from specbench.draft_model import DraftModel
+    from specbench.structs import DecodeState, DraftContext, IntArray, StepOutcome
+
+_GAMMA_LIMIT = 64
+_ROWS = 4  # of the target's passes when gamma is measured; the reference's gamma is 3 to 5
+
+
+@dataclass(kw_only=True, eq=False)
+class Pearl(Drafter):
+    """Drafts gamma tokens during each pass, for the next one.
+
+    Attributes:
+        gamma: tokens drafted per target pass; ``auto`` measures how many fit into one.
+    """
+
+    name: str = "pearl"
+    state_scope: str = "turn"
+    gamma: int | str = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        measured = self.gamma == "auto"
+        in_range = measured or (isinstance(self.gamma, int) and 1 <= self.gamma <= _GAMMA_LIMIT)
+        self._require(in_range, "gamma", f"auto, or between 1 and {_GAMMA_LIMIT}")
+        self._gamma = 0 if measured else int(self.gamma)
+        self._read = False  # whether the draft model has read this turn's prompt
+        self._pending: IntArray = NO_TOKENS
+        self._pending_q: torch.Tensor | None = None
+        self._block: IntArray = NO_TOKENS  # drafted during the present pass
+        self._block_q: torch.Tensor | None = None
+        self._counts = dict.fromkeys(("pre_verify", "post_verify"), 0)
+
+    @property
+    def needs(self) -> Needs:
+        gamma = self._gamma or _GAMMA_LIMIT
+        return Needs(
+            tokens_only=False,
+            draft_model=True,
+            overlap=True,
+            max_nodes=max(gamma - 1, 1),
+            draft_nodes=2 * gamma,
+        )
+
+    def setup(self, context: DraftContext) -> None:
+        self._draft: DraftModel = context.draft_model
+        self._sampling = context.sampling
+        self._device = torch.device("cpu") if context.target is None else context.target.device
+        if self.gamma == "auto":
+            ratio = passes_per_target_pass(
+                context.target, self._draft, target_rows=_ROWS, draft_rows=1
+            )
+            self._gamma = min(ratio, _GAMMA_LIMIT)
+
+    def begin(self, state: DecodeState) -> None:
+        self._read = False
+        self._pending, self._pending_q = NO_TOKENS, None
+        self._block, self._block_q = NO_TOKENS, None
+        self._counts = dict.fromkeys(self._counts, 0)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        self._counts["post_verify" if len(self._pending) else "pre_verify"] += 1
+        chain = DraftTree.chain(self._pending)
+        if self._pending_q is None:
+            return chain
+        proposal = Proposal(self._pending_q, np.arange(len(chain)))
+        return DraftTree(chain.tokens, chain.parents, probs=proposal)
+
+    def overlap(self, state: DecodeState, tree: DraftTree) -> Guess | None:
+        draft, pending = self._draft, self._pending
+        if not self._read:
+            draft.begin(state.tokens, state.seed)
+            self._read = True
+        behind = len(pending)
+        # The last token that may be committed in the pass after this one is no draft's.
+        wanted = min(self._gamma, state.remaining - behind - 1, draft.room(state.length) - behind)
+        if wanted <= 0 or len(tree) < behind:  # cut by the engine, a block would hang in the air
+            self._block, self._block_q = NO_TOKENS, None
+            return None
+        if behind:  # its rows are there, but for the last token's
+            logits = draft.extend(pending[-1:], np.array([behind - 2]), own=True)
+        else:
+            logits = draft.catch_up(state.tokens, own=True)[None]
+        tokens: list[torch.Tensor] = []
+        laws: list[torch.Tensor] = []
+        while True:
+            if self._sampling.greedy:
+                drawn = logits.argmax(-1)
+            else:
+                law = self._sampling.probs(logits)
+                drawn = draft.draw(law)
+                laws.append(draft.to_target_vocab(law))
+            tokens.append(draft.to_target_ids(drawn))
+            if len(tokens) == wanted:
+                break
+            last = np.array([behind + len(tokens) - 2])
+            logits = draft.extend(tokens[-1], last, own=True)
+        self._block = torch.cat(tokens).cpu().numpy()
+        if not laws:
+            return None
+        self._block_q = torch.cat(laws).to(self._device)
+        return Guess(int(self._block[0]), self._block_q[0])
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        if outcome.finished or not len(outcome.committed):
+            return
+        draft, behind, block = self._draft, len(self._pending), self._block
+        stands = len(outcome.path) == behind and len(block) > 0 and block[0] == state.root
+        if not stands:
+            # Without a block the last pending token has not been read.
+            held = behind if len(block) else max(behind - 1, 0)
+            draft.keep_path(np.arange(min(len(outcome.path), held)))
+            self._pending, self._pending_q = NO_TOKENS, None
+            return
+        # Of the block, all but the last token have been read.
+        read = behind + len(block) - 1
+        first = min(behind + 1, read)
+        draft.keep_path(np.arange(first), np.arange(first, read))
+        self._pending = block[1:]
+        self._pending_q = None if self._block_q is None else self._block_q[1:]
+
+    def report(self) -> Mapping[str, Any]:
+        """Counters of the turn: passes with nothing pending (``pre_verify``) and with."""
+        return {**self._draft.report(), "gamma": self._gamma, **self._counts}

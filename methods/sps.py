@@ -1,0 +1,132 @@
+"""Speculative sampling: a small model drafts a chain, the target checks it in one pass.
+
+Papers: "Fast Inference from Transformers via Speculative Decoding", ICML 2023, arXiv 2211.17192,
+    and "Accelerating Large Language Model Decoding with Speculative Sampling", arXiv 2302.01318.
+Reference code studied: smart-lty/ParallelSpeculativeDecoding ``src/engine.py``
+    (``speculative_decoding``); for the schedules, huggingface/transformers
+    ``generation/candidate_generator.py`` (``AssistedCandidateGenerator``).
+Method: the draft model reads what was committed since (one token, or two where all of its draft was
+    accepted), then adds ``gamma`` tokens one by one: its likeliest ones when decoding is greedy,
+    else draws from its own distribution, which the ratio test is given. Lossless either way.
+Where ours differs, and why:
+    - Draft probabilities and the target's get the same temperature and filters, in float32.
+    - Greedy drafting never waits for the device; with ``confidence`` each token has to be looked
+      at on the host before the next one is drafted.
+    - No token beyond the limit is drafted: it could not be committed.
+    - ``schedule=heuristic`` starts anew with the state scope (each case by default), where the
+      library carries it from prompt to prompt; ``max_gamma`` bounds it.
+State kept: the draft length under ``heuristic``; the draft model's cache for a turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbench.drafter import Drafter
+from specbench.errors import unknown_name
+from specbench.structs import DecodeState, DraftContext, DraftTree, Needs, Proposal, StepOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from specbench.draft_model import DraftModel
+
+_SCHEDULES = ("constant", "heuristic")
+
+
+@dataclass(kw_only=True, eq=False)
+class Sps(Drafter):
+    """Chains from a draft model.
+
+    Attributes:
+        gamma: tokens drafted per step.
+        schedule: ``constant``, or ``heuristic``: two more after a draft that was accepted whole,
+            one fewer after any other (transformers' rule).
+        max_gamma: what ``heuristic`` never exceeds.
+        confidence: drafting ends behind a token whose draft probability is below this; 0 never.
+    """
+
+    name: str = "sps"
+    gamma: int = 4
+    schedule: str = "constant"
+    max_gamma: int = 20
+    confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.gamma >= 1, "gamma", "at least 1")
+        self._require(self.max_gamma >= self.gamma, "max_gamma", "at least gamma")
+        self._require(0 <= self.confidence <= 1, "confidence", "from 0 to 1")
+        if self.schedule not in _SCHEDULES:
+            raise unknown_name("method.schedule", self.schedule, _SCHEDULES)
+        self._gamma = self.gamma
+        self._tree = DraftTree.empty()
+
+    @property
+    def needs(self) -> Needs:
+        longest = self.gamma if self.schedule == "constant" else self.max_gamma
+        return Needs(tokens_only=False, draft_model=True, max_nodes=longest)
+
+    def setup(self, context: DraftContext) -> None:
+        self._draft: DraftModel = context.draft_model
+        self._sampling = context.sampling
+        # A draft that is drawn on a GPU stays there; on the CPU an array is what everybody reads.
+        device = torch.device("cpu") if context.target is None else context.target.device
+        self._device: torch.device = device
+
+    def reset(self) -> None:
+        self._gamma = self.gamma
+
+    def begin(self, state: DecodeState) -> None:
+        self._draft.begin(state.tokens, state.seed)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        longest = min(self._gamma, state.remaining - 1, self._draft.room(state.length))
+        self._tree = self._chain(state, longest) if longest > 0 else DraftTree.empty()
+        return self._tree
+
+    def _chain(self, state: DecodeState, longest: int) -> DraftTree:
+        tokens: list[torch.Tensor] = []
+        rows: list[torch.Tensor] = []
+        logits = self._draft.catch_up(state.tokens, own=True)[None]
+        while True:
+            if self._sampling.greedy:
+                drawn = logits.argmax(-1)
+            else:
+                probs = self._sampling.probs(logits)
+                drawn = self._draft.draw(probs)
+                rows.append(self._draft.to_target_vocab(probs))
+            tokens.append(self._draft.to_target_ids(drawn))
+            if len(tokens) == longest:
+                break
+            if self.confidence:
+                # Certainty of a greedy draft is its probability at temperature 1.
+                seen = logits.softmax(-1) if self._sampling.greedy else probs
+                if float(seen[0, drawn]) < self.confidence:
+                    break
+            last = np.array([len(tokens) - 2], dtype=np.int64)
+            logits = self._draft.extend(tokens[-1], last, own=True)
+        drafted = torch.cat(tokens).to(self._device)
+        tree = DraftTree.chain(drafted.numpy() if self._device.type == "cpu" else drafted)
+        if not rows:
+            return tree
+        q = torch.cat(rows).to(self._device)
+        proposal = Proposal(q, np.arange(len(tokens), dtype=np.int64))
+        return DraftTree(tree.tokens, tree.parents, probs=proposal)
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        drafted, accepted = len(outcome.tree), len(outcome.path)
+        if outcome.tree is not self._tree:  # cut by the engine: what is held is read again
+            self._draft.drop_nodes()
+        elif drafted:
+            self._draft.keep_path(outcome.path[: drafted - 1])  # the last token was never fed
+        if self.schedule == "heuristic" and drafted:
+            change = 2 if accepted == drafted else -1
+            self._gamma = min(max(1, self._gamma + change), self.max_gamma)
+
+    def report(self) -> Mapping[str, Any]:
+        return self._draft.report()

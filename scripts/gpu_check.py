@@ -1,0 +1,444 @@
+"""All the evidence that needs a GPU, in one command and nine minutes, without a network.
+
+    python scripts/gpu_check.py --out docs/measurements/NAME      (make gpu-check)
+
+Parts, in order; one that fails, or for which no time is left, is named in the report and the others
+go on:
+
+1. numerics: the tests marked ``gpu`` (exact in float32 and float64, near ties in bfloat16);
+2. bandwidth: copying a large tensor within the device's memory;
+3. decoding: plain decoding by the eager and the graph engine and by transformers' ``generate``,
+   turn about, on the shapes of several models with random weights (the time of a dense model's
+   pass does not depend on them), with the share of the bandwidth that reading the weights once a
+   token takes;
+4. rows: a pass over 1 to 128 rows at several contexts, both engines;
+5. steps: where a step's time goes with Cacheback (96) and Token Recycling (80 nodes);
+6. surfaces: ``runner=cost`` for both engines;
+7. drafters: ``scripts/bench_drafters.py``.
+
+Writes ``gpu_check.json``, ``gpu_check.md`` and ``gpu_check.png``. ``--device cpu --models tiny``
+runs the same code small on any machine; its numbers say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra.utils
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from specbench import environment, roofline
+from specbench.config import compose, with_parts
+from specbench.drafter import Drafter
+from specbench.engine import Engine
+from specbench.graph import GraphTarget
+from specbench.models import shape_model
+from specbench.structs import DraftContext, DraftTree
+from specbench.target import Target
+from specbench.verify import GreedyVerifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ("smollm2_135m", "llama3_1b", "vicuna7b", "vicuna13b")
+TINY = {
+    "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
+CONTEXTS = (128, 512, 1024, 4096)
+PROMPT = 128
+STEP_METHODS = {"cacheback": "total_draft_len=96", "token_recycling": "80-node tree"}
+console = Console()
+
+
+class Check:
+    """The run: what was measured, what was not and why, and how much time is left.
+
+    Args:
+        args: the command line.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.device = torch.device(args.device)
+        self.started = time.monotonic()
+        self.results: dict[str, Any] = {}
+        self.missing: dict[str, str] = {}
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the limit."""
+        return float(self.args.minutes * 60 - (time.monotonic() - self.started))
+
+    def part(self, name: str, work: Callable[[], Any], needs_s: float = 10.0) -> None:
+        """Run a part, unless time is short; its failure does not end the others."""
+        if self.left_s < needs_s:
+            self.missing[name] = f"{self.left_s:.0f} s were left"
+        else:
+            console.print(f"[bold]{name}[/] ({self.left_s:.0f} s left)")
+            try:
+                self.results[name] = work()
+            except Exception as error:
+                traceback.print_exc()
+                self.missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        write(self)
+
+    def seconds(self, work: Callable[[], object], repeats: int = 5) -> float:
+        """Median seconds of ``work``, the device synchronised around each call."""
+        times = []
+        for i in range(repeats + 1):
+            self.wait()
+            start = time.perf_counter()
+            work()
+            self.wait()
+            if i:  # the first one warms up
+                times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    def wait(self) -> None:
+        """Until the device has done all work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def command(self, *command: str, needs_s: float = 30.0) -> str:
+        """The output of a command that ends within the time left.
+
+        Raises:
+            RuntimeError: it did not, or failed.
+        """
+        try:
+            done = subprocess.run(
+                [sys.executable, *command],
+                cwd=ROOT, capture_output=True, text=True, timeout=max(needs_s, self.left_s - 20),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(
+                f"{' '.join(command)}: no end within {error.timeout:.0f} s"
+            ) from None
+        if done.returncode:
+            raise RuntimeError(
+                f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-3000:]}"
+            )
+        return done.stdout
+
+
+def load(check: Check, name: str) -> PreTrainedModel:
+    """The shape of a model of ``conf/model`` with random weights, in bfloat16 on a GPU."""
+    shape = TINY if name == "tiny" else OmegaConf.to_container(
+        compose([f"model={name}", "model.shape=true"]).model.shape_config, resolve=True
+    )  # fmt: skip
+    dtype = torch.bfloat16 if check.device.type == "cuda" else torch.float32
+    model = shape_model(shape, dtype=dtype, device=check.device)  # type: ignore[arg-type]
+    return model.eval().requires_grad_(False)
+
+
+def bandwidth(check: Check) -> dict[str, float]:
+    """GB/s of a copy within the device's memory."""
+    return {"copy_gb_per_s": roofline.copy_bandwidth(check.device) / 1e9}
+
+
+def engines(check: Check, model: PreTrainedModel, **sizes: int) -> dict[str, Target]:
+    """Both engines over one model."""
+    capture = check.device.type == "cuda"
+    return {
+        "eager": Target(model, **sizes),
+        "graph": GraphTarget(model, capture=capture, **sizes),
+    }
+
+
+def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, Any]:
+    """Tokens/s of plain decoding by both engines and by ``generate``, turn about."""
+    model = load(check, name)
+    prompt = np.random.default_rng(0).integers(3, 200, PROMPT)
+    targets = engines(check, model, max_len=PROMPT + tokens, max_nodes=1)
+    ids = torch.from_numpy(prompt)[None].to(check.device)
+
+    def ours(engine: str) -> None:
+        model.set_attn_implementation("specbench")
+        Engine(targets[engine], GreedyVerifier(), eos_ids=frozenset()).decode(
+            prompt, Drafter(name="ar"), max_new_tokens=tokens
+        )
+
+    def theirs() -> None:
+        model.set_attn_implementation("sdpa")
+        with torch.inference_mode():
+            model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens,
+                min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+
+    calls: dict[str, Callable[[], None]] = {
+        "graph": lambda: ours("graph"), "eager": lambda: ours("eager"), "generate": theirs,
+    }  # fmt: skip
+    times: dict[str, list[float]] = {kind: [] for kind in calls}
+    for i in range(repeats + 1):
+        for kind in calls if i % 2 else reversed(calls):
+            check.wait()
+            start = time.perf_counter()
+            calls[kind]()
+            check.wait()
+            if i:
+                times[kind].append(time.perf_counter() - start)
+    rates = {kind: tokens / statistics.median(values) for kind, values in times.items()}
+    copied = check.results.get("bandwidth", {}).get("copy_gb_per_s")
+    size = roofline.streamed_bytes(model)
+    return {
+        "tokens": tokens,
+        "prompt": PROMPT,
+        "weight_bytes": size,
+        "tokens_per_s": rates,
+        "graph_over_generate": rates["graph"] / rates["generate"],
+        "eager_over_generate": rates["eager"] / rates["generate"],
+        "bandwidth_share": {
+            kind: size * rate / 1e9 / copied if copied else None for kind, rate in rates.items()
+        },
+        "passes": targets["graph"].describe(),
+    }
+
+
+def pass_by_rows(check: Check, name: str, contexts: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Milliseconds of a pass, its verdict and the cache's work, by rows, context and engine."""
+    model = load(check, name)
+    found = []
+    targets = engines(check, model, max_len=max(contexts) + 8, max_nodes=max(ROWS) - 1)
+    verifier = GreedyVerifier()
+    random = np.random.default_rng(0)
+    for context in contexts:
+        for kind, target in targets.items():
+            target.prefill(random.integers(3, 200, context))
+            length = target.cache.length
+            for rows in ROWS:
+                parents = np.array([random.integers(max(-1, i - 8), i) for i in range(rows - 1)])
+                tree = DraftTree(random.integers(3, 200, rows - 1), parents.astype(np.int64))
+
+                def step(target: Target = target, tree: DraftTree = tree, n: int = length) -> None:
+                    verdict, _ = verifier.verify(tree, target.forward(7, tree))
+                    target.keep(tree, verdict.path)
+                    target.cache.truncate(n)
+
+                found.append(
+                    {
+                        "engine": kind,
+                        "context": context,
+                        "rows": rows,
+                        "ms": 1e3 * check.seconds(step, 7),
+                    }
+                )
+    return found
+
+
+def steps(check: Check, name: str) -> dict[str, Any]:
+    """Phase shares of a step of two methods that fill their trees."""
+    model = load(check, name)
+    vocabulary = int(model.get_output_embeddings().weight.shape[0])
+    target = engines(check, model, max_len=600, max_nodes=100)["graph"]
+    random = np.random.default_rng(0)
+    phrases = [random.integers(3, 200, 6) for _ in range(12)]  # recurring, so that there are drafts
+    prompt = np.concatenate([phrases[i] for i in random.integers(0, 12, 40)])
+    found = {}
+    for method, setting in STEP_METHODS.items():
+        knobs: Any = OmegaConf.to_container(compose([f"method={method}", "pair=none"]).method)
+        knobs.pop("label", None)
+        if method == "cacheback":
+            knobs["table"] = "dynamic"
+        drafter: Drafter = hydra.utils.instantiate(with_parts(knobs), _convert_="all")
+        drafter.setup(
+            DraftContext(
+                vocab_size=vocabulary, eos_ids=frozenset(), max_len=target.cache.max_len,
+                target=target,
+            )
+        )  # fmt: skip
+        engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), phases=True)
+        for _ in range(2):  # the second one counts
+            drafter.reset()
+            result = engine.decode(prompt, drafter, max_new_tokens=96)
+        phases = result.phase_s or {}
+        inside = sum(s for phase, s in phases.items() if phase not in ("prefill", "setup"))
+        found[method] = {
+            "setting": setting,
+            "steps": result.n_target_passes,
+            "nodes_per_step": result.n_drafted / max(1, result.n_target_passes),
+            "shares": {phase: s / inside for phase, s in phases.items() if phase != "prefill"},
+            "outside_the_pass": 1 - phases.get("verify", 0.0) / inside,
+        }
+        drafter.close()
+    return found
+
+
+def numerics(check: Check) -> dict[str, Any]:
+    """The tests marked gpu."""
+    out = check.command("-m", "pytest", "-q", "-m", "gpu", "tests", "-p", "no:cacheprovider")
+    return {"pytest": out.strip().splitlines()[-1]}
+
+
+def surface(check: Check, name: str, engine: str) -> str:
+    """A cost surface beside the report, for replay."""
+    folder = check.args.out / f"surface-{name}-{engine}"
+    check.command(
+        "run.py", "runner=cost", f"model={name}", "model.shape=true", "model.dtype=bfloat16",
+        f"engine={engine}", "runner.contexts=[128,512,1024,4096]", "runner.batch_k=[]",
+        f"output_dir={folder}",
+    )  # fmt: skip
+    return str(folder.name)
+
+
+def drafters(check: Check) -> Any:
+    """Drafting time per step of every method."""
+    path = check.args.out / "drafters.json"
+    check.command("scripts/bench_drafters.py", "--out", str(path))
+    return path.name
+
+
+def write(check: Check) -> None:
+    """The report so far, as JSON, Markdown and a picture."""
+    out: Path = check.args.out
+    out.mkdir(parents=True, exist_ok=True)
+    data = {
+        "command": " ".join(sys.argv), "date": time.strftime("%Y-%m-%d"),
+        "environment": environment.describe(), "results": check.results, "missing": check.missing,
+    }  # fmt: skip
+    (out / "gpu_check.json").write_text(json.dumps(data, indent=1, default=str))
+    (out / "gpu_check.md").write_text(report(check))
+    if any(name.startswith("rows") for name in check.results):
+        picture(check, out / "gpu_check.png")
+
+
+def report(check: Check) -> str:
+    """The figures as Markdown, each beside what is wanted of it."""
+    device = (
+        torch.cuda.get_device_name(check.device) if check.device.type == "cuda" else "CPU (a trial)"
+    )
+    lines = [f"# GPU check: {device}", "", f"**Command:** `{' '.join(sys.argv)}`", "",
+             f"**Date:** {time.strftime('%Y-%m-%d')}", ""]  # fmt: skip
+    if "numerics" in check.results:
+        lines += [f"Numerics: {check.results['numerics']['pytest']}", ""]
+    if "bandwidth" in check.results:
+        lines += [f"Copy bandwidth: {check.results['bandwidth']['copy_gb_per_s']:.0f} GB/s", ""]
+    rows = [(n, r) for n, r in check.results.items() if n.startswith("decoding")]
+    if rows:
+        lines += ["| model | graph tokens/s | eager | generate | graph / generate (wanted ≥ 3) "
+                  "| graph's share of bandwidth (wanted ≥ 70 %) |", "|---" * 6 + "|"]  # fmt: skip
+        for name, r in rows:
+            rate, share = r["tokens_per_s"], r["bandwidth_share"]["graph"]
+            lines.append(
+                f"| {name.split()[1]} | {rate['graph']:.1f} | {rate['eager']:.1f} "
+                f"| {rate['generate']:.1f} | {r['graph_over_generate']:.2f} "
+                f"| {'–' if share is None else f'{share:.0%}'} |"
+            )
+        lines.append("")
+    for name, points in check.results.items():
+        if name.startswith("rows"):
+            lines += _rows_table(name.split()[1], points)
+    for method, r in check.results.get("steps", {}).items():
+        lines.append(
+            f"- {method} ({r['setting']}): {r['outside_the_pass']:.1%} of a step outside the "
+            "target pass (wanted ≤ 8 %)"
+        )
+    lines += ["", *(f"- not measured: {name}: {why}" for name, why in check.missing.items())]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _rows_table(model: str, points: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        f"A step without drafting, {model}, ms (ratio to 1 row; wanted at 64 rows ≤ 1.25):",
+        "",
+    ]
+    kinds = sorted({(p["engine"], p["context"]) for p in points})
+    by = {(p["engine"], p["context"], p["rows"]): p["ms"] for p in points}
+    lines += ["| rows | " + " | ".join(f"{e} {c}" for e, c in kinds) + " |"]
+    lines += ["|---" * (len(kinds) + 1) + "|"]
+    for rows in ROWS:
+        cells = [f"{by[e, c, rows]:.2f} ({by[e, c, rows] / by[e, c, 1]:.2f})" for e, c in kinds]
+        lines.append(f"| {rows} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def picture(check: Check, path: Path) -> None:
+    """Time of a pass over rows, a line an engine and context, a panel a model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    models = [name for name in check.results if name.startswith("rows")]
+    figure, axes = plt.subplots(1, len(models), figsize=(5 * len(models), 4), squeeze=False)
+    for axis, name in zip(axes[0], models, strict=True):
+        points = check.results[name]
+        for engine, style in (("eager", "--"), ("graph", "-")):
+            for i, context in enumerate(sorted({p["context"] for p in points})):
+                chosen = [p for p in points if (p["engine"], p["context"]) == (engine, context)]
+                axis.plot(
+                    [p["rows"] for p in chosen], [p["ms"] for p in chosen],
+                    style, color=f"C{i}", marker=".", label=f"{engine}, context {context}",
+                )  # fmt: skip
+        axis.set(title=name.split()[1], xlabel="rows of the pass", ylabel="ms", xscale="log")
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; 0 where all parts ran, else 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--models", default=",".join(MODELS), help="names of conf/model, or tiny")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens of a decoding")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
+    parser.add_argument("--only", help="parts by their first word, e.g. bandwidth,decoding")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the report")
+    args = parser.parse_args(argv)
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(
+            "no CUDA device is visible to torch; for a trial type --device cpu --models tiny"
+        )
+    check = Check(args)
+    contexts = tuple(int(c) for c in args.contexts.split(","))
+    models = args.models.split(",")
+    largest_rows = [m for m in models if m in ("tiny", "smollm2_135m", "vicuna7b")]
+    stepped = "vicuna7b" if "vicuna7b" in models else models[-1]
+    parts: list[tuple[str, Callable[[], Any], float]] = [
+        ("bandwidth", lambda: bandwidth(check), 5),
+        *((f"decoding {m}", lambda m=m: decoding(check, m, args.tokens, args.repeats), 30)
+          for m in models),
+        *((f"rows {m}", lambda m=m: pass_by_rows(check, m, contexts), 40) for m in largest_rows),
+        ("steps", lambda: steps(check, stepped), 30),
+        ("numerics", lambda: numerics(check), 60),
+        *((f"surface {m} {e}", lambda m=m, e=e: surface(check, m, e), 60)
+          for m in models if m == "vicuna7b" for e in ("graph", "eager")),
+        ("drafters", lambda: drafters(check), 60),
+    ]  # fmt: skip
+    wanted = args.only.split(",") if args.only else None
+    for name, work, needs_s in parts:
+        if wanted is None or name.split()[0] in wanted:
+            check.part(name, work, needs_s)
+    write(check)
+    console.print(f"written to {args.out}/ (gpu_check.md, gpu_check.json)")
+    return 1 if check.missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The draft model of a run's ``pair`` group: found, checked against the target, placed, loaded."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbench import models
+from specbench.draft_model import DraftModel
+from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from specbench.structs import IntArray
+
+log = logging.getLogger(__name__)
+
+# In the folder of a draft with a reduced vocabulary: its key ``ids`` holds, for every id of the
+# draft, the target's id; -1 marks the row that stands for all the others (read, never proposed).
+ID_MAP_FILE = "id_map.safetensors"
+# In the config.json of a draft whose folder has no tokenizer: the hash of the target's.
+TOKENIZER_KEY = "tokenizer_hash"
+
+
+def load_draft_model(
+    draft: Mapping[str, Any],
+    model: Mapping[str, Any],
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_len: int,
+    max_nodes: int,
+    packed_bytes: int = 0,
+) -> tuple[DraftModel, dict[str, Any]]:
+    """Load the draft model of a run's ``pair`` group.
+
+    Args:
+        draft: the ``pair.draft`` node.
+        model: the ``model`` node of the target.
+        target: the target, loaded.
+        tokenizer: the target's.
+        max_len: longest text.
+        max_nodes: nodes of the largest draft tree that is held at once.
+        packed_bytes: memory for packed CPU linears.
+
+    Returns:
+        The draft model, and what the manifest says about it.
+
+    Raises:
+        NeedsNotMet: its tokenizer is not the target's; names the first differing token.
+        WeightsNotFound: its weights are not to be had.
+        ConfigurationError: no such device, or a damaged ``id_map``.
+    """
+    node = models.draft_node(draft, model)
+    assert node is not None, "a method that needs a draft model was let in without one"
+    device, devices_asked = _placed(str(node["device"]), draft.get("device"), target.device)
+    node["device"] = str(device)
+    id_map: IntArray | None = None
+    if node["shape"]:
+        network = _random_network(draft["random"], node, target.vocab_size, device)
+        described = {"id": "random", "revision": None, "weights_hash": None}
+        context_length = None
+    else:
+        check_same_tokenizer(node, tokenizer)
+        loaded = models.load_model(node, tokenizer)
+        network, context_length = loaded.model, loaded.context_length
+        described = {
+            "id": loaded.id,
+            "revision": loaded.revision,
+            "weights_hash": loaded.weights_hash,
+        }
+        id_map = read_id_map(Path(node["id"]))
+    own = Target(
+        network,
+        max_len=max_len + max_nodes,
+        max_nodes=1,
+        packed_bytes=packed_bytes,
+        cache_dir=Path(str(model["cache_dir"])),
+    )
+    drafter = DraftModel(
+        own,
+        target_vocab=target.vocab_size,
+        id_map=id_map,
+        max_nodes=max_nodes,
+        context_length=context_length,
+        devices_asked=devices_asked,
+        devices=len({device, target.device}),
+    )
+    return drafter, described | {
+        "dtype": str(own.dtype).removeprefix("torch."),
+        "device": str(device),
+        "parameters": drafter.n_parameters,
+        "vocab_size": drafter.vocab_size,
+        "packed": drafter.packing,
+    }
+
+
+def _placed(name: str, asked: str | None, target_device: torch.device) -> tuple[torch.device, int]:
+    """The draft's device, and how many devices were asked for.
+
+    A device that this machine lacks is no reason to stop: the draft then shares the target's, and
+    every record says that one device did what two were asked for.
+    """
+    if asked is None:
+        return target_device, 1
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"pair.draft.device={name!r} is no device: type e.g. pair.draft.device=cuda:1, or null "
+            "for the target's."
+        ) from error
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda:0")
+    wanted = 1 if device == target_device else 2
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        log.warning(
+            "pair.draft.device=%s is not there: the draft model shares %s with the target",
+            name,
+            target_device,
+        )
+        device = target_device
+    return device, wanted
+
+
+def _random_network(
+    random: Mapping[str, Any], node: Mapping[str, Any], vocab_size: int, device: torch.device
+) -> PreTrainedModel:
+    shape = {
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": random["hidden"],
+        "intermediate_size": random["intermediate"] or 2 * random["hidden"],
+        "num_hidden_layers": random["layers"],
+        "num_attention_heads": random["heads"],
+        "num_key_value_heads": random["heads"],
+        "tie_word_embeddings": True,
+    }
+    network = models.shape_model(
+        shape, dtype=getattr(torch, str(node["dtype"])), device=device, seed=int(random["seed"])
+    )
+    network.eval().requires_grad_(False)
+    return network
+
+
+def read_id_map(folder: Path) -> IntArray | None:
+    """``[draft vocab]`` of a folder with a reduced vocabulary; None for any other."""
+    if not (folder / ID_MAP_FILE).is_file():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        ids: IntArray = load_file(folder / ID_MAP_FILE)["ids"].astype(np.int64)
+    except (SafetensorError, KeyError, OSError) as error:
+        raise ConfigurationError(f"{folder / ID_MAP_FILE} is damaged: {error!r}") from error
+    return ids
+
+
+def check_same_tokenizer(node: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a draft whose ids mean other tokens than the target's.
+
+    Ids that only one of the two has (padding, added tokens) do no harm. A folder without a
+    tokenizer names the one it was made for, by its hash, in its config.json.
+
+    Raises:
+        NeedsNotMet: with the first token that differs.
+    """
+    folder = Path(str(node["id"]))
+    remedy = f"Choose a draft of the same family, or type {node['remedy']}."
+    if folder.is_dir() and not any(folder.glob("tokenizer*")):
+        made_for = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if made_for.get(TOKENIZER_KEY) == models.tokenizer_hash(tokenizer):
+            return
+        raise NeedsNotMet(
+            f"{node['key']}={folder} has no tokenizer, and {TOKENIZER_KEY} in its config.json is "
+            f"not that of the target's ({models.tokenizer_hash(tokenizer)}). {remedy}"
+        )
+    ours = {i: token for token, i in tokenizer.get_vocab().items()}
+    theirs = {i: token for token, i in models.load_tokenizer(node).get_vocab().items()}
+    for i in sorted(ours.keys() & theirs.keys()):
+        if ours[i] != theirs[i]:
+            raise NeedsNotMet(
+                f"{node['key']}={node['id']} has another tokenizer than the target: id {i} is "
+                f"{theirs[i]!r} there and {ours[i]!r} here. {remedy}"
+            )

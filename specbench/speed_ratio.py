@@ -1,0 +1,71 @@
+"""How many draft passes fit into one target pass: the r of CARD, the gamma of PEARL."""
+
+from __future__ import annotations
+
+import math
+import time
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specbench.structs import DraftTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from specbench.draft_model import DraftModel
+    from specbench.target import Target
+
+_TEXT = 64  # tokens that both have read
+_ROUNDS = 5
+
+
+def passes_per_target_pass(
+    target: Target, draft: DraftModel, *, target_rows: int, draft_rows: int
+) -> int:
+    """``ceil(t_target / t_draft)``, each the median of a few passes over a short text.
+
+    Both caches are left empty.
+
+    Args:
+        target: the target.
+        draft: the draft model.
+        target_rows: rows of a target pass, the root included.
+        draft_rows: nodes of a draft pass.
+
+    Returns:
+        At least 1.
+    """
+    text = np.zeros(_TEXT, dtype=np.int64)
+    chain = DraftTree.chain(text[: target_rows - 1])
+    nodes, parents = np.zeros(draft_rows, dtype=np.int64), np.full(draft_rows, -1)
+    target.prefill(text)
+    draft.begin(text)
+
+    def draft_pass() -> None:
+        draft.extend(nodes, parents)
+        draft.drop_nodes()
+
+    target_s = _seconds(lambda: target.forward(0, chain), target.device)
+    draft_s = _seconds(draft_pass, draft.device)
+    target.cache.reset()
+    draft.begin(text[:1])
+    return max(math.ceil(target_s / draft_s), 1)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(1 + _ROUNDS):  # the first one warms up
+        _synchronize(device)
+        start = time.perf_counter()
+        run()
+        _synchronize(device)
+        times.append(time.perf_counter() - start)
+    return median(times[1:])
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,334 @@
+"""Passes of fixed shape give what exact passes give; what a CUDA graph needs of them holds.
+
+Capture itself needs a GPU (the last test); everything else runs the captured code uncaptured.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from methods.random_drafts import RandomDrafts
+from runners.stage import make_target
+from specbench.attention import AttentionPlan, folded_heads
+from specbench.cache import KVCache
+from specbench.config import compose
+from specbench.drafter import Drafter
+from specbench.engine import Engine
+from specbench.errors import CaseFailed
+from specbench.graph import ROW_BUCKETS, GraphTarget, StaticPass, key_bucket, no_graphs, row_bucket
+from specbench.structs import DraftContext, DraftTree
+from specbench.target import Target
+from specbench.tree import longest_match
+from specbench.verify import GreedyVerifier
+from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
+from tests.numerics.test_target import trees
+
+TOLERANCE = 1e-10
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """An exact and a padded target over the same weights, by architecture."""
+    made: dict[str, tuple[Target, GraphTarget]] = {}
+
+    def make(architecture: str) -> tuple[Target, GraphTarget]:
+        if architecture not in made:
+            sizes = {"max_len": 600, "max_nodes": 40}
+            made[architecture] = (
+                Target(tiny_model(architecture), **sizes),
+                GraphTarget(tiny_model(architecture), capture=False, **sizes),
+            )
+        return made[architecture]
+
+    return make
+
+
+def test_buckets():
+    assert [row_bucket(n) for n in (1, 2, 3, 17, 33, 65, 97, 128, 129)] == [
+        1, 2, 4, 32, 48, 80, 128, 128, None,
+    ]  # fmt: skip
+    assert [key_bucket(n, 1536) for n in (1, 256, 257, 1024, 1025)] == [256, 256, 512, 1024, 1536]
+    assert list(ROW_BUCKETS) == sorted(ROW_BUCKETS)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(tree=trees(), n_prompt=st.sampled_from([1, 9, 30, 250, 256, 257]), seed=st.integers(0, 99))
+def test_padding_changes_no_logit(architecture, tree, n_prompt, seed, pairs):
+    exact, padded = pairs(architecture)
+    prompt = np.random.default_rng(seed).integers(0, VOCAB, n_prompt + 1)
+    for target in (exact, padded):
+        target.prefill(prompt[:-1])
+    wanted = exact.forward(int(prompt[-1]), tree)
+    got = padded.forward(int(prompt[-1]), tree)
+    assert got.logits.shape == wanted.logits.shape
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+    verdict, choices = GreedyVerifier().verify(tree, wanted)
+    path, own_choices = got.verified
+    assert path.tolist() == verdict.path.tolist()
+    assert own_choices.tolist() == choices.tolist()
+    # The pass moved the accepted rows itself: the caches agree on all that is committed.
+    for target in (exact, padded):
+        target.keep(tree, verdict.path)
+    end = exact.cache.length
+    assert padded.cache.length == end
+    torch.testing.assert_close(
+        padded.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(tree=trees(20), data=st.data())
+def test_acceptance_on_the_device_is_the_walk(tree, data):
+    """Few distinct tokens: deep acceptance, repeated siblings and ties of depth all occur."""
+    n = len(tree)
+    tokens = tree.tokens % 2
+    choices = np.array(data.draw(st.lists(st.integers(0, 1), min_size=n + 1, max_size=n + 1)))
+    aux = np.zeros(n, dtype=np.bool_)
+    for i in range(n):
+        parent = tree.parents[i]
+        aux[i] = data.draw(st.booleans()) or (parent >= 0 and aux[parent])
+    path = np.empty(n, dtype=np.int64)
+    count = longest_match(tokens, tree.parents, aux, choices, path)
+
+    step = StaticPass.__new__(StaticPass)
+    step.rows = rows = 24
+    step._row_numbers = torch.arange(rows)
+    parent_rows = torch.zeros(rows, dtype=torch.long)
+    parent_rows[1 : n + 1] = torch.from_numpy(tree.parents) + 1
+    depths = torch.zeros(rows, dtype=torch.long)
+    visible = torch.eye(rows, dtype=torch.bool)
+    for i in range(1, n + 1):
+        depths[i] = depths[parent_rows[i]] + 1
+        visible[i] |= visible[parent_rows[i]]
+    step.visible = visible
+    candidates = torch.zeros(rows, dtype=torch.bool)
+    candidates[1 : n + 1] = torch.from_numpy(~aux)
+    padded = torch.zeros(rows, dtype=torch.long)
+    padded[1 : n + 1] = torch.from_numpy(tokens)
+    chosen = torch.zeros(rows, dtype=torch.long)
+    chosen[: n + 1] = torch.from_numpy(choices)
+    got, got_count = step._accept(padded, parent_rows, depths, candidates, chosen)
+    assert int(got_count) == count + 1
+    assert got[1 : count + 1].tolist() == (path[:count] + 1).tolist()
+    assert got[count + 1 :].tolist() == list(range(count + 1, rows))
+
+
+def _context(target: Target) -> DraftContext:
+    return DraftContext(vocab_size=VOCAB, eos_ids=frozenset({2}), max_len=512, target=target)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("commits", [True, False])
+def test_decoding_is_that_of_plain_decoding(architecture, commits, rng):
+    plain = Target(tiny_model(architecture), max_len=200, max_nodes=40)
+    fixed = GraphTarget(
+        tiny_model(architecture), capture=False, commits=commits, max_len=200, max_nodes=40
+    )
+    eos = frozenset({2})
+    drafter = RandomDrafts(name="random_drafts", n_nodes=20)
+    drafter.setup(_context(fixed))
+    for length in (1, 60):
+        prompt = rng.integers(3, VOCAB, length)
+        wanted = Engine(plain, GreedyVerifier(), eos_ids=eos).decode(
+            prompt, Drafter(name="plain"), max_new_tokens=24
+        )
+        drafter.reset()
+        got = Engine(fixed, GreedyVerifier(), eos_ids=eos).decode(
+            prompt, drafter, max_new_tokens=24
+        )
+        assert got.output_ids == wanted.output_ids
+
+
+def test_rows_of_a_batch_layout(pairs, rng):
+    sizes = {"max_len": 200, "max_nodes": 40, "batch": 5}
+    exact = Target(tiny_model("llama"), **sizes)
+    fixed = GraphTarget(tiny_model("llama"), capture=False, **sizes)
+    text = rng.integers(0, VOCAB, 11)
+    for target in (exact, fixed):
+        target.prefill(text)
+    for k, w in ((5, 3), (2, 1), (4, 6)):
+        parents = np.concatenate([np.arange(-1, w - 1) + i * w for i in range(k)])
+        parents[::w] = -1
+        tree = DraftTree(rng.integers(0, VOCAB, k * w), parents, rows=(k, w))
+        wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
+        torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+        path = np.arange(w, 2 * w, dtype=np.int64)
+        exact.keep(tree, path)
+        fixed.keep(tree, path)
+
+
+_SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "nonzero")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_device_part_never_asks_the_host(architecture, monkeypatch, pairs, rng):
+    """A copy to the host within a captured pass is an error; outside it would be a wait."""
+    _, padded = pairs(architecture)
+    padded.prefill(rng.integers(0, VOCAB, 30))
+    tree = DraftTree.chain(rng.integers(0, VOCAB, 5))
+    padded.forward(3, tree)
+    step = padded._pass(8, 256)
+    calls: list[str] = []
+    for name in _SYNCS:
+        real = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda *a, n=name, f=real, **k: (calls.append(n), f(*a, **k))[1]
+        )
+    with torch.inference_mode():
+        step.device_part()
+    assert calls == []
+    bool(torch.ones(1))
+    assert calls == ["__bool__"]  # the counter counts
+
+
+def test_a_step_copies_once_to_the_host(monkeypatch, pairs, rng):
+    _, padded = pairs("llama")
+    padded.prefill(rng.integers(0, VOCAB, 30))
+    reads: list[int] = []
+    real = StaticPass.read
+    monkeypatch.setattr(StaticPass, "read", lambda step: (reads.append(1), real(step))[1])
+    calls: list[str] = []
+    for name in ("item", "tolist", "cpu", "nonzero"):
+        f = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda *a, n=name, f=f, **k: (calls.append(n), f(*a, **k))[1]
+        )
+    tree = DraftTree.chain(rng.integers(0, VOCAB, 5))
+    verdict, _ = GreedyVerifier().verify(tree, padded.forward(3, tree))
+    padded.keep(tree, verdict.path)
+    assert reads == [1]
+    assert calls == []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_device_part_is_one_graph(architecture, pairs, rng):
+    """``fullgraph`` refuses whatever a trace cannot hold: host reads, data-dependent branches."""
+    _, padded = pairs(architecture)
+    padded.prefill(rng.integers(0, VOCAB, 30))
+    padded.forward(3, DraftTree.chain(rng.integers(0, VOCAB, 5)))
+    step = padded._pass(8, 256)
+    torch.compiler.reset()
+    with torch.inference_mode():
+        logits, outcome = step.device_part()
+        traced = torch.compile(step.device_part, fullgraph=True, backend="eager")
+        again, same = traced()
+    torch.testing.assert_close(again, logits, atol=TOLERANCE, rtol=0)
+    assert torch.equal(outcome, same)
+
+
+def test_ids_outside_the_vocabulary_are_refused(pairs):
+    _, padded = pairs("llama")
+    padded.prefill(np.arange(4))
+    for tokens in (np.array([VOCAB]), torch.tensor([VOCAB]), torch.tensor([-1])):
+        with pytest.raises(CaseFailed, match="outside the vocabulary"):
+            padded.forward(3, DraftTree(tokens, np.array([-1])))
+
+
+def test_a_pass_that_left_nan_behind_hurts_no_later_one(pairs, rng):
+    exact, padded = pairs("llama")
+    padded.cache.storage[..., 40:, :] = torch.nan
+    padded.cache.clear()
+    prompt = rng.integers(0, VOCAB, 20)
+    for target in (exact, padded):
+        target.prefill(prompt)
+    tree = DraftTree.chain(rng.integers(0, VOCAB, 3))
+    torch.testing.assert_close(
+        padded.forward(3, tree).logits, exact.forward(3, tree).logits, atol=TOLERANCE, rtol=0
+    )
+
+
+def test_what_has_no_bucket_runs_eagerly_and_says_so(rng):
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=150)
+    exact = Target(tiny_model("llama"), max_len=100, max_nodes=150)
+    for each in (target, exact):
+        each.prefill(np.arange(5))
+    tree = DraftTree(rng.integers(0, VOCAB, 140), np.full(140, -1))
+    assert torch.equal(target.forward(3, tree).logits, exact.forward(3, tree).logits)
+    assert "more than 128 rows" in target.describe()["eager"]["141 rows"]
+
+
+def test_a_failed_capture_falls_back_with_the_reason(monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=10)
+    target._capture = True
+    monkeypatch.setattr(StaticPass, "capture", fail)
+    target.prefill(np.arange(5))
+    tree = DraftTree.chain(np.arange(3))
+    exact = Target(tiny_model("llama"), max_len=100, max_nodes=10)
+    exact.prefill(np.arange(5))
+    assert torch.equal(target.forward(3, tree).logits, exact.forward(3, tree).logits)
+    assert target.describe() == {
+        "engine": "graph",
+        "graphs": [],
+        "eager": {"1 x 4 rows, 256 keys": "operation not permitted when stream is capturing"},
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_queries_folded_into_rows_see_the_same(rows):
+    """What attention does on CUDA instead of grouped heads, where a mask is given."""
+    torch.manual_seed(0)
+    query = torch.randn(2, 6, rows, 4, dtype=torch.float64)
+    key, value = (torch.randn(2, 3, 9, 4, dtype=torch.float64) for _ in range(2))
+    mask = torch.where(torch.rand(1, 1, rows, 9) < 0.5, 0.0, -1e30).double()
+    mask[..., 0] = 0.0
+    attend = torch.nn.functional.scaled_dot_product_attention
+    wanted = attend(query, key, value, attn_mask=mask, enable_gqa=True)
+    plan = AttentionPlan(mask=mask)
+    got = attend(*folded_heads(query, key), value, attn_mask=plan.fold(mask, 2))
+    torch.testing.assert_close(got.view(query.shape), wanted, atol=TOLERANCE, rtol=0)
+    assert plan.fold(mask, 2) is plan.fold(mask, 2)
+
+
+def test_an_engine_that_is_not_to_be_had_falls_back_and_says_why():
+    config = compose(["engine=graph"])
+    target = make_target(tiny_model("llama"), config, max_len=64, max_nodes=8)
+    assert type(target) is Target
+    assert "CUDA" in target.describe()["reason"]
+    assert make_target(tiny_model("llama"), compose([]), max_len=64, max_nodes=8).describe() == {
+        "engine": "eager"
+    }
+
+
+def test_a_model_over_two_devices_has_no_graph():
+    model = tiny_model("llama")
+    model.hf_device_map = {"model.embed_tokens": 0, "lm_head": 1}
+    assert "2 devices" in (no_graphs(model) or "")
+
+
+def test_the_cache_moves_rows():
+    cache = KVCache(
+        [torch.device("cpu")], batch=1, kv_heads=1, max_len=8, head_dim=1, dtype=torch.float64
+    )
+    cache.storage[:] = torch.arange(8.0).view(8, 1)
+    cache.move(torch.tensor([2, 3, 4]), torch.tensor([2, 5, 4]))
+    assert cache.storage[0, 0, 0, :, 0].tolist() == [0, 1, 2, 5, 4, 5, 6, 7]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_captured_passes_give_the_same_tokens(architecture, rng):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    sizes = {"max_len": 200, "max_nodes": 40}
+    plain = Target(tiny_model(architecture).cuda(), **sizes)
+    fixed = GraphTarget(tiny_model(architecture).cuda(), **sizes)
+    drafter = RandomDrafts(name="random_drafts", n_nodes=20)
+    drafter.setup(_context(fixed))
+    prompt = rng.integers(3, VOCAB, 30)
+    eos = frozenset({2})
+    wanted = Engine(plain, GreedyVerifier(), eos_ids=eos).decode(
+        prompt, Drafter(name="plain"), max_new_tokens=60
+    )
+    got = Engine(fixed, GreedyVerifier(), eos_ids=eos).decode(prompt, drafter, max_new_tokens=60)
+    assert got.output_ids == wanted.output_ids
+    assert fixed.describe()["graphs"]

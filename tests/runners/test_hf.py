@@ -1,0 +1,116 @@
+"""runner=hf: transformers' own loops beside ours, by the same rules and into the same files."""
+
+import pytest
+
+from runners import dispatch
+from runners.dispatch import Invocation
+from specbench import config, durable, records
+from specbench.errors import ConfigurationError, NeedsNotMet
+
+
+@pytest.fixture
+def execute(small, tmp_path):
+    def run(*overrides):
+        cfg = config.compose([*small, "runner=hf", f"output_dir={tmp_path}/run", *overrides])
+        return dispatch.execute(cfg, Invocation(tuple(overrides)), lambda work, job: work(job))
+
+    yield run
+    import gc
+
+    gc.unfreeze()
+
+
+def done(tmp_path):
+    return records.read_records(tmp_path / "run")[0]
+
+
+def test_the_peers_run_beside_the_method_and_are_audited(execute, tmp_path):
+    chosen = ("pair=random_draft", "dataset.limit=3", "generation.max_new_tokens=24")
+    assert execute(*chosen) == 0
+    found = done(tmp_path)
+    labels = ["ar", "pld", "hf_generate", "hf_assisted", "hf_prompt_lookup"]
+    assert sorted({r.label for r in found}) == sorted(labels)
+    assert {r.status for r in found} == {"ok"}
+    assert {r.lossless.verdict for r in found} == {"equal"}
+    plain = {(r.case_id, r.turn): r for r in found if r.label == "ar"}
+    for record in found:
+        beside = plain[record.case_id, record.turn]
+        assert record.output_ids == beside.output_ids
+        assert record.finish_reason == beside.finish_reason
+        assert sum(record.accepted_per_step) == record.n_new - 1
+        if record.label == "hf_generate":
+            assert record.method == "hf:generate"
+            assert list(record.accepted_per_step) == [1] * (record.n_new - 1)
+            assert record.n_drafted == 0
+        if record.label.startswith("hf_"):
+            assert 0 < record.prefill_s < record.wall_s
+            assert 0 < record.drafter_setup_s < record.decode_s
+    assisted = [r for r in found if r.label == "hf_assisted"]
+    assert all(r.drafter["draft_forwards"] > 0 for r in assisted)
+    assert sum(r.n_drafted for r in assisted) > 0
+    lookup = [r for r in found if r.label == "hf_prompt_lookup"]
+    assert sum(r.n_target_passes for r in lookup) < sum(r.n_new - 1 for r in lookup)
+    rows = durable.read_json(tmp_path / "run" / records.SUMMARY)["rows"]
+    assert all(row["speedup"] is not None for row in rows if row["task"] == "overall")
+    assert execute(*chosen) == 0  # nothing is left
+
+
+def test_without_a_draft_model_assisted_generation_is_left_out_and_says_why(
+    execute, tmp_path, caplog
+):
+    assert execute("pair=none", "dataset.limit=1", "method=ar") == 0
+    assert {r.label for r in done(tmp_path)} == {"ar", "hf_generate", "hf_prompt_lookup"}
+    assert "hf_assisted is left out: no draft model is named" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["pair=none", "runner.hf.loops=[assisted]"], "pair=random_draft"),
+        (["runner.hf.loops=[assistd]"], "Did you mean 'assisted'"),
+        (["runner.hf.schedule=heuristc"], "Did you mean 'heuristic'"),
+        (["runner.hf.num_assistant_tokens=0"], "runner.hf.num_assistant_tokens=0"),
+        (["generation.temperature=1"], "generation.temperature=0"),
+        (["compare=[{method: pld, label: hf_generate}]"], "'hf_generate' is taken"),
+    ],
+)
+def test_bad_input_is_refused(execute, tmp_path, overrides, said):
+    with pytest.raises(ConfigurationError) as refusal:
+        execute(*overrides)
+    assert said in str(refusal.value)
+    assert not (tmp_path / "run" / records.CASES).exists()
+
+
+def test_the_heuristic_schedule_starts_afresh_in_every_turn(execute, tmp_path, monkeypatch):
+    """It writes its last value into the assistant's configuration, where the next turn reads it."""
+    starts = []
+    from runners.hf_stage import PeerStage
+
+    options = PeerStage._options
+
+    def noted(stage, loop):
+        chosen = options(stage, loop)
+        if loop == "assisted":
+            own = chosen["assistant_model"].generation_config
+            starts.append(own.num_assistant_tokens)
+        return chosen
+
+    monkeypatch.setattr(PeerStage, "_options", noted)
+    knobs = ["method=ar", "runner.hf.loops=[assisted]", "runner.hf.schedule=heuristic"]
+    assert execute("pair=random_draft", "runner.hf.num_assistant_tokens=3", *knobs) == 0
+    assert len(starts) > 5 and set(starts) == {3}
+    drafted = durable.read_json(tmp_path / "run" / records.MANIFEST)["config"]["runner"]["hf"]
+    assert drafted["schedule"] == "heuristic"
+
+
+def test_a_draft_of_another_size_is_refused(execute, monkeypatch):
+    from specbench import draft_loading
+
+    made = draft_loading._random_network
+    monkeypatch.setattr(
+        draft_loading,
+        "_random_network",
+        lambda random, node, vocab, device: made(random, node, vocab + 3, device),
+    )
+    with pytest.raises(NeedsNotMet, match="transformers refuses"):
+        execute("pair=random_draft")

@@ -1,0 +1,211 @@
+"""A thousand cases in one run: memory stays flat, and whatever goes wrong, nothing is lost.
+
+``make soak`` runs it alone and prints the figures.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from specbench import durable, records
+from tests.runners.conftest import _WORDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+N_CASES = 1000
+FAULT_EVERY = 50
+FAULTS = ("exception", "nan", "out_of_memory", "sigkill", "full_disk")
+SETTLED = 100  # cases after which nothing may grow any more
+MAX_GROWTH = 0.01
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+class Saboteur:
+    """Stands before ``BlockRunner.run``: does the block's fault once, and notes the memory."""
+
+    def __init__(self, faults, fired, memory):
+        self.faults, self.fired, self.memory = faults, fired, memory
+
+    def run(self, runner, block, run):
+        kind = self.faults.get(block.index)
+        done = self.fired.read_text().split() if self.fired.exists() else []
+        undo = []
+        if kind and str(block.index) not in done:
+            with self.fired.open("a") as file:
+                file.write(f"{block.index}\n")
+            undo = getattr(self, kind)(runner)
+        try:
+            result = run(runner, block)
+        finally:
+            for put_back in undo:
+                put_back()
+        with self.memory.open("a") as file:
+            file.write(f"{block.index} {psutil.Process().memory_info().rss}\n")
+        return result
+
+    def _drafter(self, runner, method, act):
+        """Let a method of pld's drafter act up at its third call."""
+        drafter = runner._contenders["pld"].drafter
+        original, calls = getattr(drafter, method), iter(range(2))
+
+        def acting_up(*arguments):
+            if next(calls, None) is None:
+                act()
+            return original(*arguments)
+
+        setattr(drafter, method, acting_up)
+        return [lambda: delattr(drafter, method)]
+
+    def exception(self, runner):
+        return self._drafter(runner, "propose", lambda: {}["made up"])
+
+    def out_of_memory(self, runner):
+        import torch
+
+        def fail():
+            raise torch.OutOfMemoryError("made up: CUDA out of memory")
+
+        return self._drafter(runner, "observe", fail)
+
+    def sigkill(self, runner):
+        return self._drafter(runner, "propose", lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    def nan(self, runner):
+        """The target's last norm gives NaN, hence the logits of every label do."""
+        weight = runner._stage._model.model.model.norm.weight.data
+        good = weight.clone()
+        weight.fill_(float("nan"))
+        return [lambda: weight.copy_(good)]
+
+    def full_disk(self, runner):
+        """The disk takes the beginning of the block's records and no more."""
+        write = os.write
+
+        def full(fd, data):
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(records.CASES):
+                durable.os.write = write
+                write(fd, bytes(data)[:200])
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(fd, data)
+
+        durable.os.write = full
+        return []
+
+
+def measure(overrides, faults, fired, memory):
+    """The measuring process: a run in this process, sabotaged."""
+    import torch
+
+    from runners import blocks, dispatch
+    from specbench import config
+
+    torch.set_num_threads(1)  # the model is too small for more
+    saboteur, run = Saboteur(faults, fired, memory), blocks.BlockRunner.run
+    blocks.BlockRunner.run = lambda runner, block: saboteur.run(runner, block, run)
+    cfg = config.compose(overrides)
+    try:
+        code = dispatch.execute(cfg, dispatch.Invocation(), lambda work, job: work(job))
+    except durable.DiskError:
+        code = 9
+    os._exit(code)
+
+
+def run_until_complete(folder, overrides, faults, tmp_path):
+    """Repeat the command until it ends by itself; returns the exit codes."""
+    context = multiprocessing.get_context("spawn")
+    codes = []
+    while not (folder / records.DONE).exists():
+        assert len(codes) <= len(faults), f"too many restarts: {codes}"
+        what = [*overrides, f"output_dir={folder}"]
+        files = (tmp_path / f"{folder.name}-fired", tmp_path / f"{folder.name}-memory")
+        process = context.Process(target=measure, args=(what, faults, *files))
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+    return codes
+
+
+@pytest.fixture
+def overrides(small, tmp_path):
+    words = [word for word in _WORDS.split() if word not in ("user", "assistant")]
+    questions = tmp_path / "thousand.jsonl"
+    with questions.open("w") as file:
+        for i in range(N_CASES):
+            text = " ".join(words[(i * k + k * k) % len(words)] for k in range(1, 7 + i % 5))
+            case = {"question_id": i, "category": ("qa", "rag")[i % 2], "turns": [text]}
+            file.write(json.dumps(case) + "\n")
+    return [*small, f"dataset.path={questions}", "generation.max_new_tokens=8"]
+
+
+FREE = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s", "cpu_steal", "gpu"}
+FREE |= {"cpu_waiting", "cpu_others", "cpu_load", "started_at", "host"}
+
+
+def by_key(folder):
+    lines, truncated = durable.read_jsonl(folder / records.CASES)
+    assert not truncated
+    found = {
+        (x["repeat"], x["case_id"], x["turn"], x["label"]): {
+            name: value for name, value in x.items() if name not in FREE
+        }
+        for x in lines
+    }
+    assert len(found) == len(lines), "a record is there twice"
+    return found
+
+
+def resident(path: Path):
+    """Bytes after each case, of a run in one process."""
+    return [int(line.split()[1]) for line in path.read_text().splitlines()]
+
+
+def test_a_thousand_cases_with_a_fault_in_every_fiftieth(overrides, tmp_path):
+    assert run_until_complete(tmp_path / "quiet", overrides, {}, tmp_path) == [0]
+    faults = {
+        index: FAULTS[i % len(FAULTS)]
+        for i, index in enumerate(range(FAULT_EVERY - 1, N_CASES, FAULT_EVERY))
+    }
+    codes = run_until_complete(tmp_path / "loud", overrides, faults, tmp_path)
+    n_each = Counter(faults.values())
+
+    memory = resident(tmp_path / "quiet-memory")
+    assert len(memory) == N_CASES
+    growth = max(memory[SETTLED:]) / memory[SETTLED - 1] - 1
+    print(
+        f"\nsoak: {N_CASES} cases; memory after case {SETTLED}: {memory[SETTLED - 1] / 1e6:.1f} "
+        f"MB, after the last: {memory[-1] / 1e6:.1f} MB, largest growth {growth:.2%}; "
+        f"{len(faults)} faults ({', '.join(f'{n} {kind}' for kind, n in n_each.items())}); "
+        f"{len(codes)} starts"
+    )
+    assert growth < MAX_GROWTH
+
+    # A kill and a full disk end the process, everything else only fails the case.
+    assert Counter(codes) == {-signal.SIGKILL: n_each["sigkill"], 9: n_each["full_disk"], 1: 1}
+    quiet, loud = by_key(tmp_path / "quiet"), by_key(tmp_path / "loud")
+    assert quiet.keys() == loud.keys()
+    assert len(quiet) == 2 * N_CASES
+    expected = set()
+    for index, kind in faults.items():
+        labels = {"nan": ("ar", "pld"), "exception": ("pld",), "out_of_memory": ("pld",)}
+        expected |= {(0, str(index), 0, label) for label in labels.get(kind, ())}
+    failed = {key for key, record in loud.items() if record["status"] == "failed"}
+    assert failed == expected
+    assert all(loud[key] == quiet[key] for key in quiet.keys() - failed)
+    errors, _ = durable.read_jsonl(tmp_path / "loud" / records.ERRORS)
+    assert {(e["repeat"], e["case_id"], e["turn"], e["label"]) for e in errors} == failed
+    assert Counter(e["type"] for e in errors) == {
+        "KeyError": n_each["exception"],
+        "nan_logits": 2 * n_each["nan"],
+        "OutOfMemoryError": n_each["out_of_memory"],
+    }
