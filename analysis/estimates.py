@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.render import Measured
-from specbench.statistics import Resamples, log_interval, ratio_of_totals, strata_of
+from specbench.statistics import Resamples, is_ordinary, log_interval, ratio_of_totals, strata_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,10 +57,20 @@ def pooled_ratio(
     return Measured(value, interval and (interval[0], min(interval[1], at_most)))
 
 
+def _timed(records: Iterable[CaseRecord]) -> list[CaseRecord]:
+    """The turns that count in times: without disturbed ones, unless most are disturbed."""
+    found = [record for record in records if record.status != "failed"]
+    quiet = [record for record in found if record.status == "ok"]
+    return found if is_ordinary(len(found) - len(quiet), len(found)) else quiet
+
+
 def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
-    """Decoding speed of one label with its own interval; disturbed turns are left out."""
-    timed = [record for record in records if record.status == "ok"]
-    speed = pooled_ratio(timed, lambda r: max(0, r.n_new - 1), lambda r: r.decode_s, seed)
+    """Decoding speed of one label with its own interval.
+
+    Disturbed turns are left out, unless they are the ordinary ones (more than half), as in the
+    run's own table.
+    """
+    speed = pooled_ratio(_timed(records), lambda r: max(0, r.n_new - 1), lambda r: r.decode_s, seed)
     return Measured(speed.value, speed.interval, digits=1)
 
 
@@ -73,8 +83,8 @@ def over_repeats(
         None where fewer than two repeats have a speedup.
     """
     totals: dict[int, dict[str, list[float]]] = {}
-    for record in records:
-        if record.label in (label, baseline) and record.status == "ok":
+    for record in _timed(records):
+        if record.label in (label, baseline):
             by_label = totals.setdefault(record.repeat, {label: [0.0, 0.0], baseline: [0.0, 0.0]})
             by_label[record.label][0] += max(0, record.n_new - 1)
             by_label[record.label][1] += record.decode_s

@@ -69,7 +69,8 @@ def make_groups(
     for run in runs:
         kind = estimator or run.estimator
         same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.synthetic)
-        by_key.setdefault((*same, run.timing, run.imported or "", kind), []).append(run)
+        made = (run.verifier, run.timing, run.imported or "")
+        by_key.setdefault((*same, *made, kind), []).append(run)
     groups = []
     for key, members in sorted(by_key.items(), key=lambda item: item[0]):
         kind = key[-1]

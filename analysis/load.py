@@ -86,6 +86,12 @@ class Run:
         return None
 
     @property
+    def verifier(self) -> str:
+        """Who decided acceptance of the labels that draft."""
+        drafting = [record.verifier for record in self.records if record.label != self.baseline]
+        return drafting[0] if drafting else self.records[0].verifier
+
+    @property
     def labels(self) -> list[str]:
         """In the order of the run, the baseline first."""
         known = list(self.manifest.get("labels") or {})

@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
-import inspect
 import json
 import math
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +24,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from specbench import models
-from specbench.errors import ConfigurationError, nearest, unknown_name
+from specbench.errors import ConfigurationError, unknown_name
 from specbench.hydra_errors import translate_hydra_error
+from specbench.knobs import check_method
 from specbench.schema import ATTENTIONS, DTYPES, TEMPLATES, VERIFIERS, RunConfig
 
 __all__ = [
@@ -45,9 +42,6 @@ __all__ = [
 ]
 
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
-
-# Keys of a method node that are not fields of its class.
-_NOT_KNOBS = frozenset({"_target_", "label"})
 
 # Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
 # one run into parts that belong together.
@@ -150,8 +144,9 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     """The configuration of one entry of ``compare`` beside the run's own.
 
     The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
-    starts from that method's defaults, not from the run's ``method.*`` overrides; then the
-    entry's own knobs are set. A draft model that was chosen for the run holds for all its entries.
+    starts from that method's defaults, not from the run's ``method.*`` overrides (under
+    ``pair=none`` without its ``pair`` file, as the run itself); then the entry's own knobs are
+    set. A draft model that was chosen for the run holds for all its entries.
 
     Args:
         cfg: the run's configuration.
@@ -175,7 +170,7 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     name = entry["method"]
     if not (CONF_DIR / "method" / f"{name}.yaml").is_file():
         raise unknown_name("method in compare", name, option_names("method"))
-    composed = _method_defaults(name, _model_choice(cfg), CONF_DIR)
+    composed = _method_defaults(name, _model_choice(cfg), bool(cfg.pair.tuned), CONF_DIR)
     knobs = {key: value for key, value in entry.items() if key != "method"}
     valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
     for key in knobs:
@@ -194,9 +189,9 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
 
 
 @functools.lru_cache(maxsize=64)
-def _method_defaults(method: str, model: str, conf_dir: Path) -> DictConfig:
+def _method_defaults(method: str, model: str, tuned: bool, conf_dir: Path) -> DictConfig:
     """A method's configuration for a model; an experiment asks for the same one many times."""
-    return compose([f"method={method}", f"model={model}"])
+    return compose([f"method={method}", f"model={model}", *([] if tuned else ["pair=none"])])
 
 
 def _model_choice(cfg: DictConfig) -> str:
@@ -248,99 +243,6 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
 @functools.lru_cache(maxsize=64)
 def _part_defaults(method: str, conf_dir: Path) -> DictConfig:
     return compose([f"method={method}", "pair=none"])
-
-
-def check_method(method: Mapping[str, Any] | DictConfig) -> None:
-    """Check a method's knobs against its class, before anything heavy happens.
-
-    Args:
-        method: the composed ``method`` node.
-
-    Raises:
-        ConfigurationError: the class cannot be imported, or a knob is unknown, missing or of the
-            wrong type.
-    """
-    given = OmegaConf.to_container(method) if isinstance(method, DictConfig) else dict(method)
-    assert isinstance(given, dict)
-    name = given.get("name", "?")
-    fields = _constructor_fields(str(given.get("_target_")), str(name))
-    for key, value in given.items():
-        if key in _NOT_KNOBS:
-            continue
-        if key not in fields:
-            close = nearest(str(key), fields)
-            hint = f" Did you mean method.{close}?" if close else ""
-            raise ConfigurationError(
-                f"method={name} has no key {key!r}.{hint} Valid: {', '.join(sorted(fields))}."
-            )
-        annotation = fields[key][0]
-        if not _fits(value, annotation):
-            raise ConfigurationError(
-                f"method.{key}={value!r} is of the wrong type for method={name}: it must be "
-                f"{_describe(annotation)}."
-            )
-    missing = [key for key, (_, required) in fields.items() if required and key not in given]
-    if missing:
-        raise ConfigurationError(
-            f"method={name} lacks {', '.join(missing)}: add them to conf/method/{name}.yaml."
-        )
-
-
-def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
-    """``{field: (annotation, required)}`` of the class at the dotted path ``target``."""
-    module_name, _, class_name = target.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(
-            f"method={name}: _target_ {target!r} in conf/method/{name}.yaml cannot be imported "
-            f"({error})."
-        ) from error
-    parameters = inspect.signature(cls).parameters
-    hints = typing.get_type_hints(cls)
-    return {
-        key: (hints.get(key, Any), parameter.default is inspect.Parameter.empty)
-        for key, parameter in parameters.items()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    }
-
-
-def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a yaml value can stand for ``annotation``; unknown annotations take everything."""
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, part) for part in typing.get_args(annotation))
-    if origin is typing.Literal:
-        return value in typing.get_args(annotation)
-    if annotation in (None, type(None)):
-        return value is None
-    if annotation is bool:
-        return isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if annotation is str:
-        return isinstance(value, str)
-    if origin in (list, tuple):
-        return isinstance(value, list)
-    if origin is dict:
-        return isinstance(value, dict)
-    return True
-
-
-def _describe(annotation: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    if isinstance(annotation, type) and annotation in names:
-        return names[annotation]
-    if annotation in (None, type(None)):
-        return "null"
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(part) for part in parts)
-    if origin is typing.Literal:
-        return "one of " + ", ".join(map(str, parts))
-    return "a list" if origin in (list, tuple) else str(annotation)
 
 
 def check_values(cfg: DictConfig) -> None:

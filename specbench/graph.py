@@ -20,20 +20,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from specbench.attention import AttentionPlan
 from specbench.errors import CaseFailed
-from specbench.target import Scores, Target
+from specbench.static_pass import StaticPass, StaticScores
+from specbench.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from specbench.attention import AttentionPlan
+    from specbench.scores import Scores
     from specbench.structs import DraftTree, IntArray
 
 log = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
 SHORTEST_KEYS = 256  # key buckets double from here: a short text does not pay for a long one
-_WARM_UPS = 3  # passes before a capture: libraries choose kernels and allocate on the first ones
 
 
 def row_bucket(rows: int) -> int | None:
@@ -57,217 +58,6 @@ def no_graphs(model: PreTrainedModel) -> str | None:
     if model.device.type != "cuda":
         return f"CUDA graphs need a CUDA device, and the model is on {model.device.type}"
     return None
-
-
-class StaticScores(Scores):
-    """Scores of a padded pass, with what the pass itself found out.
-
-    Args:
-        raw: logits of all rows, padding included.
-        rows: root and nodes.
-        select: as for ``Scores``.
-        verified: what ``verified`` gives.
-    """
-
-    __slots__ = ("_verified",)
-
-    def __init__(
-        self,
-        raw: torch.Tensor,
-        rows: int,
-        select: torch.Tensor | None = None,
-        verified: tuple[IntArray, IntArray] | None = None,
-    ) -> None:
-        super().__init__(raw if select is not None else raw[:rows], select)
-        self._verified = verified
-
-    @property
-    def verified(self) -> tuple[IntArray, IntArray] | None:
-        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, found by the pass; else None."""
-        return self._verified
-
-
-class StaticPass:
-    """One shape of pass: buffers, the device's work, and its graph where there is one.
-
-    Args:
-        target: whose model and cache it uses.
-        rows: rows of the pass; the first ``n + 1`` are root and nodes, the others padding.
-        keys: cached rows that attention looks at, padding included.
-        batch: rows of the batch layout; 1 for a tree.
-    """
-
-    def __init__(self, target: GraphTarget, rows: int, keys: int, batch: int = 1) -> None:
-        self.rows, self.keys, self.batch = rows, keys, batch
-        self._target = target
-        device = target.device
-        pinned = device.type == "cuda"
-        # [ids of all batch rows | parent rows | depths | candidates | length | ids outside]
-        n_ids = batch * rows
-        self._host = torch.zeros(n_ids + 3 * rows + 2, dtype=torch.int64, pin_memory=pinned)
-        self._host_visible = torch.zeros(rows, rows, dtype=torch.bool, pin_memory=pinned)
-        self._result = torch.zeros(n_ids + rows + 2, dtype=torch.int64, pin_memory=pinned)
-        self.numbers = torch.zeros_like(self._host, device=device)
-        self.visible = torch.zeros_like(self._host_visible, device=device)
-        self._parts = (n_ids, n_ids + rows, n_ids + 2 * rows, n_ids + 3 * rows)
-        self._key_numbers = torch.arange(keys, device=device)
-        self._row_numbers = torch.arange(rows, device=device)
-        self._graph: Any = None
-        self._done = torch.cuda.Event() if pinned else None
-        self.logits: torch.Tensor
-        self.outcome: torch.Tensor
-
-    def load(self, root: int, tree: DraftTree, depths: IntArray, visible: Any, length: int) -> None:
-        """Bring a tree into the buffers; waits for nothing.
-
-        Args:
-            root: the last committed token.
-            tree: the draft; ids on the device stay there.
-            depths: ``[>= n + 1]`` of root and nodes.
-            visible: ``[>= n + 1, >= n + 1]`` ancestor matrix.
-            length: committed rows of the cache.
-        """
-        n, host = len(tree), self._host.numpy()
-        ids, parents, deep, candidate = self._parts
-        host[:] = 0
-        host[0] = root
-        if isinstance(tree.tokens, np.ndarray):
-            host[1 : n + 1] = tree.tokens
-        host[ids + 1 : ids + n + 1] = tree.parents + 1
-        host[parents : parents + n + 1] = depths[: n + 1]
-        host[deep + 1 : deep + n + 1] = 1 if tree.aux is None else ~tree.aux
-        host[candidate] = length
-        seen = self._host_visible.numpy()
-        seen[:] = False
-        np.fill_diagonal(seen, True)  # a padded row sees itself: an empty softmax is NaN
-        seen[: n + 1, : n + 1] = visible[: n + 1, : n + 1]
-        self._ship()
-        if n and isinstance(tree.tokens, torch.Tensor):
-            # An id outside would end the whole process there; the outcome tells of it.
-            inside = tree.tokens.clamp(0, self._target.vocab_size - 1)
-            self.numbers[1 : n + 1] = inside
-            self.numbers[-1] = (tree.tokens != inside).any()
-
-    def load_rows(self, root: int, tree: DraftTree, length: int) -> None:
-        """Bring the k chains of a batch layout into the buffers."""
-        host = self._host.numpy()
-        ids, parents, deep, candidate = self._parts
-        rows = host[:ids].reshape(self.batch, self.rows)
-        rows[:, 0] = root
-        rows[:, 1:] = np.asarray(tree.tokens).reshape(self.batch, self.rows - 1)
-        host[ids:] = 0
-        host[parents:deep] = np.arange(self.rows)
-        host[candidate] = length
-        np.copyto(self._host_visible.numpy(), np.tri(self.rows, dtype=np.bool_))
-        self._ship()
-
-    def _ship(self) -> None:
-        self.numbers.copy_(self._host, non_blocking=True)
-        self.visible.copy_(self._host_visible, non_blocking=True)
-
-    # -- the device's part ---------------------------------------------------------------------
-
-    def device_part(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """From the buffers to logits and outcome, without the host: what a graph captures.
-
-        Returns:
-            Logits ``[batch * rows, vocab]``, and ``[batch * rows + rows + 2]`` int64: greedy
-            choices (-1 where not finite), rows of the accepted path with the root first (padded
-            with their own numbers), how many of them there are, and whether a draft token was
-            outside the vocabulary.
-        """
-        target, cache = self._target, self._target.cache
-        ids, parents, deep, candidate = self._parts
-        tokens = self.numbers[:ids].view(self.batch, self.rows)
-        depths = self.numbers[parents:deep]
-        length = self.numbers[candidate]
-        positions = depths + length
-        slots = self._row_numbers + length
-        plan = self._plan(positions, slots, length)
-        with cache.static(slots, self.keys):
-            logits = target.run(tokens, positions.expand(self.batch, -1), plan).flatten(0, 1)
-        choices = Scores(logits).greedy()
-        if self.batch > 1 or not target.commits:
-            path, count = self._row_numbers, torch.ones_like(length).view(1)
-        else:
-            parent_rows = self.numbers[ids:parents]
-            candidates = self.numbers[deep:candidate].bool()
-            path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
-            cache.move(slots, path + length)
-        return logits, torch.cat([choices, path, count, self.numbers[-1:]])
-
-    def _plan(
-        self, positions: torch.Tensor, slots: torch.Tensor, length: torch.Tensor
-    ) -> AttentionPlan:
-        hidden = self._target.hidden_value
-        seen = (self._key_numbers < length).expand(self.rows, -1)
-        seen = seen.index_copy(1, slots, self.visible)
-        mask = torch.zeros(seen.shape, dtype=self._target.dtype, device=seen.device)
-        plan = AttentionPlan(mask=mask.masked_fill(~seen, hidden)[None, None])
-        for window in self._target.windows:
-            if self.keys > window:
-                places = self._key_numbers.index_copy(0, slots, positions)
-                near = seen & (positions[:, None] - places[None, :] < window)
-                plan.windowed[window] = mask.masked_fill(~near, hidden)[None, None]
-        return plan
-
-    def _accept(
-        self,
-        tokens: torch.Tensor,
-        parent_rows: torch.Tensor,
-        depths: torch.Tensor,
-        candidates: torch.Tensor,
-        choices: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Greedy verification without a walk: a node is accepted if no ancestor fails to match.
-
-        Of equally deep accepted nodes the first wins, as in ``tree.longest_match``.
-        """
-        rows = self._row_numbers
-        matches = candidates & (tokens == choices[parent_rows])
-        matches = matches | (rows == 0)
-        accepted = ~(self.visible & ~matches).any(1)
-        # Largest depth first, then the smallest row: one number orders both.
-        rank = torch.where(accepted, depths * self.rows - rows, -self.rows)
-        best = rank.argmax(0, keepdim=True)  # indexing by a tensor without dimensions would sync
-        # The row of the path at each depth; beyond its end each row stays where it is.
-        at_depth = self.visible.index_select(0, best) & (depths == rows[:, None])
-        path = torch.where(at_depth.any(1), at_depth.long().argmax(1), rows)
-        return path, depths.index_select(0, best) + 1
-
-    # -- running -------------------------------------------------------------------------------
-
-    def capture(self, pool: Any) -> None:
-        """Record the device's part as a CUDA graph.
-
-        Raises:
-            RuntimeError: something in it needs the host (some models read positions there).
-        """
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                self.device_part()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self.logits, self.outcome = self.device_part()
-        self._graph = graph
-
-    def run(self) -> None:
-        """The device's part: replayed where it was captured."""
-        if self._graph is None:
-            self.logits, self.outcome = self.device_part()
-        else:
-            self._graph.replay()
-
-    def read(self) -> IntArray:
-        """The outcome on the host; the step's only wait."""
-        self._result.copy_(self.outcome, non_blocking=True)
-        if self._done is not None:
-            self._done.record()
-            self._done.synchronize()
-        return self._result.numpy()
 
 
 class GraphTarget(Target):

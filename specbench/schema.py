@@ -14,6 +14,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from specbench.dataset_schema import DatasetConfig  # noqa: TC001 (OmegaConf reads it)
+
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
@@ -112,99 +114,15 @@ class DraftConfig:
 
 @dataclass
 class PairConfig:
-    """What a method needs for one model besides its knobs."""
+    """What a method needs for one model besides its knobs.
 
+    Attributes:
+        draft: the draft model.
+        tuned: whether knobs that a pair file sets for a method and model hold; pair=none says no.
+    """
+
+    tuned: bool = True
     draft: DraftConfig = field(default_factory=DraftConfig)
-
-
-@dataclass
-class HubConfig:
-    """Where a data set lies on the hub.
-
-    Attributes:
-        configs: configurations to read one after the other.
-        configs_are_folders: they are folders of data files, not named configurations.
-        rows_per_config: rows to keep of each; null keeps all.
-        columns: what differs from ``dataset.columns`` there.
-    """
-
-    id: str = MISSING
-    revision: str = "main"
-    split: str = "test"
-    configs: list[str | None] = field(default_factory=lambda: [None])
-    configs_are_folders: bool = False
-    rows_per_config: int | None = None
-    columns: dict[str, str | None] = field(default_factory=dict)
-
-
-@dataclass
-class ColumnsConfig:
-    """Which column holds what; null: there is none.
-
-    Attributes:
-        id: becomes ``case_id``; null takes the line number, from 1.
-        turns: the user's turns, a list of strings; null builds one turn by ``dataset.prompt``.
-    """
-
-    id: str | None = None
-    turns: str | None = None
-    category: str | None = None
-    reference: str | None = None
-
-
-@dataclass
-class RowsConfig:
-    """Keeps the rows whose integer ``column`` lies in ``first .. last``."""
-
-    column: str = MISSING
-    first: int = MISSING
-    last: int = MISSING
-
-
-@dataclass
-class DatasetConfig:
-    """The questions.
-
-    Attributes:
-        path: a file of one JSON object a line; wins over ``file`` and the hub.
-        file: the file's name below ``data_dir``.
-        shipped: ``file`` comes with the project, below ``assets``.
-        hub: where it lies on the hub; null: it does not.
-        fetch: how a missing file is brought here.
-        columns: which column holds what.
-        rows: which rows belong to it; null: all.
-        prompt_form: which of ``prompts`` builds the turn.
-        prompts: templates in the words of ``str.format`` over a row's columns.
-        raw: turns are given to the model as they are, without a chat template.
-        task: the task of every case; null derives it from the category.
-        category: the category of every case where there is no such column.
-        tasks: keep these tasks; null keeps all.
-        limit: cases at most.
-        sample: how ``limit`` chooses: ``head``, or ``stratified``: evenly over the tasks and
-            evenly spaced within each.
-        shuffle: seed of a shuffle before ``limit``; null keeps the order.
-        dialogue: ``ar``: later turns see the plain greedy answers; ``own``: the method's own.
-    """
-
-    name: str = MISSING
-    path: str | None = None
-    file: str | None = None
-    shipped: bool = False
-    hub: HubConfig | None = None
-    fetch: str | None = None
-    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
-    rows: RowsConfig | None = None
-    prompt_form: str = "default"
-    prompts: dict[str, str] = field(default_factory=dict)
-    raw: bool = False
-    task: str | None = None
-    category: str | None = None
-    tasks: list[str] | None = None
-    limit: int | None = None
-    sample: str = "head"
-    shuffle: int | None = None
-    dialogue: str = "ar"
-    source: str = ""
 
 
 @dataclass

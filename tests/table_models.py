@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specbench.target import Scores
+from specbench.scores import Scores
 
 
 def table(seed: int, vocab_size: int, spread: float = 1.5) -> torch.Tensor:

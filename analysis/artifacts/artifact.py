@@ -52,6 +52,14 @@ class Artifact:
         return (self.name, *self.also)
 
 
+def by_model(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Groups that share a model, in order of appearance."""
+    models: dict[str, list[Group]] = {}
+    for group in groups:
+        models.setdefault(group.runs[0].model, []).append(group)
+    return models
+
+
 def claimed_groups(runs: Sequence[Run], paper: str, *artifacts: str) -> list[Group]:
     """The runs in groups of one model and data set, with the claims of these artifacts alone."""
     claims = [c for c in load_ledger() if c.paper == paper and c.artifact in artifacts]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from analysis.artifacts.artifact import (
     Artifact,
+    by_model,
     captions,
     claimed_groups,
     drafting,
@@ -16,11 +16,11 @@ from analysis.artifacts.artifact import (
     has_numbers,
     knob,
     label,
-    measured_point,
     point,
 )
+from analysis.artifacts.ngrammys_rows import FIGURE4
 from analysis.claims import NOT_RUN, claim_of_setting, compare, load_ledger
-from analysis.estimates import over_repeats, pooled_ratio
+from analysis.estimates import over_repeats
 from analysis.groups import caption
 from analysis.plots import Panel, Series, curves, heatmaps
 from analysis.render import ABSENT, Measured, Sheet
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from analysis.groups import Entry, Group
     from analysis.load import Run
     from analysis.plots import Grid
-    from specbench.records import CaseRecord
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
@@ -53,11 +52,6 @@ _FIGURE2_TEXT = (
     "(Mistral-7B)."
 )
 _GRID_TEXT = "k rows of w draft tokens each. The paper's cells have no numbers in its text."
-_FIGURE4_TEXT = (
-    "Rows come from the context first and are filled up from the model's bigrams. Top: draft "
-    "tokens accepted from the winning row; middle: its rank among its source's rows; bottom: rows "
-    "given to a source in a step. The paper's bars have no numbers."
-)
 _TABLE1_TEXT = (
     "± is the standard deviation over the run's repeats, as in the paper, the bracket a 95 % "
     "interval over prompts. (k*, w*): the fastest of the settings that were run, chosen on the "
@@ -67,13 +61,6 @@ _TABLE1_TEXT = (
 
 def _groups(runs: Sequence[Run]) -> list[Group]:
     return claimed_groups(runs, PAPER, "table1")
-
-
-def _by_model(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    models: dict[str, list[Group]] = {}
-    for group in groups:
-        models.setdefault(group.runs[0].model, []).append(group)
-    return models
 
 
 def _knobs(entry: Entry) -> Mapping[str, Any]:
@@ -171,7 +158,7 @@ def _unclaimed(runs: Sequence[Run]) -> list[Group]:
 
 def _figure2_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     figures = {}
-    for model, groups in _by_model(_unclaimed(runs)).items():
+    for model, groups in by_model(_unclaimed(runs)).items():
         panels = []
         for group in groups:
             names = list(dict.fromkeys(entry.label for entry in drafting(group)))
@@ -220,7 +207,7 @@ def grid_figures(
         place: for the title.
     """
     made = {}
-    for model, groups in _by_model(_groups(runs)).items():
+    for model, groups in by_model(_groups(runs)).items():
         grids = [_kw_grid(group, key) for group in groups]
         if any(map(has_numbers, grids)):
             made[model] = heatmaps(
@@ -312,109 +299,6 @@ def _table1_row(entry: Entry, setting: str, claim: Claim | None) -> list[str | M
     ]
 
 
-# --- Figure 4 -------------------------------------------------------------------------------------
-
-
-def _share(entry: Entry, counts: Callable[[CaseRecord], Counter[Any]], wanted: Any) -> Measured:
-    """Share of all counted things that are ``wanted``, over the label's turns."""
-    own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
-    return pooled_ratio(
-        own,
-        lambda r: counts(r)[wanted],
-        lambda r: sum(counts(r).values()),
-        entry.run.seed,
-        at_most=1,
-    )
-
-
-def _won(source: str, key: str) -> Callable[[CaseRecord], Counter[Any]]:
-    """Values of a list with one entry per step, at the steps that a row of the source won."""
-
-    def counts(record: CaseRecord) -> Counter[Any]:
-        lists = record.drafter
-        return Counter(
-            value
-            for value, won in zip(lists[key], lists["won_source"], strict=True)
-            if won == source
-        )
-
-    return counts
-
-
-def _given(source: str) -> Callable[[CaseRecord], Counter[Any]]:
-    """Rows that the source got in each step."""
-    return lambda record: Counter(record.drafter[f"rows_{source}"])
-
-
-_SOURCES = ("context", "bigram")
-_PARTS: tuple[tuple[str, str, Callable[[str], Callable[[CaseRecord], Counter[Any]]]], ...] = (
-    ("accepted draft tokens", "share of the source's wins", lambda s: _won(s, "accepted")),
-    (
-        "rank of the winning row (0 is first)",
-        "share of the source's wins",
-        lambda s: _won(s, "won_rank"),
-    ),
-    ("rows given to the source", "share of steps", _given),
-)
-
-
-def _distributions(entry: Entry) -> list[list[tuple[str, list[tuple[int, Measured]]]]]:
-    """For each part, each source's distribution: value and share."""
-    own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
-    parts = []
-    for _, _, counts_of in _PARTS:
-        sources = []
-        for source in _SOURCES:
-            counts = counts_of(source)
-            total = sum((counts(record) for record in own), Counter[Any]())
-            # Also the values that did not occur: their share is 0.
-            support = range(min(total, default=0), max(total, default=-1) + 1)
-            values = [(value, _share(entry, counts, value)) for value in support]
-            sources.append((source, values))
-        parts.append(sources)
-    return parts
-
-
-def _figure4(runs: Sequence[Run]) -> list[Sheet]:
-    rows: list[list[str | Measured]] = []
-    groups = _groups(runs)
-    for group in groups:
-        for entry in drafting(group):
-            distributions = _distributions(entry)
-            for (part, _, _), sources in zip(_PARTS, distributions, strict=True):
-                for source, values in sources:
-                    for value, share in values:
-                        rows.append([group.title, part, source, str(value), share])
-    headings = ["run", "part", "source", "value", "share [95 %]"]
-    text = captions(groups, _FIGURE4_TEXT)
-    return [Sheet("N-Grammys, Figure 4: acceptance, rank, allocation", text, headings, rows, [])]
-
-
-def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    figures = {}
-    for model, groups in _by_model(_groups(runs)).items():
-        found = [(group, drafting(group)[0]) for group in groups if drafting(group)]
-        columns = [_distributions(entry) for _, entry in found]
-        panels = [
-            [
-                Panel(
-                    found[j][0].runs[0].dataset if i == 0 else "", words, unit,
-                    [
-                        Series(source, PAPER, [measured_point(v, s) for v, s in values])
-                        for source, values in column[i]
-                    ],
-                    top=1.0,
-                )
-                for j, column in enumerate(columns)
-            ]
-            for i, (words, unit, _) in enumerate(_PARTS)
-        ]  # fmt: skip
-        figures[model] = curves(
-            panels, f"N-Grammys, Figure 4 ({model})", captions(groups, _FIGURE4_TEXT)
-        )
-    return figures
-
-
 ARTIFACTS = (
     Artifact("ngrammys_figure1", "N-Grammys, Figure 1", _figure1, _figure1_figure),
     Artifact("ngrammys_figure2", "N-Grammys, Figure 2", _figure2, _figure2_figure),
@@ -428,5 +312,5 @@ ARTIFACTS = (
         _figure5_figure,
     ),
     Artifact("ngrammys_table1", "N-Grammys, Table 1", _table1),
-    Artifact("ngrammys_figure4", "N-Grammys, Figure 4", _figure4, _figure4_figure),
+    FIGURE4,
 )

@@ -162,7 +162,7 @@ def test_pair_is_own_else_draft_else_nothing(
     shared = compose(["method=ar", "model=vicuna7b"])
     assert shared.pair == {"draft": "shared"}
     assert compose(["method=ar", "model=vicuna7b", "pair.draft=mine"]).pair.draft == "mine"
-    assert compose(["method=ar", "model=vicuna13b"]).pair is None
+    assert compose(["method=ar", "model=mistral7b"]).pair is None
     # The choice follows a model set by an experiment, too.
     (conf / "experiment/x.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /model: vicuna7b\n  - override /method: ar\n"
@@ -173,7 +173,7 @@ def test_pair_is_own_else_draft_else_nothing(
 
 
 def test_pair_name_where_neither_exists_is_the_own_one() -> None:
-    assert pair_name("pld", "vicuna7b") == "pld_vicuna7b"
+    assert pair_name("pld", "mistral7b") == "pld_mistral7b"
 
 
 # --- compare --------------------------------------------------------------------------------------
@@ -360,3 +360,10 @@ def test_every_key_of_the_schema_is_documented() -> None:
         text = cls.__doc__ or ""
         undocumented = {f.name for f in dataclasses.fields(cls)} - {"name", "source"}
         assert {name for name in undocumented if f"{name}:" not in text} == set()
+
+
+def test_pair_none_holds_for_the_entries_of_compare_too() -> None:
+    tuned, plain = compose(["method=pld"]), compose(["method=pld", "pair=none"])
+    paper = compose(["method=cacheback", "pair=none"]).method.total_draft_len
+    assert compose_entry(plain, "cacheback").method.total_draft_len == paper
+    assert compose_entry(tuned, "cacheback").method.total_draft_len != paper

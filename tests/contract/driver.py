@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 VOCABULARY = 60
 EOS = 2
+# What would be of no use with so small a vocabulary, and slow.
+TOY_SIZES: dict[str, dict[str, object]] = {
+    "card": {"k": 12, "r": 3},
+    "ouroboros": {"gamma": 2, "ngram": 4, "window": 5, "guesses": 5},
+}
 
 
 def method_names() -> list[str]:
@@ -56,7 +61,7 @@ def _composed(name: str, overrides: tuple[str, ...]) -> dict:
 
 def instantiate(name: str, **knobs: object) -> Drafter:
     """The drafter with its yaml's knobs, and these instead of some."""
-    node = with_parts({**compose_method(name), **knobs})
+    node = with_parts({**compose_method(name), **TOY_SIZES.get(name, {}), **knobs})
     if "rebuild" in node:
         node["rebuild"] = "sync"  # when a background thread gets its turn is not the method's
     return hydra.utils.instantiate(node, _convert_="all")

@@ -19,7 +19,8 @@ from specbench.config import compose
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.errors import CaseFailed
-from specbench.graph import ROW_BUCKETS, GraphTarget, StaticPass, key_bucket, no_graphs, row_bucket
+from specbench.graph import ROW_BUCKETS, GraphTarget, key_bucket, no_graphs, row_bucket
+from specbench.static_pass import StaticPass
 from specbench.structs import DraftContext, DraftTree
 from specbench.target import Target
 from specbench.tree import longest_match

@@ -23,8 +23,8 @@ from specbench.engine import Engine
 from specbench.errors import CaseFailed
 from specbench.records import LOSSY_VERIFIERS
 from specbench.sampling import Sampling, Uniforms, sample
+from specbench.scores import Scores
 from specbench.structs import DraftTree, Proposal, Verdict
-from specbench.target import Scores
 from specbench.tree import row_depths, sibling_table
 from specbench.verify import (
     GreedyVerifier,

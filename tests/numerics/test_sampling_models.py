@@ -16,8 +16,9 @@ from specbench.engine import Engine
 from specbench.models import load_model, load_tokenizer
 from specbench.prompts import PromptTemplate
 from specbench.sampling import Sampling
+from specbench.scores import Scores
 from specbench.structs import DraftTree, Proposal
-from specbench.target import Scores, Target
+from specbench.target import Target
 from specbench.verify import MatchVerifier, RejectionVerifier
 from tests.conftest import ARCHITECTURES, VOCAB
 from tests.numerics.test_engine import Adversary

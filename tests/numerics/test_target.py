@@ -162,7 +162,7 @@ def test_nodes_below_an_auxiliary_node_must_be_auxiliary(make_target):
 
 
 def test_ties_go_to_the_smallest_id_and_nan_is_marked():
-    from specbench.target import Scores
+    from specbench.scores import Scores
 
     raw = torch.tensor([[0.0, 5.0, 5.0], [1.0, float("nan"), 0.0], [float("inf"), 0.0, 0.0]])
     assert Scores(raw).greedy().tolist() == [1, -1, -1]

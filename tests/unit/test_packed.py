@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from specbench import packed
+from specbench import kernel_plan, packed
 from tests.conftest import tiny_model
 
 
-@pytest.mark.parametrize("kind", packed.available_kernels())
+@pytest.mark.parametrize("kind", kernel_plan.available_kernels())
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_kernel_gives_the_plain_product(kind, bias):
     torch.manual_seed(0)
     linear = nn.Linear(24, 40, bias=bias)
-    layer = packed.PackedLinear(linear, dict.fromkeys(packed.ROW_BUCKETS, kind))
+    layer = packed.PackedLinear(linear, dict.fromkeys(kernel_plan.ROW_BUCKETS, kind))
     with torch.inference_mode():
         for shape in [(1, 1, 24), (1, 7, 24), (3, 5, 24), (1, 600, 24)]:
             x = torch.randn(shape)
@@ -29,9 +29,9 @@ def test_every_kernel_gives_the_plain_product(kind, bias):
 def test_rows_choose_the_kernel(monkeypatch):
     calls = []
     for kind in ("plain", "transposed"):
-        real = packed.KERNELS[kind]
+        real = kernel_plan.KERNELS[kind]
         monkeypatch.setitem(
-            packed.KERNELS, kind, lambda *a, k=kind, f=real: (calls.append(k), f(*a))[1]
+            kernel_plan.KERNELS, kind, lambda *a, k=kind, f=real: (calls.append(k), f(*a))[1]
         )
     layer = packed.PackedLinear(nn.Linear(4, 4), {1: "plain", 8: "transposed"})
     for rows in (1, 2, 8, 9):
@@ -41,12 +41,12 @@ def test_rows_choose_the_kernel(monkeypatch):
 
 @pytest.fixture
 def everything_packed(monkeypatch):
-    kind = packed.available_kernels()[-1]
+    kind = kernel_plan.available_kernels()[-1]
     monkeypatch.setattr(
-        packed,
+        kernel_plan,
         "measure_plan",
         lambda ws: {
-            f"{w.shape[0]}x{w.shape[1]}": dict.fromkeys(packed.ROW_BUCKETS, kind) for w in ws
+            f"{w.shape[0]}x{w.shape[1]}": dict.fromkeys(kernel_plan.ROW_BUCKETS, kind) for w in ws
         },
     )
     return kind
@@ -108,7 +108,7 @@ def test_siblings_need_no_memory_of_their_own():
 
 def test_the_memory_budget_holds(everything_packed, tmp_path):
     model = tiny_model("llama", dtype=torch.float32)
-    if everything_packed not in packed.PACK_ROWS:
+    if everything_packed not in kernel_plan.PACK_ROWS:
         pytest.skip("this build of torch has no packed kernel")
     done = packed.pack_linears(model, memory_bytes=10_000, cache_dir=tmp_path)
     assert 0 < done["bytes"] <= 10_000
@@ -121,42 +121,42 @@ def test_other_dtypes_are_left_alone():
 
 def test_the_plan_is_measured_once_and_kept(tmp_path, monkeypatch):
     weights = [torch.randn(8, 4), torch.randn(6, 4)]
-    plan = packed.load_plan(weights, tmp_path)
+    plan = kernel_plan.load_plan(weights, tmp_path)
     assert set(plan) == {"8x4", "6x4"}
-    assert all(set(by) == set(packed.ROW_BUCKETS) for by in plan.values())
-    assert {k for by in plan.values() for k in by.values()} <= set(packed.KERNELS)
+    assert all(set(by) == set(kernel_plan.ROW_BUCKETS) for by in plan.values())
+    assert {k for by in plan.values() for k in by.values()} <= set(kernel_plan.KERNELS)
     (file,) = (tmp_path / "packed").iterdir()
     assert json.loads(file.read_text())
-    monkeypatch.setattr(packed, "measure_plan", lambda _: pytest.fail("measured twice"))
-    assert packed.load_plan(weights, tmp_path) == plan
+    monkeypatch.setattr(kernel_plan, "measure_plan", lambda _: pytest.fail("measured twice"))
+    assert kernel_plan.load_plan(weights, tmp_path) == plan
 
 
 def test_an_unpacked_kernel_must_win_clearly():
-    slow = dict.fromkeys(packed.ROW_BUCKETS, 10.0)
+    slow = dict.fromkeys(kernel_plan.ROW_BUCKETS, 10.0)
     times = {"plain": dict(slow), "transposed": dict(slow), "onednn": dict.fromkeys(slow, 4.0)}
     times["transposed"][2] = 3.5  # within noise of 4.0
     times["transposed"][4] = 2.0
-    chosen = packed._choose(times)
+    chosen = kernel_plan._choose(times)
     assert chosen[2] == "onednn" and chosen[4] == "transposed" and chosen[128] == "onednn"
 
 
 def test_without_a_gain_nothing_is_packed():
-    same = dict.fromkeys(packed.ROW_BUCKETS, 1.0)
+    same = dict.fromkeys(kernel_plan.ROW_BUCKETS, 1.0)
     times = {"plain": same, "transposed": dict.fromkeys(same, 2.0), "mkl": dict.fromkeys(same, 1.5)}
-    assert set(packed._choose(times).values()) == {"plain"}
+    assert set(kernel_plan._choose(times).values()) == {"plain"}
 
 
 @pytest.mark.parametrize("damage", ["x", "[]", '{"8x4": {"1": "plain"}}', '{"8x4": {"1": "no"}}'])
 def test_a_damaged_plan_is_measured_again(tmp_path, damage):
     weights = [torch.randn(8, 4)]
-    plan = packed.load_plan(weights, tmp_path)
+    plan = kernel_plan.load_plan(weights, tmp_path)
     (file,) = (tmp_path / "packed").iterdir()
     file.write_text(damage)
-    assert set(packed.load_plan(weights, tmp_path)) == set(plan)
+    assert set(kernel_plan.load_plan(weights, tmp_path)) == set(plan)
 
 
 def test_the_largest_weights_are_packed_first(everything_packed):
-    if everything_packed not in packed.PACK_ROWS:
+    if everything_packed not in kernel_plan.PACK_ROWS:
         pytest.skip("this build of torch has no packed kernel")
     model = tiny_model("llama", dtype=torch.float32, vocab_size=400)
     packed.pack_linears(model, memory_bytes=4 * 400 * 32)

@@ -1,0 +1,137 @@
+"""N-Grammys (arXiv 2411.03786), Figure 4: which rows win, at which rank, and who filled them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from analysis.artifacts.artifact import (
+    Artifact,
+    by_model,
+    captions,
+    claimed_groups,
+    drafting,
+    measured_point,
+)
+from analysis.estimates import pooled_ratio
+from analysis.plots import Panel, Series, curves
+from analysis.render import Measured, Sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+    from analysis.groups import Entry
+    from analysis.load import Run
+    from specbench.records import CaseRecord
+
+PAPER = "ngrammys"
+_FIGURE4_TEXT = (
+    "Rows come from the context first and are filled up from the model's bigrams. Top: draft "
+    "tokens accepted from the winning row; middle: its rank among its source's rows; bottom: rows "
+    "given to a source in a step. The paper's bars have no numbers."
+)
+
+
+def _share(entry: Entry, counts: Callable[[CaseRecord], Counter[Any]], wanted: Any) -> Measured:
+    """Share of all counted things that are ``wanted``, over the label's turns."""
+    own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
+    return pooled_ratio(
+        own,
+        lambda r: counts(r)[wanted],
+        lambda r: sum(counts(r).values()),
+        entry.run.seed,
+        at_most=1,
+    )
+
+
+def _won(source: str, key: str) -> Callable[[CaseRecord], Counter[Any]]:
+    """Values of a list with one entry per step, at the steps that a row of the source won."""
+
+    def counts(record: CaseRecord) -> Counter[Any]:
+        lists = record.drafter
+        return Counter(
+            value
+            for value, won in zip(lists[key], lists["won_source"], strict=True)
+            if won == source
+        )
+
+    return counts
+
+
+def _given(source: str) -> Callable[[CaseRecord], Counter[Any]]:
+    """Rows that the source got in each step."""
+    return lambda record: Counter(record.drafter[f"rows_{source}"])
+
+
+_SOURCES = ("context", "bigram")
+_PARTS: tuple[tuple[str, str, Callable[[str], Callable[[CaseRecord], Counter[Any]]]], ...] = (
+    ("accepted draft tokens", "share of the source's wins", lambda s: _won(s, "accepted")),
+    (
+        "rank of the winning row (0 is first)",
+        "share of the source's wins",
+        lambda s: _won(s, "won_rank"),
+    ),
+    ("rows given to the source", "share of steps", _given),
+)
+
+
+def _distributions(entry: Entry) -> list[list[tuple[str, list[tuple[int, Measured]]]]]:
+    """For each part, each source's distribution: value and share."""
+    own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
+    parts = []
+    for _, _, counts_of in _PARTS:
+        sources = []
+        for source in _SOURCES:
+            counts = counts_of(source)
+            total = sum((counts(record) for record in own), Counter[Any]())
+            # Also the values that did not occur: their share is 0.
+            support = range(min(total, default=0), max(total, default=-1) + 1)
+            values = [(value, _share(entry, counts, value)) for value in support]
+            sources.append((source, values))
+        parts.append(sources)
+    return parts
+
+
+def _figure4(runs: Sequence[Run]) -> list[Sheet]:
+    rows: list[list[str | Measured]] = []
+    groups = claimed_groups(runs, PAPER, "table1")
+    for group in groups:
+        for entry in drafting(group):
+            distributions = _distributions(entry)
+            for (part, _, _), sources in zip(_PARTS, distributions, strict=True):
+                for source, values in sources:
+                    for value, share in values:
+                        rows.append([group.title, part, source, str(value), share])
+    headings = ["run", "part", "source", "value", "share [95 %]"]
+    text = captions(groups, _FIGURE4_TEXT)
+    return [Sheet("N-Grammys, Figure 4: acceptance, rank, allocation", text, headings, rows, [])]
+
+
+def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+    figures = {}
+    for model, groups in by_model(claimed_groups(runs, PAPER, "table1")).items():
+        found = [(group, drafting(group)[0]) for group in groups if drafting(group)]
+        columns = [_distributions(entry) for _, entry in found]
+        panels = [
+            [
+                Panel(
+                    found[j][0].runs[0].dataset if i == 0 else "", words, unit,
+                    [
+                        Series(source, PAPER, [measured_point(v, s) for v, s in values])
+                        for source, values in column[i]
+                    ],
+                    top=1.0,
+                )
+                for j, column in enumerate(columns)
+            ]
+            for i, (words, unit, _) in enumerate(_PARTS)
+        ]  # fmt: skip
+        figures[model] = curves(
+            panels, f"N-Grammys, Figure 4 ({model})", captions(groups, _FIGURE4_TEXT)
+        )
+    return figures
+
+
+FIGURE4 = Artifact("ngrammys_figure4", "N-Grammys, Figure 4", _figure4, _figure4_figure)

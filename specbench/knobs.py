@@ -1,0 +1,112 @@
+"""The knobs of a method: the fields of its class, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import types
+import typing
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from specbench.errors import ConfigurationError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Keys of a method node that are not fields of its class.
+_NOT_KNOBS = frozenset({"_target_", "label"})
+
+
+def check_method(method: Mapping[str, Any] | DictConfig) -> None:
+    """Check a method's knobs against its class, before anything heavy happens.
+
+    Args:
+        method: the composed ``method`` node.
+
+    Raises:
+        ConfigurationError: the class cannot be imported, or a knob is unknown, missing or of the
+            wrong type.
+    """
+    given = OmegaConf.to_container(method) if isinstance(method, DictConfig) else dict(method)
+    assert isinstance(given, dict)
+    name = given.get("name", "?")
+    fields = _constructor_fields(str(given.get("_target_")), str(name))
+    for key, value in given.items():
+        if key in _NOT_KNOBS:
+            continue
+        if key not in fields:
+            close = nearest(str(key), fields)
+            hint = f" Did you mean method.{close}?" if close else ""
+            raise ConfigurationError(
+                f"method={name} has no key {key!r}.{hint} Valid: {', '.join(sorted(fields))}."
+            )
+        annotation = fields[key][0]
+        if not _fits(value, annotation):
+            raise ConfigurationError(
+                f"method.{key}={value!r} is of the wrong type for method={name}: it must be "
+                f"{_describe(annotation)}."
+            )
+    missing = [key for key, (_, required) in fields.items() if required and key not in given]
+    if missing:
+        raise ConfigurationError(
+            f"method={name} lacks {', '.join(missing)}: add them to conf/method/{name}.yaml."
+        )
+
+
+def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
+    """``{field: (annotation, required)}`` of the class at the dotted path ``target``."""
+    module_name, _, class_name = target.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"method={name}: _target_ {target!r} in conf/method/{name}.yaml cannot be imported "
+            f"({error})."
+        ) from error
+    parameters = inspect.signature(cls).parameters
+    hints = typing.get_type_hints(cls)
+    return {
+        key: (hints.get(key, Any), parameter.default is inspect.Parameter.empty)
+        for key, parameter in parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a yaml value can stand for ``annotation``; unknown annotations take everything."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(annotation))
+    if origin is typing.Literal:
+        return value in typing.get_args(annotation)
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation is bool:
+        return isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if annotation is str:
+        return isinstance(value, str)
+    if origin in (list, tuple):
+        return isinstance(value, list)
+    if origin is dict:
+        return isinstance(value, dict)
+    return True
+
+
+def _describe(annotation: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if isinstance(annotation, type) and annotation in names:
+        return names[annotation]
+    if annotation in (None, type(None)):
+        return "null"
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(part) for part in parts)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, parts))
+    return "a list" if origin in (list, tuple) else str(annotation)
