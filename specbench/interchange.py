@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.cases import task_of
 from specbench.errors import ConfigurationError
 from specbench.records import CaseRecord
+from specbench.statistics import is_ordinary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,12 +60,18 @@ class Usable:
 def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usable:
     """Blocks with every turn of every label, none of them failed or disturbed.
 
-    Their format has no word for a turn that went wrong, and a file that lacks a question which
-    the baseline's has would not be compared on the same questions.
+    Their format has no word for a turn that went wrong, and a file that lacks a question which the
+    baseline's has would not be compared on the same questions. Where disturbance is the ordinary
+    state (:func:`specbench.statistics.is_ordinary`) the disturbed ones stay, as in our tables.
     """
     blocks: dict[tuple[int, str], list[CaseRecord]] = {}
     for record in records:
         blocks.setdefault((record.repeat, record.case_id), []).append(record)
+    spoilt = {
+        key for key, turns in blocks.items() if any(turn.status == "disturbed" for turn in turns)
+    }
+    if is_ordinary(len(spoilt), len(blocks)):
+        spoilt = set()
     kept, failed, disturbed = [], 0, 0
     for key, turns in blocks.items():
         asked = {turn.turn for turn in turns}
@@ -73,7 +80,7 @@ def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usabl
             found != asked for found in own.values()
         ):
             failed += 1
-        elif any(turn.status == "disturbed" for turn in turns):
+        elif key in spoilt:
             disturbed += 1
         else:
             kept.append(key)
