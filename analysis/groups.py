@@ -69,7 +69,8 @@ def make_groups(
     for run in runs:
         kind = estimator or run.estimator
         same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.synthetic)
-        by_key.setdefault((*same, run.verifier, run.timing, kind), []).append(run)
+        made = (run.verifier, run.timing, run.imported or "")
+        by_key.setdefault((*same, *made, kind), []).append(run)
     groups = []
     for key, members in sorted(by_key.items(), key=lambda item: item[0]):
         kind = key[-1]
@@ -104,6 +105,8 @@ def caption(group: Group) -> str:
     first = group.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
     made_up += _TIMES[first.timing]
+    if first.imported:
+        made_up += f"IMPORTED from {first.imported}'s files: not run here, no tokens to audit. "
     counts = sorted({entry.overall["n_cases"] for entry in group.entries})
     cases = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     repeats = sorted({1 + max(record.repeat for record in run.records) for run in group.runs})

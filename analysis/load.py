@@ -122,6 +122,11 @@ class Run:
         return bool(self.manifest.get("synthetic"))
 
     @property
+    def imported(self) -> str | None:
+        """Whose files the records were read from, None for a run of ours."""
+        return (self.manifest.get("imported") or {}).get("from")
+
+    @property
     def timing(self) -> str:
         """Where the times come from: ``measured``, ``predicted`` by a cost surface, or ``none``."""
         return self.records[0].timing

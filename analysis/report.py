@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import base64
 import io
-import json
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +27,14 @@ from analysis.command import with_runs
 from analysis.figures import FIGURES
 from analysis.groups import make_groups, verdict_words
 from analysis.plots import CAPTION, TITLE
+from analysis.provenance import settings, sources, surroundings
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import pairs_sheet, sheet
 from analysis.style import RC
 from specbench.statistics import ESTIMATORS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from matplotlib.figure import Figure
 
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from analysis.load import Run
 
 TEMPLATE = "report.html.jinja"
-# Of a manifest; what is left out is long and stands there.
-_SURROUNDINGS = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
-_LONG = {"packed", "drafts"}
-_NOT_KNOBS = {"name", "version", "state_scope", "_target_"}
 
 
 @dataclass(frozen=True)
@@ -72,15 +68,6 @@ class Section:
     title: str
     sheets: Sequence[Sheet]
     pictures: Sequence[Picture]
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What runs were measured on, and which of them."""
-
-    title: str
-    facts: Mapping[str, str]
-    runs: Sequence[str] = field(default_factory=list)
 
 
 def page(runs: Sequence[Run], estimator: str | None = None) -> str:
@@ -130,12 +117,14 @@ def warnings(groups: Iterable[Group]) -> list[tuple[str, str]]:
     """What a reader must know before any number: in a word, and how much of it there is."""
     runs = [run for group in groups for run in group.runs]
     entries = [entry for group in groups for entry in group.entries]
-    lost = {str(e.run.path): (e.overall["n_dropped"], e.overall["n_disturbed"]) for e in entries}
-    dropped, disturbed = (sum(pair[i] for pair in lost.values()) for i in (0, 1))
+    # All labels of a run lose the same cases.
+    lost = {str(entry.run.path): entry.overall for entry in entries}.values()
+    timed_all_the_same = sum(row["n_disturbed"] for row in lost if row["disturbed_counted"])
     of_turns = {
         "BUG: output that is not plain decoding's": sum(
             entry.overall["lossless"]["bug"] for entry in entries
-        )
+        ),
+        "Lossy verifier": sum(entry.overall["lossless"].get("lossy", 0) for entry in entries),
     }
     of_runs = {
         "Synthetic records, not a measurement": sum(run.synthetic for run in runs),
@@ -143,11 +132,14 @@ def warnings(groups: Iterable[Group]) -> list[tuple[str, str]]:
             run.timing == "predicted" for run in runs
         ),
         "Replay without times, steps only": sum(run.timing == "none" for run in runs),
+        "Imported, not run here": sum(run.imported is not None for run in runs),
         "Incomplete": sum(not run.complete for run in runs),
     }
     of_cases = {
-        "Left out for all labels because one failed": dropped,
-        "Disturbed, left out of everything timed": disturbed,
+        "Left out for all labels because one failed": sum(row["n_dropped"] for row in lost),
+        "Disturbed, left out of everything timed": sum(row["n_disturbed"] for row in lost)
+        - timed_all_the_same,
+        "Disturbed like most of their run, and timed all the same": timed_all_the_same,
     }
     return [
         *((words, f"turns: {count}") for words, count in of_turns.items() if count),
@@ -264,13 +256,13 @@ def claims(groups: Iterable[Group]) -> Sheet:
 
 def lossless(groups: Iterable[Group]) -> Sheet:
     """Turns of every label by verdict."""
-    kinds = ("equal", "near_tie", "bug", "not_audited")
+    kinds = ("equal", "near_tie", "bug", "not_audited", "lossy")
     headings = ["model and data", "method", *(kind.replace("_", " ") for kind in kinds)]
     rows: list[list[str | Measured]] = [
         [
             group.title,
             name(group, entry),
-            *(str(entry.overall["lossless"][kind]) for kind in kinds),
+            *(str(entry.overall["lossless"].get(kind, 0)) for kind in kinds),
         ]
         for group in groups
         for entry in drafting(group)
@@ -278,78 +270,10 @@ def lossless(groups: Iterable[Group]) -> Sheet:
     text = (
         "Turns. Equal: the tokens of plain decoding. Near tie: other tokens, but each is within "
         "the number format's tolerance of the likeliest one. Bug: anything else. Not audited: "
-        "sampling, or a run without plain decoding."
+        "sampling, or a run without plain decoding. Lossy: the verifier does not aim at plain "
+        "decoding's law."
     )
     return Sheet("Losslessness", text, headings, rows, [])
-
-
-def settings(runs: Iterable[Run]) -> list[Sheet]:
-    """A table per method: every setting that was run, once, with the number of its runs."""
-    counts: dict[str, Counter[tuple[str, str, str]]] = {}
-    for run in runs:
-        for label in run.labels:
-            node = (run.manifest.get("labels") or {}).get(label) or {}
-            knobs = {key: v for key, v in run.knobs(label).items() if key not in _NOT_KNOBS}
-            setting = (label, str(node.get("state_scope", ABSENT)), json.dumps(knobs))
-            counts.setdefault(str(node.get("method", label)), Counter())[setting] += 1
-    return [_settings_sheet(method, found) for method, found in sorted(counts.items())]
-
-
-def _settings_sheet(method: str, found: Mapping[tuple[str, str, str], int]) -> Sheet:
-    knobs = [json.loads(text) for _, _, text in found]
-    names = list(dict.fromkeys(key for setting in knobs for key in setting))
-    rows: list[list[str | Measured]] = [
-        [label, scope, *(_plain(own.get(key)) for key in names), str(count)]
-        for ((label, scope, _), count), own in zip(found.items(), knobs, strict=True)
-    ]
-    return Sheet(method, "", ["label", "state kept per", *names, "runs"], rows, [])
-
-
-def surroundings(runs: Iterable[Run]) -> list[Surroundings]:
-    """Model, hardware, versions and code of the runs; runs that agree in all of it once."""
-    found: dict[str, Surroundings] = {}
-    for run in runs:
-        kept = {key: run.manifest[key] for key in _SURROUNDINGS if run.manifest.get(key)}
-        facts = dict(_flat(kept))
-        key = json.dumps(facts)
-        if key not in found:
-            title = f"{run.hardware}, {run.code}"
-            found[key] = Surroundings(title, facts, [])
-        found[key] = Surroundings(found[key].title, facts, [*found[key].runs, str(run.path)])
-    return list(found.values())
-
-
-def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in node.items():
-        if isinstance(value, dict) and value:
-            if key not in _LONG:
-                yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _plain(value)
-
-
-def _plain(value: Any) -> str:
-    if value is None:
-        return ABSENT
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def sources(runs: Iterable[Run]) -> Sheet:
-    """The run folders, so that every number can be traced to its records."""
-    headings = ["folder", "experiment", "typed", "began", "turns", "run key", "seed"]
-    rows: list[list[str | Measured]] = [
-        [
-            str(run.path),
-            run.experiment or ABSENT,
-            " ".join(map(str, run.manifest.get("overrides") or [])) or ABSENT,
-            min((record.started_at for record in run.records), default="")[:19] or ABSENT,
-            str(len(run.records)),
-            str(run.manifest.get("run_key") or ABSENT)[:8],
-            str(run.seed),
-        ]
-        for run in runs
-    ]
-    return Sheet("Runs", "", headings, rows, [])
 
 
 def numeric_columns(shown: Sheet) -> list[bool]:

@@ -180,7 +180,9 @@ class _Sample:
         geomean_ci: Interval | None = None
         if baseline == label:
             # By definition, so there is nothing to estimate.
-            speedup = geomean = 1.0 if totals[:, DECODE].any() else None
+            timed = WALL if self._estimator == "specbench" else DECODE
+            speedup = 1.0 if totals[:, timed].any() else None
+            geomean = 1.0 if totals[:, DECODE].any() else None
         elif baseline in pooled.totals:
             speedup, speedup_ci = self.speedup(label, baseline)
             geomean, geomean_ci = self.geomean(label, baseline)

@@ -13,6 +13,9 @@ from analysis.groups import make_groups
 from analysis.load import load_runs
 from analysis.render import Measured
 
+# Theirs, while they import their own.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")
+
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import report
+from analysis import provenance, report
 from analysis.groups import make_groups
 from analysis.load import load_runs
 from analysis.render import Measured, Sheet
@@ -159,14 +159,14 @@ def test_runs_that_agree_in_their_surroundings_share_them(run, tmp_path):
     newer = shutil.copytree(run.path, tmp_path / "newer")
     manifest = json.loads((newer / "manifest.json").read_text())
     (newer / "manifest.json").write_text(json.dumps(manifest | {"versions": {"torch": "9"}}))
-    apart, shared = report.surroundings(load_runs([run.path, other, newer]))
+    apart, shared = provenance.surroundings(load_runs([run.path, other, newer]))
     assert (apart.runs, shared.runs) == ([str(newer)], [str(other), str(run.path)])
     assert apart.facts["versions.torch"] == "9"
 
 
 def test_settings_are_listed_once_with_their_runs(run, tmp_path):
     shutil.copytree(run.path, tmp_path / "other")
-    sheets = {sheet.title: sheet for sheet in report.settings(load_runs([tmp_path]))}
+    sheets = {sheet.title: sheet for sheet in provenance.settings(load_runs([tmp_path]))}
     assert list(sheets) == ["ar", "cacheback", "pld"]
     assert [str(row[0]) for row in sheets["cacheback"].rows] == ["cacheback", "no_frozen"]
     assert [str(row[-1]) for row in sheets["cacheback"].rows] == ["2", "2"]
