@@ -24,7 +24,7 @@ from runners import offline
 from runners.job import Entry
 from specbench import models
 from specbench.drafter import Drafter
-from specbench.errors import ConfigurationError, NeedsNotMet, unknown_name
+from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, unknown_name
 from specbench.structs import Needs
 
 if TYPE_CHECKING:
@@ -105,7 +105,10 @@ def _no_assistant(job: Job) -> str:
         return "no draft model is named: type pair.draft.path=FOLDER or pair=random_draft"
     if not node["shape"] and (Path(node["id"]) / ID_MAP_FILE).is_file():
         return f"transformers takes no draft with a reduced vocabulary, as {node['id']} has"
-    models.model_files_present(node)
+    try:
+        models.model_files_present(node)
+    except WeightsNotFound as error:
+        return str(error).rstrip(".")
     return ""
 
 

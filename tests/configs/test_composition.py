@@ -152,24 +152,26 @@ def test_pair_is_own_else_draft_else_nothing(
     shutil.copytree(CONF_DIR, conf)
     pair = conf / "pair"
     header = "# @package _global_\npair:\n"
-    (pair / "draft_vicuna7b.yaml").write_text(header + "  draft: shared\n")
-    (pair / "pld_vicuna7b.yaml").write_text(header + "  own: 1\nmethod:\n  num_tokens: 4\n")
+    (pair / "draft_vicuna7b.yaml").write_text(header + "  draft:\n    id: shared\n")
+    own_file = "  draft:\n    id: own\nmethod:\n  num_tokens: 4\n"
+    (pair / "pld_vicuna7b.yaml").write_text(header + own_file)
     monkeypatch.setattr(config, "CONF_DIR", conf)
 
     own = compose(["method=pld", "model=vicuna7b"])
-    assert own.pair == {"own": 1}
+    assert own.pair.draft.id == "own"
     assert own.method.num_tokens == 4
     shared = compose(["method=ar", "model=vicuna7b"])
-    assert shared.pair == {"draft": "shared"}
-    assert compose(["method=ar", "model=vicuna7b", "pair.draft=mine"]).pair.draft == "mine"
-    assert compose(["method=ar", "model=mistral7b"]).pair is None
+    assert shared.pair.draft.id == "shared"
+    typed = compose(["method=ar", "model=vicuna7b", "pair.draft.id=mine"])
+    assert typed.pair.draft.id == "mine"
+    assert compose(["method=ar", "model=mistral7b"]).pair.draft.id is None
     # The choice follows a model set by an experiment, too.
     (conf / "experiment/x.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /model: vicuna7b\n  - override /method: ar\n"
     )
-    assert compose(["experiment=x"]).pair == {"draft": "shared"}
-    assert compose_entry(shared, "pld").pair == {"own": 1}
-    assert compose_entry(own, "ar").pair == {"draft": "shared"}
+    assert compose(["experiment=x"]).pair.draft.id == "shared"
+    assert compose_entry(shared, "pld").method.num_tokens == 4
+    assert compose_entry(own, "ar").method.name == "ar"
 
 
 def test_pair_name_where_neither_exists_is_the_own_one() -> None:

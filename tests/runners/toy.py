@@ -28,7 +28,7 @@ MEASURE = {
 
 
 class FormulaScores:
-    logits = hidden = None
+    logits = hidden = verified = None
 
     def __init__(self, choices):
         self._choices = np.asarray(choices, dtype=np.int64)
