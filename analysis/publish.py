@@ -16,9 +16,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import matplotlib
+
 from analysis.figures import mean_accepted_tokens, save, speedup_by_task
 from analysis.groups import caption, make_groups
 from analysis.load import ResultsError, load_runs
+from analysis.style import RC
 from specbench.records import CASES, ERRORS, MANIFEST, STEPS, SUMMARY
 
 if TYPE_CHECKING:
@@ -59,7 +62,7 @@ def identity(run: Run) -> dict[str, Any]:
     return {
         "id": run_id(run),
         "name": folder.name,
-        "group": folder.parent.name,
+        "group": run.experiment or folder.parent.name,
         "job_type": str((config.get("method") or {}).get("name") or methods[0]),
         "tags": [run.model, run.dataset, *methods],
     }
@@ -104,6 +107,18 @@ def case_rows(run: Run) -> list[list[Any]]:
     return [[getattr(record, column) for column in CASE_COLUMNS] for record in run.records]
 
 
+def pictures(group: Group, folder: Path) -> dict[str, Path]:
+    """The group's bar charts as PNG, by the name that panels of a dashboard know them by."""
+    drawn = {}
+    context: Any = matplotlib.rc_context(RC)
+    with context:
+        for name, draw in (("speedup", speedup_by_task), ("mat", mean_accepted_tokens)):
+            figure = draw(group)
+            if figure is not None:
+                drawn[name] = save(figure, folder, name)[0]
+    return drawn
+
+
 def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
     """Send a run folder to W&B, or lay it down for ``wandb sync``.
 
@@ -142,11 +157,8 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
             )
             live.summary.update(metrics(group))
             live.summary["caption"] = caption(group)
-            for name, draw in (("speedup", speedup_by_task), ("mat", mean_accepted_tokens)):
-                figure = draw(group)
-                if figure is not None:
-                    path = save(figure, place / "figures", name)[0]
-                    live.log({f"figures/{name}": wandb.Image(str(path))})
+            for name, path in pictures(group, place / "figures").items():
+                live.log({f"figures/{name}": wandb.Image(str(path))})
         live.summary["complete"] = run.complete
         artifact = wandb.Artifact(f"run-{who['id']}", type="records")
         for name in FILES:

@@ -88,11 +88,15 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
     )
     environment.tests["measured"] = lambda cell: isinstance(cell, Measured)
     environment.filters["numeric"] = numeric_columns
+    # As outlines, because the reader's machine need not have the font.
+    context: Any = matplotlib.rc_context(RC | {"svg.fonttype": "path"})
+    with context:
+        shown = list(sections(runs, estimator))
     return environment.get_template(TEMPLATE).render(
         lead=lead(recorded or runs),
         warnings=warnings(groups),
         summary=summary(groups),
-        sections=list(sections(runs, estimator)),
+        sections=shown,
         claims=claims(groups),
         rule=VERDICT_RULE,
         lossless=lossless(groups),
@@ -187,22 +191,18 @@ def summary(groups: Iterable[Group]) -> Sheet:
 
 
 def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
-    """The artifacts of the papers first, then every group of other runs."""
+    """The artifacts of the papers first, then every group of other runs.
+
+    Drawn one after the other, within :data:`analysis.style.RC`.
+    """
     made, others = made_of(runs)
     for artifact, members in made:
-        pictures = _pictures(artifact.figures(members).values())
+        pictures = [picture(figure) for figure in artifact.figures(members).values()]
         yield Section(artifact.place, list(artifact.sheets(members)), pictures)
     for group in make_groups(others, estimator):
         sheets = [page for page in (sheet(group), pairs_sheet(group)) if page is not None]
-        figures = [draw(group) for draw in FIGURES.values()]
-        yield Section(group.title, sheets, _pictures(f for f in figures if f is not None))
-
-
-def _pictures(figures: Iterable[Figure]) -> list[Picture]:
-    # As outlines, because the reader's machine need not have the font.
-    context: Any = matplotlib.rc_context(RC | {"svg.fonttype": "path"})
-    with context:
-        return [picture(figure) for figure in figures]
+        figures = (draw(group) for draw in FIGURES.values())
+        yield Section(group.title, sheets, [picture(f) for f in figures if f is not None])
 
 
 def picture(figure: Figure) -> Picture:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from analysis import publish
+from analysis import figures, publish
 from analysis.groups import make_groups
 from analysis.load import load_runs
 from runners import dispatch
@@ -81,6 +81,20 @@ def test_what_a_run_sends(run, fake):
     assert {"manifest.json", "cases.jsonl"} <= set(fake.files)
     assert fake.finished
     assert "wandb sync" in said
+
+
+def test_runs_of_an_experiment_share_its_name_as_their_group(run):
+    run.manifest["overrides"] = ["experiment=cacheback_table1", "seed=1"]
+    assert publish.identity(run)["group"] == "cacheback_table1"
+
+
+def test_pictures_are_the_figures_command_s(run, tmp_path):
+    assert figures.main([str(run.path), "-o", str(tmp_path / "drawn")]) == 0
+    (group,) = make_groups([run], None)
+    made = publish.pictures(group, tmp_path / "sent")
+    for name, stem in (("speedup", "speedup_by_task"), ("mat", "mat")):
+        (drawn,) = (tmp_path / "drawn").glob(f"*_{stem}.png")
+        assert made[name].read_bytes() == drawn.read_bytes()
 
 
 def test_no_prompt_and_no_answer_is_in_the_case_table():

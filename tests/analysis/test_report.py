@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from analysis import provenance, report
 from analysis.groups import make_groups
 from analysis.load import load_runs
 from analysis.render import Measured, Sheet
+from analysis.style import RC
 from tests.analysis import browser
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -130,6 +132,14 @@ def test_a_picture_s_words_stand_beside_it_not_in_it(run):
     assert [t.get_visible() for t in figure.texts] == [False, False]
 
 
+def test_pictures_are_in_the_project_s_style_with_outlined_text(read):
+    for attributes in read.all("img"):
+        drawn = base64.b64decode(attributes["src"].partition(",")[2]).decode()
+        assert RC["grid.color"].lower() in drawn
+        assert "<text" not in drawn, "the reader's machine may lack the font"
+        assert "SYNTHETIC" not in drawn
+
+
 def test_the_same_records_give_the_same_bytes(page, tmp_path):
     again = tmp_path / "again.html"
     assert report.main([str(GOLDEN / "records"), "-o", str(again)]) == 0
@@ -213,6 +223,8 @@ def look(tab, path):
             assert tab.evaluate(BROKEN) == 0
             colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
             assert (colour == "rgb(255, 255, 255)") == (scheme == "light")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
     assert tab.complaints == []
     assert set(tab.requests) == {path.resolve().as_uri()}
 
