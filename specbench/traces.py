@@ -41,6 +41,7 @@ _MODEL_FACTS = (
     "vocab_size",
     "tokenizer_hash",
     "template_sha",
+    "weights_hash",
 )
 # Machine paths and sources inside the configuration's nodes.
 _PLACES = ("cache_dir", "path", "source", "fetch")
