@@ -57,11 +57,10 @@ class Saboteur:
     def _drafter(self, runner, method, act):
         """Let a method of pld's drafter act up at its third call."""
         drafter = runner._contenders["pld"].drafter
-        original, calls = getattr(drafter, method), iter(range(2))
+        original = getattr(drafter, method)
 
         def acting_up(*arguments):
-            if next(calls, None) is None:
-                act()
+            act()  # in the first step: a short answer has no other
             return original(*arguments)
 
         setattr(drafter, method, acting_up)
