@@ -55,7 +55,7 @@ class Saboteur:
         return result
 
     def _drafter(self, runner, method, act):
-        """Let a method of pld's drafter act up at its third call."""
+        """Let a method of pld's drafter act up."""
         drafter = runner._contenders["pld"].drafter
         original = getattr(drafter, method)
 
