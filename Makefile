@@ -32,9 +32,9 @@ STAMP_TORCH := $(VENV)/.stamp-torch-$(TORCH_VERSION)
 STAMP := $(VENV)/.stamp-setup
 
 # Tests must pass without a network: a test that asks the hub fails here and not only elsewhere.
-# Two files at a time, one thread each: threads that outnumber the cores spin instead of working.
+# Two tests at a time, one thread each: threads that outnumber the cores spin instead of working.
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist worksteal
 
 .PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters bench-growth gpu-check clean
 

@@ -138,6 +138,7 @@ def test_sampled_output_follows_the_targets_law(method, law, verifier):
     assert per_step > 1.05
 
 
+@pytest.mark.slow
 def test_pearl_follows_the_targets_law_and_its_guesses_are_accepted_by_the_ratio():
     law = laws.LAWS["hot"]
     p, by_ratio = sampled_law("pearl", law, RejectionVerifier, 600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def build(*overrides):
     """What a run does before anything is loaded."""
     cfg = compose(["method=sps", *overrides])
     config = OmegaConf.to_container(cfg, resolve=True)
-    return build_contenders(Job(config, (), {}, "", None, resolve_entries(cfg), ()))
+    return build_contenders(Job(config, (), {}, "", Path(), resolve_entries(cfg), ()))
 
 
 def copied(checkpoint, folder):
