@@ -107,6 +107,14 @@ class Lookahead(Drafter):
         if self.pool_from_prompt:
             begin = state.length - len(outcome.committed)
             self._pool.insert_text(state.buffer, begin, state.length)
-        # A tree cut by the engine has lost a part of the window: it waits for the next step.
-        if outcome.tree is self._tree and outcome.next_tokens is not None:
+        # A tree that was cut may have lost a part of the window: it waits for the next step. A
+        # union may drop candidates and leave the window, which comes last, whole.
+        if outcome.next_tokens is not None and self._window_verified(outcome.tree):
             self._pool.insert(self._window.advance(outcome.next_tokens))
+
+    def _window_verified(self, tree: DraftTree) -> bool:
+        if tree is self._tree:
+            return True
+        if tree.aux is None or self._tree.aux is None:
+            return False
+        return bool(tree.aux.sum() == self._tree.aux.sum())

@@ -210,7 +210,7 @@ class Union(Composite):
                 parents=parents,
                 aux=None if tree.aux is None else tree.aux[kept],
                 rows=None,
-                probs=None if tree.probs is None else tree.probs[kept],
+                probs=None if tree.probs is None else tree.probs.of(kept),
                 sources=None if tree.sources is None else tree.sources[kept],
             )
         return tree, own, rows

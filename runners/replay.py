@@ -61,6 +61,11 @@ def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
             "runner=replay needs recorded outputs: type runner.traces=RUN, with the folder of a "
             "finished greedy run, or a pack made by scripts/export_traces.py."
         )
+    if cfg.measure.energy:
+        raise ConfigurationError(
+            "measure=energy reads a GPU's counter while a model runs, and runner=replay runs none. "
+            "Type measure=timed."
+        )
     traces = load_traces(cfg.runner.traces)
     recorded = traces.config
     if cfg.model.name != recorded["model"]["name"]:

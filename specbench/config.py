@@ -209,8 +209,9 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     """A method's node with the names of other methods in its knobs replaced by their nodes.
 
     Instantiating the result builds the parts too; methods themselves never import each other.
-    A part has its yaml's own values: a budget that a ``pair`` file sets for a method running alone
-    says nothing about its share of a common tree.
+    A part is a name, or ``{method: name, <knob>: ...}``. It has its yaml's own values otherwise: a
+    budget that a ``pair`` file sets for a method running alone says nothing about its share of a
+    common tree.
 
     Args:
         method: a method's node, as plain containers.
@@ -224,6 +225,10 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     def part(value: Any) -> Any:
         if isinstance(value, list):
             return [part(entry) for entry in value]
+        knobs: dict[str, Any] = {}
+        if isinstance(value, Mapping) and isinstance(value.get("method"), str):
+            knobs = {str(k): v for k, v in value.items() if k != "method"}
+            value = value["method"]
         if not isinstance(value, str):
             return value
         if value in inside:
@@ -233,7 +238,7 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
         node = OmegaConf.to_container(_part_defaults(value, CONF_DIR).method, resolve=True)
         assert isinstance(node, dict)
         node.pop("label", None)
-        part_node: dict[str, Any] = {str(k): v for k, v in node.items()}
+        part_node: dict[str, Any] = {str(k): v for k, v in node.items()} | knobs
         check_method(part_node)
         return with_parts(part_node, inside)
 

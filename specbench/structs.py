@@ -40,6 +40,10 @@ class Proposal:
     row: IntArray
     replacement: bool = True
 
+    def of(self, nodes: IntArray) -> Proposal:
+        """The proposal of the nodes with these indices, in increasing order."""
+        return Proposal(self.q, self.row[nodes], self.replacement)
+
     def first(self, n: int) -> Proposal:
         """The proposal of the first ``n`` nodes."""
         return Proposal(self.q, self.row[:n], self.replacement)

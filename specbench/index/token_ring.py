@@ -207,7 +207,12 @@ class RingIndex:
         requests, since_attempt = arrays["requests"].tolist()
         missing_requests, missing_tokens = arrays["missing"].tolist()
         indexed = np.array(arrays["indexed"], dtype=np.int32)
-        suffixes = self._build(indexed)
+        try:
+            suffixes = self._build(indexed)
+        except Exception as error:  # the ring is restored; the next rebuild finds its tokens
+            self._failed(error)
+            indexed, suffixes = BuiltArray().tokens, BuiltArray().suffixes
+            missing_requests, missing_tokens = requests, len(arrays["tokens"])
         with self._lock:
             self._epoch += 1
             self._ring.restore(arrays["tokens"])
@@ -240,24 +245,27 @@ class RingIndex:
         while self._due():
             self._rebuild()
 
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+        log.warning(
+            "rebuilding the suffix array over %d tokens failed (%s: %s); drafts go on with the "
+            "array of %d tokens",
+            len(self),
+            type(error).__name__,
+            error,
+            len(self.current.tokens),
+        )
+
     def _rebuild(self) -> None:
-        with self._lock:
-            tokens = self._ring.snapshot()
-            requests, written, epoch = self._requests, self._ring.written, self._epoch
-            begun = self._clock()
-            self._attempt = (requests, begun)
         try:
+            with self._lock:
+                requests, written, epoch = self._requests, self._ring.written, self._epoch
+                begun = self._clock()
+                self._attempt = (requests, begun)
+                tokens = self._ring.snapshot()
             suffixes = self._build(tokens)
         except Exception as error:  # whatever it is, drafting goes on with the older array
-            self.failures += 1
-            log.warning(
-                "rebuilding the suffix array over %d tokens failed (%s: %s); drafts go on with "
-                "the array of %d tokens",
-                len(tokens),
-                type(error).__name__,
-                error,
-                len(self.current.tokens),
-            )
+            self._failed(error)
             return
         with self._lock:
             if epoch == self._epoch:

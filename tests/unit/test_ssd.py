@@ -370,3 +370,37 @@ def test_output_is_that_of_plain_decoding(architecture, rebuild, make_target, rn
     assert result.n_target_passes <= 29 / 10 + 1 < expected.n_target_passes
     drafter.close()
     plain.close()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_copy_that_does_not_fit_is_a_failed_rebuild(background, caplog, monkeypatch):
+    index = RingIndex(99, background=background)
+    index.add(np.arange(5, dtype=np.int32))
+    index.wait()
+    older = index.current.tokens.tolist()
+
+    def no_room():
+        raise MemoryError("no room for the copy")
+
+    monkeypatch.setattr(index._ring, "snapshot", no_room)
+    index.add(np.arange(7, dtype=np.int32))
+    index.wait()
+    assert index.failures == 1
+    assert "no room for the copy" in caplog.text
+    assert index.current.tokens.tolist() == older
+    index.close()
+
+
+def test_a_snapshot_whose_array_cannot_be_built_goes_on_without_one():
+    def build(tokens):
+        raise RuntimeError("made up")
+
+    index = RingIndex(99, background=False)
+    index.add(np.arange(5, dtype=np.int32))
+    saved = index.snapshot()
+    again = RingIndex(99, background=False, build=build)
+    again.load(saved)
+    assert again.failures == 1
+    assert len(again) == len(index)
+    assert len(again.current.tokens) == 0
+    assert again.staleness.tokens == len(again)

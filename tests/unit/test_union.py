@@ -14,6 +14,7 @@ from methods.sam import SuffixAutomatonDecoding
 from methods.suffix_decoding import SuffixDecoding
 from methods.token_recycling import TokenRecycling
 from methods.union import Union
+from specbench.config import with_parts
 from specbench.drafter import Drafter
 from specbench.errors import ConfigurationError
 from specbench.structs import (
@@ -387,3 +388,35 @@ def test_names_that_nobody_resolved_are_no_drafters():
 def test_a_part_in_the_batch_layout_is_refused():
     with pytest.raises(ConfigurationError, match="rows"):
         Union(drafters=[fixed([1], [-1], name="rows", required=Needs(layout="batch"))])
+
+
+def test_a_window_that_was_left_whole_goes_on_when_candidates_are_cut():
+    """Lookahead's window inside a union with too little room for its guesses too."""
+    part = Lookahead(window=3, ngram=3, guesses=9)
+    union = ready(part, max_nodes=12)
+    advanced = []
+    real = part._window.advance
+    part._window.advance = lambda tokens: (advanced.append(1), real(tokens))[1]
+    random = np.random.default_rng(0)
+    state = DecodeState(random.integers(0, 8, 40), 60)
+    state.commit(np.array([3]))
+    union.begin(state)
+    for _ in range(40):
+        tree = union.propose(state)
+        choices = random.integers(0, 8, len(tree) + 1)
+        state.commit(choices[:1])
+        union.observe(state, StepOutcome(tree, NO_TOKENS, choices[:1], choices))
+    assert len(advanced) == 40
+
+
+def test_a_part_may_have_knobs():
+    node = with_parts(
+        {
+            "name": "union",
+            "drafters": ["cacheback", {"method": "ngrammys", "layout": "tree", "k": 4}],
+        }
+    )
+    assert [part["name"] for part in node["drafters"]] == ["cacheback", "ngrammys"]
+    assert (node["drafters"][1]["layout"], node["drafters"][1]["k"]) == ("tree", 4)
+    with pytest.raises(ConfigurationError, match="no key 'kk'"):
+        with_parts({"name": "union", "drafters": [{"method": "ngrammys", "kk": 4}]})
