@@ -174,3 +174,17 @@ def grid(
 def has_numbers(drawn: Grid) -> bool:
     """Whether there is anything to see."""
     return any(value is not None for row in drawn.values for value in row)
+
+
+def speedups(groups: Sequence[Group]) -> list[Series]:
+    """Speedup of each label that drafts, a point for each group that has it."""
+    found = [{entry.label: entry for entry in drafting(group)} for group in groups]
+    methods = {e.label: str(e.overall["method"]) for group in groups for e in drafting(group)}
+    return [
+        Series(
+            name,
+            method,
+            [point(x, own[name], "speedup") for x, own in enumerate(found) if name in own],
+        )
+        for name, method in methods.items()
+    ]

@@ -15,6 +15,7 @@ from analysis.artifacts.artifact import (
     knob,
     label,
     point,
+    speedups,
     task_panel,
 )
 from analysis.plots import Panel, Series, bars, bars_and_radar, heatmaps
@@ -70,19 +71,13 @@ def _figure3(runs: Sequence[Run]) -> list[Sheet]:
 
 def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     groups = claimed_groups(runs, PAPER, "figure3", "table1")
-    labels = list(dict.fromkeys(e.label for group in groups for e in drafting(group)))
-    by_label = [{entry.label: entry for entry in drafting(group)} for group in groups]
-    methods = {e.label: str(e.overall["method"]) for group in groups for e in drafting(group)}
-    series = [
-        Series(
-            name,
-            methods[name],
-            [point(x, own[name], "speedup") for x, own in enumerate(by_label) if name in own],
-        )
-        for name in labels
-    ]
     panel = Panel(
-        "", "", _SPEEDUP, series, [group.runs[0].model for group in groups], reference=(1.0, "ar")
+        "",
+        "",
+        _SPEEDUP,
+        speedups(groups),
+        [group.runs[0].model for group in groups],
+        reference=(1.0, "ar"),
     )
     first = groups[0]
     around = [

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from analysis.artifacts.artifact import (
     Artifact,
+    by_model,
     captions,
     claimed_groups,
     drafting,
@@ -13,6 +14,7 @@ from analysis.artifacts.artifact import (
     measured_point,
     point,
     speed_point,
+    speedups,
 )
 from analysis.claims import NOT_COMPARED, NOT_RUN, load_ledger
 from analysis.estimates import pooled_ratio
@@ -80,24 +82,10 @@ def _figure5(runs: Sequence[Run]) -> list[Sheet]:
 
 def _figure5_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     groups = claimed_groups(runs, PAPER, "figure5")
-    models: dict[str, list[Group]] = {}
-    for group in groups:
-        models.setdefault(group.runs[0].model, []).append(group)
     figures = {}
-    for model, members in models.items():
-        names = list(dict.fromkeys(e.label for group in members for e in drafting(group)))
-        found = [{e.label: e for e in drafting(group)} for group in members]
-        methods = {e.label: str(e.overall["method"]) for group in members for e in drafting(group)}
-        series = [
-            Series(
-                name,
-                methods[name],
-                [point(x, own[name], "speedup") for x, own in enumerate(found) if name in own],
-            )
-            for name in names
-        ]
+    for model, members in by_model(groups).items():
         ticks = [f"{g.runs[0].dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
-        panel = Panel("", "", _SPEEDUP, series, ticks, reference=(1.0, "ar"))
+        panel = Panel("", "", _SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
         text = "The paper: up to 4.83 (HumanEval, Llama-3 70B and 1B, 3 A800)."
         figures[model] = bars([panel], f"CARD, Figure 5 ({model})", captions(members, text))
     return figures
