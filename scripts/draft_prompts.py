@@ -269,7 +269,7 @@ class PromptMaker:
         }  # fmt: skip
 
     def _rag(self) -> str:
-        passages = [self._passage() for _ in range(self._random.choice((1, 2, 2)))]
+        passages = [self._passage() for _ in range(self._random.choice((1, 1, 2)))]
         numbered = "\n".join(f"[{i}] {passage}" for i, passage in enumerate(passages, 1))
         return self._fill(_RAG, numbered=numbered, ask=self._fill(_RAG_ASKS))
 
