@@ -26,7 +26,7 @@ from scipy import stats
 from specbench.clock import NullClock
 from specbench.drafter import Drafter
 from specbench.engine import Engine
-from specbench.sampling import Sampling, sample
+from specbench.sampling import Sampling, Uniforms, sample
 from specbench.structs import DraftTree, Proposal
 from specbench.tree import NO_AUX, sibling_table
 from specbench.verify.rejection import descend, ratio_tests
@@ -197,16 +197,14 @@ def ratio_turns(drafter, law, n, seed=0):
     return text[:, len(PROMPT) : len(PROMPT) + N_TOKENS], committed / steps
 
 
-def plain_turns(law, n, n_tokens, target_table=None):
+def plain_turns(law, n, n_tokens, target_table=None, prompt=PROMPT):
     """What plain sampling with the verifiers' random numbers of each seed emits, text by text."""
-    from specbench.sampling import Uniforms
-
     p = law.probs(table(0) if target_table is None else target_table)
     outputs = np.empty((n, n_tokens), dtype=np.int64)
     numbers = Uniforms()
     for seed in range(n):
         numbers.begin(seed)
-        text = PROMPT.tolist()
+        text = prompt.tolist()
         for i in range(n_tokens):
             row = p[text[-2], text[-1]][None]
             text.append(int(sample(row, torch.from_numpy(numbers.take(1)))))
@@ -249,16 +247,10 @@ def p_value(seen, joint):
     return float(stats.chi2.sf(statistic, freedom)) if freedom else float(statistic < np.inf)
 
 
-def counts_of(outputs, n_tokens=N_TOKENS):
-    """``[VOCAB] * n_tokens`` how often each text was seen."""
-    counts = np.zeros((VOCAB,) * n_tokens)
-    np.add.at(counts, tuple(outputs[:, :n_tokens].T), 1)
-    return counts
-
-
 def worst_p(outputs, joint):
-    """The smallest p over the laws of the first 1, 2, 3 and 4 tokens."""
-    counts = counts_of(outputs, joint.ndim)
+    """The smallest p over the laws of the first 1, 2, 3, … tokens; ``joint`` is the longest's."""
+    counts = np.zeros_like(joint)
+    np.add.at(counts, tuple(outputs[:, : joint.ndim].T), 1)
     rest = [tuple(range(n, joint.ndim)) for n in range(1, joint.ndim + 1)]
     return min(p_value(counts.sum(axes), joint.sum(axes)) for axes in rest)
 
