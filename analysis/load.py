@@ -77,6 +77,16 @@ class Run:
         return float(self._config("generation", "temperature") or 0.0)
 
     @property
+    def phases(self) -> bool:
+        """Whether the clock looked into the steps."""
+        return bool(self._config("measure", "phases"))
+
+    @property
+    def overlap(self) -> str:
+        """How drafters worked beside the target's passes; "" where the manifest does not say."""
+        return str((self.manifest.get("model") or {}).get("overlap") or "")
+
+    @property
     def experiment(self) -> str | None:
         """The ``experiment`` that was typed, None for other runs."""
         for override in self.manifest.get("overrides") or ():
@@ -178,6 +188,10 @@ class Run:
             node = (node.get("drafts") or {}).get(label) or {}
         count = node.get("parameters")
         return None if count is None else float(count)
+
+    def memory(self, label: str) -> Mapping[str, int]:
+        """Bytes of weights and caches by model (``target``, ``draft``) that a label needs."""
+        return ((self.manifest.get("model") or {}).get("memory") or {}).get(label) or {}
 
     def knobs(self, label: str) -> Mapping[str, Any]:
         """The settings of a label's method."""

@@ -16,7 +16,7 @@ What overlaps: one target pass on the path chosen after the step before, and r d
     tree that path came from. ``engine.overlap=serial`` runs the same schedule one after the other,
     with the same tokens.
 r: ``auto`` is the paper's ceil(t_target / t_draft), measured in ``setup`` with K nodes a draft pass
-    and r rows a target pass; the number is in every record.
+    and eight rows a target pass; the number is in every record.
 Temperature above 0: the tree is a function of the committed text and of how it came in steps; no
     random number that the verifier has yet to draw enters it. Given the text, every child is a
     point mass, so accepting it with probability p(x) is exact; this is what the reference does
@@ -151,16 +151,18 @@ class Card(Drafter):
         self._counts["verified"] += 1 + len(outcome.tree)
         if outcome.finished:
             return
-        above = self._trail + self._path[: len(outcome.path)]
-        place = self._tree.child(above, state.root)
-        if place is None:
-            self._counts["misses"] += 1
-            self._draft.keep_path(self._tree.numbers(above))
-            self._tree.clear()
-            self._trail = []
-            return
+        path = self._trail + self._path[: len(outcome.path)]
+        # The target's own token; in a union perhaps others that other parts had drafted.
+        for token in outcome.committed[len(outcome.path) :].tolist():
+            place = self._tree.child(path, token)
+            if place is None:
+                self._counts["misses"] += 1
+                self._draft.keep_path(self._tree.numbers(path))
+                self._tree.clear()
+                self._trail = []
+                return
+            path.append(place)
         self._counts["hits"] += 1
-        path = [*above, place]
         if self.correct:
             numbers = self._tree.numbers(path)
             self._draft.keep_path(numbers, self._tree.reroot(path))

@@ -31,7 +31,6 @@ State kept: the window, for a turn; the pool, at most vocab × G n-grams, as ``s
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,18 +81,13 @@ class Lookahead(Drafter):
 
     def setup(self, context: DraftContext) -> None:
         self._seed = context.seed
-        self._pool = NgramPool(context.vocab_size, self.ngram - 1, self.guesses)
-        # Compiles, or loads what was compiled before, outside any clock.
-        self._pool.insert(np.zeros((1, self.ngram), dtype=np.int64))
-        self.reset()
+        self._pool = NgramPool.compiled(context.vocab_size, self.ngram - 1, self.guesses)
 
     def reset(self) -> None:
         self._pool.clear()
 
     def begin(self, state: DecodeState) -> None:
-        prompt = state.buffer[: state.n_prompt]
-        random = np.random.default_rng([self._seed, zlib.crc32(prompt.tobytes())])
-        self._window.begin(prompt, random)
+        self._window.begin(state.buffer[: state.n_prompt], self._seed)
         if self.pool_from_prompt:
             self._pool.insert_text(state.buffer, 0, state.length)
 

@@ -30,7 +30,6 @@ State kept: window and draft cache for a turn; the pool, at most vocab x G phras
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,30 +95,30 @@ class Ouroboros(Drafter):
         return self.gamma + self.ngram - 1
 
     @property
+    def _most_unread(self) -> int:
+        """Tokens that a step of its own commits at most."""
+        return self._longest + self.ngram
+
+    @property
     def needs(self) -> Needs:
-        unread = self._longest + self.ngram  # what a step commits at most
         return Needs(
             tokens_only=False,
             draft_model=True,
             max_nodes=self._longest + self.topk * (self.ngram - 1),
-            draft_nodes=unread + self._longest + self._window.most_nodes(self.guesses),
+            draft_nodes=self._most_unread + self._longest + self._window.most_nodes(self.guesses),
         )
 
     def setup(self, context: DraftContext) -> None:
         self._draft: DraftModel = context.draft_model
         self._seed = context.seed
-        self._pool = NgramPool(context.vocab_size, self.ngram - 1, self.guesses)
-        # Compiles, or loads what was compiled before, outside any clock.
-        self._pool.insert(np.zeros((1, self.ngram), dtype=np.int64))
-        self.reset()
+        self._pool = NgramPool.compiled(context.vocab_size, self.ngram - 1, self.guesses)
 
     def reset(self) -> None:
         self._pool.clear()
 
     def begin(self, state: DecodeState) -> None:
         prompt = state.buffer[: state.n_prompt]
-        random = np.random.default_rng([self._seed, zlib.crc32(prompt.tobytes())])
-        self._window.begin(prompt, random)
+        self._window.begin(prompt, self._seed)
         self._draft.begin(prompt, state.seed)
         self._read = len(prompt)
         self._tree = DraftTree.empty()
@@ -145,6 +144,9 @@ class Ouroboros(Drafter):
         ahead = self._longest + self.window + self.ngram  # how far the window may reach
         if wanted <= 0 or self._draft.room(state.length) < ahead:
             return NO_TOKENS
+        if state.length - self._read > self._most_unread:  # a union's other parts did well
+            self._draft.catch_up(state.tokens[:-1], own=True)
+            self._read = state.length - 1
         unread = state.tokens[self._read :]
         held = 0  # drafted tokens that have been read
         chain: list[IntArray] = []

@@ -155,7 +155,9 @@ class Pearl(Drafter):
         if outcome.finished or not len(outcome.committed):
             return
         draft, behind, block = self._draft, len(self._pending), self._block
-        stands = len(outcome.path) == behind and len(block) > 0 and block[0] == state.root
+        # In a union others may have drafted on behind the pending tokens.
+        tested = len(outcome.path) == behind and len(outcome.committed) == behind + 1
+        stands = tested and len(block) > 0 and block[0] == state.root
         if not stands:
             # Without a block the last pending token has not been read.
             held = behind if len(block) else max(behind - 1, 0)

@@ -90,6 +90,7 @@ class Stage:
         self._drafts = {
             c.label: self._load_draft(config, c) for c in contenders if c.drafter.needs.draft_model
         }
+        self._memory = {c.label: self._memory_of(c) for c in contenders}
         self._on_gpu = self._target.device.type == "cuda"
         verifier = build_verifier(config.verifier, self._sampling)
         phases = bool(config.measure.phases)
@@ -139,6 +140,7 @@ class Stage:
             "copy_bytes_per_s": roofline.copy_bandwidth(self._target.device),
             "packed": self._target.packing,
             "passes": self._target.describe(),
+            "overlap": self._engine.overlap,
             "threads": torch.get_num_threads(),
             "artefacts": {
                 label: {name: artefacts.describe(path) for name, path in files.items()}
@@ -146,6 +148,7 @@ class Stage:
                 if files
             },
             "drafts": {label: self._draft_models[key][1] for label, key in self._drafts.items()},
+            "memory": dict(self._memory),
         }
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
@@ -259,6 +262,19 @@ class Stage:
                 packed_bytes=packed_bytes(config.engine.packed),
             )
         return key
+
+    def _memory_of(self, contender: Contender) -> dict[str, int]:
+        """Bytes of weights and cache, by model, that a label needs where it runs alone.
+
+        Labels of a run share models and buffers, so no meter could tell them apart.
+        """
+        needs, draft = contender.drafter.needs, self._draft_of(contender.label)
+        rows = (self._max_len + needs.max_nodes + 1) * needs.batch
+        found = {"target": self._target.memory_bytes(rows)}
+        if draft is not None:
+            rows = self._max_len + (needs.draft_nodes or needs.max_nodes)
+            found["draft"] = draft.memory_bytes(rows)
+        return found
 
     def _draft_of(self, label: str) -> DraftModel | None:
         return self._draft_models[self._drafts[label]][0] if label in self._drafts else None

@@ -42,10 +42,15 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
         prompt_logits=any(needs.prompt_logits for needs in everyone),
         hidden_layers=tuple(layers),
         draft_model=any(needs.draft_model for needs in everyone),
+        draft_nodes=max(
+            (needs.draft_nodes or needs.max_nodes for needs in everyone if needs.draft_model),
+            default=0,
+        ),
         artefacts=(*own.artefacts, *artefacts),
         reference=any(needs.reference for needs in everyone),
         overlap=any(needs.overlap for needs in everyone),
         sampling=all(needs.sampling for needs in everyone),
+        eager=any(needs.eager for needs in everyone),
     )
 
 
@@ -85,6 +90,12 @@ class Composite(Drafter):
                     f"{part.needs.layout!r}: the target runs one tree a step. Choose its tree "
                     "layout."
                 )
+        drafting = [part.name for part in self.parts if part.needs.draft_model]
+        if len(drafting) > 1:
+            raise ConfigurationError(
+                f"method={self.name} cannot hold {' and '.join(drafting)} together: they would "
+                "overwrite each other in the draft model's one cache. Keep one of them."
+            )
 
     def setup(self, context: DraftContext) -> None:
         """Set up every part with its own artefacts."""

@@ -62,7 +62,7 @@ def load_draft_model(
     """
     node = models.draft_node(draft, model)
     assert node is not None, "a method that needs a draft model was let in without one"
-    device, devices_asked = _placed(str(node["device"]), draft.get("device"), target.device)
+    device, devices_asked = _placed(str(node["device"]), draft.get("device"), target)
     node["device"] = str(device)
     id_map: IntArray | None = None
     if node["shape"]:
@@ -93,7 +93,7 @@ def load_draft_model(
         max_nodes=max_nodes,
         context_length=context_length,
         devices_asked=devices_asked,
-        devices=len({device, target.device}),
+        devices=len({device, *target.devices}),
     )
     return drafter, described | {
         "dtype": str(own.dtype).removeprefix("torch."),
@@ -104,14 +104,14 @@ def load_draft_model(
     }
 
 
-def _placed(name: str, asked: str | None, target_device: torch.device) -> tuple[torch.device, int]:
-    """The draft's device, and how many devices were asked for.
+def _placed(name: str, asked: str | None, target: Target) -> tuple[torch.device, int]:
+    """The draft's device, and how many devices were asked for, the target's among them.
 
     A device that this machine lacks is no reason to stop: the draft then shares the target's, and
     every record says that one device did what two were asked for.
     """
     if asked is None:
-        return target_device, 1
+        return target.device, len({target.device, *target.devices})
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -121,14 +121,14 @@ def _placed(name: str, asked: str | None, target_device: torch.device) -> tuple[
         ) from error
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda:0")
-    wanted = 1 if device == target_device else 2
+    wanted = len({device, *target.devices})
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         log.warning(
             "pair.draft.device=%s is not there: the draft model shares %s with the target",
             name,
-            target_device,
+            target.device,
         )
-        device = target_device
+        device = target.device
     return device, wanted
 
 

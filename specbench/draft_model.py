@@ -130,6 +130,10 @@ class DraftModel:
         """What was packed, see ``specbench.packed.pack_linears``."""
         return self._target.packing
 
+    def memory_bytes(self, rows: int) -> int:
+        """Weights, and a cache of ``rows`` tokens."""
+        return self._target.memory_bytes(rows)
+
     def report(self) -> dict[str, int]:
         """What a method with this model puts into its own ``report``."""
         return {

@@ -168,7 +168,8 @@ class Engine:
         context_length: tokens the model can hold; no answer grows beyond it.
         overlap: when drafters with ``needs.overlap`` do their parallel part: ``serial`` (after the
             pass; the same schedule, hence the same tokens), ``thread`` (the pass runs in another
-            thread), ``stream`` (CUDA: another stream) or ``auto``.
+            thread), ``stream`` (CUDA: another stream) or ``auto``: one of the latter two, and
+            ``serial`` where phases are taken, which nothing else can tell apart.
         phases: take times inside the steps too.
         clock: makes the clock; by default one that suits the target's device.
 
@@ -194,7 +195,9 @@ class Engine:
         self.eos_ids = eos_ids
         self.context_length = context_length
         on_gpu = str(target.device).startswith("cuda")
-        self.overlap = ("stream" if on_gpu else "thread") if overlap == "auto" else overlap
+        if overlap == "auto":
+            overlap = "serial" if phases else "stream" if on_gpu else "thread"
+        self.overlap = overlap
         if self.overlap == "stream" and not on_gpu:
             self.overlap = "thread"
         self._clock = clock() if clock else make_clock(str(target.device), phases)
@@ -268,7 +271,7 @@ class Engine:
         clock.phase("draft")
 
         try:
-            scores, guess = self._pass(state, drafter, tree, needs)
+            scores, guess = self._pass(state, drafter, tree, needs, clock)
             clock.phase("verify")
             judged = tree if guess is None else replace(tree, guess=guess)
             verdict, next_tokens = self.verifier.verify(judged, scores)
@@ -303,9 +306,17 @@ class Engine:
         return finished
 
     def _pass(
-        self, state: DecodeState, drafter: Drafter, tree: DraftTree, needs: Needs
+        self,
+        state: DecodeState,
+        drafter: Drafter,
+        tree: DraftTree,
+        needs: Needs,
+        clock: Clock,
     ) -> tuple[StepScores, Guess | None]:
-        """The target pass, with the drafter's parallel part, if any, between launch and wait."""
+        """The target pass, with the drafter's parallel part, if any, between launch and wait.
+
+        Only the serial emulation can tell their times apart; else both are in ``verify``.
+        """
         layers = needs.hidden_layers
         if not needs.overlap:
             return self.target.forward(state.root, tree, hidden_layers=layers), None
@@ -317,7 +328,10 @@ class Engine:
         if self.overlap == "stream":
             return self._pass_beside_stream(state, drafter, tree, layers)
         scores = self.target.forward(state.root, tree, hidden_layers=layers)
-        return scores, drafter.overlap(state, tree)
+        clock.phase("verify")
+        guess = drafter.overlap(state, tree)
+        clock.phase("draft")
+        return scores, guess
 
     def _pass_beside_stream(
         self, state: DecodeState, drafter: Drafter, tree: DraftTree, layers: tuple[int, ...]

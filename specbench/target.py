@@ -84,6 +84,17 @@ class Target:
         )
         return [next(layer.parameters()).device for layer in layers]
 
+    @property
+    def devices(self) -> frozenset[torch.device]:
+        """Devices that its layers are on; a large model is spread over several."""
+        return frozenset(self._layer_devices)
+
+    def memory_bytes(self, rows: int) -> int:
+        """Weights with their packed copies, and a cache of ``rows`` tokens."""
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        per_row = self.cache.nbytes // (self.cache.max_len * self.cache.batch)
+        return int(weights + self.packing["bytes"] + rows * per_row)
+
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
         """Allocate buffers for texts of ``max_len`` tokens and trees of ``max_nodes`` nodes.
 

@@ -30,6 +30,9 @@ class TableTarget:
 
     def prefill(self, prompt, *, all_logits=False):
         self.text = prompt.tolist()
+        if all_logits:  # before the first token stands itself
+            before = [self.text[0], *self.text[:-1]]
+            return Scores(self.table[before, self.text])
         return Scores(self.table[self.text[-2], self.text[-1]][None])
 
     def forward(self, root, tree, *, hidden_layers=()):
@@ -55,8 +58,9 @@ class TableDraft:
     n_parameters = 1000
     context_length = None
 
-    def __init__(self, logits: torch.Tensor, room: int = 10**6) -> None:
+    def __init__(self, logits: torch.Tensor, room: int = 10**6, max_nodes: int = 10**6) -> None:
         self.table, self.vocab_size, self._room = logits, len(logits), room
+        self._max_nodes = max_nodes
         self.forwards = self.tokens = 0
         self.text: list[int] = []
         self.nodes: list[list[int]] = []
@@ -93,6 +97,7 @@ class TableDraft:
         for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
             assert -1 <= parent < len(self.nodes)
             self.nodes.append((self.text if parent < 0 else self.nodes[parent]) + [token])
+        assert len(self.nodes) <= self._max_nodes
         self._count(len(tokens))
         return self._logits(self.nodes[first:])
 

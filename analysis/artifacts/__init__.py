@@ -1,13 +1,14 @@
 """The tables and figures of the papers, made of the runs of ``conf/experiment/<name>.yaml``.
 
-One module per paper. An artifact is named like its experiment; a few need runs of more than one.
+One module per paper, and one for the methods with a draft model side by side. An artifact is named
+like its experiment; a few need runs of more than one.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.artifacts import cacheback, card, ngrammys, ssd, token_recycling
+from analysis.artifacts import cacheback, card, draft_models, ngrammys, ssd, token_recycling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ ARTIFACTS: tuple[Artifact, ...] = (
     *ngrammys.ARTIFACTS,
     *ssd.ARTIFACTS,
     *card.ARTIFACTS,
+    *draft_models.ARTIFACTS,
 )
 
 

@@ -141,9 +141,9 @@ def _load_row(entry: Entry, claim: Claim | None) -> list[str | Measured]:
     target = pooled_ratio(
         own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes, seed
     )
-    draft = pooled_ratio(own, _count("draft_tokens"), _count("draft_forwards"), seed)
-    passes = pooled_ratio(own, _count("draft_forwards"), lambda r: r.n_target_passes, seed)
-    work = pooled_ratio(own, _count("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
+    draft = pooled_ratio(own, counter("draft_tokens"), counter("draft_forwards"), seed)
+    passes = pooled_ratio(own, counter("draft_forwards"), lambda r: r.n_target_passes, seed)
+    work = pooled_ratio(own, counter("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
     row = entry.overall
     return [
         entry.run.model,
@@ -166,7 +166,7 @@ def _load(tokens: Measured, parameters: float | None) -> str:
     return f"{tokens.value * parameters / 1e9:.3g}"
 
 
-def _count(key: str) -> Callable[[CaseRecord], float]:
+def counter(key: str) -> Callable[[CaseRecord], float]:
     """A counter of the draft model, 0 for a method that has none."""
     return lambda record: float(record.drafter.get(key, 0))
 
@@ -174,19 +174,23 @@ def _count(key: str) -> Callable[[CaseRecord], float]:
 # --- Figure 1 -------------------------------------------------------------------------------------
 
 
+def draft_share(entry: Entry) -> Measured:
+    """The draft phase's share of an entry's steps; no number without phases."""
+    return pooled_ratio(
+        [record for record in _own(entry) if record.phase_s],
+        lambda r: (r.phase_s or {}).get("draft", 0.0),
+        lambda r: sum((r.phase_s or {}).get(phase, 0.0) for phase in _STEP_PHASES),
+        entry.run.seed,
+        at_most=1,
+    )
+
+
 def _draft_shares(group: Group) -> list[tuple[int, Entry, Measured]]:
     """Draft length, entry, and the draft phase's share of its steps."""
-    found = []
-    for entry in drafting(group):
-        records = [record for record in _own(entry) if record.phase_s]
-        share = pooled_ratio(
-            records,
-            lambda r: (r.phase_s or {}).get("draft", 0.0),
-            lambda r: sum((r.phase_s or {}).get(phase, 0.0) for phase in _STEP_PHASES),
-            entry.run.seed,
-            at_most=1,
-        )
-        found.append((int(entry.run.knobs(entry.label)["gamma"]), entry, share))
+    found = [
+        (int(entry.run.knobs(entry.label)["gamma"]), entry, draft_share(entry))
+        for entry in drafting(group)
+    ]
     return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
 
 
@@ -226,13 +230,14 @@ def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
 def _cache_sizes(group: Group) -> list[tuple[int, Entry, Measured]]:
     """K, entry and hit rate."""
     return sorted(
-        ((int(e.run.knobs(e.label)["k"]), e, _hit_rate(e)) for e in drafting(group)),
+        ((int(e.run.knobs(e.label)["k"]), e, hit_rate(e)) for e in drafting(group)),
         key=lambda item: (item[0], str(item[1].run.path)),
     )
 
 
-def _hit_rate(entry: Entry) -> Measured:
-    hits, misses = _count("hits"), _count("misses")
+def hit_rate(entry: Entry) -> Measured:
+    """Share of queries whose corrected token was in the cache; no number without a cache."""
+    hits, misses = counter("hits"), counter("misses")
     return pooled_ratio(_own(entry), hits, lambda r: hits(r) + misses(r), entry.run.seed, 1)
 
 

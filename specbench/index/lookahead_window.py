@@ -7,6 +7,7 @@ reference's mask and positions. Candidates, if any, are chains below the root an
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -44,11 +45,13 @@ class LookaheadWindow:
         steady = (self._ngram - 1) * (self._columns + guesses) - 1
         return max(steady, *filling, 0)
 
-    def begin(self, tokens: IntArray, random: np.random.Generator) -> None:
+    def begin(self, tokens: IntArray, seed: int) -> None:
         """Start with one level of tokens drawn from ``tokens``.
 
-        It is as much wider than W as the fill phase will drop; column 0 is the root's.
+        Which ones depends on the seed and on ``tokens``, not on the order of cases. The level is
+        as much wider than W as the fill phase will drop; column 0 is the root's.
         """
+        random = np.random.default_rng([seed, zlib.crc32(tokens.tobytes())])
         width = self._columns + self._ngram - 2
         self._grid = tokens[random.integers(0, len(tokens), width)][None]
 

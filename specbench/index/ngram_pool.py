@@ -58,6 +58,14 @@ class NgramPool:
         self._grams: Array = np.zeros((vocab_size, per_token, n), dtype=np.int32)
         self._counts: Array = np.zeros(vocab_size, dtype=np.int32)
 
+    @classmethod
+    def compiled(cls, vocab_size: int, n: int, per_token: int) -> NgramPool:
+        """An empty pool whose code is compiled, or loaded, now and not under a clock."""
+        pool = cls(vocab_size, n, per_token)
+        pool.insert(np.zeros((1, 1 + n), dtype=np.int64))
+        pool.clear()
+        return pool
+
     def clear(self) -> None:
         """Forget everything."""
         self._counts.fill(0)

@@ -29,6 +29,9 @@ from specbench.verify.interface import choices_and_tokens, row_by_row
 from specbench.verify.match import MatchVerifier
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from specbench.sampling import FloatArray
     from specbench.structs import IntArray
     from specbench.verify.interface import PassScores
 
@@ -88,23 +91,45 @@ class RejectionVerifier(MatchVerifier):
             choices, tokens, host = choices_and_tokens(tree, scores, every, drawn)
             table, ends = host[0].reshape(rows, -1), host[1]
 
-        path: list[int] = []
-        row = 0
-        while row < rows:
-            if lazy:
-                odds_here, drawn = judge(np.array([row]))
-                odds, after = odds_here[0].numpy(), int(drawn)
-            else:
-                odds, after = table[row], int(ends[row])
-            passed = (children[row] >= 0) & (coins[children[row]] <= odds)
-            if not passed.any():
-                break
-            path.append(int(children[row][passed.argmax()]))  # the eldest
-            row = path[-1] + 1
-        nodes = np.array(path, dtype=np.int64)
-        if row == rows:  # the guess
+        def judged(row: int) -> tuple[FloatArray, int]:
+            if not lazy:
+                return table[row], int(ends[row])
+            odds, drawn = judge(np.array([row]))
+            return odds[0].numpy(), int(drawn)
+
+        nodes, after = descend(children, coins, judged, rows)
+        if after is None:  # the guess
             return Verdict(nodes[:-1], tokens[nodes]), choices
         return Verdict(nodes, np.append(tokens[nodes], after)), choices
+
+
+def descend(
+    children: IntArray,
+    coins: FloatArray,
+    judged: Callable[[int], tuple[FloatArray, int]],
+    rows: int,
+) -> tuple[IntArray, int | None]:
+    """From the root to the eldest child that passes its test, and on from there.
+
+    Args:
+        children: ``[n + 1, w]`` nodes below each row, -1: none.
+        coins: ``[n]`` a number in (0, 1] for the test of each node.
+        judged: for a row, the odds ``[w]`` of its children and the token drawn if all fail.
+        rows: rows that can be judged; a node beyond them ends the walk.
+
+    Returns:
+        The accepted nodes, and the token after them; None behind a node that cannot be judged.
+    """
+    path: list[int] = []
+    row = 0
+    while row < rows:
+        odds, after = judged(row)
+        passed = (children[row] >= 0) & (coins[children[row]] <= odds)
+        if not passed.any():
+            return np.array(path, dtype=np.int64), after
+        path.append(int(children[row][passed.argmax()]))  # the eldest
+        row = path[-1] + 1
+    return np.array(path, dtype=np.int64), None
 
 
 def _with_guess(tree: DraftTree) -> DraftTree:

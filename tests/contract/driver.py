@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from specbench import artefacts
 from specbench.config import check_method, compose, option_names, with_parts
 from specbench.index import bigram_table, installed_text
+from specbench.sampling import GREEDY, Sampling
 from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, StepOutcome
 from tests.conftest import tiny_draft, tiny_model
 
@@ -84,7 +85,11 @@ class WordTokenizer:
 
 
 def toy_context(
-    drafter: Drafter, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, seed: int = 0
+    drafter: Drafter,
+    cache_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int = 0,
+    sampling: Sampling = GREEDY,
 ) -> DraftContext:
     """A context whose artefacts are built by their own builders, from a few made-up paragraphs."""
     words = np.random.default_rng(5).zipf(1.4, (40, 60)) % 90
@@ -103,7 +108,9 @@ def toy_context(
         progress=lambda *_: None,
     )
     draft = tiny_draft(drafter.needs, vocab_size=VOCABULARY) if drafter.needs.draft_model else None
-    return DraftContext(VOCABULARY, frozenset({EOS}), "toy", 512, files, seed, draft_model=draft)
+    return DraftContext(
+        VOCABULARY, frozenset({EOS}), "toy", 512, files, seed, sampling, draft_model=draft
+    )
 
 
 @dataclass

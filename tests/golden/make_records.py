@@ -39,6 +39,7 @@ class Entry:
         chance: in percent, that one more draft token is accepted.
         cost: of a step, in tens of microseconds times about a hundred.
         draft: forwards of a draft model in a step; 0 for a method without one.
+        devices: devices that were used and asked for, where the records say so.
     """
 
     method: str
@@ -46,6 +47,7 @@ class Entry:
     chance: int = 0
     cost: int = 100
     draft: int = 0
+    devices: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,17 @@ def counters(entry, steps):
         }
     if entry.draft:
         misses = sum(n == 1 for n in steps)
-        return {
+        counted = {
             "draft_forwards": entry.draft * len(steps),
             "draft_tokens": entry.draft * len(steps) * entry.knobs.get("k", 1),
             "hits": max(0, len(steps) - misses),
             "misses": misses,
         }
+        if entry.devices is None:
+            return counted
+        if entry.method != "card":
+            counted = {key: counted[key] for key in ("draft_forwards", "draft_tokens")}
+        return counted | dict(zip(("devices", "devices_asked"), entry.devices, strict=True))
     return {}
 
 
@@ -253,6 +260,14 @@ def manifest(run):
         made["model"]["parameters"] = 134_000_000
         made["model"]["drafts"] = {
             label: {"parameters": 16_000_000} for label, e in run.entries.items() if e.draft
+        }
+    if any(entry.devices for entry in run.entries.values()):
+        made["config"]["measure"] = {"phases": run.phases}
+        made["model"]["overlap"] = "serial" if run.phases else "thread"
+        made["model"]["memory"] = {
+            label: {"target": 560_000_000}
+            | ({"draft": 70_000_000 + 10_000 * e.cost} if e.draft else {})
+            for label, e in run.entries.items()
         }
     return made
 
@@ -424,10 +439,25 @@ def _card():
     )  # fmt: skip
 
 
+def _draft_models():
+    methods = {
+        "card": Entry("card", {"k": 100, "r": 7}, 70, 105, draft=7, devices=(1, 2)),
+        "sps": Entry("sps", {"gamma": 4}, 60, 130, draft=4, devices=(1, 1)),
+        "opt_tree": Entry("opt_tree", {}, 66, 180, draft=6, devices=(1, 1)),
+        "pearl": Entry("pearl", {"gamma": 4}, 62, 115, draft=4, devices=(2, 2)),
+        "ouroboros": Entry("ouroboros", {}, 64, 150, draft=3, devices=(1, 1)),
+    }
+    for part in ("timed", "phases"):
+        yield _named(
+            "draft_models", methods, spec_bench(1), part=part, phases=part == "phases",
+            scope="turn",
+        )  # fmt: skip
+
+
 def runs():
     """All made-up runs."""
     yield SYNTHETIC
-    for paper in (_cacheback, _token_recycling, _ngrammys, _ssd, _card):
+    for paper in (_cacheback, _token_recycling, _ngrammys, _ssd, _card, _draft_models):
         yield from paper()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 
 from methods.opt_tree import OptTree
@@ -15,9 +14,10 @@ from specbench.engine import Engine
 from specbench.sampling import Sampling
 from specbench.structs import DecodeState, DraftContext, StepOutcome
 from specbench.target import Target
-from specbench.verify import MatchVerifier, RejectionVerifier
+from specbench.verify import RejectionVerifier
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
 from tests.numerics.test_engine import engine
+from tests.sampling_laws import P_LEAST, worst_p
 
 METHODS = {
     "sps": lambda: Sps(gamma=3),
@@ -146,10 +146,9 @@ def test_the_heuristic_starts_anew_after_a_reset(make_target, rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verifier", [RejectionVerifier, MatchVerifier])
-@pytest.mark.parametrize("method", ["sps", "confidence", "opt_tree"])
-def test_the_law_of_three_tokens_is_the_targets(method, verifier):
-    """Chi-square over all texts of three tokens; false alarm 1e-4 a case."""
+@pytest.mark.parametrize("method", ["sps", "confidence"])
+def test_the_laws_of_three_tokens_are_the_targets(method):
+    """Chi-square with two real models; methods that draw nothing: ``test_sampling_methods.py``."""
     vocab, turns, sampling = 6, 3000, Sampling(1.2, top_p=0.95)
     model = tiny_model("llama", vocab_size=vocab)
     target = Target(model, max_len=32, max_nodes=16)
@@ -161,22 +160,12 @@ def test_the_law_of_three_tokens_is_the_targets(method, verifier):
     model.set_attn_implementation("specbench")
     at = len(prompt) - 1
     law = torch.stack([laws[:, at + i].gather(1, texts[:, at + i + 1 :][:, :1]) for i in range(3)])
-    expected = law.prod(0).flatten().numpy() * turns
     drafter = METHODS[method]()
     draft = tiny_draft(drafter.needs, seed=1, vocab_size=vocab, max_len=32)
     set_up(drafter, draft, sampling)
-    loop = Engine(target, verifier(sampling), eos_ids=frozenset(), clock=NullClock)
-    counts = np.zeros(vocab**3)
-    longest = 0
-    for seed in range(turns):
-        result = loop.decode(prompt, drafter, max_new_tokens=3, seed=seed)
-        counts[np.ravel_multi_index(result.output_ids, (vocab,) * 3)] += 1
-        longest = max(longest, *result.accepted_per_step)
-    assert longest == 2  # drafts are accepted, or the test says nothing
-    assert counts[expected == 0].sum() == 0
-    rare = (expected > 0) & (expected < 5)
-    pooled = np.append(expected[expected >= 5], expected[rare].sum())
-    seen = np.append(counts[expected >= 5], counts[rare].sum())
-    kept = pooled > 0
-    statistic = float(((seen - pooled)[kept] ** 2 / pooled[kept]).sum())
-    assert statistic < scipy.stats.chi2.isf(1e-4, kept.sum() - 1)
+    loop = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset(), clock=NullClock)
+    results = [loop.decode(prompt, drafter, max_new_tokens=3, seed=seed) for seed in range(turns)]
+    # Drafts are accepted, or the test says nothing.
+    assert max(max(result.accepted_per_step) for result in results) == 2
+    outputs = np.array([result.output_ids for result in results])
+    assert worst_p(outputs, law.prod(0).numpy().reshape((vocab,) * 3)) > P_LEAST

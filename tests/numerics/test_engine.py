@@ -280,6 +280,35 @@ def test_overlapped_and_serial_schedules_agree(make_target, rng):
     assert len(runs["serial"][2]) == len(runs["serial"][1])
 
 
+class MarkedPhases(NullClock):
+    """Notes the phases in order."""
+
+    def __init__(self) -> None:
+        super().__init__(phases=True)
+        self.marks: list[str] = []
+
+    def phase(self, name: str) -> None:
+        self.marks.append(name)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "beside"), [("auto", ["verify", "draft"]), ("thread", [])], ids=str
+)
+def test_only_the_serial_emulation_tells_drafting_from_the_pass(overlap, beside, make_target):
+    """And it is what ``auto`` means where phases are taken."""
+    clock = MarkedPhases()
+    loop = Engine(
+        make_target("llama"),
+        GreedyVerifier(),
+        eos_ids=frozenset(),
+        overlap=overlap,
+        phases=True,
+        clock=lambda: clock,
+    )
+    loop.decode(np.array([1, 2]), Parallel(truth=[], depth=1), max_new_tokens=2)
+    assert clock.marks == ["draft", *beside, "verify", "accept", "cache", "observe"]
+
+
 def test_an_unknown_overlap_mode_names_the_nearest(make_target):
     with pytest.raises(ConfigurationError, match="thread"):
         engine(make_target("llama"), overlap="threed")

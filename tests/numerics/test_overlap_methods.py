@@ -8,15 +8,12 @@ import pytest
 from methods.card import Card
 from methods.ouroboros import Ouroboros
 from methods.pearl import Pearl
-from specbench.clock import NullClock
 from specbench.drafter import Drafter
 from specbench.sampling import Sampling
 from specbench.structs import DraftContext
-from specbench.verify import MatchVerifier, RejectionVerifier
+from specbench.verify import RejectionVerifier
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft
-from tests.numerics import test_sampling as laws
 from tests.numerics.test_engine import engine
-from tests.table_models import TableDraft, TableTarget
 
 METHODS = {
     "card": lambda: Card(k=6, r=3, max_depth=12),
@@ -101,47 +98,3 @@ def test_sampled_output_does_not_depend_on_the_overlap(method, make_target, rng)
             results.append(loop.decode(prompt, drafter, max_new_tokens=20, seed=seed))
         assert results[0].output_ids == results[1].output_ids
         assert results[0].accepted_per_step == results[1].accepted_per_step
-
-
-def sampled_law(method, law, verifier, n, **knobs):
-    """The smallest p of the laws of 1 to 4 tokens, and the tokens that a step commits."""
-    target_table, draft_table = laws.table(0), laws.table(0) + 0.7 * laws.table(1)
-    drafter = METHODS[method]()
-    draft = TableDraft(draft_table)
-    drafter.setup(DraftContext(laws.VOCAB, frozenset(), sampling=law, draft_model=draft))
-    counts = np.zeros((laws.VOCAB,) * 4)
-    committed = steps = 0
-    loop = laws.Engine(
-        TableTarget(target_table),
-        verifier(law),
-        eos_ids=frozenset(),
-        clock=NullClock,
-        overlap="serial",
-    )
-    for seed in range(n):
-        drafter.reset()
-        # Longer than what is counted, so that the last tokens counted come of whole drafts.
-        result = loop.decode(laws.PROMPT, drafter, max_new_tokens=7, seed=seed)
-        counts[tuple(result.output_ids[:4])] += 1
-        committed += sum(result.accepted_per_step)
-        steps += len(result.accepted_per_step)
-    return laws.worst_p(counts, laws.law_of(target_table, law)), committed / steps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("law", laws.LAWS)
-@pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier])
-@pytest.mark.parametrize("method", ["card", "card_uncorrected", "pearl", "ouroboros"])
-def test_sampled_output_follows_the_targets_law(method, law, verifier):
-    p, per_step = sampled_law(method, laws.LAWS[law], verifier, 4000)
-    assert p > laws.P_LEAST
-    assert per_step > 1.05
-
-
-@pytest.mark.slow
-def test_pearl_follows_the_targets_law_and_its_guesses_are_accepted_by_the_ratio():
-    law = laws.LAWS["hot"]
-    p, by_ratio = sampled_law("pearl", law, RejectionVerifier, 600)
-    assert p > laws.P_LEAST
-    _, by_match = sampled_law("pearl", law, MatchVerifier, 600)
-    assert by_ratio > by_match + 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import types
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,23 @@ def test_a_device_that_is_not_there_is_shared_and_said_so(load, monkeypatch, cap
     assert {"devices": 1, "devices_asked": 1}.items() <= draft.report().items()
     with pytest.raises(ConfigurationError, match="no device"):
         load("pair=random_draft", "pair.draft.device=gpu7")
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "expected"),
+    [
+        (None, 3, ("cuda:0", 2)),
+        ("cuda:2", 3, ("cuda:2", 3)),
+        ("cuda:1", 3, ("cuda:1", 2)),
+        ("cuda:2", 2, ("cuda:0", 3)),  # shared, and three were asked for
+    ],
+)
+def test_a_target_spread_over_devices_counts_them_all(asked, there, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    gpus = [torch.device("cuda:0"), torch.device("cuda:1")]
+    target = types.SimpleNamespace(device=gpus[0], devices=frozenset(gpus))
+    device, wanted = draft_loading._placed(asked or "cuda:0", asked, target)
+    assert (str(device), wanted) == expected
 
 
 def test_a_missing_draft_is_refused_before_anything_is_loaded(tmp_path):

@@ -1,0 +1,127 @@
+"""The methods with a draft model, run as users run them: files, records, bad input."""
+
+from __future__ import annotations
+
+import pytest
+
+from runners import dispatch
+from runners.dispatch import Invocation
+from specbench import config, durable, records
+from specbench.errors import ConfigurationError
+
+METHODS = (
+    "compare=[{method: opt_tree, nodes: 12},"
+    "{method: card, k: 6, r: 3, max_depth: 12},"
+    "{method: pearl, gamma: 3},"
+    "{method: ouroboros, gamma: 3, ngram: 3, window: 4, guesses: 4},"
+    "{method: ouroboros, label: warm, gamma: 3, ngram: 3, window: 4, guesses: 4, state_scope: run}]"
+)
+LABELS = ("sps", "opt_tree", "card", "pearl", "ouroboros", "warm")
+
+
+@pytest.fixture
+def execute(small, checkpoint, tmp_path):
+    """The tiny model drafts for itself; returns exit code, records and manifest."""
+
+    def run(*overrides, name="run"):
+        own = [
+            "method=sps",
+            METHODS,
+            f"pair.draft.path={checkpoint}",
+            f"output_dir={tmp_path}/{name}",
+        ]
+        cfg = config.compose([*small, *own, "measure.warmup=0", *overrides])
+        code = dispatch.execute(cfg, Invocation(tuple(overrides)), lambda work, job: work(job))
+        folder = tmp_path / name
+        manifest = durable.read_json(folder / records.MANIFEST)
+        return code, records.read_records(folder)[0], manifest
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def unfrozen():
+    """A finished run leaves the collector frozen, which only a process of its own may keep."""
+    import gc
+
+    yield
+    gc.unfreeze()
+
+
+def steps(found):
+    return {r.key: (r.output_ids, r.accepted_per_step, r.drafter) for r in found}
+
+
+def test_all_five_run_and_say_what_they_took(execute):
+    """Overlapped, then in serial emulation with the clock inside the steps: the same steps."""
+    code, found, manifest = execute()
+    assert code == 0
+    assert {r.label for r in found} == {"ar", *LABELS}
+    assert {r.lossless.verdict for r in found} == {"equal"}
+    for record in found:
+        if record.label in LABELS and record.n_target_passes > 1:
+            assert {"devices": 1, "devices_asked": 1}.items() <= record.drafter.items()
+            assert 0 < record.drafter["draft_forwards"] <= record.drafter["draft_tokens"]
+            assert record.n_drafted > 0
+    card = [r.drafter for r in found if r.label == "card"]
+    assert sum(counts["hits"] for counts in card) > 0
+    assert {"misses", "k", "r", "target_params_x_new", "draft_params_x_new"} <= card[0].keys()
+
+    model = manifest["model"]
+    assert model["overlap"] == "thread"
+    assert set(model["drafts"]) == set(LABELS)
+    weights = model["parameters"] * 8
+    assert set(model["memory"]["ar"]) == {"target"} and model["memory"]["ar"]["target"] > weights
+    needed = {label: model["memory"][label]["draft"] for label in LABELS}
+    assert weights < needed["sps"] < needed["card"]  # a chain, and 12 layers of 6
+
+    code, phased, manifest = execute("measure=phases", "measure.warmup=0", name="phases")
+    assert code == 0
+    assert manifest["model"]["overlap"] == "serial"
+    assert steps(phased) == steps(found)
+    for label in LABELS:
+        own = [r for r in phased if r.label == label and r.n_target_passes > 1]
+        assert all(0 < r.phase_s["draft"] < r.decode_s for r in own)
+
+
+def test_at_a_temperature_all_but_the_ratio_test_repeat_plain_sampling(execute):
+    code, found, _ = execute("generation=sampling", "generation.max_new_tokens=16")
+    assert code == 0
+    assert {r.verifier for r in found} == {"rejection"}
+    plain = {(r.case_id, r.turn): r.output_ids for r in found if r.label == "ar"}
+    by_ratio = [r for r in found if r.label in ("sps", "pearl")]
+    for record in found:
+        if record not in by_ratio:
+            assert record.output_ids == plain[record.case_id, record.turn]
+    assert any(r.output_ids != plain[r.case_id, r.turn] for r in by_ratio)
+    # The draft is the target: the ratio test accepts whatever it draws.
+    assert all(len(set(r.accepted_per_step[:-1])) <= 1 for r in by_ratio if r.label == "sps")
+
+
+def test_one_device_where_two_were_asked_for_stands_in_every_record(execute, caplog):
+    code, found, _ = execute("pair.draft.device=cuda:7", "dataset.limit=1")
+    assert code == 0
+    assert "pair.draft.device=cuda:7 is not there" in caplog.text
+    devices = [(r.drafter["devices"], r.drafter["devices_asked"]) for r in found if r.label != "ar"]
+    assert set(devices) == {(1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["pair.draft.path=nowhere"], r"pair\.draft\.path=.*no such folder"),
+        (["pair=none", "pair.draft.path=null"], "pair=random_draft"),
+        (["compare=[{method: card, r: 0}]"], r"method\.r=0 .* auto, or between 1 and"),
+        (["compare=[{method: card, k: 0}]"], r"method\.k=0 .* at least 1"),
+        (["compare=[{method: card, k: few}]"], r"method\.k"),
+        (["compare=[{method: pearl, gamma: 0}]"], r"method\.gamma=0"),
+        (["compare=[{method: union, drafters: [sps, card]}]"], "cannot hold sps and card together"),
+    ],
+)
+def test_bad_input_is_refused_before_weights_load(execute, overrides, said, monkeypatch):
+    from specbench import models
+
+    monkeypatch.setattr(models, "load_model", lambda *a: pytest.fail("weights were loaded"))
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        execute(*overrides)
+    assert refused.value.exit_code == 2
