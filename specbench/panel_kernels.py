@@ -47,7 +47,7 @@ def _tile(rows: int) -> Any:
     outputs, then ``k`` and the distance of two rows of the outputs in elements.
     """
 
-    @intrinsic  # type: ignore[misc]
+    @intrinsic  # type: ignore[untyped-decorator]
     def tile(_context: Any, panel: Any, x: Any, out: Any, k: Any, stride: Any) -> Any:
         def generate(context: Any, b: Any, _signature: Any, args: Any) -> Any:
             number, lane = ir.FloatType(), ir.IntType(32)
@@ -173,7 +173,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torch.Tensor:
-    """``[rows, in]`` to ``[rows, out]``, both float32 on the CPU; a view where panels are padded."""
+    """``[rows, in]`` to ``[rows, out]``, float32 on the CPU; a view where panels are padded."""
     n_panels, k, _ = panels.shape
     rows = x.shape[0]
     x = x.contiguous()
@@ -190,7 +190,7 @@ _arenas = threading.local()
 
 
 def _memory(count: int) -> torch.Tensor:
-    """``[count]`` float32 within a large mapping, given back when nothing in it is used any more."""
+    """``[count]`` float32 within a large mapping, which goes when nothing in it is used."""
     left: torch.Tensor | None = getattr(_arenas, "left", None)
     if left is None or left.numel() < count:
         size = max(_ARENA, 4 * count)
