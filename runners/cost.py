@@ -172,20 +172,13 @@ def _measure(
     book: dict[str, Any],
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
-    from runners.stage import packed_bytes
-    from specbench.target import Target
+    from runners.stage import make_target
 
     config = OmegaConf.create(dict(job.config))
     grid = config.runner
     loaded = models.load_model(config)
     longest = max([*grid.contexts, *grid.batch_contexts])
-    target = Target(
-        loaded.model,
-        max_len=longest,
-        max_nodes=max(grid.tree_rows),
-        packed_bytes=packed_bytes(config.engine.packed),
-        cache_dir=Path(config.cache_dir),
-    )
+    target = make_target(loaded.model, config, max_len=longest, max_nodes=max(grid.tree_rows))
     model = {
         "name": config.model.name,
         "id": loaded.id,
@@ -195,6 +188,7 @@ def _measure(
         "dtype": loaded.dtype,
         "device": loaded.device,
         "packed": target.packing,
+        "passes": target.describe(),
         "threads": torch.get_num_threads(),
     }
     book["model"] = model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +215,8 @@ class Stage:
     def recover(self) -> None:
         """Give back what a failed case left allocated."""
         self._target.cache.clear()
+        for draft, _ in self._draft_models.values():
+            draft.clear()
         if self._on_gpu:
             torch.cuda.empty_cache()
 
@@ -259,7 +262,7 @@ class Stage:
                 self._tokenizer,
                 max_len=self._max_len,
                 max_nodes=max_nodes,
-                packed_bytes=packed_bytes(config.engine.packed),
+                make_target=partial(make_target, config=config, drafts=True),
             )
         return key
 
@@ -302,9 +305,17 @@ class Stage:
 
 
 def make_target(
-    model: PreTrainedModel, config: DictConfig, *, max_len: int, max_nodes: int, batch: int = 1
+    model: PreTrainedModel,
+    config: DictConfig,
+    *,
+    max_len: int,
+    max_nodes: int,
+    batch: int = 1,
+    drafts: bool = False,
 ) -> Target:
     """The target of the ``engine`` group, or the eager one where the machine has no other.
+
+    With ``drafts`` it is a draft model's (``DraftModel``).
 
     ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
     ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
@@ -316,7 +327,7 @@ def make_target(
         reason = no_graphs(model)
         if reason is None:
             verifier = verifier_name(config.verifier.name, float(config.generation.temperature))
-            return GraphTarget(model, commits=verifier == "greedy", **sizes)
+            return GraphTarget(model, commits=verifier == "greedy", drafts=drafts, **sizes)
         log.warning("engine=graph runs eagerly: %s", reason)
         return Target(model, reason=reason, **sizes, **_packing(config))
     return Target(model, **sizes, **_packing(config))

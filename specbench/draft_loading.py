@@ -16,7 +16,7 @@ from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -39,7 +39,7 @@ def load_draft_model(
     *,
     max_len: int,
     max_nodes: int,
-    packed_bytes: int = 0,
+    make_target: Callable[..., Target] = Target,
 ) -> tuple[DraftModel, dict[str, Any]]:
     """Load the draft model of a run's ``pair`` group.
 
@@ -50,7 +50,8 @@ def load_draft_model(
         tokenizer: the target's.
         max_len: longest text.
         max_nodes: nodes of the largest draft tree that is held at once.
-        packed_bytes: memory for packed CPU linears.
+        make_target: from a network and ``max_len`` and ``max_nodes`` to what runs its passes: the
+            run's engine.
 
     Returns:
         The draft model, and what the manifest says about it.
@@ -79,13 +80,7 @@ def load_draft_model(
             "weights_hash": loaded.weights_hash,
         }
         id_map = read_id_map(Path(node["id"]))
-    own = Target(
-        network,
-        max_len=max_len + max_nodes,
-        max_nodes=1,
-        packed_bytes=packed_bytes,
-        cache_dir=Path(str(model["cache_dir"])),
-    )
+    own = make_target(network, max_len=max_len + max_nodes, max_nodes=max_nodes)
     drafter = DraftModel(
         own,
         target_vocab=target.vocab_size,
@@ -101,6 +96,7 @@ def load_draft_model(
         "parameters": drafter.n_parameters,
         "vocab_size": drafter.vocab_size,
         "packed": drafter.packing,
+        "passes": own.describe(),
     }
 
 

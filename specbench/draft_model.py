@@ -125,6 +125,10 @@ class DraftModel:
         model: PreTrainedModel = self._target.model
         return model
 
+    def clear(self) -> None:
+        """Zero the cache after a failure: see ``KVCache.clear``."""
+        self._target.cache.clear()
+
     @property
     def packing(self) -> Mapping[str, Any]:
         """What was packed, see ``specbench.packed.pack_linears``."""
@@ -149,7 +153,7 @@ class DraftModel:
         What the cache holds is lost where it must grow, so call it between turns.
         """
         self._reserve_nodes(self._max_nodes if max_nodes is None else max_nodes)
-        self._target.reserve(max_len + self._max_nodes, 1)
+        self._target.reserve(max_len + self._max_nodes, self._max_nodes)
 
     def _reserve_nodes(self, max_nodes: int) -> None:
         if max_nodes > self._max_nodes:

@@ -21,20 +21,21 @@ import numpy as np
 import torch
 
 from specbench.errors import CaseFailed
-from specbench.static_pass import StaticPass, StaticScores
+from specbench.scores import Scores
+from specbench.static_pass import FixedShape, StaticNodes, StaticPass, StaticScores
 from specbench.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from specbench.attention import AttentionPlan
-    from specbench.scores import Scores
     from specbench.structs import DraftTree, IntArray
 
 log = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
 SHORTEST_KEYS = 256  # key buckets double from here: a short text does not pay for a long one
+_NODES = 0  # in place of a batch: a pass over nodes that hang below no root
 
 
 def row_bucket(rows: int) -> int | None:
@@ -67,6 +68,7 @@ class GraphTarget(Target):
         commits: accept greedily and keep the accepted rows within the pass; for the greedy
             verifier. Else the verifier decides and ``keep`` moves the rows.
         capture: record graphs; None does so on a GPU.
+        drafts: a draft model's: passes are those of ``append`` and ``extend``.
         **kwargs: as for ``Target``.
 
     Attributes:
@@ -80,11 +82,13 @@ class GraphTarget(Target):
         *,
         commits: bool = True,
         capture: bool | None = None,
+        drafts: bool = False,
         **kwargs: Any,
     ) -> None:
         self.commits = commits
         self._capture = capture
-        self._passes: dict[tuple[int, int, int], StaticPass | None] = {}
+        self._drafts = drafts
+        self._passes: dict[tuple[int, int, int], FixedShape | None] = {}
         self.reasons: dict[str, str] = {}
         self.graphs: list[str] = []
         self._pool: Any = None
@@ -92,7 +96,10 @@ class GraphTarget(Target):
         super().__init__(model, **kwargs)
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
-        """As ``Target.reserve``; also captures every shape that passes of a tree can take."""
+        """As ``Target.reserve``; also captures every shape that passes of a tree can take.
+
+        A draft model's largest pass is ``max_nodes`` rows.
+        """
         before = self._sizes
         padded = row_bucket(max_nodes + 1) or max_nodes + 1
         super().reserve(max_len, padded - 1, batch)
@@ -102,11 +109,12 @@ class GraphTarget(Target):
         self.graphs.clear()
         if self._captures:
             self._pool = torch.cuda.graph_pool_handle()
+            batch = _NODES if self._drafts else 1
             keys = SHORTEST_KEYS
             while True:
                 for rows in ROW_BUCKETS:
                     if rows <= padded:
-                        self._pass(rows, key_bucket(keys, self.cache.max_len))
+                        self._pass(rows, key_bucket(keys, self.cache.max_len), batch)
                 if keys >= self.cache.max_len:
                     break
                 keys *= 2
@@ -197,19 +205,47 @@ class GraphTarget(Target):
         keys = self.cache.length + bucket
         if keys > self.cache.max_len:
             return None
-        return self._pass(bucket, key_bucket(keys, self.cache.max_len), batch)
+        step = self._pass(bucket, key_bucket(keys, self.cache.max_len), batch)
+        assert step is None or isinstance(step, StaticPass)
+        return step
 
-    def _pass(self, rows: int, keys: int, batch: int = 1) -> StaticPass | None:
+    def _nodes(
+        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, keep: int = 0
+    ) -> Scores:
+        """As in ``Target``; padded where a shape that was made by ``reserve`` holds the nodes."""
+        n, length = len(ids), self.cache.length
+        bucket = row_bucket(n)
+        step = None
+        if bucket is None or bucket > self._sizes[1]:
+            self.reasons.setdefault(f"{n} nodes", f"more than the {self._sizes[1]} rows reserved")
+        else:
+            keys = length + len(depths) - n + bucket
+            if keys <= self.cache.max_len:
+                step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES)
+        if step is None:
+            return super()._nodes(ids, visible, depths, keep)
+        assert isinstance(step, StaticNodes)
+        step.load(ids, visible, depths, length)
+        step.run()
+        # Out of the buffer, which the next pass writes to: a drafter compares several layers.
+        return Scores(step.outputs[0][n - keep if keep else 0 : n].clone())
+
+    def _pass(self, rows: int, keys: int, batch: int = 1) -> FixedShape | None:
         shape = (rows, keys, batch)
         if shape not in self._passes:
             self._passes[shape] = self._make(rows, keys, batch)
         return self._passes[shape]
 
-    def _make(self, rows: int, keys: int, batch: int) -> StaticPass | None:
-        made = StaticPass(self, rows, keys, batch)
+    def _make(self, rows: int, keys: int, batch: int) -> FixedShape | None:
+        made = (
+            StaticNodes(self, rows, keys)
+            if batch == _NODES
+            else StaticPass(self, rows, keys, batch)
+        )
         if not self._captures:
             return made
-        name = f"{batch} x {rows} rows, {keys} keys"
+        what = f"{rows} nodes" if batch == _NODES else f"{batch} x {rows} rows"
+        name = f"{what}, {keys} keys"
         try:
             with torch.inference_mode():
                 made.capture(self._pool)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from specbench.kernel_plan import KERNELS, PACK_ROWS, load_plan, pack, plain
+from specbench.kernel_plan import KERNELS, PACKED, load_plan, pack, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,7 +170,7 @@ def pack_linears(
         for i in sorted(range(len(groups)), key=lambda i: -stacked[i].weight.numel()):
             linear, product = stacked[i], products[i]
             kernels = plan[f"{linear.out_features}x{linear.in_features}"]
-            size = 4 * linear.weight.numel() if set(kernels.values()) & set(PACK_ROWS) else 0
+            size = 4 * linear.weight.numel() if set(kernels.values()) & set(PACKED) else 0
             if set(kernels.values()) == {"plain"} or used + size > memory_bytes:
                 continue
             parts = product.pack(kernels) if product else [PackedLinear(linear, kernels)]

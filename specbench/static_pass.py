@@ -1,12 +1,16 @@
-"""One pass of fixed shape: buffers that a CUDA graph reads, and the device's part of a step.
+"""Passes of fixed shape: buffers that a CUDA graph reads, and the device's part of a step.
 
 From the ids to the accepted path and the rows kept in the cache everything is on the device; a step
-copies one small array there and one back. What is captured is ``StaticPass.device_part``, and the
+copies one small array there and one back. What is captured is a shape's ``device_part``, and the
 same code runs uncaptured on any device.
+
+Two kinds: ``StaticPass`` is a step of the target, ``StaticNodes`` a draft model's pass over nodes
+of a tree that grows.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,8 +54,121 @@ class StaticScores(Scores):
         return self._verified
 
 
-class StaticPass:
-    """One shape of pass: buffers, the device's work, and its graph where there is one.
+class FixedShape:
+    """The device's work of one shape of pass, and its graph where there is one.
+
+    Args:
+        target: whose model and cache it uses.
+        rows: rows of the pass, padding included.
+        keys: cached rows that attention looks at, padding included.
+    """
+
+    def __init__(self, target: GraphTarget, rows: int, keys: int) -> None:
+        self.rows, self.keys = rows, keys
+        self._target = target
+        self._key_numbers = torch.arange(keys, device=target.device)
+        self._row_numbers = torch.arange(rows, device=target.device)
+        self._graph: Any = None
+        self.outputs: tuple[torch.Tensor, ...]
+
+    def device_part(self) -> tuple[torch.Tensor, ...]:
+        """From the buffers to the outputs, without the host: what a graph captures."""
+        raise NotImplementedError
+
+    def _masks(self, seen: torch.Tensor, positions: torch.Tensor, of_keys: Any) -> AttentionPlan:
+        """Masks of a pass.
+
+        Args:
+            seen: ``[rows, keys]`` bool, windows aside.
+            positions: ``[rows]``.
+            of_keys: called for ``[keys]`` positions where a window hides something.
+        """
+        hidden = self._target.hidden_value
+        mask = torch.zeros(seen.shape, dtype=self._target.dtype, device=seen.device)
+        plan = AttentionPlan(mask=mask.masked_fill(~seen, hidden)[None, None])
+        for window in self._target.windows:
+            if self.keys > window:
+                near = seen & (positions[:, None] - of_keys()[None, :] < window)
+                plan.windowed[window] = mask.masked_fill(~near, hidden)[None, None]
+        return plan
+
+    def capture(self, pool: Any) -> None:
+        """Record the device's part as a CUDA graph.
+
+        Raises:
+            RuntimeError: something in it needs the host (some models read positions there).
+        """
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                self.device_part()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self.outputs = self.device_part()
+        self._graph = graph
+
+    def run(self) -> None:
+        """The device's part: replayed where it was captured."""
+        if self._graph is None:
+            self.outputs = self.device_part()
+        else:
+            self._graph.replay()
+
+
+class StaticNodes(FixedShape):
+    """A pass over new nodes of a tree that grows behind the committed text, see ``Target.extend``.
+
+    Args:
+        target: whose model and cache it uses.
+        rows: rows of the pass; the first ``n`` are nodes, the others padding.
+        keys: cached rows that attention looks at, padding included.
+    """
+
+    def __init__(self, target: GraphTarget, rows: int, keys: int) -> None:
+        super().__init__(target, rows, keys)
+        # What changes from pass to pass is written by a few small kernels before the graph.
+        self._tokens = torch.zeros(rows, dtype=torch.int64, device=target.device)
+        self._positions = torch.zeros_like(self._tokens)
+        self._slots = self._row_numbers.clone()
+        self._places = self._key_numbers.clone()
+        self._seen = torch.zeros(rows, keys, dtype=torch.bool, device=target.device)
+
+    def load(
+        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, length: int
+    ) -> None:
+        """Bring nodes into the buffers; arguments as for ``Target.extend``.
+
+        Args:
+            ids: ``[n]``.
+            visible: ``[n, held + n]``, or None for a chain.
+            depths: ``[held + n]``.
+            length: committed rows of the cache.
+        """
+        n, total = len(ids), len(depths)
+        first = length + total - n
+        self._tokens.zero_()
+        self._tokens[:n] = ids
+        self._positions.fill_(length)
+        self._positions[:n] = depths[-n:] + length
+        torch.add(self._row_numbers, first, out=self._slots)
+        # A chain sees all before it; so do padded rows, for an empty softmax is NaN.
+        torch.le(self._key_numbers, self._slots[:, None], out=self._seen)
+        if visible is not None:
+            self._seen[:n, length : length + total] = visible
+        self._places.copy_(self._key_numbers)
+        self._places[length : length + total] = depths + length
+
+    def device_part(self) -> tuple[torch.Tensor, ...]:
+        """Logits ``[rows, vocab]``."""
+        plan = self._masks(self._seen, self._positions, lambda: self._places)
+        with self._target.cache.static(self._slots, self.keys):
+            return (self._target.run(self._tokens[None], self._positions[None], plan)[0],)
+
+
+class StaticPass(FixedShape):
+    """A step of the target: root and tree, acceptance and the rows that stay.
 
     Args:
         target: whose model and cache it uses.
@@ -61,8 +178,8 @@ class StaticPass:
     """
 
     def __init__(self, target: GraphTarget, rows: int, keys: int, batch: int = 1) -> None:
-        self.rows, self.keys, self.batch = rows, keys, batch
-        self._target = target
+        super().__init__(target, rows, keys)
+        self.batch = batch
         device = target.device
         pinned = device.type == "cuda"
         # [ids of all batch rows | parent rows | depths | candidates | length | ids outside]
@@ -73,12 +190,12 @@ class StaticPass:
         self.numbers = torch.zeros_like(self._host, device=device)
         self.visible = torch.zeros_like(self._host_visible, device=device)
         self._parts = (n_ids, n_ids + rows, n_ids + 2 * rows, n_ids + 3 * rows)
-        self._key_numbers = torch.arange(keys, device=device)
-        self._row_numbers = torch.arange(rows, device=device)
-        self._graph: Any = None
         self._done = torch.cuda.Event() if pinned else None
-        self.logits: torch.Tensor
-        self.outcome: torch.Tensor
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """``[batch * rows, vocab]`` of the last run."""
+        return self.outputs[0]
 
     def load(self, root: int, tree: DraftTree, depths: IntArray, visible: Any, length: int) -> None:
         """Bring a tree into the buffers; waits for nothing.
@@ -130,7 +247,7 @@ class StaticPass:
 
     # -- the device's part ---------------------------------------------------------------------
 
-    def device_part(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def device_part(self) -> tuple[torch.Tensor, ...]:
         """From the buffers to logits and outcome, without the host: what a graph captures.
 
         Returns:
@@ -162,17 +279,10 @@ class StaticPass:
     def _plan(
         self, positions: torch.Tensor, slots: torch.Tensor, length: torch.Tensor
     ) -> AttentionPlan:
-        hidden = self._target.hidden_value
         seen = (self._key_numbers < length).expand(self.rows, -1)
         seen = seen.index_copy(1, slots, self.visible)
-        mask = torch.zeros(seen.shape, dtype=self._target.dtype, device=seen.device)
-        plan = AttentionPlan(mask=mask.masked_fill(~seen, hidden)[None, None])
-        for window in self._target.windows:
-            if self.keys > window:
-                places = self._key_numbers.index_copy(0, slots, positions)
-                near = seen & (positions[:, None] - places[None, :] < window)
-                plan.windowed[window] = mask.masked_fill(~near, hidden)[None, None]
-        return plan
+        of_keys = partial(self._key_numbers.index_copy, 0, slots, positions)
+        return self._masks(seen, positions, of_keys)
 
     def _accept(
         self,
@@ -200,33 +310,9 @@ class StaticPass:
 
     # -- running -------------------------------------------------------------------------------
 
-    def capture(self, pool: Any) -> None:
-        """Record the device's part as a CUDA graph.
-
-        Raises:
-            RuntimeError: something in it needs the host (some models read positions there).
-        """
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                self.device_part()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self.logits, self.outcome = self.device_part()
-        self._graph = graph
-
-    def run(self) -> None:
-        """The device's part: replayed where it was captured."""
-        if self._graph is None:
-            self.logits, self.outcome = self.device_part()
-        else:
-            self._graph.replay()
-
     def read(self) -> IntArray:
         """The outcome on the host; the step's only wait."""
-        self._result.copy_(self.outcome, non_blocking=True)
+        self._result.copy_(self.outputs[1], non_blocking=True)
         if self._done is not None:
             self._done.record()
             self._done.synchronize()

@@ -68,13 +68,14 @@ def tiny_draft(
     vocab_size: int = VOCAB,
     target_vocab: int | None = None,
     max_len: int = 512,
+    engine: Callable[..., Target] = Target,
     **options: Any,
 ) -> DraftModel:
     """A random draft model with room for what a method holds; other weights than a target's."""
     max_nodes = needs.draft_nodes or needs.max_nodes
     model = tiny_model(architecture, seed=seed, vocab_size=vocab_size)
     return DraftModel(
-        Target(model, max_len=max_len + max_nodes, max_nodes=1),
+        engine(model, max_len=max_len + max_nodes, max_nodes=max_nodes),
         target_vocab=target_vocab or vocab_size,
         max_nodes=max_nodes,
         **options,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specbench.errors import ConfigurationError
+from specbench.graph import GraphTarget
 from specbench.structs import DraftTree, Needs
 from specbench.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft
@@ -88,24 +90,31 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
 
 
-_models: dict[str, DraftModel] = {}
+_models: dict[tuple[str, str], DraftModel] = {}
+
+ENGINES = {
+    "eager": Target,
+    "graph": partial(GraphTarget, capture=False, drafts=True),  # what a GPU captures
+}
 
 
-def draft(architecture: str) -> DraftModel:
-    if architecture not in _models:
-        _models[architecture] = tiny_draft(Needs(max_nodes=NODES), architecture)
-    return _models[architecture]
+def draft(architecture: str, engine: str = "eager") -> DraftModel:
+    key = architecture, engine
+    if key not in _models:
+        _models[key] = tiny_draft(Needs(max_nodes=NODES), architecture, engine=ENGINES[engine])
+    return _models[key]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_trees_fed_in_layers(architecture, data):
+def test_trees_fed_in_layers(architecture, engine, data):
     pick = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     text = np.random.default_rng(pick(0, 99)).integers(0, VOCAB, pick(1, 25)).tolist()
-    feeder = Feeder(draft(architecture), text)
+    feeder = Feeder(draft(architecture, engine), text)
     for _ in range(2):
         for _ in range(pick(1, 3)):
             first, n = len(feeder.tokens), pick(1, 4)
@@ -121,8 +130,9 @@ def test_trees_fed_in_layers(architecture, data):
     close(feeder.model.catch_up(np.array(feeder.text)), feeder.expected(-1))
 
 
-def test_a_single_branch_takes_no_mask_and_may_fork_later():
-    feeder = Feeder(draft("mistral_window"), list(range(20)))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_single_branch_takes_no_mask_and_may_fork_later(engine):
+    feeder = Feeder(draft("mistral_window", engine), list(range(20)))
     for node in range(5):
         feeder.extend([node + 7], [node - 1])
     feeder.extend([1, 2], [2, -1])

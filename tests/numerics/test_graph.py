@@ -5,6 +5,8 @@ Capture itself needs a GPU (the last test); everything else runs the captured co
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -16,16 +18,17 @@ from runners.stage import make_target
 from specbench.attention import AttentionPlan, folded_heads
 from specbench.cache import KVCache
 from specbench.config import compose
+from specbench.draft_model import DraftModel
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.errors import CaseFailed
 from specbench.graph import ROW_BUCKETS, GraphTarget, key_bucket, no_graphs, row_bucket
-from specbench.static_pass import StaticPass
-from specbench.structs import DraftContext, DraftTree
+from specbench.static_pass import StaticNodes, StaticPass
+from specbench.structs import DraftContext, DraftTree, Needs
 from specbench.target import Target
 from specbench.tree import longest_match
 from specbench.verify import GreedyVerifier
-from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
+from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
 from tests.numerics.test_target import trees
 
 TOLERANCE = 1e-10
@@ -274,6 +277,59 @@ def test_a_failed_capture_falls_back_with_the_reason(monkeypatch):
     }
 
 
+def _draft(**options):
+    return tiny_draft(
+        Needs(max_nodes=6),
+        max_len=300,
+        engine=partial(GraphTarget, drafts=True, **({"capture": False} | options)),
+    )
+
+
+def test_a_drafts_passes_are_padded_and_never_ask_the_host(monkeypatch, rng):
+    draft = _draft()
+    passes = []
+    real = StaticNodes.run
+    monkeypatch.setattr(StaticNodes, "run", lambda step: (passes.append(step.rows), real(step)))
+    text = rng.integers(0, VOCAB, 20)
+    draft.begin(text[:17])
+    draft.catch_up(text)  # three tokens
+    first = draft.extend(np.array([5]), np.array([-1]))
+    kept = first.clone()
+    draft.extend(np.arange(5), np.full(5, 0))
+    assert passes == [4, 1, 8]
+    assert torch.equal(first, kept)  # not the buffer of the next pass
+    assert draft._target.reasons == {}
+    step = draft._target._pass(8, 256, 0)
+    calls: list[str] = []
+    for name in _SYNCS:
+        real_call = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda *a, n=name, f=real_call, **k: (calls.append(n), f(*a, **k))[1],
+        )
+    with torch.inference_mode():
+        step.device_part()
+    assert calls == []
+
+
+def test_a_text_longer_than_a_drafts_passes_runs_eagerly_and_says_so(rng):
+    draft, exact = _draft(), tiny_draft(Needs(max_nodes=6), max_len=300)
+    text = rng.integers(0, VOCAB, 40)
+    for each in (draft, exact):
+        each.begin(text[:5])
+    torch.testing.assert_close(draft.catch_up(text), exact.catch_up(text), atol=TOLERANCE, rtol=0)
+    assert "8 rows reserved" in draft._target.describe()["eager"]["35 nodes"]
+
+
+def test_every_pass_of_a_draft_is_captured_when_its_buffers_are_made(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(StaticNodes, "capture", lambda *_: None)
+    target = _draft(capture=True)._target
+    made = [f"{rows} nodes, {keys} keys" for keys in (256, 512) for rows in (1, 2, 4, 8)]
+    assert target.describe() == {"engine": "graph", "graphs": made, "eager": {}}
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 def test_queries_folded_into_rows_see_the_same(rows):
     """What attention does on CUDA instead of grouped heads, where a mask is given."""
@@ -333,3 +389,26 @@ def test_captured_passes_give_the_same_tokens(architecture, rng):
     got = Engine(fixed, GreedyVerifier(), eos_ids=eos).decode(prompt, drafter, max_new_tokens=60)
     assert got.output_ids == wanted.output_ids
     assert fixed.describe()["graphs"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_drafts_captured_passes_give_the_same_logits(architecture, rng):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    sizes = {"max_len": 300, "max_nodes": 8}
+    exact, fixed = (
+        DraftModel(target, target_vocab=VOCAB, max_nodes=8)
+        for target in (
+            Target(tiny_model(architecture).cuda(), **sizes),
+            GraphTarget(tiny_model(architecture).cuda(), drafts=True, **sizes),
+        )
+    )
+    text = rng.integers(0, VOCAB, 20)
+    for draft in (exact, fixed):
+        draft.begin(text[:17])
+    torch.testing.assert_close(fixed.catch_up(text), exact.catch_up(text))
+    for tokens, parents in (([5], [-1]), ([6], [0]), ([7, 8, 9], [0, 1, 1])):
+        nodes = np.array(tokens), np.array(parents)
+        torch.testing.assert_close(fixed.extend(*nodes), exact.extend(*nodes))
+    assert fixed._target.describe()["graphs"] and not fixed._target.reasons

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from runners import cost
+from specbench.config import compose
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +29,8 @@ def gpu_check():
 def test_a_trial_on_the_cpu(gpu_check, tmp_path):
     code = gpu_check.main(
         ["--device", "cpu", "--models", "tiny", "--tokens", "6", "--repeats", "1",
-         "--contexts", "32,64", "--only", "bandwidth,decoding,rows,steps", "--out", str(tmp_path)]
+         "--contexts", "32,64", "--only", "bandwidth,decoding,rows,drafts,steps",
+         "--out", str(tmp_path)]
     )  # fmt: skip
     report = (tmp_path / "gpu_check.md").read_text()
     data = json.loads((tmp_path / "gpu_check.json").read_text())
@@ -34,9 +41,46 @@ def test_a_trial_on_the_cpu(gpu_check, tmp_path):
     }
     assert all(r["ms"] > 0 for r in rows)
     assert data["results"]["decoding tiny"]["passes"]["engine"] == "graph"
+    drafts = data["results"]["drafts tiny"]
+    assert {(d["engine"], d["nodes"]) for d in drafts} == {
+        (e, n) for e in ("eager", "graph") for n in gpu_check.DRAFT_NODES
+    }
+    assert {"cacheback", "token_recycling", "sps", "opt_tree", "lookahead"} <= set(
+        data["results"]["steps"]
+    )
     for word in ("CPU (a trial)", "Copy bandwidth", "| tiny |", "cacheback", "token_recycling"):
         assert word in report
     assert (tmp_path / "gpu_check.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("engine", ["graph", "eager"])
+def test_the_surfaces_command_is_a_valid_one(gpu_check, tmp_path, engine):
+    said = []
+    check = SimpleNamespace(
+        args=SimpleNamespace(out=tmp_path), command=lambda *words: said.append(words)
+    )
+    gpu_check.surface(check, "vicuna7b", engine)
+    program, *overrides = said[0]
+    config = cost.adopt(compose(overrides), overrides)
+    assert program == "run.py" and config.engine.name == engine
+    assert max(config.runner.contexts) == 4096 and not config.runner.batch_k
+
+
+def test_without_hydra_the_passes_are_still_measured(tmp_path):
+    """It is no part of the images that machines with GPUs start from."""
+    program = (
+        "import sys\n"
+        "missing = ('hydra', 'omegaconf', 'datasets', 'wandb', 'gguf')\n"
+        "sys.modules.update(dict.fromkeys(missing))\n"
+        "sys.path[:0] = ['scripts', '.']\n"
+        "import gpu_check\n"
+        "sys.exit(gpu_check.main(sys.argv[1:]))"
+    )
+    words = ["--device", "cpu", "--models", "tiny", "--tokens", "4", "--repeats", "1",
+             "--only", "decoding,drafts", "--out", str(tmp_path)]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    assert "A draft model's pass, tiny" in (tmp_path / "gpu_check.md").read_text()
 
 
 def test_a_part_that_fails_is_named_and_the_others_go_on(gpu_check, tmp_path, monkeypatch):

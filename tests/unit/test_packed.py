@@ -108,7 +108,7 @@ def test_siblings_need_no_memory_of_their_own():
 
 def test_the_memory_budget_holds(everything_packed, tmp_path):
     model = tiny_model("llama", dtype=torch.float32)
-    if everything_packed not in kernel_plan.PACK_ROWS:
+    if everything_packed not in kernel_plan.PACKED:
         pytest.skip("this build of torch has no packed kernel")
     done = packed.pack_linears(model, memory_bytes=10_000, cache_dir=tmp_path)
     assert 0 < done["bytes"] <= 10_000
@@ -156,7 +156,7 @@ def test_a_damaged_plan_is_measured_again(tmp_path, damage):
 
 
 def test_the_largest_weights_are_packed_first(everything_packed):
-    if everything_packed not in kernel_plan.PACK_ROWS:
+    if everything_packed not in kernel_plan.PACKED:
         pytest.skip("this build of torch has no packed kernel")
     model = tiny_model("llama", dtype=torch.float32, vocab_size=400)
     packed.pack_linears(model, memory_bytes=4 * 400 * 32)
