@@ -22,7 +22,8 @@ from analysis.artifacts.ngrammys_rows import FIGURE4
 from analysis.claims import NOT_RUN, claim_of_setting, compare, load_ledger
 from analysis.estimates import over_repeats
 from analysis.groups import caption
-from analysis.plots import Panel, Series, curves, heatmaps
+from analysis.heatmaps import heatmaps
+from analysis.plots import Panel, Series, curves
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import claimed_cells, settings_sheet, with_rule
 from specbench.statistics import OVERALL
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
     from analysis.claims import Claim
     from analysis.groups import Entry, Group
+    from analysis.heatmaps import Grid
     from analysis.load import Run
-    from analysis.plots import Grid
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
