@@ -128,7 +128,8 @@ def caption(group: Group) -> str:
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(group)}.",
             f"Lossless: {_lossless(group)}.",
-            f"{speed}. Intervals: 95 %, bootstrap over prompts within categories.",
+            (f"{speed}. " if first.timing != "none" else "")
+            + "Intervals: 95 %, bootstrap over prompts within categories.",
             f"Code: {', '.join(sorted({run.code for run in group.runs}))}.",
         ]
     )

@@ -122,6 +122,8 @@ def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> 
             error_kw={"elinewidth": 0.9, "capsize": 2}, **style,
         )  # fmt: skip
     if panel.ticks is None:
+        places = [point.x for series in panel.series for point in series.points] or [0.0]
+        axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     else:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks)
@@ -162,14 +164,18 @@ def _same_width(all_axes: Sequence[Axes]) -> None:
 
 
 def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> None:
-    for series in panel.series:
+    places = [point.x for series in panel.series for point in series.points] or [0.0]
+    # A little aside from each other, so that intervals at one place can be told apart.
+    aside = 0.012 * (max(places) - min(places)) if panel.log is None else 0.0
+    for i, series in enumerate(panel.series):
+        offset = aside * (i - (len(panel.series) - 1) / 2)
         variant = variants[series.method, series.name]
         style = line_style(series.method, variant, series.dashed)
         if panel.ticks is not None:
             style["linestyle"] = "none"  # between names there is nothing
         points = [point for point in series.points if point.y is not None]
         axes.errorbar(
-            [point.x for point in points], [point.y or 0.0 for point in points],
+            [point.x + offset for point in points], [point.y or 0.0 for point in points],
             yerr=_errors(points), label=series.name, elinewidth=0.9, capsize=2, **style,
         )  # fmt: skip
     if panel.log is not None:
@@ -186,12 +192,16 @@ def _errors(points: Sequence[Point]) -> Any:
     """Lengths below and above; a point without an interval has none."""
     if not points:
         return None
-    pairs = [(p.y or 0.0, p.interval or (p.y or 0.0, p.y or 0.0)) for p in points]
+    pairs = [(p.y or 0.0, p.interval or (math.nan, math.nan)) for p in points]
     # Never negative, although a rounded interval may miss its value by a hair.
     return [
-        [max(0.0, value - low) for value, (low, _) in pairs],
-        [max(0.0, high - value) for value, (_, high) in pairs],
+        [_length(value - low) for value, (low, _) in pairs],
+        [_length(high - value) for value, (_, high) in pairs],
     ]
+
+
+def _length(difference: float) -> float:
+    return difference if math.isnan(difference) else max(0.0, difference)
 
 
 def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
@@ -306,7 +316,11 @@ def bars_and_radar(
         values = [math.nan if point.y is None else point.y for point in series.points]
         axes.plot([*angles, angles[0]], [*values, values[0]], label=series.name, **style)
     axes.set_xticks(angles, spokes)
-    axes.tick_params(axis="x", pad=12)
+    if panel.reference is not None:
+        around_it = np.linspace(0, 2 * np.pi, 181)
+        level = np.full_like(around_it, panel.reference[0])
+        axes.plot(around_it, level, color=REFERENCE, linewidth=0.8, linestyle="--")
+    axes.tick_params(axis="x", pad=15)
     axes.set_rlabel_position(180 / max(1, len(spokes)))  # between the first two spokes
     axes.set_ylim(bottom=0)
     axes.grid(visible=True)
