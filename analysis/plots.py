@@ -226,7 +226,7 @@ def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
             if not lines or not lines[2]:
                 continue
             for segment in lines[2][0].get_segments():
-                if segment[1][1] > top:
+                if len(segment) and segment[1][1] > top:  # empty: there is no interval
                     place = bottom + 0.985 * (top - bottom)
                     axes.plot(segment[1][0], place, marker="^", color=REFERENCE, markersize=4)
                     cut = True
