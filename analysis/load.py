@@ -161,7 +161,7 @@ class Run:
         if not machine.get("cpu"):
             return "hardware not recorded"
         count = machine.get("cpus_usable") or machine.get("cpus")
-        return f"{machine['cpu']}, {count} CPUs" if count else str(machine["cpu"])
+        return f"{machine['cpu']}, {cpus(count)}" if count else str(machine["cpu"])
 
     @property
     def code(self) -> str:
@@ -182,6 +182,11 @@ class Run:
     def knobs(self, label: str) -> Mapping[str, Any]:
         """The settings of a label's method."""
         return ((self.manifest.get("labels") or {}).get(label) or {}).get("knobs") or {}
+
+
+def cpus(count: int) -> str:
+    """How many CPUs, in words."""
+    return "1 CPU" if count == 1 else f"{count} CPUs"
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
