@@ -22,8 +22,8 @@ from analysis.artifacts.ngrammys_rows import FIGURE4
 from analysis.claims import NOT_RUN, claim_of_setting, compare, load_ledger
 from analysis.estimates import over_repeats
 from analysis.groups import caption
-from analysis.load import cpus
 from analysis.heatmaps import heatmaps
+from analysis.load import cpus
 from analysis.plots import Panel, Series, curves
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import claimed_cells, settings_sheet, with_rule
