@@ -166,7 +166,7 @@ def _same_width(all_axes: Sequence[Axes]) -> None:
 def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> None:
     places = [point.x for series in panel.series for point in series.points] or [0.0]
     # A little aside from each other, so that intervals at one place can be told apart.
-    aside = 0.012 * (max(places) - min(places)) if panel.log is None else 0.0
+    aside = 0.007 * (max(places) - min(places)) if panel.log is None else 0.0
     for i, series in enumerate(panel.series):
         offset = aside * (i - (len(panel.series) - 1) / 2)
         variant = variants[series.method, series.name]
@@ -230,7 +230,10 @@ def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
                     place = bottom + 0.985 * (top - bottom)
                     axes.plot(segment[1][0], place, marker="^", color=REFERENCE, markersize=4)
                     cut = True
-        axes.set_ylim(bottom, max(min(highest, top), bottom + 0.1))
+        end = max(min(highest, top), bottom + 0.1)
+        # Room for the markers of a line that runs along the bottom, where that is not 0.
+        room = 0.03 * (end - bottom) if bottom and bottom in values else 0.0
+        axes.set_ylim(bottom - room, end)
     return cut
 
 
