@@ -17,9 +17,10 @@ import matplotlib
 
 from analysis.artifacts import made_of
 from analysis.artifacts.artifact import task_panel
+from analysis.canvas import save
 from analysis.command import with_runs
 from analysis.groups import Group, caption, make_groups
-from analysis.plots import bars, save
+from analysis.plots import bars
 from analysis.style import RC
 
 if TYPE_CHECKING:

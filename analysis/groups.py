@@ -84,12 +84,26 @@ def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Entry]:
     rows = summarise(run.records, run.labels, run.baseline, seed=run.seed, estimator=estimator)
     entries = []
     for label in run.labels:
-        own = {row["task"]: row for row in rows if row["label"] == label}
+        own = {row["task"]: _shown(row) for row in rows if row["label"] == label}
         # Plain decoding is what claims are relative to.
         is_baseline = label == run.baseline
         claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], ledger)
         entries.append(Entry(run, label, own, claim))
     return entries
+
+
+# An interval of two prompts reaches from nothing to hundreds of times the value.
+FEWEST = 3
+
+
+def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A summary's row without the intervals that say nothing; a pass yields a token at least."""
+    if row["n_cases"] < FEWEST:
+        return {**row, **{key: None for key in row if key.endswith("_ci")}}
+    if row["mat_ci"] is not None:
+        low, high = row["mat_ci"]
+        return {**row, "mat_ci": (max(1.0, low), high)}
+    return row
 
 
 # What a caption says first about times that were not measured.
@@ -128,10 +142,16 @@ def caption(group: Group) -> str:
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(group)}.",
             f"Lossless: {_lossless(group)}.",
-            f"{speed}. Intervals: 95 %, bootstrap over prompts within categories.",
+            (f"{speed}. " if first.timing != "none" else "")
+            + f"Intervals: 95 %, bootstrap over prompts within categories{_too_few(group)}.",
             f"Code: {', '.join(sorted({run.code for run in group.runs}))}.",
         ]
     )
+
+
+def _too_few(group: Group) -> str:
+    counts = [row["n_cases"] for entry in group.entries for row in entry.rows.values()]
+    return f"; none for fewer than {FEWEST}" if min(counts) < FEWEST else ""
 
 
 def _lost(group: Group, kind: str) -> int:

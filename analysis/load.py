@@ -171,7 +171,7 @@ class Run:
         if not machine.get("cpu"):
             return "hardware not recorded"
         count = machine.get("cpus_usable") or machine.get("cpus")
-        return f"{machine['cpu']}, {count} CPUs" if count else str(machine["cpu"])
+        return f"{machine['cpu']}, {cpus(count)}" if count else str(machine["cpu"])
 
     @property
     def code(self) -> str:
@@ -196,6 +196,11 @@ class Run:
     def knobs(self, label: str) -> Mapping[str, Any]:
         """The settings of a label's method."""
         return ((self.manifest.get("labels") or {}).get(label) or {}).get("knobs") or {}
+
+
+def cpus(count: int) -> str:
+    """How many CPUs, in words."""
+    return "1 CPU" if count == 1 else f"{count} CPUs"
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
@@ -272,10 +277,33 @@ def load_surfaces(paths: Iterable[Path | str]) -> list[Run]:
     return runs
 
 
+def parts_of_others(runs: Sequence[Run]) -> list[Run]:
+    """Runs whose records are in another one's too, and would count twice beside it.
+
+    These are shards that :mod:`analysis.merge` has joined, and plain decoding that was recorded for
+    a replay (``runner.traces``) and that every replay has as its baseline. A recording that has
+    other labels as well is a measurement of its own.
+    """
+    merged = {_key(run) for run in runs if run.manifest.get("merged_from")}
+    replayed = {(run.manifest.get("traces") or {}).get("run_key") for run in runs} - {None}
+    return [
+        run
+        for run in runs
+        if ((run.manifest.get("identity") or {}).get("shard") and _key(run) in merged)
+        or (_key(run) in replayed and run.labels == [run.baseline])
+    ]
+
+
+def _key(run: Run) -> Any:
+    return run.manifest.get("run_key")
+
+
 def usable_runs(
     paths: Sequence[Path | str], include_incomplete: bool = False, surfaces: bool = False
 ) -> tuple[list[Run], list[Run]]:
     """The runs to show, and the incomplete ones that are not.
+
+    A run that is but a part of another one here (:func:`parts_of_others`) stands in no table.
 
     Args:
         paths: folders, searched recursively.
@@ -286,6 +314,8 @@ def usable_runs(
         ResultsError: nothing is left to show; says what to type.
     """
     runs = load_runs(paths)
+    parts = {run.path for run in parts_of_others(runs)}
+    runs = [run for run in runs if run.path not in parts]
     shown = [run for run in runs if run.complete or include_incomplete]
     shown += load_surfaces(paths) if surfaces else []
     hidden = [run for run in runs if not (run.complete or include_incomplete)]

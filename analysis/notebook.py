@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
+from analysis.canvas import save
 from analysis.load import Run, usable_runs
-from analysis.plots import save
 from analysis.style import RC
 
 if TYPE_CHECKING:

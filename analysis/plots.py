@@ -7,7 +7,6 @@ picture. What the numbers are is the caller's business, how they look is :mod:`a
 from __future__ import annotations
 
 import math
-import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +14,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.style import HEATMAP, REFERENCE, bar_style, line_style, part_style
+from analysis.canvas import finish, legend_of
+from analysis.style import REFERENCE, bar_style, line_style, part_style
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from matplotlib.axes import Axes
 
     from specbench.statistics import Interval
 
-_CAPTION_INCHES_PER_LINE = 0.15
-_CHARACTERS_PER_INCH = 18
-TITLE, CAPTION = "title", "caption"  # ids of a figure's words, for a page that sets them itself
 HEADROOM = 1.6  # height of a picture over its tallest bar, at most
 
 
@@ -69,6 +65,7 @@ class Panel:
         log: logarithmic horizontal axis with this base.
         bottom: where the vertical axis begins.
         top: where it ends at most, e.g. 1 for a share.
+        bars: bars instead of lines, in a table of panels too.
     """
 
     title: str
@@ -80,23 +77,7 @@ class Panel:
     log: float | None = None
     bottom: float | None = None
     top: float | None = None
-
-
-@dataclass(frozen=True)
-class Grid:
-    """One heatmap.
-
-    Attributes:
-        values: ``[rows, columns]``; None where there is no number.
-        intervals: of the same shape, or None where no cell has one.
-        rows, columns: names along the axes.
-    """
-
-    title: str
-    values: Sequence[Sequence[float | None]]
-    rows: Sequence[str]
-    columns: Sequence[str]
-    intervals: Sequence[Sequence[Interval | None]] | None = None
+    bars: bool = False
 
 
 def bars(panels: Sequence[Panel], title: str, caption: str) -> Figure:
@@ -106,10 +87,16 @@ def bars(panels: Sequence[Panel], title: str, caption: str) -> Figure:
     figure = Figure(figsize=(inches, 2.8 * len(panels)), layout="constrained")
     all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     variants = _variants(panels)
+    cut = False
     for axes, panel in zip(all_axes, panels, strict=True):
         _bars(axes, panel, variants)
-    _finish(figure, title, caption, legend=_legend(all_axes))
+        cut |= _limit_height([(axes, panel)])
+    finish(figure, title, _with_arrow(caption, cut), legend=legend_of(all_axes))
     return figure
+
+
+def _with_arrow(caption: str, cut: bool) -> str:
+    return f"{caption}\n▲: an interval goes on beyond the picture." if cut else caption
 
 
 def _variants(panels: Iterable[Panel]) -> dict[tuple[str, str], int]:
@@ -134,40 +121,61 @@ def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> 
             0.9 * width, label=series.name, linewidth=0.5, yerr=_errors(points),
             error_kw={"elinewidth": 0.9, "capsize": 2}, **style,
         )  # fmt: skip
-    # An interval of two prompts may reach hundreds of times its value: it runs out of the picture,
-    # marked by an arrow, rather than flattening every bar.
-    _limit_height(axes, panel)
-    axes.set_xticks(range(len(panel.ticks or ())), panel.ticks or ())
+    if panel.ticks is None:
+        places = [point.x for series in panel.series for point in series.points] or [0.0]
+        axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    else:
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
     axes.tick_params(axis="x", length=0)
     _label(axes, panel)
 
 
 def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Figure:
-    """Lines with error bars; ``panels`` is a table of them, rows first."""
+    """Lines with error bars, or bars; ``panels`` is a table of them, rows first.
+
+    Panels of a row that have the same unit on an axis have the same range there, too.
+    """
     n_rows, n_columns = len(panels), max(len(row) for row in panels)
     size = (max(5.0, 3.1 * n_columns), 2.5 * n_rows)
     figure = Figure(figsize=size, layout="constrained")
     table = figure.subplots(n_rows, n_columns, squeeze=False)
     variants = _variants(panel for row in panels for panel in row)
+    cut = False
     for row, line in zip(table, panels, strict=True):
         for axes in row[len(line) :]:
             axes.set_axis_off()
-        for axes, panel in zip(row, line, strict=False):
-            _curve(axes, panel, variants)
-    drawn = [axes for row in table for axes in row]
-    _finish(figure, title, caption, legend=_legend(drawn))
+        drawn = list(zip(row, line, strict=False))
+        for axes, panel in drawn:
+            (_bars if panel.bars else _curve)(axes, panel, variants)
+        for unit in dict.fromkeys(panel.ylabel for panel in line):
+            cut |= _limit_height([(axes, panel) for axes, panel in drawn if panel.ylabel == unit])
+        for unit in dict.fromkeys(panel.xlabel for panel in line if panel.ticks is None):
+            _same_width([axes for axes, panel in drawn if panel.xlabel == unit])
+    all_axes = [axes for row in table for axes in row]
+    finish(figure, title, _with_arrow(caption, cut), legend=legend_of(all_axes))
     return figure
 
 
+def _same_width(all_axes: Sequence[Axes]) -> None:
+    limits = [axes.get_xlim() for axes in all_axes]
+    for axes in all_axes:
+        axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
 def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> None:
-    for series in panel.series:
+    places = [point.x for series in panel.series for point in series.points] or [0.0]
+    # A little aside from each other, so that intervals at one place can be told apart.
+    aside = 0.007 * (max(places) - min(places)) if panel.log is None else 0.0
+    for i, series in enumerate(panel.series):
+        offset = aside * (i - (len(panel.series) - 1) / 2)
         variant = variants[series.method, series.name]
         style = line_style(series.method, variant, series.dashed)
         if panel.ticks is not None:
             style["linestyle"] = "none"  # between names there is nothing
         points = [point for point in series.points if point.y is not None]
         axes.errorbar(
-            [point.x for point in points], [point.y or 0.0 for point in points],
+            [point.x + offset for point in points], [point.y or 0.0 for point in points],
             yerr=_errors(points), label=series.name, elinewidth=0.9, capsize=2, **style,
         )  # fmt: skip
     if panel.log is not None:
@@ -177,7 +185,6 @@ def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) ->
     if panel.ticks is not None:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks)
         axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
-    _limit_height(axes, panel)
     _label(axes, panel)
 
 
@@ -185,31 +192,49 @@ def _errors(points: Sequence[Point]) -> Any:
     """Lengths below and above; a point without an interval has none."""
     if not points:
         return None
-    pairs = [(p.y or 0.0, p.interval or (p.y or 0.0, p.y or 0.0)) for p in points]
+    pairs = [(p.y or 0.0, p.interval or (math.nan, math.nan)) for p in points]
     # Never negative, although a rounded interval may miss its value by a hair.
     return [
-        [max(0.0, value - low) for value, (low, _) in pairs],
-        [max(0.0, high - value) for value, (_, high) in pairs],
+        [_length(value - low) for value, (low, _) in pairs],
+        [_length(high - value) for value, (_, high) in pairs],
     ]
 
 
-def _limit_height(axes: Axes, panel: Panel) -> None:
-    values = [p.y for series in panel.series for p in series.points if p.y is not None]
+def _length(difference: float) -> float:
+    return difference if math.isnan(difference) else max(0.0, difference)
+
+
+def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
+    """Give the axes one height, and say whether an interval reaches beyond it.
+
+    An interval of two prompts may reach hundreds of times its value: it runs out of the picture,
+    marked by an arrow, rather than flattening everything.
+    """
+    panels = [panel for _, panel in drawn]
+    values = [p.y for panel in panels for s in panel.series for p in s.points if p.y is not None]
     if not values:
-        return
-    top = HEADROOM * max(max(values), panel.reference[0] if panel.reference else 0.0)
-    if panel.top is not None:
-        top = min(top, panel.top)
-    for container in axes.containers:
-        lines = getattr(container, "lines", None) or getattr(container, "errorbar", None)
-        lines = getattr(lines, "lines", lines)
-        if not lines or not lines[2]:
-            continue
-        for segment in lines[2][0].get_segments():
-            if segment[1][1] > top:
-                axes.plot(segment[1][0], top * 0.985, marker="^", color=REFERENCE, markersize=4)
-    bottom = 0.0 if panel.bottom is None else panel.bottom
-    axes.set_ylim(bottom, max(min(axes.get_ylim()[1], top), bottom + 0.1))
+        return False
+    references = [panel.reference[0] for panel in panels if panel.reference]
+    top = min([HEADROOM * max(values + references)] + [p.top for p in panels if p.top is not None])
+    bottom = min(panel.bottom or 0.0 for panel in panels)
+    highest = max(axes.get_ylim()[1] for axes, _ in drawn)
+    cut = False
+    for axes, _ in drawn:
+        for container in list(axes.containers):
+            lines = getattr(container, "lines", None) or getattr(container, "errorbar", None)
+            lines = getattr(lines, "lines", lines)
+            if not lines or not lines[2]:
+                continue
+            for segment in lines[2][0].get_segments():
+                if len(segment) and segment[1][1] > top:  # empty: there is no interval
+                    place = bottom + 0.985 * (top - bottom)
+                    axes.plot(segment[1][0], place, marker="^", color=REFERENCE, markersize=4)
+                    cut = True
+        end = max(min(highest, top), bottom + 0.1)
+        # Room for the markers of a line that runs along the bottom, where that is not 0.
+        room = 0.03 * (end - bottom) if bottom and bottom in values else 0.0
+        axes.set_ylim(bottom - room, end)
+    return cut
 
 
 def _label(axes: Axes, panel: Panel) -> None:
@@ -224,56 +249,6 @@ def _label(axes: Axes, panel: Panel) -> None:
             name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(4, 0),
             textcoords="offset points", va="center",
         )  # fmt: skip
-
-
-def heatmaps(
-    grids: Sequence[Grid], xlabel: str, ylabel: str, unit: str, title: str, caption: str
-) -> Figure:
-    """Grids of numbers on one colour scale; a cell's interval stands below its number."""
-    numbers = [value for grid in grids for row in grid.values for value in row if value is not None]
-    low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
-    high = high if high > low else low + 1.0
-    n_rows, n_columns = max(len(g.rows) for g in grids), max(len(g.columns) for g in grids)
-    size = (1.4 + len(grids) * (0.56 * n_columns + 0.5), max(2.2, 0.8 + 0.42 * n_rows))
-    figure = Figure(figsize=size, layout="constrained")
-    all_axes = figure.subplots(1, len(grids), squeeze=False)[0]
-    image = None
-    for axes, grid in zip(all_axes, grids, strict=True):
-        cells = np.array(
-            [[math.nan if value is None else value for value in row] for row in grid.values]
-        )
-        image = axes.imshow(cells, cmap=HEATMAP, vmin=low, vmax=high, aspect="auto")
-        axes.grid(visible=False)
-        axes.set_xticks(range(len(grid.columns)), grid.columns)
-        axes.set_yticks(range(len(grid.rows)), grid.rows)
-        axes.tick_params(length=0)
-        axes.set_title(grid.title, loc="left", fontsize=9)
-        axes.set_xlabel(xlabel)
-        _write_cells(axes, grid, (low + high) / 2)
-    all_axes[0].set_ylabel(ylabel)
-    bar = figure.colorbar(image, ax=list(all_axes), fraction=0.03, pad=0.02)
-    bar.set_label(unit, fontsize=8)
-    bar.outline.set_visible(False)
-    _finish(figure, title, caption)
-    return figure
-
-
-def _write_cells(axes: Axes, grid: Grid, middle: float) -> None:
-    for i, row in enumerate(grid.values):
-        for j, value in enumerate(row):
-            if value is None:
-                axes.text(j, i, "–", ha="center", va="center", fontsize=7)
-                continue
-            colour = "white" if value < middle else "black"
-            interval = grid.intervals[i][j] if grid.intervals is not None else None
-            digits = 1 if value >= 10 else 2
-            axes.text(
-                j, i - (0.14 if interval else 0), f"{value:.{digits}f}", ha="center", va="center",
-                fontsize=7.5, color=colour,
-            )  # fmt: skip
-            if interval:
-                text = f"{interval[0]:.{digits}f}–{interval[1]:.{digits}f}"
-                axes.text(j, i + 0.24, text, ha="center", va="center", fontsize=4.6, color=colour)
 
 
 def stacks(
@@ -323,7 +298,7 @@ def stacks(
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.02 * longest)
     axes.set_xlabel(xlabel)
-    _finish(figure, title, caption, legend=_legend([axes]))
+    finish(figure, title, caption, legend=legend_of([axes]))
     return figure
 
 
@@ -336,6 +311,7 @@ def bars_and_radar(
     variants = _variants([panel])
     left = figure.add_subplot(1, 2, 1)
     _bars(left, panel, variants)
+    cut = _limit_height([(left, panel)])
     axes: Any = figure.add_subplot(1, 2, 2, projection="polar")
     angles = np.linspace(0, 2 * np.pi, len(spokes), endpoint=False)
     for series in around:
@@ -343,57 +319,14 @@ def bars_and_radar(
         values = [math.nan if point.y is None else point.y for point in series.points]
         axes.plot([*angles, angles[0]], [*values, values[0]], label=series.name, **style)
     axes.set_xticks(angles, spokes)
-    axes.tick_params(axis="x", pad=8)
-    axes.set_rlabel_position(100)
+    if panel.reference is not None:
+        around_it = np.linspace(0, 2 * np.pi, 181)
+        level = np.full_like(around_it, panel.reference[0])
+        axes.plot(around_it, level, color=REFERENCE, linewidth=0.8, linestyle="--")
+    axes.tick_params(axis="x", pad=15)
+    axes.set_rlabel_position(180 / max(1, len(spokes)))  # between the first two spokes
     axes.set_ylim(bottom=0)
     axes.grid(visible=True)
     axes.legend(fontsize=6.5, loc="upper left", bbox_to_anchor=(1.08, 1.05))
-    _finish(figure, title, caption, legend=_legend([left]))
+    finish(figure, title, _with_arrow(caption, cut), legend=legend_of([left]))
     return figure
-
-
-# --- what all kinds share -------------------------------------------------------------------------
-
-
-def _legend(all_axes: Sequence[Axes]) -> dict[str, Any]:
-    """Handles by name, each once."""
-    handles: dict[str, Any] = {}
-    for axes in all_axes:
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(name, handle)
-    return handles
-
-
-def _finish(
-    figure: Figure, title: str, caption: str, legend: Mapping[str, Any] | None = None
-) -> None:
-    """Title and legend above, caption below; ``savefig.bbox=tight`` keeps them in the picture."""
-    inches, height = figure.get_size_inches()
-    top = 1.0 + 0.02 / height
-    if legend and len(legend) > 1:
-        columns = max(2, min(len(legend), int(inches / 1.25)))
-        lines = math.ceil(len(legend) / columns)
-        figure.legend(
-            legend.values(), legend.keys(), loc="lower left", bbox_to_anchor=(0.02, top),
-            ncols=columns, fontsize=8,
-        )  # fmt: skip
-        top += (0.1 + 0.19 * lines) / height
-    figure.text(0.02, top + 0.06 / height, title, fontsize=10, va="bottom", gid=TITLE)
-    lines_below = [
-        line
-        for part in caption.splitlines()
-        for line in textwrap.wrap(part, int(inches * _CHARACTERS_PER_INCH))
-    ]
-    below = 0.1 + _CAPTION_INCHES_PER_LINE * len(lines_below)
-    words = "\n".join(lines_below)
-    figure.text(0.02, -below / height, words, fontsize=7, va="bottom", gid=CAPTION)
-
-
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG; the same figure gives the same bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-        paths.append(folder / f"{name}.{suffix}")
-        figure.savefig(paths[-1], metadata=metadata)
-    return paths

@@ -22,11 +22,11 @@ import matplotlib
 
 from analysis.artifacts import made_of
 from analysis.artifacts.artifact import drafting, name
+from analysis.canvas import CAPTION, TITLE
 from analysis.claims import VERDICT_RULE
 from analysis.command import with_runs
 from analysis.figures import FIGURES
 from analysis.groups import make_groups, verdict_words
-from analysis.plots import CAPTION, TITLE
 from analysis.provenance import settings, sources, surroundings
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import pairs_sheet, sheet

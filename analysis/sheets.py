@@ -172,10 +172,8 @@ def settings_sheet(
             )
             notes.append(f"{claim.method}: claimed by {claim.describe()}.")
     conditions = "\n".join(caption(group) for group in groups)
-    return Sheet(
-        title, "\n".join(filter(None, [text, conditions])), headings, rows,
-        list(dict.fromkeys(notes)),
-    )  # fmt: skip
+    caption_text = "\n".join(filter(None, [text, conditions]))
+    return Sheet(title, caption_text, headings, rows, with_rule(notes))
 
 
 def with_rule(notes: Sequence[str]) -> list[str]:

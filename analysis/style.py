@@ -25,10 +25,10 @@ _METHODS: dict[str, tuple[str, str]] = {
     "ssd": (_PURPLE, ""),
     "card": (_SKY, ""),
     "sam": (_YELLOW, ""),
-    "rest": (_PURPLE, "//"),
+    "rest": (_SKY, "//"),
     "suffix_decoding": (_YELLOW, "//"),
     "lookahead": (_BLUE, "//"),
-    "jacobi": (_SKY, "//"),
+    "jacobi": (_PURPLE, "//"),
     "union": (_RED, "//"),
     "sps": (_ORANGE, "//"),
     "pearl": (_GREEN, "//"),
@@ -74,7 +74,8 @@ RC: dict[str, Any] = {
 
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_LINES = ("-", "--", "-.", ":")
+_LINES = ("-", "--", "-.", (0, (3, 1, 1, 1, 1, 1)))  # dotted is for what a paper claims
+_FAMILIES = ("", "//", "..", "xx", "--")  # as hatchings; a line has another dash instead
 
 
 def bar_style(method: str, variant: int = 0) -> dict[str, str]:
@@ -97,18 +98,18 @@ def line_style(method: str, variant: int = 0, claimed: bool = False) -> dict[str
     """Keyword arguments of a line with markers.
 
     Args:
-        method: decides the colour, as in :func:`bar_style`; the family's hatching has no
-            counterpart in a line, so the marker goes with the method too.
+        method: decides the colour, as in :func:`bar_style`; where a bar is hatched, marker and
+            dashes differ.
         variant: 0 for the first line of this method in the axes, 1 for the next, and so on.
         claimed: a paper's values, drawn hollow and dotted.
     """
-    place = list(_METHODS).index(method) if method in _METHODS else 0
-    colour = bar_style(method)["facecolor"]
+    style = bar_style(method)
+    colour, place = style["facecolor"], _FAMILIES.index(style["hatch"]) + variant
     return {
         # Yellow on white is hardly seen as a line.
         "color": "#B8A400" if colour == _YELLOW else colour,
-        "marker": _MARKERS[(place // len(_COLOURS) + variant) % len(_MARKERS)],
-        "linestyle": ":" if claimed else _LINES[variant % len(_LINES)],
+        "marker": _MARKERS[place % len(_MARKERS)],
+        "linestyle": ":" if claimed else _LINES[place % len(_LINES)],
         "markersize": 4,
         "linewidth": 1.4,
         "markerfacecolor": "white" if claimed else None,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from analysis.claims import load_ledger
 from analysis.estimates import tokens_per_s
 from analysis.groups import caption, make_groups
-from analysis.plots import Grid, Panel, Point, Series
+from analysis.heatmaps import Grid
+from analysis.plots import Panel, Point, Series
 from analysis.sheets import natural
 from specbench.statistics import OVERALL
 

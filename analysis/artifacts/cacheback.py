@@ -16,9 +16,11 @@ from analysis.artifacts.artifact import (
     label,
     point,
     speedups,
+    task_label,
     task_panel,
 )
-from analysis.plots import Panel, Series, bars, bars_and_radar, heatmaps
+from analysis.heatmaps import heatmaps
+from analysis.plots import Panel, Series, bars, bars_and_radar
 from analysis.sheets import settings_sheet, sheet, task_sheet
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 PAPER = "cacheback"
 _SPEEDUP = "speedup over ar (ratio of tokens/s)"
 _MAT = "MAT (tokens per target pass)"
+_RADAR_TEXT = "The intervals of the tasks are in the table; the circle has none."
 _FIGURE4_TEXT = (
     "The paper prints no numbers for its cells; it says that speed is best at a leader of 1 and "
     "followers of about 3 tokens (Vicuna-7B, RTX 4090)."
@@ -88,9 +91,9 @@ def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
         )
         for entry in drafting(first)
     ]
-    spokes = [task.replace("_", " ") for task in first.tasks]
+    spokes = [task_label(first, task) for task in first.tasks]
     title = f"Cacheback, Figure 3: by model, and by task for {first.runs[0].model}"
-    return {"": bars_and_radar(panel, spokes, around, title, captions(groups))}
+    return {"": bars_and_radar(panel, spokes, around, title, captions(groups, _RADAR_TEXT))}
 
 
 def _figure4(runs: Sequence[Run]) -> list[Sheet]:

@@ -22,7 +22,9 @@ from analysis.artifacts.ngrammys_rows import FIGURE4
 from analysis.claims import NOT_RUN, claim_of_setting, compare, load_ledger
 from analysis.estimates import over_repeats
 from analysis.groups import caption
-from analysis.plots import Panel, Series, curves, heatmaps
+from analysis.heatmaps import heatmaps
+from analysis.load import cpus
+from analysis.plots import Panel, Series, curves
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import claimed_cells, settings_sheet, with_rule
 from specbench.statistics import OVERALL
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 
     from analysis.claims import Claim
     from analysis.groups import Entry, Group
+    from analysis.heatmaps import Grid
     from analysis.load import Run
-    from analysis.plots import Grid
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
@@ -98,7 +100,8 @@ def _slowdowns(run: Run, context: int) -> dict[tuple[int, int], dict[str, Any]]:
 def _figure1_caption(run: Run) -> str:
     machine = {"hardware": run.manifest.get("hardware"), **(run.surface or {}).get("machine", {})}
     cpu = (machine["hardware"] or {}).get("cpu")
-    where = ", ".join(run.gpus) or f"{cpu}, {(machine['hardware'] or {}).get('cpus_usable')} CPUs"
+    count = (machine["hardware"] or {}).get("cpus_usable")
+    where = ", ".join(run.gpus) or f"{cpu}, {cpus(count)}"
     repeats = len((run.surface or {})["batch"]["samples_s"][0][0][0])
     made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
     return (

@@ -123,6 +123,7 @@ def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
                         for source, values in column[i]
                     ],
                     top=1.0,
+                    bars=True,
                 )
                 for j, column in enumerate(columns)
             ]

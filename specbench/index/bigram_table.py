@@ -220,9 +220,15 @@ def _next_ids(model: PreTrainedModel, begin: int, end: int, top: int, bos_id: in
     with torch.inference_mode():
         device = _weight(model.get_input_embeddings()).device
         ids = torch.arange(begin, end, device=device)[:, None]
+        cache = None
         if bos_id is not None:
-            ids = torch.cat([torch.full_like(ids, bos_id), ids], dim=1)
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+            # Once for all rows: on a CPU a batch of pairs takes four times as long as one of ids.
+            first = torch.tensor([[bos_id]], device=device)
+            cache = model(input_ids=first, use_cache=True).past_key_values
+            cache.batch_repeat_interleave(end - begin)
+        logits = model(
+            input_ids=ids, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1
+        ).logits[:, -1]
         values, indices = torch.topk(logits, top)
         # Equal logits in the order of ids, so that every machine's table is the same.
         by_id = torch.sort(indices, stable=True)

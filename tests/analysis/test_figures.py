@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from analysis import figures, plots
+from analysis import figures, heatmaps, plots
 from analysis.artifacts import ARTIFACTS
 from analysis.groups import make_groups
 from analysis.load import load_runs, usable_runs
@@ -138,8 +138,8 @@ def test_error_bars_are_the_intervals():
 
 
 def test_a_heatmap_writes_numbers_and_intervals_and_says_where_there_are_none():
-    grid = plots.Grid("g", [[1.0, None]], ["r"], ["a", "b"], [[(0.5, 1.5), None]])
-    axes = plots.heatmaps([grid], "x", "y", "unit", "t", "c").axes[0]
+    grid = heatmaps.Grid("g", [[1.0, None]], ["r"], ["a", "b"], [[(0.5, 1.5), None]])
+    axes = heatmaps.heatmaps([grid], "x", "y", "unit", "t", "c").axes[0]
     assert [text.get_text() for text in axes.texts] == ["1.00", "0.50–1.50", "–"]
 
 

@@ -94,6 +94,32 @@ class TestIncompleteRuns:
             usable_runs([results / "b"])
 
 
+class TestPartsOfOthers:
+    """Records that a second run here holds as well stand in no table by themselves."""
+
+    @staticmethod
+    def change(folder, **keys):
+        path = folder / "manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+    def test_shards_beside_their_merge(self, results):
+        self.change(results / "b", identity={"shard": "0/2"})
+        assert len(usable_runs([results])[0]) == 2, "another run's merge is missing"
+        self.change(results / "sweep" / "a", merged_from=["b"])
+        assert [run.path.name for run in usable_runs([results])[0]] == ["a"]
+        assert len(usable_runs([results / "b"])[0]) == 1, "named alone it is shown"
+
+    def test_plain_decoding_recorded_for_a_replay(self, results):
+        (run, _) = load_runs([results])
+        self.change(results / "sweep" / "a", traces={"run_key": run.manifest["run_key"]})
+        self.change(results / "sweep" / "a", run_key="another")
+        assert len(usable_runs([results])[0]) == 2, "it has other labels, too"
+        cases = results / "b" / "cases.jsonl"
+        lines = [line for line in cases.open() if json.loads(line)["label"] == "ar"]
+        cases.write_text("".join(lines))
+        assert [run.path.name for run in usable_runs([results])[0]] == ["a"]
+
+
 class TestUnusable:
     def test_a_missing_folder(self, tmp_path):
         with pytest.raises(ResultsError, match="is no folder"):

@@ -49,6 +49,13 @@ def test_the_highest_exit_code_is_returned(calls, tmp_path):
     assert (tmp_path / "artifacts" / "ssd_store_size.md").exists()
 
 
+def test_the_surface_comes_before_those_that_predict_with_it(calls, tmp_path):
+    words = ["cacheback_figure4", "ngrammys_figure1", "--results", str(tmp_path), "data_dir=D"]
+    assert reproduce.main(words) == 0
+    order = [command[2].removeprefix("experiment=") for command in calls]
+    assert order == ["ngrammys_figure1", "cacheback_figure4"]
+
+
 def test_without_a_data_folder_the_demo_prompts_stand_in(calls, tmp_path, capsys, monkeypatch):
     # Whatever this machine's conf/local says.
     monkeypatch.setattr(reproduce, "compose", lambda: SimpleNamespace(data_dir=None))
