@@ -150,15 +150,23 @@ def test_the_ratio_test_follows_the_targets_law_everywhere(draft, law):
         assert per_step > 1.1
 
 
+def check_engine(draft, law, n):
+    """The verifier as it is called, turn by turn; all tokens of longer turns are looked at."""
+    verifier = RejectionVerifier(LAWS[law])
+    outputs, _ = laws.turns(verifier, TreeDrafts.named(draft, LAWS[law]), n, 16)
+    assert worst_p(outputs, law_of(LAWS[law])) > P_LEAST
+    assert laws.transitions_p(outputs, LAWS[law]) > P_LEAST
+
+
+def test_so_does_the_engine_with_it():
+    check_engine("without", "both", 100)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("draft", ["chain", "without", "duplicates"])
-def test_so_does_the_engine_with_it(draft, law):
-    """The verifier as it is called, turn by turn; all tokens of longer turns are looked at."""
-    verifier = RejectionVerifier(LAWS[law])
-    outputs, _ = laws.turns(verifier, TreeDrafts.named(draft, LAWS[law]), 700, 16)
-    assert worst_p(outputs, law_of(LAWS[law])) > P_LEAST
-    assert laws.transitions_p(outputs, LAWS[law]) > P_LEAST
+def test_so_does_the_engine_with_it_everywhere(draft, law):
+    check_engine(draft, law, 400)
 
 
 def check_plain(verifier, draft, law, n):
