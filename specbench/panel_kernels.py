@@ -10,6 +10,8 @@ to the last bit alone and among others.
 The loops run on the threads of torch's own OpenMP library: a second pool of threads would compete
 with it for the cores. The memory of the panels is asked for in huge pages, of which few are needed
 to address all weights.
+
+One file, because numba's cache on disk notices a change in a function's own file only.
 """
 
 from __future__ import annotations

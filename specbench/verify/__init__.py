@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbench.errors import unknown_name
-from specbench.schema import VERIFIERS, verifier_name
 from specbench.verify.greedy import GreedyVerifier
 from specbench.verify.interface import PassScores, Verifier
 from specbench.verify.match import MatchVerifier
@@ -49,6 +48,9 @@ def build_verifier(config: DictConfig, sampling: Sampling) -> Verifier:
     Raises:
         ConfigurationError: an unknown name.
     """
+    # Here, and not above: whoever names a verifier class directly needs no configuration library.
+    from specbench.schema import VERIFIERS, verifier_name
+
     name = verifier_name(str(config.name), sampling.temperature)
     if name == "greedy":
         return GreedyVerifier()
