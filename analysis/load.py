@@ -198,8 +198,10 @@ class Run:
         return ((self.manifest.get("labels") or {}).get(label) or {}).get("knobs") or {}
 
 
-def cpus(count: int) -> str:
-    """How many CPUs, in words."""
+def cpus(count: int | None) -> str:
+    """How many CPUs, in words; records of old may not say."""
+    if count is None:
+        return "an unknown number of CPUs"
     return "1 CPU" if count == 1 else f"{count} CPUs"
 
 

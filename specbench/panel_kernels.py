@@ -175,11 +175,17 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torch.Tensor:
-    """``[rows, in]`` to ``[rows, out]``, float32 on the CPU; a view where panels are padded."""
+    """``[rows, in]`` to ``[rows, out]``, float32 on the CPU; a view where panels are padded.
+
+    Raises:
+        TypeError: other inputs, whose memory the compiled code would misread.
+    """
     n_panels, k, _ = panels.shape
     rows = x.shape[0]
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[1] != k:
+        raise TypeError(f"panels of {k} float32 inputs on the CPU were given {x.dtype} {x.shape}")
     x = x.contiguous()
-    out = torch.empty(rows, n_panels * WIDTH)
+    out = torch.empty(rows, n_panels * WIDTH, dtype=torch.float32, device="cpu")
     parallel, share = _compiled()
     call = (ctypes.c_ssize_t * 6)(
         panels.data_ptr(), x.data_ptr(), out.data_ptr(), rows, k, n_panels
@@ -196,7 +202,12 @@ def _memory(count: int) -> torch.Tensor:
     left: torch.Tensor | None = getattr(_arenas, "left", None)
     if left is None or left.numel() < count:
         size = max(_ARENA, 4 * count)
-        mapping = mmap.mmap(-1, size)
+        # Private: shared mappings get no huge pages, and a forked child would write into them.
+        private = getattr(mmap, "MAP_PRIVATE", None)
+        if private is None:
+            mapping = mmap.mmap(-1, size)
+        else:
+            mapping = mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             mapping.madvise(mmap.MADV_HUGEPAGE)
         left = torch.from_numpy(np.frombuffer(mapping, dtype=np.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -66,3 +67,34 @@ def test_without_the_library_the_kernel_is_not_offered(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())  # has no GOMP_parallel
     assert "panels" not in kernel_plan.available_kernels()
     panel_kernels._compiled.cache_clear()
+
+
+def test_inputs_that_the_compiled_code_would_misread_are_refused():
+    panels = panel_kernels.pack(torch.randn(8, 16))
+    for x in (torch.randn(2, 16, dtype=torch.float64), torch.randn(2, 15)):
+        with pytest.raises(TypeError, match="16 float32 inputs"):
+            panel_kernels.multiply(x, panels, 8)
+
+
+def test_outputs_are_float32_whatever_the_default_is():
+    weight, x = torch.randn(8, 16), torch.randn(2, 16)
+    panels = panel_kernels.pack(weight)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = panel_kernels.multiply(x, panels, 8)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, x @ weight.t(), atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_has_its_own_memory():
+    panel_kernels.pack(torch.zeros(8, 16))  # there is a mapping with room left
+    child = os.fork()
+    if not child:
+        panel_kernels._memory(64).fill_(2.0)
+        os._exit(0)
+    ours = panel_kernels._memory(64).fill_(3.0)
+    os.waitpid(child, 0)
+    assert (ours == 3.0).all()
