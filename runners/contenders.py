@@ -100,11 +100,13 @@ def _check_draft(entry: Entry, job: Job) -> None:
     node = models.draft_node(entry.draft, model)
     if node is None:
         name = model["name"]
+        why = f"there is neither conf/pair/{entry.name}_{name}.yaml nor conf/pair/draft_{name}.yaml"
+        if not job.config["pair"]["tuned"]:
+            why = "pair=none names none"
         raise NeedsNotMet(
-            f"method={entry.name} needs a draft model for model={name}, and there is neither "
-            f"conf/pair/{entry.name}_{name}.yaml nor conf/pair/draft_{name}.yaml. Type "
-            "pair.draft.path=FOLDER, pair.draft.id=HUB_ID, or pair=random_draft, which shows that "
-            "everything works."
+            f"method={entry.name} needs a draft model for model={name}, and {why}. Type "
+            f"pair=draft_{name} where that file exists, pair.draft.path=FOLDER, "
+            "pair.draft.id=HUB_ID, or pair=random_draft, which shows that everything works."
         )
     models.model_files_present(node)
 

@@ -1,12 +1,12 @@
 """Prompts that a draft model is trained on: six task styles, none from a benchmark.
 
     python -m scripts.draft_prompts --count 6                 # look at some
-    python -m scripts.draft_prompts --count 2000 --compare FILE.jsonl
+    python -m scripts.draft_prompts --count 2304 --compare FILE.jsonl
 
 Templates and word lists are this project's own; passages are paragraphs of the installed
 packages' documentation (``specbench/index/installed_text.py``). Everything is drawn with a seed.
-``--compare`` counts prompts that share eight words in a row with any question of a file in
-Spec-Bench's format.
+``--compare`` counts a training's own prompts that share eight words in a row with any question of a
+data file.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import random
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.index.installed_text import installed_prose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+GROUP = 48  # prompts of one style that the target answers together
 STYLES = ("chat", "translation", "summarization", "qa", "math", "rag")
 
 # Words of a passage, and of what --compare takes for a coincidence.
@@ -279,6 +280,28 @@ def read_paragraphs() -> list[str]:
     return [paragraph for _, found in installed_prose() for paragraph in found]
 
 
+def prompts_of_group(
+    seed: int, group: int, count: int, paragraphs: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Style and prompts of one group of a training; groups can be made in any order and number."""
+    maker = PromptMaker(seed_of_group(seed, group), paragraphs)
+    style = STYLES[group % len(STYLES)]
+    return style, [maker.draw(style) for _ in range(count)]
+
+
+def seed_of_group(seed: int, group: int) -> int:
+    """Each group's own seed, of its prompts and its answers."""
+    return seed * 1_000_003 + group
+
+
+def _texts_of(question: dict[str, Any]) -> list[str]:
+    """What a line of a data file asks, whichever of the known forms it has."""
+    return [
+        *question.get("turns", []),
+        *(str(question[key]) for key in ("question", "prompt", "text") if key in question),
+    ]
+
+
 def shared_with(prompts: Sequence[str], questions: Sequence[str]) -> list[int]:
     """Numbers of the prompts that share ``_SHARED_WORDS`` words in a row with a question."""
 
@@ -298,14 +321,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compare", type=Path, nargs="*", default=[], metavar="FILE.jsonl")
     options = parser.parse_args(argv)
-    maker = PromptMaker(options.seed, read_paragraphs())
-    prompts = [maker.draw(STYLES[i % len(STYLES)]) for i in range(options.count)]
     if not options.compare:
-        for prompt in prompts:
-            print(json.dumps(prompt, ensure_ascii=False))
+        maker = PromptMaker(options.seed, read_paragraphs())
+        for i in range(options.count):
+            print(json.dumps(maker.draw(STYLES[i % len(STYLES)]), ensure_ascii=False))
+        return 0
+    paragraphs = read_paragraphs()
+    prompts = [
+        prompt
+        for group in range(-(-options.count // GROUP))
+        for prompt in prompts_of_group(options.seed, group, GROUP, paragraphs)[1]
+    ][: options.count]
     for path in options.compare:
         lines = path.read_text(encoding="utf-8").splitlines()
-        questions = [turn for line in lines for turn in json.loads(line)["turns"]]
+        questions = [text for line in lines for text in _texts_of(json.loads(line))]
         found = shared_with(prompts, questions)
         print(
             f"{path.name}: {len(found)} of {len(prompts)} prompts share {_SHARED_WORDS} words in "

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from scripts.draft_prompts import STYLES, PromptMaker, read_paragraphs
+from scripts.draft_prompts import prompts_of_group, read_paragraphs, seed_of_group
 from specbench import models
 from specbench.cache import KVCache
 from specbench.config import compose
@@ -202,17 +202,15 @@ def prepare(options: argparse.Namespace) -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     for i in missing:
         start = time.perf_counter()
-        # Each group has a seed of its own, so that groups can be made in any order and number.
-        maker = PromptMaker(options.seed * 1_000_003 + i, paragraphs)
-        style = STYLES[i % len(STYLES)]
-        prompts = [template.render([(maker.draw(style), None)]) for _ in range(options.batch)]
+        style, asked = prompts_of_group(options.seed, i, options.batch, paragraphs)
+        prompts = [template.render([(prompt, None)]) for prompt in asked]
         texts = answers(
             loaded.model,
             prompts,
             [row % 2 == 0 for row in range(options.batch)],
             eos_ids=loaded.eos_ids,
             limit=options.new_tokens,
-            seed=options.seed * 1_000_003 + i,
+            seed=seed_of_group(options.seed, i),
         )
         path = group_file(options.work, i)
         partial = path.with_suffix(f".{os.getpid()}.partial")

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from scripts.draft_prompts import GROUP
 from scripts.draft_texts import Texts, is_answer, prepare, read_texts
 from specbench import int8_weights, models
 from specbench.config import compose
@@ -217,6 +218,21 @@ def loss_of(
     return loss, torch.stack([agreed, full.sum()])
 
 
+def split(texts: Texts) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[texts]`` bool: what is held out (every 24th text, all of them greedy), what is learnt.
+
+    Short prompts come up more than once: where one of two is held out the other is not learnt.
+    """
+    starts = texts.starts[:-1].tolist()
+    prompts = [
+        tuple(texts.tokens[a : a + n].tolist())
+        for a, n in zip(starts, texts.prompts.tolist(), strict=True)
+    ]
+    held = torch.arange(len(prompts)) % 24 == 0
+    unseen = {prompt for prompt, out in zip(prompts, held.tolist(), strict=True) if out}
+    return held, torch.tensor([prompt not in unseen for prompt in prompts])
+
+
 def train(options: argparse.Namespace) -> None:
     """Train on the prepared texts and write the draft's folder."""
     texts, styles = read_texts(options.work, options.groups)
@@ -227,8 +243,7 @@ def train(options: argparse.Namespace) -> None:
         texts, options.vocab, sorted(loaded.eos_ids | set(tokenizer.all_special_ids))
     )
     taught = lesson(texts, ids, options.prompt_weight)
-    # Every 24th text is held out; all of those are greedy.
-    held = torch.arange(len(styles)) % 24 == 0
+    held, learnt = split(texts)
     torch.manual_seed(options.seed)
     draft = cut_down(loaded.model, ids, options.layers)
     draft = draft.float().train().requires_grad_(True).to(options.device)
@@ -240,16 +255,10 @@ def train(options: argparse.Namespace) -> None:
         f"{float((taught.tokens[is_answer(texts)] > 0).float().mean()):.1%}",
         flush=True,
     )
-    minutes = learn(draft, taught, torch.nonzero(~held)[:, 0], options)
-    draft.eval()
-    matches = [
-        matches_on(draft, texts.tokens[a:b], int(prompt), ids)
-        for a, b, prompt in zip(
-            texts.starts[:-1][held], texts.starts[1:][held], texts.prompts[held], strict=True
-        )
-    ]
+    minutes = learn(draft, taught, torch.nonzero(learnt)[:, 0], options)
     facts = {
         "texts": len(styles),
+        "texts_learnt": int(learnt.sum()),
         "tokens": len(texts.tokens),
         "answer_tokens": int(is_answer(texts).sum()),
         "epochs": options.epochs,
@@ -257,11 +266,18 @@ def train(options: argparse.Namespace) -> None:
         "layers": options.layers,
         "parameters": size,
         "training_minutes": round(minutes, 1),
-        "held_out_mat": round(pooled_mat(matches, options.draft_len), 3),
         "torch": torch.__version__,
     }
     write_draft(draft, ids, options.out, models.tokenizer_hash(tokenizer), facts)
-    print(json.dumps(facts, indent=1))
+    written = read_draft(options.out)
+    matches = [
+        matches_on(written, texts.tokens[a:b], int(prompt), ids)
+        for a, b, prompt in zip(
+            texts.starts[:-1][held], texts.starts[1:][held], texts.prompts[held], strict=True
+        )
+    ]
+    write_card(options.out, {"held_out_mat": round(pooled_mat(matches, options.draft_len), 3)})
+    print((options.out / FACTS).read_text(encoding="utf-8"))
 
 
 def learn(
@@ -424,7 +440,7 @@ def pooled_mat(matches: list[np.ndarray], draft_len: int) -> float:
 def evaluate(options: argparse.Namespace) -> None:
     """MAT of the written draft on the recorded `ar` outputs of a run; goes into the card too."""
     found, _ = read_records(options.evaluate / CASES)
-    plain = [r for r in found if r.label == "ar" and r.status == "ok" and r.repeat == 0]
+    plain = [r for r in found if r.label == "ar" and r.status != "failed" and r.repeat == 0]
     if not plain:
         raise ConfigurationError(f"{options.evaluate} has no finished `ar` records.")
     draft = read_draft(options.out)
@@ -483,7 +499,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=ASSETS, help="the draft's folder")
     add("--seed", type=int, default=0)
     add("--groups", type=int, default=48, help="batches of prompts (default: %(default)s)")
-    add("--batch", type=int, default=48, help="prompts in each (default: %(default)s)")
+    add("--batch", type=int, default=GROUP, help="prompts in each (default: %(default)s)")
     add("--new-tokens", type=int, default=160, help="of an answer (default: %(default)s)")
     add("--vocab", type=int, default=18000, help="the draft's ids (default: %(default)s)")
     add("--layers", type=_numbers, default=LAYERS, help="of the target (default: %(default)s)")

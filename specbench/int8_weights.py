@@ -64,6 +64,9 @@ def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel
         stored = load_file(folder / FILE)
     except (SafetensorError, OSError) as error:
         raise WeightsNotFound(f"{folder / FILE} is damaged: {error!r}. Fetch it again.") from error
+    lost = [n for n, v in stored.items() if v.dtype == torch.int8 and n + _SCALE not in stored]
+    if lost:
+        raise WeightsNotFound(f"{folder / FILE} lacks {lost[0]}{_SCALE}. Fetch it again.")
     state = {
         name: (value * stored[name + _SCALE][:, None] if value.dtype == torch.int8 else value)
         for name, value in stored.items()

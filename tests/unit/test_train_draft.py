@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from scripts import draft_prompts, draft_texts
 from scripts import train_draft as script
+from specbench import models
+from specbench.config import compose
 from specbench.errors import ConfigurationError
 from tests.conftest import tiny_model
 
@@ -299,3 +301,43 @@ def test_a_card_says_what_was_scored_and_forgets_it_with_new_weights(target, tau
     script.write_draft(draft, ids, tmp_path, "hash", {"seed": 8})
     card = (tmp_path / "README.md").read_text()
     assert "| seed | 8 |" in card and "MAT 1.7" not in card
+
+
+def test_no_prompt_of_a_held_out_text_is_learnt(target):
+    prompts = [[1, 5, 9], *[[1, a] for a in range(3, 26)], [1, 5, 9], [1, 44]]
+    texts = ask(target, prompts)
+    held, learnt = script.split(texts)
+    assert held.nonzero()[:, 0].tolist() == [0, 24]
+    assert (~learnt).nonzero()[:, 0].tolist() == [0, 24]
+    texts = ask(target, [*prompts[:24], [1, 44], [1, 5, 9]])
+    _, learnt = script.split(texts)
+    assert (~learnt).nonzero()[:, 0].tolist() == [0, 24, 25]
+
+
+def test_what_a_data_file_asks_is_found_in_every_known_form():
+    asked = draft_prompts._texts_of({"turns": ["a", "b"], "question": "c", "other": "d"})
+    assert asked == ["a", "b", "c"]
+
+
+def test_compared_prompts_are_the_trainings_own():
+    style, prompts = draft_prompts.prompts_of_group(0, 4, 3, PROSE)
+    maker = draft_prompts.PromptMaker(4, PROSE)
+    assert style == draft_prompts.STYLES[4]
+    assert prompts == [maker.draw(style) for _ in range(3)]
+
+
+def test_the_shipped_draft_is_complete():
+    folder = script.ASSETS
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert size <= 32_100_000  # weights of 32 MB at most, and what belongs to them
+    assert (folder / "int8.safetensors").stat().st_size <= 32_000_000
+    draft = script.read_draft(folder)
+    ids = load_file(folder / "id_map.safetensors")["ids"]
+    assert len(ids) == draft.config.vocab_size
+    assert ids[0] == -1 and (ids[1:].diff() > 0).all()
+    tokenizer = models.load_tokenizer(compose(["model=smollm2_135m"]))
+    assert draft.config.tokenizer_hash == models.tokenizer_hash(tokenizer)
+    facts = json.loads((folder / "training.json").read_text())
+    assert facts["parameters"] == sum(p.numel() for p in draft.parameters())
+    told = (folder / "README.md").read_text()
+    assert all(str(facts[key]) in told for key in ("texts", "tokens", "held_out_mat"))
