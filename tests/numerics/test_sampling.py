@@ -187,7 +187,7 @@ def test_outputs_are_those_of_plain_sampling(verifier, draft, law):
 @pytest.mark.parametrize("law", LAWS)
 def test_outputs_are_those_of_plain_sampling_everywhere(verifier, draft, law):
     per_step = check_plain(verifier, draft, law, 60)
-    assert per_step > 1.1 or draft == "disjoint"
+    assert per_step > 1.05 or draft == "disjoint"  # drafts are taken at all
 
 
 @pytest.mark.parametrize(
