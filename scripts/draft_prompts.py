@@ -145,8 +145,8 @@ A shop sells {thing} for ${c} each. {name} buys {b} {thing} and pays with a ${e}
 change does {name} get?
 There are {a} students in a school. {p}% of them play football. How many students do not play \
 football?
-{name} is {b} years old. {name2} is {c} years older than {name}. What will be the sum of their \
-ages in {d} years?
+{name} is {b} years old. {name2} is {c} years older than {name}. How old will both be together in \
+{d} years?
 {name} bakes {e} muffins, sells {b} in the morning and twice as many in the afternoon. How many \
 muffins remain?
 A garden is {b} meters long and {c} meters wide. A fence costs ${d} per meter. What does a fence \
@@ -269,7 +269,7 @@ class PromptMaker:
         }  # fmt: skip
 
     def _rag(self) -> str:
-        passages = [self._passage() for _ in range(self._random.choice((1, 2, 2)))]
+        passages = [self._passage() for _ in range(self._random.choice((1, 1, 2)))]
         numbered = "\n".join(f"[{i}] {passage}" for i, passage in enumerate(passages, 1))
         return self._fill(_RAG, numbered=numbered, ask=self._fill(_RAG_ASKS))
 

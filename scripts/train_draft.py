@@ -32,8 +32,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scripts.draft_texts import Texts, is_answer, prepare, read_texts
-from specbench import models
+from specbench import int8_weights, models
 from specbench.config import compose
+from specbench.draft_loading import ID_MAP_FILE
 from specbench.errors import ConfigurationError, SpecBenchError
 from specbench.records import CASES, read_records
 from specbench.structs import DraftTree
@@ -43,14 +44,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ASSETS = Path(__file__).parents[1] / "assets" / "draft_smollm2_135m"
+# Of the target's thirty. Layer 16 has the head that looks at the token before, 17 and 18 those that
+# find what followed the same token earlier; together they copy, which a draft needs most. Measured
+# (docs/draft_model.md): the embeddings' layers 0, 1 and the last with a cut of this circuit learn
+# far less.
+LAYERS = [0, 1, 16, 17, 18, 29]
 STEPS_BETWEEN_SAVES = 100
 FACTS = "training.json"
 CARD = """# Draft model for SmolLM2-135M-Instruct
 
-Made by `python -m scripts.train_draft` (docs/draft_model.md): a plain `LlamaForCausalLM` in
-bfloat16, cut out of the target and trained on the target's answers to this project's own prompts,
-none from a benchmark. `id_map.safetensors` holds the target's id of each of its ids; its first row
-stands for every id left out. There is no tokenizer: it is the target's.
+Made by `python -m scripts.train_draft` (docs/draft_model.md): a plain `LlamaForCausalLM`, its
+matrices kept as bytes with a scale a row (`specbench/int8_weights.py`), cut out of the target and
+trained on the target's answers to this project's own prompts, none from a benchmark.
+`id_map.safetensors` holds the target's id of each of its ids; its first row stands for every id
+left out. There is no tokenizer: it is the target's.
 
 | | |
 |---|---|
@@ -83,16 +90,13 @@ def frequent_ids(texts: Texts, size: int, keep: list[int]) -> torch.Tensor:
     return torch.cat([torch.tensor([-1]), chosen.sort().values])
 
 
-def cut_down(
-    target: PreTrainedModel, ids: torch.Tensor, layers: list[int], neurons: int
-) -> PreTrainedModel:
+def cut_down(target: PreTrainedModel, ids: torch.Tensor, layers: list[int]) -> PreTrainedModel:
     """A Llama of some of the target's layers and rows of its embeddings, tied.
 
     Args:
         target: a ``LlamaForCausalLM``.
         ids: the draft's vocabulary, see ``frequent_ids``; the row of -1 is the mean of the others.
         layers: numbers of the target's layers, in order.
-        neurons: of each MLP; those that write most into the residual stream are kept.
 
     Raises:
         ConfigurationError: no such layer.
@@ -105,7 +109,6 @@ def cut_down(
     numbers = target.config.to_dict() | {
         "vocab_size": len(ids),
         "num_hidden_layers": len(layers),
-        "intermediate_size": min(neurons, target.config.intermediate_size),
         "tie_word_embeddings": True,
         "layer_types": None,
     }
@@ -118,15 +121,7 @@ def cut_down(
         draft.model.embed_tokens.weight.copy_(rows)
         draft.model.norm.load_state_dict(target.model.norm.state_dict())
         for own, number in zip(draft.model.layers, layers, strict=True):
-            source = target.model.layers[number]
-            state = source.state_dict()
-            mlp = source.mlp
-            weight = mlp.down_proj.weight.norm(dim=0) * mlp.up_proj.weight.norm(dim=1)
-            top = weight.topk(numbers["intermediate_size"]).indices.sort().values
-            for name in ("gate_proj", "up_proj"):
-                state[f"mlp.{name}.weight"] = state[f"mlp.{name}.weight"][top]
-            state["mlp.down_proj.weight"] = state["mlp.down_proj.weight"][:, top]
-            own.load_state_dict(state)
+            own.load_state_dict(target.model.layers[number].state_dict())
     return draft
 
 
@@ -235,8 +230,9 @@ def train(options: argparse.Namespace) -> None:
     # Every 24th text is held out; all of those are greedy.
     held = torch.arange(len(styles)) % 24 == 0
     torch.manual_seed(options.seed)
-    draft = cut_down(loaded.model, ids, options.layers, options.neurons)
+    draft = cut_down(loaded.model, ids, options.layers)
     draft = draft.float().train().requires_grad_(True).to(options.device)
+    draft.model.embed_tokens.weight.requires_grad_(False)  # the target's, and good as they are
     size = sum(p.numel() for p in draft.parameters())
     print(
         f"{len(styles)} texts, {len(texts.tokens)} tokens ({int(is_answer(texts).sum())} of them "
@@ -273,7 +269,10 @@ def learn(
 ) -> float:
     """Run the epochs that are left; gives the minutes that training took in all."""
     optimizer = torch.optim.AdamW(
-        draft.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01
+        [p for p in draft.parameters() if p.requires_grad],
+        lr=options.lr,
+        betas=(0.9, 0.98),
+        weight_decay=0.01,
     )
     lengths = taught.starts.diff()[texts]
     plans = []
@@ -298,7 +297,8 @@ def learn(
         rate = min(1.0, (number + 1) / 30) * 0.5 * (1 + math.cos(math.pi * share))
         for group in optimizer.param_groups:
             group["lr"] = options.lr * max(rate, 0.02)
-        loss, agreed = loss_of(draft, taught, plans[number])
+        with torch.autocast(draft.device.type, torch.bfloat16):
+            loss, agreed = loss_of(draft, taught, plans[number])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
@@ -331,21 +331,25 @@ def learn(
 
 def vars_of(options: argparse.Namespace) -> dict[str, Any]:
     """What a training's state belongs to."""
-    names = ("seed", "layers", "neurons", "vocab", "lr", "epochs", "batch_tokens", "prompt_weight")
+    names = ("seed", "layers", "vocab", "lr", "epochs", "batch_tokens", "prompt_weight")
     return {name: getattr(options, name) for name in names}
 
 
 def write_draft(
     draft: PreTrainedModel, ids: torch.Tensor, folder: Path, made_for: str, facts: dict[str, Any]
 ) -> None:
-    """Weights in bfloat16, configuration, vocabulary and how it was made."""
+    """Weights in bytes, configuration, vocabulary and how it was made."""
     folder.mkdir(parents=True, exist_ok=True)
     draft.config.tokenizer_hash = made_for
-    draft.to(torch.bfloat16).save_pretrained(folder)
-    save_file({"ids": ids}, folder / "id_map.safetensors")
-    draft.float()
+    int8_weights.save(draft, folder)
+    save_file({"ids": ids}, folder / ID_MAP_FILE)
     (folder / FACTS).unlink(missing_ok=True)
     write_card(folder, facts)
+
+
+def read_draft(folder: Path) -> PreTrainedModel:
+    """The draft as it was written, rounding included."""
+    return int8_weights.load(folder, dtype=torch.float32, attention="sdpa").eval()
 
 
 def write_card(folder: Path, facts: dict[str, Any]) -> None:
@@ -419,14 +423,12 @@ def pooled_mat(matches: list[np.ndarray], draft_len: int) -> float:
 
 def evaluate(options: argparse.Namespace) -> None:
     """MAT of the written draft on the recorded `ar` outputs of a run; goes into the card too."""
-    from transformers import AutoModelForCausalLM
-
     found, _ = read_records(options.evaluate / CASES)
     plain = [r for r in found if r.label == "ar" and r.status == "ok" and r.repeat == 0]
     if not plain:
         raise ConfigurationError(f"{options.evaluate} has no finished `ar` records.")
-    draft = AutoModelForCausalLM.from_pretrained(options.out, dtype=torch.float32).eval()
-    ids = load_file(options.out / "id_map.safetensors")["ids"]
+    draft = read_draft(options.out)
+    ids = load_file(options.out / ID_MAP_FILE)["ids"]
     by_task: dict[str, list[np.ndarray]] = {}
     for record in plain:
         tokens = torch.tensor([*record.prompt_ids, *record.output_ids])
@@ -448,13 +450,8 @@ def evaluate(options: argparse.Namespace) -> None:
 
 def pass_times(folder: Path, context: int = 256, repeats: int = 60) -> tuple[float, float]:
     """Median seconds of a one-token pass of target and draft, taken in turns, linears packed."""
-    from transformers import AutoModelForCausalLM
-
     cfg = compose(["model=smollm2_135m"])
-    networks = [
-        models.load_model(cfg).model,
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
-    ]
+    networks = [models.load_model(cfg).model, read_draft(folder)]
     both = [
         Target(
             network,
@@ -487,13 +484,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--groups", type=int, default=48, help="batches of prompts (default: %(default)s)")
     add("--batch", type=int, default=48, help="prompts in each (default: %(default)s)")
-    add("--new-tokens", type=int, default=128, help="of an answer (default: %(default)s)")
-    add("--vocab", type=int, default=12288, help="the draft's ids (default: %(default)s)")
-    add("--layers", type=_numbers, default=[0, 29], help="of the target (default: 0,29)")
-    add("--neurons", type=int, default=1536, help="of an MLP (default: %(default)s)")
-    add("--epochs", type=int, default=4)
-    add("--lr", type=float, default=8e-4)
-    add("--batch-tokens", type=int, default=768, help="padding included")
+    add("--new-tokens", type=int, default=160, help="of an answer (default: %(default)s)")
+    add("--vocab", type=int, default=18000, help="the draft's ids (default: %(default)s)")
+    add("--layers", type=_numbers, default=LAYERS, help="of the target (default: %(default)s)")
+    add("--epochs", type=int, default=2)
+    add("--lr", type=float, default=1e-3)
+    add("--batch-tokens", type=int, default=1024, help="padding included")
     add("--prompt-weight", type=float, default=0.1, help="of what follows a prompt's tokens")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="of the CPU; fewer than cores is faster on a busy machine")

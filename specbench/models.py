@@ -183,6 +183,8 @@ def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> Lo
     from torch import nn
     from transformers import AutoModelForCausalLM
 
+    from specbench import int8_weights
+
     model = weights.model_node(cfg)
     device = choose_device(str(model["device"]))
     dtype: torch.dtype = getattr(torch, str(model["dtype"]))
@@ -198,15 +200,18 @@ def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> Lo
     # would run into the measurement.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
     with weights.translated(model), _quiet_transformers():
-        network = AutoModelForCausalLM.from_pretrained(
-            place,
-            dtype=dtype,
-            attn_implementation=model["attention"],
-            trust_remote_code=False,
-            weights_only=True,
-            **options,
-            **spread,
-        )
+        if isinstance(place, Path) and (place / int8_weights.FILE).is_file():
+            network = int8_weights.load(place, dtype=dtype, attention=str(model["attention"]))
+        else:
+            network = AutoModelForCausalLM.from_pretrained(
+                place,
+                dtype=dtype,
+                attn_implementation=model["attention"],
+                trust_remote_code=False,
+                weights_only=True,
+                **options,
+                **spread,
+            )
     if not spread:
         nn.Module.to(network, device)
     digest = None

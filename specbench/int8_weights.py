@@ -1,0 +1,82 @@
+"""Weights kept as bytes, one scale a row: a small model that fits into a repository.
+
+Only the file is small. What is loaded from it has the precision that was asked for, and runs like
+any other model. Matrices are rounded to 255 steps of their row's largest magnitude; vectors (the
+norms' weights) are few and stay in float32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from specbench.errors import WeightsNotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+FILE = "int8.safetensors"
+_SCALE = ".scale"
+
+
+def save(network: PreTrainedModel, folder: Path) -> None:
+    """Write ``config.json`` and the weights of a model; a tied head is not written twice."""
+    from safetensors.torch import save_file
+
+    tied = {"lm_head.weight"} if network.config.tie_word_embeddings else set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in network.state_dict().items():
+        if name in tied:
+            continue
+        values = weight.detach().float().cpu()
+        if values.dim() == 2:
+            scale = values.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+            tensors[name + _SCALE] = scale[:, 0]
+            values = (values / scale).round().to(torch.int8)
+        tensors[name] = values.contiguous()
+    network.config.save_pretrained(folder)
+    save_file(tensors, folder / FILE)
+
+
+def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """The model that ``save`` wrote, on the CPU.
+
+    Args:
+        folder: holds ``config.json`` and ``int8.safetensors``.
+        dtype: of the weights in memory.
+        attention: transformers' name of the attention implementation.
+
+    Raises:
+        WeightsNotFound: the file is damaged, or not of this configuration.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    network: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=dtype, attn_implementation=attention
+    )
+    try:
+        stored = load_file(folder / FILE)
+    except (SafetensorError, OSError) as error:
+        raise WeightsNotFound(f"{folder / FILE} is damaged: {error!r}. Fetch it again.") from error
+    state = {
+        name: (value * stored[name + _SCALE][:, None] if value.dtype == torch.int8 else value)
+        for name, value in stored.items()
+        if not name.endswith(_SCALE)
+    }
+    if config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1:2] or [str(error)]
+        raise WeightsNotFound(
+            f"{folder / FILE} is not of the model that its config.json describes: "
+            f"{first[0].strip()}"
+        ) from error
+    return network
