@@ -50,6 +50,8 @@ _CLAIM_KEYS = {
     "method", "model", "draft", "temperature", "knobs", "setting", "qualifier", "over", "quoted",
     "speedup_sd",
 }  # fmt: skip
+# What a verdict is about; speed in tokens/s alone stands there for orientation.
+_COMPARED = ("speedup", "mat")
 # A claim that no table of ours can stand beside.
 _NO_MODEL = re.compile(r"all|unspecified.*")
 
@@ -182,7 +184,7 @@ def _applies(claim: Claim, dataset: str, temperature: float) -> bool:
         and claim.temperature == temperature
         and claim.over is None
         and not _NO_MODEL.fullmatch(claim.model)
-        and any(claim.value(metric) is not None for metric in ("speedup", "mat"))
+        and any(claim.value(metric) is not None for metric in (*_COMPARED, "tokens_per_s"))
     )
 
 
@@ -207,6 +209,7 @@ def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Cl
         fitting,
         key=lambda claim: (
             claim.setting != label,
+            all(claim.value(metric) is None for metric in _COMPARED),
             claim.model != run.model,
             not claim.same_hardware(gpus),
             claim.quoted,

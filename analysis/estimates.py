@@ -57,20 +57,25 @@ def pooled_ratio(
     return Measured(value, interval and (interval[0], min(interval[1], at_most)))
 
 
-def _timed(records: Iterable[CaseRecord]) -> list[CaseRecord]:
-    """The turns that count in times: without disturbed ones, unless most are disturbed."""
+def timed(records: Iterable[CaseRecord]) -> list[CaseRecord]:
+    """The turns that count in times, as in the run's own table.
+
+    A case and repeat that was disturbed for one label counts for none, unless most are disturbed.
+
+    Args:
+        records: all of a run; a part of it would have another majority.
+    """
     found = [record for record in records if record.status != "failed"]
-    quiet = [record for record in found if record.status == "ok"]
-    return found if is_ordinary(len(found) - len(quiet), len(found)) else quiet
+    blocks = {(record.repeat, record.case_id) for record in found}
+    spoilt = {(r.repeat, r.case_id) for r in found if r.status == "disturbed"}
+    if is_ordinary(len(spoilt), len(blocks)):
+        return found
+    return [record for record in found if (record.repeat, record.case_id) not in spoilt]
 
 
 def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
-    """Decoding speed of one label with its own interval.
-
-    Disturbed turns are left out, unless they are the ordinary ones (more than half), as in the
-    run's own table.
-    """
-    speed = pooled_ratio(_timed(records), lambda r: max(0, r.n_new - 1), lambda r: r.decode_s, seed)
+    """Decoding speed with its own interval, of one label's turns that :func:`timed` left."""
+    speed = pooled_ratio(records, lambda r: max(0, r.n_new - 1), lambda r: r.decode_s, seed)
     return Measured(speed.value, speed.interval, digits=1)
 
 
@@ -83,7 +88,7 @@ def over_repeats(
         None where fewer than two repeats have a speedup.
     """
     totals: dict[int, dict[str, list[float]]] = {}
-    for record in _timed(records):
+    for record in timed(records):
         if record.label in (label, baseline):
             by_label = totals.setdefault(record.repeat, {label: [0.0, 0.0], baseline: [0.0, 0.0]})
             by_label[record.label][0] += max(0, record.n_new - 1)
@@ -100,4 +105,8 @@ def over_repeats(
 
 def mat(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
     """Mean accepted tokens of one label's turns."""
-    return pooled_ratio(records, lambda r: max(0, r.n_new - 1), lambda r: r.n_target_passes, seed)
+    found = pooled_ratio(records, lambda r: max(0, r.n_new - 1), lambda r: r.n_target_passes, seed)
+    if found.interval is None:
+        return found
+    low, high = found.interval
+    return Measured(found.value, (max(1.0, low), high))  # a pass yields a token at least

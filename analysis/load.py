@@ -137,6 +137,11 @@ class Run:
         return (self.manifest.get("imported") or {}).get("from")
 
     @property
+    def phases(self) -> bool:
+        """Whether the clock looked into the steps, which makes speeds no headline numbers."""
+        return bool(self._config("measure", "phases"))
+
+    @property
     def timing(self) -> str:
         """Where the times come from: ``measured``, ``predicted`` by a cost surface, or ``none``."""
         return self.records[0].timing

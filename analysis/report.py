@@ -160,7 +160,7 @@ def summary(groups: Iterable[Group]) -> Sheet:
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
     for group in groups:
-        entries = drafting(group)
+        entries = [entry for entry in drafting(group) if not entry.run.phases]
         if not entries:
             continue
         key = "speedup" if any(e.overall["speedup"] is not None for e in entries) else "mat"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PAPER = "cacheback"
 _SPEEDUP = "speedup over ar (ratio of tokens/s)"
 _MAT = "MAT (tokens per target pass)"
-_RADAR_TEXT = "The intervals of the tasks are in the table; the circle has none."
+_RADAR_TEXT = "The circle has no intervals; the table has those of the tasks."
 _FIGURE4_TEXT = (
     "The paper prints no numbers for its cells; it says that speed is best at a leader of 1 and "
     "followers of about 3 tokens (Vicuna-7B, RTX 4090)."

@@ -215,7 +215,7 @@ def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     for group in claimed_groups(runs, PAPER, "figure1"):
         points = [measured_point(r, share) for r, _, share in _draft_shares(group)]
         panel = Panel(
-            "", "r (tokens drafted per step)", "draft model's share of the steps' time",
+            "", "r (tokens drafted per step)", "draft's share of time",
             [Series("sps", "sps", points)], top=1.0,
         )  # fmt: skip
         figures[group.runs[0].model] = curves(

@@ -100,7 +100,7 @@ def _slowdowns(run: Run, context: int) -> dict[tuple[int, int], dict[str, Any]]:
 def _figure1_caption(run: Run) -> str:
     machine = {"hardware": run.manifest.get("hardware"), **(run.surface or {}).get("machine", {})}
     cpu = (machine["hardware"] or {}).get("cpu")
-    count = (machine["hardware"] or {}).get("cpus_usable")
+    count = int((machine["hardware"] or {}).get("cpus_usable") or 0)
     where = ", ".join(run.gpus) or f"{cpu}, {cpus(count)}"
     repeats = len((run.surface or {})["batch"]["samples_s"][0][0][0])
     made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""

@@ -30,7 +30,8 @@ PAPER = "ngrammys"
 _FIGURE4_TEXT = (
     "Rows come from the context first and are filled up from the model's bigrams. Top: draft "
     "tokens accepted from the winning row; middle: its rank among its source's rows; bottom: rows "
-    "given to a source in a step. The paper's bars have no numbers."
+    "given to a source in a step. A value that occurs in too few questions has no interval. The "
+    "paper's bars have no numbers."
 )
 
 

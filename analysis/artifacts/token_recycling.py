@@ -169,7 +169,8 @@ def _figure4(runs: Sequence[Run]) -> list[Sheet]:
     for group in claimed_groups(runs, PAPER, "figure4"):
         for entry in group.entries:
             for part, share in _phase_shares(entry.run, entry.label).items():
-                rows.append([group.title, entry.label, part, share])
+                # Most parts are below a hundredth.
+                rows.append([group.title, entry.label, part, replace(share, digits=4)])
     text = captions(claimed_groups(runs, PAPER, "figure4"), _FIGURE4_TEXT)
     headings = ["run", "method", "part", "share of the steps' time [95 %]"]
     return [Sheet("Token Recycling, Figure 4: time of a step", text, headings, rows, [])]

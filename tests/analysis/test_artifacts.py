@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from analysis.anatomy import by_depth, by_position, stream_parts
 from analysis.artifacts import ARTIFACTS, made_of
 from analysis.artifacts.artifact import claimed_groups
 from analysis.claims import claim_of_setting, load_ledger
-from analysis.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
+from analysis.estimates import mat, over_repeats, pooled_ratio, timed, tokens_per_s
 from analysis.load import load_runs, load_surfaces, usable_runs
 from analysis.render import Measured, Sheet, to_csv
 from specbench.statistics import summarise
@@ -105,6 +106,25 @@ def test_estimates_agree_with_the_summary(run):
     assert mat(own, run.seed).value == pytest.approx(row["mat"])
     assert mat(own, run.seed).interval == pytest.approx(row["mat_ci"])
     assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
+
+
+def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
+    def disturbed(cases):
+        return [
+            replace(record, status="disturbed")
+            if (record.label, record.case_id) in {("pld", case) for case in cases}
+            else record
+            for record in run.records
+        ]
+
+    cases = sorted({record.case_id for record in run.records})
+    left = timed(disturbed(cases[:1]))
+    assert {record.case_id for record in left} == set(cases[1:])
+    rows = summarise(disturbed(cases[:1]), run.labels, "ar", seed=run.seed)
+    row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
+    own = [record for record in left if record.label == "pld"]
+    assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
+    assert len(timed(disturbed(cases))) == len(run.records), "the machine's ordinary state"
 
 
 def test_a_ratio_of_nothing_is_no_number(run):

@@ -150,11 +150,16 @@ class TestFindClaim:
             {"setting": "shuffle"},
             {"over": "pld", "values": {"gain": {"overall": 0.3}}},
             {"model": "all"},
-            {"values": {"tokens_per_s": {"overall": 100.0}}},
+            {"values": {"draft_nodes": {"overall": 80.0}}},
         ],
     )
     def test_what_does_not_apply_is_not_shown(self, run, change):
         assert find_claim(run, "cacheback", "cacheback", [claim(**change)]) is None
+
+    def test_tokens_per_s_alone_are_shown_where_nothing_else_is_claimed(self, run):
+        alone = claim(values={"tokens_per_s": {"overall": 100.0}}, own=True)
+        assert find_claim(run, "cacheback", "cacheback", [alone]) == alone
+        assert find_claim(run, "cacheback", "cacheback", [alone, claim()]) == claim()
 
     def test_a_setting_is_matched_by_the_label(self, run):
         special = claim(setting="no_frozen")
