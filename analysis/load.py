@@ -77,11 +77,6 @@ class Run:
         return float(self._config("generation", "temperature") or 0.0)
 
     @property
-    def phases(self) -> bool:
-        """Whether the clock looked into the steps."""
-        return bool(self._config("measure", "phases"))
-
-    @property
     def overlap(self) -> str:
         """How drafters worked beside the target's passes; "" where the manifest does not say."""
         return str((self.manifest.get("model") or {}).get("overlap") or "")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from methods.opt_tree import OptTree
+from methods.pearl import Pearl
 from methods.sps import Sps
 from specbench.clock import NullClock
 from specbench.drafter import Drafter
@@ -146,8 +147,9 @@ def test_the_heuristic_starts_anew_after_a_reset(make_target, rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["sps", "confidence"])
-def test_the_laws_of_three_tokens_are_the_targets(method):
+@pytest.mark.parametrize("kept", [None, [0, 3, 5]], ids=["all ids", "some ids"])
+@pytest.mark.parametrize("method", [METHODS["sps"], METHODS["confidence"], Pearl])
+def test_the_laws_of_three_tokens_are_the_targets(method, kept):
     """Chi-square with two real models; methods that draw nothing: ``test_sampling_methods.py``."""
     vocab, turns, sampling = 6, 3000, Sampling(1.2, top_p=0.95)
     model = tiny_model("llama", vocab_size=vocab)
@@ -160,8 +162,14 @@ def test_the_laws_of_three_tokens_are_the_targets(method):
     model.set_attn_implementation("specbench")
     at = len(prompt) - 1
     law = torch.stack([laws[:, at + i].gather(1, texts[:, at + i + 1 :][:, :1]) for i in range(3)])
-    drafter = METHODS[method]()
-    draft = tiny_draft(drafter.needs, seed=1, vocab_size=vocab, max_len=32)
+    drafter = method()
+    if kept is None:
+        draft = tiny_draft(drafter.needs, seed=1, vocab_size=vocab, max_len=32)
+    else:  # a draft that can say half of the tokens, and reads the others as one
+        ids = np.array([-1, *kept])
+        draft = tiny_draft(
+            drafter.needs, vocab_size=len(ids), target_vocab=vocab, max_len=32, id_map=ids
+        )
     set_up(drafter, draft, sampling)
     loop = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset(), clock=NullClock)
     results = [loop.decode(prompt, drafter, max_new_tokens=3, seed=seed) for seed in range(turns)]
