@@ -1,6 +1,6 @@
 """All the evidence that needs a GPU, in one command and nine minutes, without a network.
 
-    python scripts/gpu_check.py --out docs/measurements/NAME      (make gpu-check)
+    python -m scripts.gpu_check --out docs/measurements/NAME      (make gpu-check)
 
 Parts, in order; one that fails, or for which no time is left, is named in the report and the others
 go on:
