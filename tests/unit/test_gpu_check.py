@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,6 +52,36 @@ def test_a_trial_on_the_cpu(gpu_check, tmp_path):
     for word in ("CPU (a trial)", "Copy bandwidth", "| tiny |", "cacheback", "token_recycling"):
         assert word in report
     assert (tmp_path / "gpu_check.png").stat().st_size > 5000
+
+
+def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(
+    gpu_check, tmp_path, monkeypatch
+):
+    """Not that of making an engine, whose clock records thousands of events, nor the prompt's."""
+    made, decoded = [], []
+    real_init, real_decode = gpu_check.Engine.__init__, gpu_check.Engine.decode
+
+    def init(self, *words, **options):
+        made.append(len(decoded))
+        real_init(self, *words, **options)
+
+    def decode(self, *words, **options):
+        result = real_decode(self, *words, **options)
+        decoded.append(result)
+        timings = replace(result.timings, prefill_s=9.0, decode_s=0.5)
+        return replace(result, timings=timings)
+
+    monkeypatch.setattr(gpu_check.Engine, "__init__", init)
+    monkeypatch.setattr(gpu_check.Engine, "decode", decode)
+    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
+    check = gpu_check.Check(gpu_check.arguments(words))
+    check.results["bandwidth"] = {"copy_gb_per_s": 2.0}
+    found = gpu_check.decoding(check, "tiny", tokens=6, repeats=1)
+    assert made == [0, 0] and len(decoded) == 4
+    assert found["passes_per_s"]["graph"] == pytest.approx(5 / 0.5)
+    share = found["weight_bytes"] * 10 / 2e9
+    assert found["bandwidth_share"]["eager"] == pytest.approx(share)
+    assert found["tokens_per_s"]["graph"] != pytest.approx(10, rel=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["graph", "eager"])
