@@ -27,6 +27,7 @@ numbers say nothing.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -111,6 +112,8 @@ class Check:
             except Exception as error:
                 traceback.print_exc()
                 self.missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        # Targets and their passes hold each other: without this the weights would stay.
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         write(self)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import subprocess
 import sys
+import weakref
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import hydra.utils
+import numpy as np
 import pytest
 
 from runners import cost
@@ -171,6 +174,31 @@ def test_a_part_that_fails_is_named_and_the_others_go_on(gpu_check, tmp_path, mo
         "not measured: bandwidth: RuntimeError: no such kernel"
         in (tmp_path / "gpu_check.md").read_text()
     )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_part_leaves_no_weights_behind(gpu_check, tmp_path, fails):
+    """Objects that hold each other live until a collection; the next model needs the room."""
+    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
+    check = gpu_check.Check(gpu_check.arguments(words))
+    alive = []
+
+    def work():
+        model = gpu_check.load(check, "tiny")
+        alive.append(weakref.ref(model))
+        targets = gpu_check.engines(check, model, max_len=64, max_nodes=1)
+        targets["graph"].prefill(np.arange(5))
+        targets["graph"].cycle = targets
+        if fails:
+            raise RuntimeError("out of memory")
+        return {}
+
+    gc.disable()
+    try:
+        check.part("a part", work)
+    finally:
+        gc.enable()
+    assert alive[0]() is None
 
 
 def test_a_machine_without_a_gpu_is_told_what_to_type(gpu_check, tmp_path, capsys, monkeypatch):
