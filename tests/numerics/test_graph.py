@@ -1,6 +1,6 @@
 """Passes of fixed shape give what exact passes give; what a CUDA graph needs of them holds.
 
-Capture itself needs a GPU (the last test); everything else runs the captured code uncaptured.
+Capture itself needs a GPU (test_gpu.py); everything here runs the captured code uncaptured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from runners.stage import make_target
 from specbench.attention import AttentionPlan, folded_heads
 from specbench.cache import KVCache
 from specbench.config import compose
-from specbench.draft_model import DraftModel
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.errors import CaseFailed
@@ -369,46 +368,3 @@ def test_the_cache_moves_rows():
     cache.storage[:] = torch.arange(8.0).view(8, 1)
     cache.move(torch.tensor([2, 3, 4]), torch.tensor([2, 5, 4]))
     assert cache.storage[0, 0, 0, :, 0].tolist() == [0, 1, 2, 5, 4, 5, 6, 7]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_captured_passes_give_the_same_tokens(architecture, rng):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    sizes = {"max_len": 200, "max_nodes": 40}
-    plain = Target(tiny_model(architecture).cuda(), **sizes)
-    fixed = GraphTarget(tiny_model(architecture).cuda(), **sizes)
-    drafter = RandomDrafts(name="random_drafts", n_nodes=20)
-    drafter.setup(_context(fixed))
-    prompt = rng.integers(3, VOCAB, 30)
-    eos = frozenset({2})
-    wanted = Engine(plain, GreedyVerifier(), eos_ids=eos).decode(
-        prompt, Drafter(name="plain"), max_new_tokens=60
-    )
-    got = Engine(fixed, GreedyVerifier(), eos_ids=eos).decode(prompt, drafter, max_new_tokens=60)
-    assert got.output_ids == wanted.output_ids
-    assert fixed.describe()["graphs"]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_drafts_captured_passes_give_the_same_logits(architecture, rng):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    sizes = {"max_len": 300, "max_nodes": 8}
-    exact, fixed = (
-        DraftModel(target, target_vocab=VOCAB, max_nodes=8)
-        for target in (
-            Target(tiny_model(architecture).cuda(), **sizes),
-            GraphTarget(tiny_model(architecture).cuda(), drafts=True, **sizes),
-        )
-    )
-    text = rng.integers(0, VOCAB, 20)
-    for draft in (exact, fixed):
-        draft.begin(text[:17])
-    torch.testing.assert_close(fixed.catch_up(text), exact.catch_up(text))
-    for tokens, parents in (([5], [-1]), ([6], [0]), ([7, 8, 9], [0, 1, 1])):
-        nodes = np.array(tokens), np.array(parents)
-        torch.testing.assert_close(fixed.extend(*nodes), exact.extend(*nodes))
-    assert fixed._target.describe()["graphs"] and not fixed._target.reasons

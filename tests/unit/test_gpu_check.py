@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import subprocess
 import sys
+import weakref
+from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
+import hydra.utils
+import numpy as np
 import pytest
+import torch
 
-from runners import cost
-from specbench.config import compose
+from scripts import gpu_methods
+from specbench.config import with_parts
+from specbench.cost_surface import CostSurface
+from tests.contract.driver import compose_method, method_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +47,8 @@ def test_a_trial_on_the_cpu(gpu_check, tmp_path):
         (e, c) for e in ("eager", "graph") for c in (32, 64)
     }
     assert all(r["ms"] > 0 for r in rows)
+    surface = CostSurface.read(tmp_path / "tiny-cpu-trial-graph.json")
+    assert surface.tree.axes == {"rows": gpu_check.ROWS, "context": (32, 64)}
     assert data["results"]["decoding tiny"]["passes"]["engine"] == "graph"
     drafts = data["results"]["drafts tiny"]
     assert {(d["engine"], d["nodes"]) for d in drafts} == {
@@ -53,17 +62,55 @@ def test_a_trial_on_the_cpu(gpu_check, tmp_path):
     assert (tmp_path / "gpu_check.png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize("engine", ["graph", "eager"])
-def test_the_surfaces_command_is_a_valid_one(gpu_check, tmp_path, engine):
-    said = []
-    check = SimpleNamespace(
-        args=SimpleNamespace(out=tmp_path), command=lambda *words: said.append(words)
-    )
-    gpu_check.surface(check, "vicuna7b", engine)
-    program, *overrides = said[0]
-    config = cost.adopt(compose(overrides), overrides)
-    assert program == "run.py" and config.engine.name == engine
-    assert max(config.runner.contexts) == 4096 and not config.runner.batch_k
+def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(
+    gpu_check, tmp_path, monkeypatch
+):
+    """Not that of making an engine, whose clock records thousands of events, nor the prompt's."""
+    made, decoded = [], []
+    real_init, real_decode = gpu_check.Engine.__init__, gpu_check.Engine.decode
+
+    def init(self, *words, **options):
+        made.append(len(decoded))
+        real_init(self, *words, **options)
+
+    def decode(self, *words, **options):
+        result = real_decode(self, *words, **options)
+        decoded.append(result)
+        timings = replace(result.timings, prefill_s=9.0, decode_s=0.5)
+        return replace(result, timings=timings)
+
+    monkeypatch.setattr(gpu_check.Engine, "__init__", init)
+    monkeypatch.setattr(gpu_check.Engine, "decode", decode)
+    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
+    check = gpu_check.Check(gpu_check.arguments(words))
+    check.results["bandwidth"] = {"copy_gb_per_s": 2.0}
+    found = gpu_check.decoding(check, "tiny", tokens=6, repeats=1)
+    assert made == [0, 0] and len(decoded) == 4
+    assert found["passes_per_s"]["graph"] == pytest.approx(5 / 0.5)
+    share = found["weight_bytes"] * 10 / 2e9
+    assert found["bandwidth_share"]["eager"] == pytest.approx(share)
+    assert found["tokens_per_s"]["graph"] != pytest.approx(10, rel=1e-6)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_the_rows_are_cost_surfaces_too(gpu_check, tmp_path, monkeypatch, on_gpu):
+    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path / "out")]
+    check = gpu_check.Check(gpu_check.arguments(words))
+    model = gpu_check.load(check, "tiny")
+    target = gpu_check.engines(check, model, max_len=64, max_nodes=1)["graph"]
+    monkeypatch.setattr(gpu_check, "SURFACES", tmp_path / "surfaces")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H999 80GB")
+    if on_gpu:
+        check.device = torch.device("cuda")
+    prompts, passes = np.full((2, 3), 0.5), np.ones((len(gpu_check.ROWS), 2, 7))
+    passes[:, 1] = 2.0
+    gpu_check.surface(check, "tiny", "graph", target, (32, 64), prompts, passes)
+    name = "tiny-nvidia-h999-80gb-graph.json" if on_gpu else "tiny-cpu-trial-graph.json"
+    assert check.surfaces == [name]
+    found = CostSurface.read(tmp_path / ("surfaces" if on_gpu else "out") / name)
+    assert found.tree.predict(np.array([8.0]), np.array([48.0])) == pytest.approx(1.5)
+    assert found.model["shape"] and found.model["passes"]["engine"] == "graph"
+    assert (tmp_path / "surfaces").exists() == on_gpu
 
 
 def test_without_hydra_the_passes_are_still_measured(tmp_path):
@@ -77,10 +124,52 @@ def test_without_hydra_the_passes_are_still_measured(tmp_path):
         "sys.exit(gpu_check.main(sys.argv[1:]))"
     )
     words = ["--device", "cpu", "--models", "tiny", "--tokens", "4", "--repeats", "1",
-             "--only", "decoding,drafts", "--out", str(tmp_path)]  # fmt: skip
+             "--contexts", "32,64",
+             "--only", "decoding,drafts,steps", "--out", str(tmp_path)]  # fmt: skip
     done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
-    assert "A draft model's pass, tiny" in (tmp_path / "gpu_check.md").read_text()
+    report = (tmp_path / "gpu_check.md").read_text()
+    assert "A draft model's pass, tiny" in report
+    assert "total_draft_len=96, table=dynamic" in report
+    assert "token_recycling (at most 80 nodes)" in report
+    assert "not measured: steps rest: needs files made for a tokenizer: datastore" in report
+    assert "not measured: drafters: not installed: hydra" in report
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_method_built_without_hydra_is_the_one_built_with_it(name):
+    wanted = hydra.utils.instantiate(with_parts(compose_method(name)), _convert_="all")
+    assert facts(gpu_methods.build(name)) == facts(wanted)
+
+
+def facts(drafter):
+    """Class and knobs, those of parts too."""
+    knobs = {field.name: getattr(drafter, field.name) for field in fields(drafter)}
+    return type(drafter), {
+        key: [facts(v) for v in value] if key == "drafters" else value
+        for key, value in knobs.items()
+    }
+
+
+def test_every_test_for_a_gpu_can_be_read_without_hydra_and_the_pytest_plugins(gpu_check, tmp_path):
+    """And a run in which all of them were skipped is not taken for a success."""
+    blocked = ("hydra", "omegaconf", "hypothesis", "pytest_timeout", "xdist")
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n"
+    )
+    check = gpu_check.Check(
+        gpu_check.arguments(["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)])
+    )
+    real = subprocess.run
+
+    def without(*words, env, **options):
+        env = env | {"PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}", "CUDA_VISIBLE_DEVICES": ""}
+        return real(*words, env=env, **options)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="no test ran"):
+        patch.setattr(gpu_check.subprocess, "run", without)
+        gpu_check.numerics(check)
+    assert not list(tmp_path.glob("failed-*.log"))
 
 
 def test_a_part_that_fails_is_named_and_the_others_go_on(gpu_check, tmp_path, monkeypatch):
@@ -96,6 +185,31 @@ def test_a_part_that_fails_is_named_and_the_others_go_on(gpu_check, tmp_path, mo
         "not measured: bandwidth: RuntimeError: no such kernel"
         in (tmp_path / "gpu_check.md").read_text()
     )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_part_leaves_no_weights_behind(gpu_check, tmp_path, fails):
+    """Objects that hold each other live until a collection; the next model needs the room."""
+    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
+    check = gpu_check.Check(gpu_check.arguments(words))
+    alive = []
+
+    def work():
+        model = gpu_check.load(check, "tiny")
+        alive.append(weakref.ref(model))
+        targets = gpu_check.engines(check, model, max_len=64, max_nodes=1)
+        targets["graph"].prefill(np.arange(5))
+        targets["graph"].cycle = targets
+        if fails:
+            raise RuntimeError("out of memory")
+        return {}
+
+    gc.disable()
+    try:
+        check.part("a part", work)
+    finally:
+        gc.enable()
+    assert alive[0]() is None
 
 
 def test_a_machine_without_a_gpu_is_told_what_to_type(gpu_check, tmp_path, capsys, monkeypatch):

@@ -83,6 +83,24 @@ def test_make_help_lists_every_target_with_its_comment():
         assert re.search(rf"^ +{target} +{re.escape(comment)}$", shown, re.M)
 
 
+@pytest.mark.parametrize(
+    ("made", "python"), [([], "python3"), ([".venv/.stamp-setup"], ".venv/bin/python")]
+)
+def test_the_gpu_check_installs_nothing(tmp_path, made, python):
+    """A machine with a GPU may have no network, and a torch of its own."""
+    for name in made:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "-n", "-f", str(ROOT / "Makefile"), "gpu-check"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown == f"{python} -m scripts.gpu_check --out docs/measurements/gpu \n"
+
+
 def test_ci_runs_the_readmes_test_command_before_the_rest():
     commands = re.findall(r"^make (.+)$", text(".ci/run"), re.M)
     assert commands == ["test", "lint type"]

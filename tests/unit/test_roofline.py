@@ -26,6 +26,51 @@ def test_a_copy_counts_reading_and_writing(monkeypatch):
     assert roofline.copy_bandwidth(torch.device("cpu")) == 2 << 20
 
 
+class SlowToLaunch:
+    """Copies take the device 1 s, 3 s in the first round, and the host 5 s each."""
+
+    def __init__(self):
+        self.host = self.device = 0.0
+        self.waits = 0
+
+    def new_event(self):
+        return {}
+
+    def record(self, event):
+        event["at"] = self.device
+
+    def copy(self):
+        self.host += 5.0
+        self.device += 1.0 if self.waits else 3.0
+
+    def elapsed_s(self, first, last):
+        return last["at"] - first["at"]
+
+    def synchronize(self):
+        self.waits += 1
+
+
+def test_a_copy_on_a_gpu_is_timed_by_the_device_over_many_in_a_row(monkeypatch):
+    device = SlowToLaunch()
+    monkeypatch.setattr(roofline.time, "perf_counter", lambda: device.host)
+    assert roofline._by_events(device.copy, device) == 1.0
+    assert device.waits >= 3 and device.host / 5 >= 10 * device.waits
+
+
+@pytest.mark.parametrize(("free", "size"), [(80 << 30, 1 << 30), (1 << 20, 1 << 18)])
+def test_the_copied_buffer_is_a_gigabyte_where_that_fits(monkeypatch, free, size):
+    made = []
+    zeros = torch.zeros
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 7)
+    monkeypatch.setattr(torch, "zeros", lambda n, **_: (made.append(n), zeros(1))[1])
+    monkeypatch.setattr(roofline, "TorchEvents", lambda _: None)
+    monkeypatch.setattr(roofline, "_by_events", lambda *_: 1.0)
+    assert roofline.copy_bandwidth(torch.device("cuda")) == 2 * size
+    assert made == [size]
+
+
 def test_the_share_and_its_warning():
     model = {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10, "passes": {"engine": "graph"}}
     assert share(model, 80.0) == pytest.approx(0.8)

@@ -410,24 +410,3 @@ def test_a_tree_cut_by_the_engine_still_teaches(make_target, rng):
     state.commit(np.array([5]))
     drafter.observe(state, StepOutcome(cut, NO_TOKENS, np.array([5]), None, logits=logits))
     assert drafter._matrix.rows[2].tolist() == logits[0].topk(8).indices.tolist()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("rule", RULES)
-def test_nothing_waits_for_the_device(rule):
-    torch.manual_seed(0)
-    host, device = AdjacencyMatrix(5000, 8), AdjacencyMatrix(5000, 8, "cuda")
-    for matrix in (host, device):
-        matrix.prepare(load_tree(TOKEN_RECYCLING_TREE))
-    tokens, logits = torch.randint(0, 40, (81,)), torch.randn(81, 5000)
-    on_device = tokens.cuda(), logits.cuda()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        device.update(*on_device, rule)
-        drafted = device.fill(3)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    host.update(tokens, logits, rule)
-    assert torch.equal(device.rows.cpu(), host.rows)
-    assert torch.equal(drafted.cpu(), host.fill(3))
