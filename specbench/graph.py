@@ -26,6 +26,8 @@ from specbench.static_pass import FixedShape, StaticNodes, StaticPass, StaticSco
 from specbench.target import Target
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from transformers import PreTrainedModel
 
     from specbench.attention import AttentionPlan
@@ -69,6 +71,8 @@ class GraphTarget(Target):
             verifier. Else the verifier decides and ``keep`` moves the rows.
         capture: record graphs; None does so on a GPU.
         drafts: a draft model's: passes are those of ``append`` and ``extend``.
+        layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
+            any other is captured when it first comes, which costs its step a moment.
         **kwargs: as for ``Target``.
 
     Attributes:
@@ -83,11 +87,13 @@ class GraphTarget(Target):
         commits: bool = True,
         capture: bool | None = None,
         drafts: bool = False,
+        layouts: Iterable[tuple[int, int]] = (),
         **kwargs: Any,
     ) -> None:
         self.commits = commits
         self._capture = capture
         self._drafts = drafts
+        self._layouts = tuple(layouts)
         self._passes: dict[tuple[int, int, int], FixedShape | None] = {}
         self.reasons: dict[str, str] = {}
         self.graphs: list[str] = []
@@ -96,7 +102,7 @@ class GraphTarget(Target):
         super().__init__(model, **kwargs)
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
-        """As ``Target.reserve``; also captures every shape that passes of a tree can take.
+        """As ``Target.reserve``; also captures every shape that passes are known to take.
 
         A draft model's largest pass is ``max_nodes`` rows.
         """
@@ -109,15 +115,23 @@ class GraphTarget(Target):
         self.graphs.clear()
         if self._captures:
             self._pool = torch.cuda.graph_pool_handle()
-            batch = _NODES if self._drafts else 1
-            keys = SHORTEST_KEYS
-            while True:
-                for rows in ROW_BUCKETS:
-                    if rows <= padded:
-                        self._pass(rows, key_bucket(keys, self.cache.max_len), batch)
-                if keys >= self.cache.max_len:
-                    break
-                keys *= 2
+            for keys in self._key_buckets():
+                for rows, batch_rows in self._known_shapes():
+                    if rows <= keys:
+                        self._pass(rows, keys, batch_rows)
+
+    def _key_buckets(self) -> list[int]:
+        buckets = [key_bucket(0, self.cache.max_len)]
+        while buckets[-1] < self.cache.max_len:
+            buckets.append(key_bucket(buckets[-1] + 1, self.cache.max_len))
+        return buckets
+
+    def _known_shapes(self) -> list[tuple[int, int]]:
+        """Rows and batch of every pass to expect, by the buffers there are now."""
+        _, most, batch = self._sizes
+        one = _NODES if self._drafts else 1
+        shapes = [(rows, one) for rows in ROW_BUCKETS if rows <= most]
+        return shapes + [(rows, k) for k, rows in self._layouts if k <= batch]
 
     @property
     def _captures(self) -> bool:

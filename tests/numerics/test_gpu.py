@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 EOS = frozenset({2})
+BATCH = 10  # k of N-Grammys: its layout is a batch, and a target of one row runs that as a tree
 ENGINES = {"eager": Target, "graph": GraphTarget}
 # What needs no file and no second model; those have CPU tests on the same verification.
 METHODS = [
@@ -60,7 +61,7 @@ def test_methods_are_exact(architecture, engine, dtype, rng):
     model = tiny_model(architecture, dtype=dtype).cuda()
     prompt = rng.integers(3, VOCAB, 40)
     plain = decode(Target(model, max_len=200), Drafter(name="plain"), prompt, 60)
-    target = ENGINES[engine](model, max_len=200, max_nodes=127)
+    target = ENGINES[engine](model, max_len=200, max_nodes=127, batch=BATCH)
     for name in METHODS:
         assert decode(target, instantiate(name), prompt, 60) == plain, name
 
@@ -69,7 +70,7 @@ def test_methods_are_exact(architecture, engine, dtype, rng):
 def test_differences_in_bfloat16_are_near_ties(engine, rng):
     model = tiny_model("llama", dtype=torch.bfloat16).cuda()
     auditor = Target(model, max_len=200)
-    target = ENGINES[engine](model, max_len=200, max_nodes=127)
+    target = ENGINES[engine](model, max_len=200, max_nodes=127, batch=BATCH)
     for _ in range(4):
         prompt = rng.integers(3, VOCAB, 40)
         plain = decode(auditor, Drafter(name="plain"), prompt, 60)

@@ -23,7 +23,7 @@ from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.errors import CaseFailed
 from specbench.graph import ROW_BUCKETS, GraphTarget, key_bucket, no_graphs, row_bucket
-from specbench.static_pass import StaticNodes, StaticPass
+from specbench.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.structs import DraftContext, DraftTree, Needs
 from specbench.target import Target
 from specbench.tree import longest_match
@@ -166,6 +166,72 @@ def test_rows_of_a_batch_layout(pairs, rng):
         path = np.arange(w, 2 * w, dtype=np.int64)
         exact.keep(tree, path)
         fixed.keep(tree, path)
+
+
+def _only_warms_up(step: FixedShape, _pool: object) -> None:
+    """What a capture runs: its passes, of which the device keeps what they write to the cache."""
+    for _ in range(3):
+        step.device_part()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_capture_in_mid_text_overwrites_nothing(architecture, monkeypatch, rng):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
+    sizes = {"max_len": 200, "max_nodes": 40, "batch": 5}
+    exact = Target(tiny_model(architecture), **sizes)
+    fixed = GraphTarget(tiny_model(architecture), capture=True, **sizes)
+    text = rng.integers(0, VOCAB, 11)
+    for target in (exact, fixed):
+        target.prefill(text)
+    for k, w in ((5, 3), (2, 1)):
+        parents = np.concatenate([np.arange(-1, w - 1) + i * w for i in range(k)])
+        parents[::w] = -1
+        tree = DraftTree(rng.integers(0, VOCAB, k * w), parents, rows=(k, w))
+        captured = len(fixed.graphs)
+        wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
+        assert fixed.graphs[captured:] == [f"{k} x {w + 1} rows, 256 keys"]
+        torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+        for target in (exact, fixed):
+            target.keep(tree, np.arange(w, 2 * w, dtype=np.int64))
+    end = exact.cache.length
+    torch.testing.assert_close(
+        fixed.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
+    )
+    # So do passes over nodes: behind what is held as well.
+    ids, depths = torch.tensor([4, 5, 6, 7, 8, 9]), torch.arange(6)
+    for target in (exact, fixed):
+        target.extend(ids, None, depths)
+        target.cache.truncate(end)
+    wanted, got = (target.append(ids[:3]) for target in (exact, fixed))
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+
+
+def test_a_capture_behind_a_text_that_fills_its_keys_overwrites_nothing(monkeypatch, rng):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
+    sizes = {"max_len": 400, "max_nodes": 5, "batch": 2}
+    exact = Target(tiny_model("llama"), **sizes)
+    fixed = GraphTarget(tiny_model("llama"), capture=True, **sizes)
+    text = rng.integers(0, VOCAB, 253)
+    tree = DraftTree(np.array([4, 5, 6, 7]), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    for target in (exact, fixed):
+        target.prefill(text)
+    wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
+    assert "2 x 3 rows, 256 keys" in fixed.graphs
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+
+
+def test_what_is_known_of_passes_is_captured_when_buffers_are_made(monkeypatch, rng):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
+    target = GraphTarget(
+        tiny_model("llama"), capture=True, max_len=200, max_nodes=15, batch=5, layouts=[(5, 4)]
+    )
+    made = [*(f"1 x {rows} rows" for rows in (1, 2, 4, 8, 16)), "5 x 4 rows"]
+    assert target.graphs == [f"{what}, 256 keys" for what in made]
+    target.reserve(400, 3)  # fewer nodes and no batch: the buffers stay as wide as they were
+    assert target.graphs == [f"{what}, {keys} keys" for keys in (256, 512) for what in made]
 
 
 _SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "nonzero")
