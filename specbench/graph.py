@@ -15,6 +15,7 @@ numbers of the exact one. Buffers and buckets follow the static-cache decoding o
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from specbench.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from transformers import PreTrainedModel
 
@@ -98,6 +100,7 @@ class GraphTarget(Target):
         self.reasons: dict[str, str] = {}
         self.graphs: list[str] = []
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
         self._committed: IntArray | None = None
         super().__init__(model, **kwargs)
 
@@ -187,6 +190,16 @@ class GraphTarget(Target):
         if self._committed is not None and len(path) and int(path[-1]) != len(path) - 1:
             raise CaseFailed("invalid_draft", "the pass committed another path than the verifier")
         super().keep(tree, path)
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Makes the model's device the current one: graphs and events go by that one's streams."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def capture_stream(self) -> torch.cuda.Stream:
+        """The one stream on which this target's shapes are captured, made when first asked for."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        return self._stream
 
     def run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> Any:
         """Logits ``[batch, rows, vocab]`` of a model call."""

@@ -103,15 +103,17 @@ class FixedShape:
         Raises:
             RuntimeError: something in it needs the host (some models read positions there).
         """
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                self.device_part()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self.outputs = self.device_part()
+        target = self._target
+        with target.on_device():
+            stream = target.capture_stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    self.device_part()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                self.outputs = self.device_part()
         self._graph = graph
 
     def run(self) -> None:
@@ -119,7 +121,8 @@ class FixedShape:
         if self._graph is None:
             self.outputs = self.device_part()
         else:
-            self._graph.replay()
+            with self._target.on_device():
+                self._graph.replay()
 
 
 class StaticNodes(FixedShape):
@@ -322,6 +325,7 @@ class StaticPass(FixedShape):
         """The outcome on the host; the step's only wait."""
         self._result.copy_(self.outputs[1], non_blocking=True)
         if self._done is not None:
-            self._done.record()
+            with self._target.on_device():
+                self._done.record()
             self._done.synchronize()
         return self._result.numpy()

@@ -5,7 +5,9 @@ Capture itself needs a GPU (the last test); everything else runs the captured co
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 
 from methods.random_drafts import RandomDrafts
 from runners.stage import make_target
-from specbench.attention import AttentionPlan, folded_heads
+from specbench import static_pass
+from specbench.attention import AttentionPlan, _attend, folded_heads
 from specbench.cache import KVCache
 from specbench.config import compose
 from specbench.draft_model import DraftModel
@@ -410,6 +413,88 @@ def test_queries_folded_into_rows_see_the_same(rows):
     got = attend(*folded_heads(query, key), value, attn_mask=plan.fold(mask, 2))
     torch.testing.assert_close(got.view(query.shape), wanted, atol=TOLERANCE, rtol=0)
     assert plan.fold(mask, 2) is plan.fold(mask, 2)
+
+
+def test_layers_on_another_device_get_the_mask_there():
+    """One copy a pass and device; ``meta`` stands in for a second device."""
+    query = torch.zeros(1, 4, 3, 8, device="meta")
+    key = torch.zeros(1, 2, 9, 8, device="meta")
+    mask, near = torch.zeros(1, 1, 3, 9), torch.zeros(1, 1, 3, 9)
+    plan = AttentionPlan(mask=mask, windowed={4: near})
+    for window in (None, 4, None, 4):
+        out, _ = _attend(
+            torch.nn.Identity(), query, key, key, None, sliding_window=window, plan=plan
+        )
+        assert out.shape == (1, 3, 4, 8)
+    meta = torch.device("meta")
+    assert list(plan.moved) == [(id(mask), meta), (id(near), meta)]
+    assert plan.on(mask, meta) is plan.on(mask, meta)
+    assert plan.on(mask, mask.device) is mask
+
+
+class _FakeCuda:
+    """Stands in for ``torch.cuda``: the device that is current in each call, in ``calls``."""
+
+    def __init__(self) -> None:
+        self.current = torch.device("cuda:0")
+        self.calls: list[tuple[str, torch.device]] = []
+        self.streams: list[object] = []
+
+    def _called(self, name: str) -> None:
+        self.calls.append((name, self.current))
+
+    @contextmanager
+    def device(self, device):
+        before, self.current = self.current, torch.device(device)
+        yield
+        self.current = before
+
+    def Stream(self, device):
+        self.streams.append(device)
+        return SimpleNamespace(wait_stream=lambda _: self._called("wait"))
+
+    def current_stream(self):
+        return SimpleNamespace(wait_stream=lambda _: self._called("wait"))
+
+    @contextmanager
+    def stream(self, _):
+        self._called("warm up")
+        yield
+
+    def CUDAGraph(self):
+        return SimpleNamespace(replay=lambda: self._called("replay"))
+
+    @contextmanager
+    def graph(self, _, *, pool, stream):
+        assert stream is not None
+        self._called("capture")
+        yield
+
+
+def test_graphs_are_made_and_replayed_on_the_models_device(monkeypatch, rng):
+    """Though another device is the current one, as it is in any thread that asked for none."""
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=8)
+    target.prefill(rng.integers(0, VOCAB, 9))
+    steps = [target._pass(rows, 256) for rows in (2, 4)]
+    fake = _FakeCuda()
+    monkeypatch.setattr(static_pass.torch, "cuda", fake)
+    second = torch.device("cuda:1")
+    target.device = second  # after the buffers, which stay where they are
+    for step in steps:
+        step._masks = lambda *_: AttentionPlan()
+        with torch.inference_mode():
+            step.capture(None)
+        step._done = SimpleNamespace(
+            record=lambda: fake._called("record"), synchronize=lambda: None
+        )
+        step.run()
+        step.read()
+    names = ["wait", "warm up", "wait", "capture", "replay", "record"]
+    assert fake.calls == [(name, second) for name in names * 2]
+    assert fake.streams == [second]  # one for all shapes
+    target.device = torch.device("cpu")
+    with target.on_device():
+        assert fake.current == torch.device("cuda:0")
 
 
 def test_an_engine_that_is_not_to_be_had_falls_back_and_says_why():
