@@ -158,6 +158,8 @@ class GraphTarget(Target):
         """
         self._committed = None
         in_rows = tree.rows is not None and self.cache.batch >= tree.rows[0] > 1
+        if hidden_layers:
+            self.reasons.setdefault("passes with hidden states", "graphs hand out logits alone")
         step = None if hidden_layers else self._choose(tree, in_rows)
         if step is None:
             return super().forward(root, tree, hidden_layers=hidden_layers)
@@ -231,7 +233,7 @@ class GraphTarget(Target):
             return None
         keys = self.cache.length + bucket
         if keys > self.cache.max_len:
-            return None
+            return None  # more than ``room``: refused by the eager pass
         step = self._pass(bucket, key_bucket(keys, self.cache.max_len), batch)
         assert step is None or isinstance(step, StaticPass)
         return step
@@ -249,6 +251,11 @@ class GraphTarget(Target):
             keys = length + len(depths) - n + bucket
             if keys <= self.cache.max_len:
                 step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES)
+            else:
+                self.reasons.setdefault(
+                    f"{bucket} nodes at the end of the cache",
+                    f"padded, they exceed its {self.cache.max_len} rows",
+                )
         if step is None:
             return super()._nodes(ids, visible, depths, keep)
         assert isinstance(step, StaticNodes)

@@ -327,6 +327,25 @@ def test_what_has_no_bucket_runs_eagerly_and_says_so(rng):
     assert "more than 128 rows" in target.describe()["eager"]["141 rows"]
 
 
+def test_fallbacks_for_hidden_states_and_for_lack_of_room_say_so(rng):
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=245, max_nodes=5)
+    exact = Target(tiny_model("llama"), max_len=245, max_nodes=5)
+    tree = DraftTree.chain(rng.integers(0, VOCAB, 4))
+    for each in (target, exact):
+        each.prefill(np.arange(5))
+    got, wanted = (each.forward(3, tree, hidden_layers=(1,)) for each in (target, exact))
+    assert torch.equal(got.hidden[1], wanted.hidden[1])
+    for each in (target, exact):
+        each.prefill(np.arange(251) % VOCAB)  # leaves five rows: for the nodes, not their padding
+    ids = torch.arange(5)
+    got, wanted = (each.append(ids) for each in (target, exact))
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+    assert target.reasons == {
+        "passes with hidden states": "graphs hand out logits alone",
+        "8 nodes at the end of the cache": "padded, they exceed its 256 rows",
+    }
+
+
 def test_a_failed_capture_falls_back_with_the_reason(monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -515,11 +534,12 @@ def test_a_model_over_two_devices_has_no_graph():
 
 def test_the_cache_moves_rows():
     cache = KVCache(
-        [torch.device("cpu")], batch=1, kv_heads=1, max_len=8, head_dim=1, dtype=torch.float64
+        [torch.device("cpu")], batch=2, kv_heads=1, max_len=8, head_dim=1, dtype=torch.float64
     )
     cache.storage[:] = torch.arange(8.0).view(8, 1)
     cache.move(torch.tensor([2, 3, 4]), torch.tensor([2, 5, 4]))
     assert cache.storage[0, 0, 0, :, 0].tolist() == [0, 1, 2, 5, 4, 5, 6, 7]
+    assert cache.storage[0, 1, 0, :, 0].tolist() == list(range(8))  # no tree pass writes there
 
 
 @pytest.mark.gpu
