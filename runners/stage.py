@@ -86,6 +86,7 @@ class Stage:
             max_len=self._max_len,
             max_nodes=self._max_nodes,
             batch=self._batch,
+            layouts=_layouts(contenders),
         )
         self._draft_models: dict[str, tuple[DraftModel, dict[str, Any]]] = {}
         self._drafts = {
@@ -312,10 +313,12 @@ def make_target(
     max_nodes: int,
     batch: int = 1,
     drafts: bool = False,
+    layouts: Sequence[tuple[int, int]] = (),
 ) -> Target:
     """The target of the ``engine`` group, or the eager one where the machine has no other.
 
-    With ``drafts`` it is a draft model's (``DraftModel``).
+    With ``drafts`` it is a draft model's (``DraftModel``). ``layouts`` are the batch layouts that
+    ``GraphTarget`` captures beforehand.
 
     ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
     ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
@@ -327,10 +330,17 @@ def make_target(
         reason = no_graphs(model)
         if reason is None:
             verifier = verifier_name(config.verifier.name, float(config.generation.temperature))
-            return GraphTarget(model, commits=verifier == "greedy", drafts=drafts, **sizes)
+            commits = verifier == "greedy"
+            return GraphTarget(model, commits=commits, drafts=drafts, layouts=layouts, **sizes)
         log.warning("engine=graph runs eagerly: %s", reason)
         return Target(model, reason=reason, **sizes, **_packing(config))
     return Target(model, **sizes, **_packing(config))
+
+
+def _layouts(contenders: Sequence[Contender]) -> list[tuple[int, int]]:
+    """Batch rows, and rows of each with the root's, of all labels that run in a batch layout."""
+    needs = [c.drafter.needs for c in contenders if c.drafter.needs.batch > 1]
+    return sorted({(need.batch, need.max_nodes // need.batch + 1) for need in needs})
 
 
 def _on_cuda(model: PreTrainedModel) -> bool:

@@ -27,12 +27,24 @@ class AttentionPlan:
         windowed: additive masks by sliding-window size, for layers that have one and where some
             key lies outside the window; a missing size means the window hides nothing.
         folded: the masks above with their rows repeated, by (mask's id, times); filled by use.
+        moved: the masks above on the devices of other layers, by (mask's id, device); likewise.
     """
 
     mask: torch.Tensor | None = None
     causal: bool = False
     windowed: dict[int, torch.Tensor] = field(default_factory=dict)
     folded: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    moved: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
+
+    def on(self, mask: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """``mask`` on ``device``, copied there once a pass: a model may be spread over several."""
+        if mask.device == device:
+            return mask
+        key = (id(mask), device)
+        if key not in self.moved:
+            self.moved[key] = mask.to(device)
+        return self.moved[key]
 
     def fold(self, mask: torch.Tensor, times: int) -> torch.Tensor:
         """``mask [.., rows, keys]`` with all its rows ``times`` times over, made once a pass."""
@@ -72,6 +84,8 @@ def _attend(
     mask, causal = plan.mask, plan.causal and query.shape[2] > 1
     if sliding_window is not None and sliding_window in plan.windowed:
         mask, causal = plan.windowed[sliding_window], False
+    if mask is not None:
+        mask = plan.on(mask, query.device)
     batch, heads, rows, size = query.shape
     groups = heads // key.shape[1]
     if groups > 1 and query.is_cuda and not causal:

@@ -127,8 +127,12 @@ class KVCache:
             self._static = None
 
     def move(self, to: torch.Tensor, rows: torch.Tensor) -> None:
-        """Copy ``rows [n]`` to the places ``to [n]``; for a cache on one device."""
-        self.storage.index_copy_(3, to, self.storage.index_select(3, rows))
+        """Copy ``rows [n]`` to the places ``to [n]``; for a cache on one device.
+
+        Of batch row 0 alone, the only one that a tree pass writes (see ``broadcast``).
+        """
+        written = self.storage[:, :1]
+        written.index_copy_(3, to, written.index_select(3, rows))
 
     def clear(self) -> None:
         """Zero all rows: a fixed shape also reads rows that hold nothing, and 0 * NaN is NaN."""

@@ -15,6 +15,7 @@ numbers of the exact one. Buffers and buckets follow the static-cache decoding o
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,9 @@ from specbench.static_pass import FixedShape, StaticNodes, StaticPass, StaticSco
 from specbench.target import Target
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
     from transformers import PreTrainedModel
 
     from specbench.attention import AttentionPlan
@@ -69,6 +73,8 @@ class GraphTarget(Target):
             verifier. Else the verifier decides and ``keep`` moves the rows.
         capture: record graphs; None does so on a GPU.
         drafts: a draft model's: passes are those of ``append`` and ``extend``.
+        layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
+            any other is captured when it first comes, which costs its step a moment.
         **kwargs: as for ``Target``.
 
     Attributes:
@@ -83,20 +89,23 @@ class GraphTarget(Target):
         commits: bool = True,
         capture: bool | None = None,
         drafts: bool = False,
+        layouts: Iterable[tuple[int, int]] = (),
         **kwargs: Any,
     ) -> None:
         self.commits = commits
         self._capture = capture
         self._drafts = drafts
+        self._layouts = tuple(layouts)
         self._passes: dict[tuple[int, int, int], FixedShape | None] = {}
         self.reasons: dict[str, str] = {}
         self.graphs: list[str] = []
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
         self._committed: IntArray | None = None
         super().__init__(model, **kwargs)
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
-        """As ``Target.reserve``; also captures every shape that passes of a tree can take.
+        """As ``Target.reserve``; also captures every shape that passes are known to take.
 
         A draft model's largest pass is ``max_nodes`` rows.
         """
@@ -109,15 +118,23 @@ class GraphTarget(Target):
         self.graphs.clear()
         if self._captures:
             self._pool = torch.cuda.graph_pool_handle()
-            batch = _NODES if self._drafts else 1
-            keys = SHORTEST_KEYS
-            while True:
-                for rows in ROW_BUCKETS:
-                    if rows <= padded:
-                        self._pass(rows, key_bucket(keys, self.cache.max_len), batch)
-                if keys >= self.cache.max_len:
-                    break
-                keys *= 2
+            for keys in self._key_buckets():
+                for rows, batch_rows in self._known_shapes():
+                    if rows <= keys:
+                        self._pass(rows, keys, batch_rows)
+
+    def _key_buckets(self) -> list[int]:
+        buckets = [key_bucket(0, self.cache.max_len)]
+        while buckets[-1] < self.cache.max_len:
+            buckets.append(key_bucket(buckets[-1] + 1, self.cache.max_len))
+        return buckets
+
+    def _known_shapes(self) -> list[tuple[int, int]]:
+        """Rows and batch of every pass to expect, by the buffers there are now."""
+        _, most, batch = self._sizes
+        one = _NODES if self._drafts else 1
+        shapes = [(rows, one) for rows in ROW_BUCKETS if rows <= most]
+        return shapes + [(rows, k) for k, rows in self._layouts if k <= batch]
 
     @property
     def _captures(self) -> bool:
@@ -141,6 +158,8 @@ class GraphTarget(Target):
         """
         self._committed = None
         in_rows = tree.rows is not None and self.cache.batch >= tree.rows[0] > 1
+        if hidden_layers:
+            self.reasons.setdefault("passes with hidden states", "graphs hand out logits alone")
         step = None if hidden_layers else self._choose(tree, in_rows)
         if step is None:
             return super().forward(root, tree, hidden_layers=hidden_layers)
@@ -174,6 +193,16 @@ class GraphTarget(Target):
             raise CaseFailed("invalid_draft", "the pass committed another path than the verifier")
         super().keep(tree, path)
 
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Makes the model's device the current one: graphs and events go by that one's streams."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def capture_stream(self) -> torch.cuda.Stream:
+        """The one stream on which this target's shapes are captured, made when first asked for."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        return self._stream
+
     def run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> Any:
         """Logits ``[batch, rows, vocab]`` of a model call."""
         return self._call(tokens, positions, plan).logits
@@ -204,7 +233,7 @@ class GraphTarget(Target):
             return None
         keys = self.cache.length + bucket
         if keys > self.cache.max_len:
-            return None
+            return None  # more than ``room``: refused by the eager pass
         step = self._pass(bucket, key_bucket(keys, self.cache.max_len), batch)
         assert step is None or isinstance(step, StaticPass)
         return step
@@ -222,6 +251,11 @@ class GraphTarget(Target):
             keys = length + len(depths) - n + bucket
             if keys <= self.cache.max_len:
                 step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES)
+            else:
+                self.reasons.setdefault(
+                    f"{bucket} nodes at the end of the cache",
+                    f"padded, they exceed its {self.cache.max_len} rows",
+                )
         if step is None:
             return super()._nodes(ids, visible, depths, keep)
         assert isinstance(step, StaticNodes)

@@ -57,14 +57,19 @@ class StaticScores(Scores):
 class FixedShape:
     """The device's work of one shape of pass, and its graph where there is one.
 
+    Until something is loaded, the buffers describe a pass at position 0 whose rows go to the last
+    of its keys. A shape is made for a text that leaves its rows free there, so that the warm-ups of
+    a capture in mid-text overwrite nothing that is committed or held.
+
     Args:
         target: whose model and cache it uses.
         rows: rows of the pass, padding included.
-        keys: cached rows that attention looks at, padding included.
+        keys: cached rows that attention looks at, padding included; at least ``rows``.
     """
 
     def __init__(self, target: GraphTarget, rows: int, keys: int) -> None:
         self.rows, self.keys = rows, keys
+        self._spare = keys - rows  # where the rows of a pass go that was not loaded
         self._target = target
         self._key_numbers = torch.arange(keys, device=target.device)
         self._row_numbers = torch.arange(rows, device=target.device)
@@ -98,15 +103,17 @@ class FixedShape:
         Raises:
             RuntimeError: something in it needs the host (some models read positions there).
         """
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                self.device_part()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self.outputs = self.device_part()
+        target = self._target
+        with target.on_device():
+            stream = target.capture_stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    self.device_part()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                self.outputs = self.device_part()
         self._graph = graph
 
     def run(self) -> None:
@@ -114,7 +121,8 @@ class FixedShape:
         if self._graph is None:
             self.outputs = self.device_part()
         else:
-            self._graph.replay()
+            with self._target.on_device():
+                self._graph.replay()
 
 
 class StaticNodes(FixedShape):
@@ -131,7 +139,7 @@ class StaticNodes(FixedShape):
         # What changes from pass to pass is written by a few small kernels before the graph.
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=target.device)
         self._positions = torch.zeros_like(self._tokens)
-        self._slots = self._row_numbers.clone()
+        self._slots = self._row_numbers + self._spare
         self._places = self._key_numbers.clone()
         self._seen = torch.zeros(rows, keys, dtype=torch.bool, device=target.device)
 
@@ -190,6 +198,9 @@ class StaticPass(FixedShape):
         self.numbers = torch.zeros_like(self._host, device=device)
         self.visible = torch.zeros_like(self._host_visible, device=device)
         self._parts = (n_ids, n_ids + rows, n_ids + 2 * rows, n_ids + 3 * rows)
+        _, parents, deep, candidate = self._parts
+        self.numbers[parents:deep] = -self._spare  # depths: position 0 is one that any model has
+        self.numbers[candidate] = self._spare
         self._done = torch.cuda.Event() if pinned else None
 
     @property
@@ -314,6 +325,7 @@ class StaticPass(FixedShape):
         """The outcome on the host; the step's only wait."""
         self._result.copy_(self.outputs[1], non_blocking=True)
         if self._done is not None:
-            self._done.record()
+            with self._target.on_device():
+                self._done.record()
             self._done.synchronize()
         return self._result.numpy()

@@ -172,8 +172,11 @@ def test_the_laws_of_three_tokens_are_the_targets(method, kept):
         )
     set_up(drafter, draft, sampling)
     loop = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset(), clock=NullClock)
-    results = [loop.decode(prompt, drafter, max_new_tokens=3, seed=seed) for seed in range(turns)]
+    length = 6 if method is Pearl else 3  # PEARL's first pass verifies nothing
+    results = [
+        loop.decode(prompt, drafter, max_new_tokens=length, seed=seed) for seed in range(turns)
+    ]
     # Drafts are accepted, or the test says nothing.
-    assert max(max(result.accepted_per_step) for result in results) == 2
-    outputs = np.array([result.output_ids for result in results])
+    assert max(max(result.accepted_per_step) for result in results) >= 2
+    outputs = np.array([result.output_ids[:3] for result in results])
     assert worst_p(outputs, law.prod(0).numpy().reshape((vocab,) * 3)) > P_LEAST

@@ -31,6 +31,7 @@ pytestmark = [
 ]
 
 EOS = frozenset({2})
+BATCH = 10  # k of N-Grammys: its layout is a batch, and a target of one row runs that as a tree
 ENGINES = {"eager": Target, "graph": GraphTarget}
 
 
@@ -72,7 +73,7 @@ def test_methods_are_exact(architecture, engine, dtype, rng):
     model = tiny_model(architecture, dtype=dtype).cuda()
     prompt = rng.integers(3, VOCAB, 40)
     plain = decode(Target(model, max_len=200), Drafter(name="plain"), prompt, 60)
-    target = ENGINES[engine](model, max_len=200, max_nodes=127)
+    target = ENGINES[engine](model, max_len=200, max_nodes=127, batch=BATCH)
     for name in METHODS:
         assert decode(target, build(name), prompt, 60) == plain, name
 
@@ -81,7 +82,7 @@ def test_methods_are_exact(architecture, engine, dtype, rng):
 def test_differences_in_bfloat16_are_near_ties(engine, rng):
     model = tiny_model("llama", dtype=torch.bfloat16).cuda()
     auditor = Target(model, max_len=200)
-    target = ENGINES[engine](model, max_len=200, max_nodes=127)
+    target = ENGINES[engine](model, max_len=200, max_nodes=127, batch=BATCH)
     for _ in range(4):
         prompt = rng.integers(3, VOCAB, 40)
         plain = decode(auditor, Drafter(name="plain"), prompt, 60)

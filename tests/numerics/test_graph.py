@@ -5,7 +5,9 @@ Capture itself needs a GPU (test_gpu.py); everything here runs the captured code
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +17,15 @@ from hypothesis import strategies as st
 
 from methods.random_drafts import RandomDrafts
 from runners.stage import make_target
-from specbench.attention import AttentionPlan, folded_heads
+from specbench import static_pass
+from specbench.attention import AttentionPlan, _attend, folded_heads
 from specbench.cache import KVCache
 from specbench.config import compose
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.errors import CaseFailed
 from specbench.graph import ROW_BUCKETS, GraphTarget, key_bucket, no_graphs, row_bucket
-from specbench.static_pass import StaticNodes, StaticPass
+from specbench.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.structs import DraftContext, DraftTree, Needs
 from specbench.target import Target
 from specbench.tree import longest_match
@@ -167,6 +170,72 @@ def test_rows_of_a_batch_layout(pairs, rng):
         fixed.keep(tree, path)
 
 
+def _only_warms_up(step: FixedShape, _pool: object) -> None:
+    """What a capture runs: its passes, of which the device keeps what they write to the cache."""
+    for _ in range(3):
+        step.device_part()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_capture_in_mid_text_overwrites_nothing(architecture, monkeypatch, rng):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
+    sizes = {"max_len": 200, "max_nodes": 40, "batch": 5}
+    exact = Target(tiny_model(architecture), **sizes)
+    fixed = GraphTarget(tiny_model(architecture), capture=True, **sizes)
+    text = rng.integers(0, VOCAB, 11)
+    for target in (exact, fixed):
+        target.prefill(text)
+    for k, w in ((5, 3), (2, 1)):
+        parents = np.concatenate([np.arange(-1, w - 1) + i * w for i in range(k)])
+        parents[::w] = -1
+        tree = DraftTree(rng.integers(0, VOCAB, k * w), parents, rows=(k, w))
+        captured = len(fixed.graphs)
+        wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
+        assert fixed.graphs[captured:] == [f"{k} x {w + 1} rows, 256 keys"]
+        torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+        for target in (exact, fixed):
+            target.keep(tree, np.arange(w, 2 * w, dtype=np.int64))
+    end = exact.cache.length
+    torch.testing.assert_close(
+        fixed.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
+    )
+    # So do passes over nodes: behind what is held as well.
+    ids, depths = torch.tensor([4, 5, 6, 7, 8, 9]), torch.arange(6)
+    for target in (exact, fixed):
+        target.extend(ids, None, depths)
+        target.cache.truncate(end)
+    wanted, got = (target.append(ids[:3]) for target in (exact, fixed))
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+
+
+def test_a_capture_behind_a_text_that_fills_its_keys_overwrites_nothing(monkeypatch, rng):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
+    sizes = {"max_len": 400, "max_nodes": 5, "batch": 2}
+    exact = Target(tiny_model("llama"), **sizes)
+    fixed = GraphTarget(tiny_model("llama"), capture=True, **sizes)
+    text = rng.integers(0, VOCAB, 253)
+    tree = DraftTree(np.array([4, 5, 6, 7]), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    for target in (exact, fixed):
+        target.prefill(text)
+    wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
+    assert "2 x 3 rows, 256 keys" in fixed.graphs
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+
+
+def test_what_is_known_of_passes_is_captured_when_buffers_are_made(monkeypatch, rng):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
+    target = GraphTarget(
+        tiny_model("llama"), capture=True, max_len=200, max_nodes=15, batch=5, layouts=[(5, 4)]
+    )
+    made = [*(f"1 x {rows} rows" for rows in (1, 2, 4, 8, 16)), "5 x 4 rows"]
+    assert target.graphs == [f"{what}, 256 keys" for what in made]
+    target.reserve(400, 3)  # fewer nodes and no batch: the buffers stay as wide as they were
+    assert target.graphs == [f"{what}, {keys} keys" for keys in (256, 512) for what in made]
+
+
 _SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "nonzero")
 
 
@@ -257,6 +326,25 @@ def test_what_has_no_bucket_runs_eagerly_and_says_so(rng):
     assert "more than 128 rows" in target.describe()["eager"]["141 rows"]
 
 
+def test_fallbacks_for_hidden_states_and_for_lack_of_room_say_so(rng):
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=245, max_nodes=5)
+    exact = Target(tiny_model("llama"), max_len=245, max_nodes=5)
+    tree = DraftTree.chain(rng.integers(0, VOCAB, 4))
+    for each in (target, exact):
+        each.prefill(np.arange(5))
+    got, wanted = (each.forward(3, tree, hidden_layers=(1,)) for each in (target, exact))
+    assert torch.equal(got.hidden[1], wanted.hidden[1])
+    for each in (target, exact):
+        each.prefill(np.arange(251) % VOCAB)  # leaves five rows: for the nodes, not their padding
+    ids = torch.arange(5)
+    got, wanted = (each.append(ids) for each in (target, exact))
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+    assert target.reasons == {
+        "passes with hidden states": "graphs hand out logits alone",
+        "8 nodes at the end of the cache": "padded, they exceed its 256 rows",
+    }
+
+
 def test_a_failed_capture_falls_back_with_the_reason(monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -345,6 +433,88 @@ def test_queries_folded_into_rows_see_the_same(rows):
     assert plan.fold(mask, 2) is plan.fold(mask, 2)
 
 
+def test_layers_on_another_device_get_the_mask_there():
+    """One copy a pass and device; ``meta`` stands in for a second device."""
+    query = torch.zeros(1, 4, 3, 8, device="meta")
+    key = torch.zeros(1, 2, 9, 8, device="meta")
+    mask, near = torch.zeros(1, 1, 3, 9), torch.zeros(1, 1, 3, 9)
+    plan = AttentionPlan(mask=mask, windowed={4: near})
+    for window in (None, 4, None, 4):
+        out, _ = _attend(
+            torch.nn.Identity(), query, key, key, None, sliding_window=window, plan=plan
+        )
+        assert out.shape == (1, 3, 4, 8)
+    meta = torch.device("meta")
+    assert list(plan.moved) == [(id(mask), meta), (id(near), meta)]
+    assert plan.on(mask, meta) is plan.on(mask, meta)
+    assert plan.on(mask, mask.device) is mask
+
+
+class _FakeCuda:
+    """Stands in for ``torch.cuda``: the device that is current in each call, in ``calls``."""
+
+    def __init__(self) -> None:
+        self.current = torch.device("cuda:0")
+        self.calls: list[tuple[str, torch.device]] = []
+        self.streams: list[object] = []
+
+    def _called(self, name: str) -> None:
+        self.calls.append((name, self.current))
+
+    @contextmanager
+    def device(self, device):
+        before, self.current = self.current, torch.device(device)
+        yield
+        self.current = before
+
+    def Stream(self, device):
+        self.streams.append(device)
+        return SimpleNamespace(wait_stream=lambda _: self._called("wait"))
+
+    def current_stream(self):
+        return SimpleNamespace(wait_stream=lambda _: self._called("wait"))
+
+    @contextmanager
+    def stream(self, _):
+        self._called("warm up")
+        yield
+
+    def CUDAGraph(self):
+        return SimpleNamespace(replay=lambda: self._called("replay"))
+
+    @contextmanager
+    def graph(self, _, *, pool, stream):
+        assert stream is not None
+        self._called("capture")
+        yield
+
+
+def test_graphs_are_made_and_replayed_on_the_models_device(monkeypatch, rng):
+    """Though another device is the current one, as it is in any thread that asked for none."""
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=8)
+    target.prefill(rng.integers(0, VOCAB, 9))
+    steps = [target._pass(rows, 256) for rows in (2, 4)]
+    fake = _FakeCuda()
+    monkeypatch.setattr(static_pass.torch, "cuda", fake)
+    second = torch.device("cuda:1")
+    target.device = second  # after the buffers, which stay where they are
+    for step in steps:
+        step._masks = lambda *_: AttentionPlan()
+        with torch.inference_mode():
+            step.capture(None)
+        step._done = SimpleNamespace(
+            record=lambda: fake._called("record"), synchronize=lambda: None
+        )
+        step.run()
+        step.read()
+    names = ["wait", "warm up", "wait", "capture", "replay", "record"]
+    assert fake.calls == [(name, second) for name in names * 2]
+    assert fake.streams == [second]  # one for all shapes
+    target.device = torch.device("cpu")
+    with target.on_device():
+        assert fake.current == torch.device("cuda:0")
+
+
 def test_an_engine_that_is_not_to_be_had_falls_back_and_says_why():
     config = compose(["engine=graph"])
     target = make_target(tiny_model("llama"), config, max_len=64, max_nodes=8)
@@ -363,8 +533,9 @@ def test_a_model_over_two_devices_has_no_graph():
 
 def test_the_cache_moves_rows():
     cache = KVCache(
-        [torch.device("cpu")], batch=1, kv_heads=1, max_len=8, head_dim=1, dtype=torch.float64
+        [torch.device("cpu")], batch=2, kv_heads=1, max_len=8, head_dim=1, dtype=torch.float64
     )
     cache.storage[:] = torch.arange(8.0).view(8, 1)
     cache.move(torch.tensor([2, 3, 4]), torch.tensor([2, 5, 4]))
     assert cache.storage[0, 0, 0, :, 0].tolist() == [0, 1, 2, 5, 4, 5, 6, 7]
+    assert cache.storage[0, 1, 0, :, 0].tolist() == list(range(8))  # no tree pass writes there
