@@ -98,10 +98,14 @@ class Stage:
         phases = bool(config.measure.phases)
         self._engine = self._make_engine(config, self._target, verifier, phases=phases)
         self._plain_engine = self._make_engine(config, self._target, GreedyVerifier(), phases=False)
-        self._eager_engine = self._engine
+        self._eager_engine, self._eager_target = self._engine, self._target
         if isinstance(self._target, GraphTarget) and any(c.drafter.needs.eager for c in contenders):
-            eager = Target(self._model.model, max_len=self._max_len, max_nodes=self._max_nodes)
-            self._eager_engine = self._make_engine(config, eager, verifier, phases=phases)
+            self._eager_target = Target(
+                self._model.model, max_len=self._max_len, max_nodes=self._max_nodes
+            )
+            self._eager_engine = self._make_engine(
+                config, self._eager_target, verifier, phases=phases
+            )
         self._plain_drafter = Drafter(name="plain")
         for contender in contenders:
             contender.drafter.setup(
@@ -215,7 +219,8 @@ class Stage:
 
     def recover(self) -> None:
         """Give back what a failed case left allocated."""
-        self._target.cache.clear()
+        for target in {self._target, self._eager_target}:
+            target.cache.clear()
         for draft, _ in self._draft_models.values():
             draft.clear()
         if self._on_gpu:
@@ -301,6 +306,8 @@ class Stage:
         if self._cap(tokens) > self._max_len:
             self._max_len = self._cap(tokens)
             self._target.reserve(self._max_len, self._max_nodes, self._batch)
+            if self._eager_target is not self._target:
+                self._eager_target.reserve(self._max_len, self._eager_target.max_nodes)
             for draft, _ in self._draft_models.values():
                 draft.reserve(self._max_len)
 

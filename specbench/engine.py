@@ -323,8 +323,11 @@ class Engine:
         if self.overlap == "thread":
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="target-pass")
             waiting = self._pool.submit(self.target.forward, state.root, tree, hidden_layers=layers)
-            guess = drafter.overlap(state, tree)
-            return waiting.result(), guess
+            try:
+                guess = drafter.overlap(state, tree)
+            finally:  # a pass still running would write into the next turn's cache
+                scores = waiting.result()
+            return scores, guess
         if self.overlap == "stream":
             return self._pass_beside_stream(state, drafter, tree, layers)
         scores = self.target.forward(state.root, tree, hidden_layers=layers)

@@ -220,7 +220,8 @@ def likeliest(target: Target, prompt: IntArray, output: IntArray, top: int) -> I
     for start in range(0, len(output) - 1, chunk + 1):
         tokens = output[start : min(start + chunk + 1, len(output) - 1)]
         tree = DraftTree.chain(tokens[1:])
-        parts.append(target.forward(int(tokens[0]), tree).logits)
+        # A captured pass writes its logits over those of the one before.
+        parts.append(target.forward(int(tokens[0]), tree).logits.clone())
         target.keep(tree, np.arange(len(tree)))
     logits = torch.cat(parts).float()
     chosen = torch.from_numpy(output).to(logits.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -289,6 +291,35 @@ class MarkedPhases(NullClock):
 
     def phase(self, name: str) -> None:
         self.marks.append(name)
+
+
+def test_no_pass_is_left_running_where_the_drafter_fails_beside_it(make_target, rng, monkeypatch):
+    target = make_target("llama", max_len=64)
+    running = threading.Event()
+    forward = target.forward
+
+    def slow(*args, **kwargs):
+        running.set()
+        time.sleep(0.2)
+        found = forward(*args, **kwargs)
+        running.clear()
+        return found
+
+    class Failing(Drafter):
+        @property
+        def needs(self):
+            return Needs(overlap=True)
+
+        def overlap(self, state, tree):
+            assert running.wait(5)
+            raise RuntimeError("no memory for the draft")
+
+    monkeypatch.setattr(target, "forward", slow)
+    with pytest.raises(RuntimeError, match="no memory for the draft"):
+        engine(target, overlap="thread").decode(
+            rng.integers(3, VOCAB, 9), Failing(name="failing"), max_new_tokens=5
+        )
+    assert not running.is_set()
 
 
 @pytest.mark.parametrize(
