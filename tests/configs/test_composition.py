@@ -7,9 +7,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import hydra.utils
 import pytest
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from specbench.config import (
     CONF_DIR,
@@ -21,7 +22,9 @@ from specbench.config import (
     option_names,
     pair_name,
     run_key,
+    with_parts,
 )
+from specbench.drafter import Drafter
 from specbench.schema import DTYPES
 
 if TYPE_CHECKING:
@@ -75,8 +78,9 @@ def test_every_experiment_composes_in_the_paper_s_size(name: str) -> None:
     assert paper.generation.max_new_tokens >= 512
     assert paper.generation.max_new_tokens > small.generation.max_new_tokens
     assert paper.dataset.limit is None or paper.dataset.limit >= 50
+    made(paper.method)
     for entry in paper.compare:
-        compose_entry(paper, entry)
+        made(compose_entry(paper, entry).method)
 
 
 def test_scale_paper_without_an_experiment_asks_for_everything() -> None:
@@ -291,10 +295,19 @@ def test_experiment_begins_with_its_command_and_its_entries_are_valid(name: str)
     assert lines[1].startswith(f"# python run.py experiment={name}")
     cfg = compose([f"experiment={name}"])
     labels = [cfg.method.label or cfg.method.name]
+    made(cfg.method)
     for entry in cfg.compare:
         method = compose_entry(cfg, entry).method
         labels.append(method.label or method.name)
+        made(method)
     assert len(set(labels)) == len(labels)
+
+
+def made(method: DictConfig) -> None:
+    """Knobs that a method refuses would end an experiment before it begins."""
+    knobs = OmegaConf.to_container(method, resolve=True)
+    taken = with_parts({k: v for k, v in knobs.items() if k != "label"})
+    assert isinstance(hydra.utils.instantiate(taken, _convert_="all"), Drafter)
 
 
 def test_budget_experiment_covers_the_whole_grid() -> None:
