@@ -2,7 +2,8 @@
 
 1. plain decoding against transformers' ``generate``, interleaved prompt by prompt;
 2. a target pass by number of rows, with packed and with plain linears, interleaved;
-3. the host's work per step outside the target pass and the drafter, with a tiny model.
+3. the time of a pass outside matrix products and attention: the pass with both left out;
+4. the host's work per step outside the target pass and the drafter, with a tiny model.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import json
 import statistics
 import sys
 import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -26,15 +29,21 @@ from specbench import environment
 from specbench.config import compose
 from specbench.drafter import Drafter
 from specbench.engine import Engine
+from specbench.fused_layers import fuse, unfuse
 from specbench.models import load_model, load_tokenizer
-from specbench.packed import PackedLinear, SiblingLinear, unpack_linears
+from specbench.packed import (
+    MAX_PREFILL_ROWS_PACKED,
+    PackedLinear,
+    SiblingLinear,
+    unpack_linears,
+)
 from specbench.prompts import PromptTemplate
 from specbench.structs import DraftTree
 from specbench.target import Target
 from specbench.verify import GreedyVerifier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from omegaconf import DictConfig
 
@@ -64,12 +73,60 @@ def random_tree(nodes: int, vocab: int, seed: int) -> DraftTree:
     return DraftTree(rng.integers(0, vocab, nodes), parents)
 
 
-def _packs(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, PackedLinear | SiblingLinear)
-    }
+class Layers:
+    """The model's layers as the engine runs them, and as transformers does.
+
+    Args:
+        model: with packed linears and fused layers.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._packs = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, PackedLinear | SiblingLinear)
+        }
+
+    def pack(self) -> None:
+        """As the engine runs them."""
+        for name, module in self._packs.items():
+            parent, _, child = name.rpartition(".")
+            setattr(self._model.get_submodule(parent), child, module)
+        fuse(self._model)
+        self._model.set_attn_implementation("specbench")
+
+    def unpack(self, attention: str = "specbench") -> None:
+        """As transformers runs them."""
+        unfuse(self._model)
+        unpack_linears(self._model)
+        self._model.set_attn_implementation(attention)
+
+    @contextmanager
+    def without_arithmetic(self) -> Iterator[None]:
+        """Products and attention give what lies in some buffer, at no cost."""
+        buffers: dict[tuple[int, int], torch.Tensor] = {}
+
+        def nothing(x: torch.Tensor, weight: torch.Tensor, _: Any, __: Any) -> torch.Tensor:
+            shape = (x.shape[0], weight.shape[0])
+            if shape not in buffers:
+                buffers[shape] = torch.zeros(shape)
+            return buffers[shape]
+
+        products = {
+            pack.product.packed if isinstance(pack, SiblingLinear) else pack
+            for pack in self._packs.values()
+        }
+        with ExitStack() as stack:
+            for product in products:
+                kernels = [(nothing, None)] * (MAX_PREFILL_ROWS_PACKED + 1)
+                stack.enter_context(mock.patch.object(product, "by_rows", kernels))
+            stack.enter_context(
+                mock.patch.object(
+                    torch.nn.functional, "scaled_dot_product_attention", lambda q, *_, **__: q
+                )
+            )
+            yield
 
 
 def against_generate(
@@ -80,32 +137,22 @@ def against_generate(
     template = PromptTemplate(tokenizer)
     engine = Engine(target, GreedyVerifier(), eos_ids=eos)
     plain = Drafter(name="ar")
-    packs = _packs(model)
+    layers = Layers(model)
     ours: list[float] = []
     theirs: list[float] = []
     equal = 0
-
-    def use_packed(yes: bool) -> None:
-        for name, module in packs.items():
-            parent, _, child = name.rpartition(".")
-            if yes:
-                setattr(model.get_submodule(parent), child, module)
-        if not yes:
-            unpack_linears(model)
 
     for i, question in enumerate((*QUESTIONS[:1], *QUESTIONS)):
         ids = np.array(template.render([(question, None)]))
 
         def run_ours(ids: np.ndarray[Any, Any] = ids) -> tuple[float, list[int]]:
-            use_packed(True)
-            model.set_attn_implementation("specbench")
+            layers.pack()
             start = time.perf_counter()
             out = engine.decode(ids, plain, max_new_tokens=tokens).output_ids
             return len(out) / (time.perf_counter() - start), out
 
         def run_theirs(ids: np.ndarray[Any, Any] = ids) -> tuple[float, list[int]]:
-            use_packed(False)
-            model.set_attn_implementation("sdpa")
+            layers.unpack("sdpa")
             batch = torch.from_numpy(ids)[None]
             start = time.perf_counter()
             with torch.inference_mode():
@@ -126,8 +173,7 @@ def against_generate(
         ours.append(found["run_ours"][0])
         theirs.append(found["run_theirs"][0])
         equal += found["run_ours"][1] == found["run_theirs"][1]
-    use_packed(True)
-    model.set_attn_implementation("specbench")
+    layers.pack()
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
         "new_tokens": tokens,
@@ -141,8 +187,7 @@ def against_generate(
 
 def pass_by_rows(target: Target, repeats: int) -> list[dict[str, Any]]:
     """Median milliseconds of a pass over rows, packed and plain interleaved."""
-    model = target.model
-    packs = _packs(model)
+    layers = Layers(target.model)
     found = []
     for context in CONTEXTS:
         prompt = np.random.default_rng(context).integers(100, 1000, context)
@@ -150,11 +195,9 @@ def pass_by_rows(target: Target, repeats: int) -> list[dict[str, Any]]:
         times: dict[tuple[str, int], list[float]] = {}
         for kind in ("packed", "plain") * repeats:
             if kind == "plain":
-                unpack_linears(model)
+                layers.unpack()
             else:
-                for name, module in packs.items():
-                    parent, _, child = name.rpartition(".")
-                    setattr(model.get_submodule(parent), child, module)
+                layers.pack()
             for rows in ROWS:
                 tree = random_tree(rows - 1, target.vocab_size, rows)
 
@@ -164,9 +207,7 @@ def pass_by_rows(target: Target, repeats: int) -> list[dict[str, Any]]:
                 if not times.get((kind, rows)):
                     one()
                 times.setdefault((kind, rows), []).extend(clock_ms(one) for _ in range(4))
-        for name, module in packs.items():
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, module)
+        layers.pack()
         medians = {key: statistics.median(values) for key, values in times.items()}
         for rows in ROWS:
             found.append(
@@ -181,6 +222,26 @@ def pass_by_rows(target: Target, repeats: int) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def outside_arithmetic(target: Target, rows: int, rounds: int = 4) -> dict[str, Any]:
+    """Median milliseconds of a pass, whole and without products and attention, interleaved."""
+    layers = Layers(target.model)
+    target.prefill(np.random.default_rng(0).integers(100, 1000, CONTEXTS[0]))
+    tree = random_tree(rows - 1, target.vocab_size, rows)
+
+    def one() -> object:
+        return target.forward(7, tree).greedy()
+
+    times: dict[str, list[float]] = {"whole": [], "outside": []}
+    for _ in range(rounds):
+        one()
+        times["whole"].extend(clock_ms(one) for _ in range(20))
+        with layers.without_arithmetic():
+            one()
+            times["outside"].extend(clock_ms(one) for _ in range(20))
+    whole, outside = (statistics.median(times[part]) for part in ("whole", "outside"))
+    return {"rows": rows, "whole_ms": whole, "outside_ms": outside, "share": outside / whole}
 
 
 class _Scripted(Drafter):
@@ -238,6 +299,11 @@ def show(results: dict[str, Any]) -> None:
             f"{row['packed_ratio']:.2f}", f"{row['plain_ms']:.1f}", f"{row['plain_ratio']:.2f}",
         )  # fmt: skip
     console.print(table)
+    for row in results["outside_arithmetic"]:
+        console.print(
+            f"a pass of {row['rows']} rows: {row['whole_ms']:.1f} ms, outside products and "
+            f"attention {row['outside_ms']:.2f} ms, [bold]{row['share']:.1%}[/]"
+        )
     for row in results["host_work"]:
         console.print(
             f"host work per step outside pass and drafter, {row['nodes']} nodes: "
@@ -273,6 +339,7 @@ def main() -> None:
         "packing": target.packing,
         "against_generate": against_generate(target, tokenizer, loaded.eos_ids, args.tokens),
         "pass_by_rows": pass_by_rows(target, args.repeats),
+        "outside_arithmetic": [outside_arithmetic(target, rows) for rows in (1, 16)],
         "host_work": [host_work(nodes) for nodes in (0, 8, 32, 96)],
     }
     show(results)

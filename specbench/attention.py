@@ -54,7 +54,7 @@ class AttentionPlan:
         return self.folded[key]
 
 
-def _attend(
+def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -125,7 +125,7 @@ def folded_heads(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, 
 
 def install(model: PreTrainedModel) -> None:
     """Make ``model`` use this attention; undone by ``model.set_attn_implementation(...)``."""
-    AttentionInterface.register(ATTENTION_NAME, _attend)
+    AttentionInterface.register(ATTENTION_NAME, attend)
     model.set_attn_implementation(ATTENTION_NAME)
 
 

@@ -46,18 +46,18 @@ class PackedLinear(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
         packs = {kind: pack(kind, linear.weight.detach()) for kind in set(kernels.values())}
         unpacked: tuple[Kernel, Any] = (plain, None)
-        self._by_rows: list[tuple[Kernel, Any]] = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
+        self.by_rows: list[tuple[Kernel, Any]] = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
         buckets = sorted(kernels)
         for rows in range(1, MAX_PREFILL_ROWS_PACKED + 1):
             bucket = next((b for b in buckets if rows <= b), buckets[-1])
-            self._by_rows[rows] = (KERNELS[kernels[bucket]], packs[kernels[bucket]])
+            self.by_rows[rows] = (KERNELS[kernels[bucket]], packs[kernels[bucket]])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to ``[..., out]``."""
         rows = x.numel() // self.in_features
         if rows > MAX_PREFILL_ROWS_PACKED:
             return nn.functional.linear(x, self.weight, self.bias)
-        kernel, pack = self._by_rows[rows]
+        kernel, pack = self.by_rows[rows]
         out = kernel(x.reshape(rows, self.in_features), self.weight, pack, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
@@ -81,6 +81,11 @@ class SiblingLinear(nn.Module):
         self._product = (product,)  # in a tuple: not a submodule, or its weights would count twice
         self._part = slice(start, start + linear.out_features)
 
+    @property
+    def product(self) -> SharedProduct:
+        """The siblings' common product."""
+        return self._product[0]
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to ``[..., out]``, a view of the common product."""
         return self._product[0].of(x)[..., self._part]
@@ -103,7 +108,7 @@ class SharedProduct:
         if first.bias is not None:
             stacked.bias = self._stack([linear.bias for linear in linears])
         self.stacked = stacked
-        self._packed: PackedLinear
+        self.packed: PackedLinear
         self._waiting = 0
         self._input: torch.Tensor | None = None
         self._output: torch.Tensor | None = None
@@ -119,7 +124,7 @@ class SharedProduct:
 
     def pack(self, kernels: dict[int, str]) -> list[SiblingLinear]:
         """What stands in for the linears, in their order."""
-        self._packed = PackedLinear(self.stacked, kernels)
+        self.packed = PackedLinear(self.stacked, kernels)
         starts = [0]
         for linear in self.linears:
             starts.append(starts[-1] + linear.out_features)
@@ -128,10 +133,15 @@ class SharedProduct:
             for linear, start in zip(self.linears, starts, strict=False)
         ]
 
+    def all(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., out of all siblings]``, side by side in the order of the linears."""
+        out: torch.Tensor = self.packed(x)
+        return out
+
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., out of all siblings]``; kept until each sibling has taken its part."""
+        """The same; kept until each sibling has taken its part."""
         if x is not self._input or self._output is None:
-            self._input, self._output = x, self._packed(x)
+            self._input, self._output = x, self.packed(x)
             self._waiting = len(self.linears)
         out = self._output
         self._waiting -= 1

@@ -14,6 +14,7 @@ import torch
 from specbench.attention import AttentionPlan, install, window_sizes
 from specbench.cache import KVCache
 from specbench.errors import CaseFailed
+from specbench.fused_layers import fuse
 from specbench.packed import pack_linears
 from specbench.scores import Scores
 from specbench.tree import BAD_AUX, BAD_TOKEN, NO_AUX, VALID, fill_tree, visibility
@@ -69,6 +70,7 @@ class Target:
         self.packing: dict[str, Any] = {"layers": 0, "bytes": 0, "plan": {}}
         if packed_bytes:
             self.packing = pack_linears(model, memory_bytes=packed_bytes, cache_dir=cache_dir)
+            self.packing["fused"] = fuse(model)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
         self.reserve(max_len, max_nodes, batch)

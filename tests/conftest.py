@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
+from specbench import kernel_plan
 from specbench.draft_model import DraftModel
 from specbench.target import Target
 
@@ -101,3 +102,17 @@ def make_target() -> Callable[..., Target]:
 def rng() -> np.random.Generator:
     """A seeded generator."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def everything_packed(monkeypatch):
+    """The last usable kernel for every shape and row count, without measuring."""
+    kind = kernel_plan.available_kernels()[-1]
+    monkeypatch.setattr(
+        kernel_plan,
+        "measure_plan",
+        lambda ws: {
+            f"{w.shape[0]}x{w.shape[1]}": dict.fromkeys(kernel_plan.ROW_BUCKETS, kind) for w in ws
+        },
+    )
+    return kind

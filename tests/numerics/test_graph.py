@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from methods.random_drafts import RandomDrafts
 from runners.stage import make_target
 from specbench import static_pass
-from specbench.attention import AttentionPlan, _attend, folded_heads
+from specbench.attention import AttentionPlan, attend, folded_heads
 from specbench.cache import KVCache
 from specbench.config import compose
 from specbench.drafter import Drafter
@@ -440,7 +440,7 @@ def test_layers_on_another_device_get_the_mask_there():
     mask, near = torch.zeros(1, 1, 3, 9), torch.zeros(1, 1, 3, 9)
     plan = AttentionPlan(mask=mask, windowed={4: near})
     for window in (None, 4, None, 4):
-        out, _ = _attend(
+        out, _ = attend(
             torch.nn.Identity(), query, key, key, None, sliding_window=window, plan=plan
         )
         assert out.shape == (1, 3, 4, 8)

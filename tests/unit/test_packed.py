@@ -39,19 +39,6 @@ def test_rows_choose_the_kernel(monkeypatch):
     assert calls == ["plain", "transposed", "transposed", "transposed"]
 
 
-@pytest.fixture
-def everything_packed(monkeypatch):
-    kind = kernel_plan.available_kernels()[-1]
-    monkeypatch.setattr(
-        kernel_plan,
-        "measure_plan",
-        lambda ws: {
-            f"{w.shape[0]}x{w.shape[1]}": dict.fromkeys(kernel_plan.ROW_BUCKETS, kind) for w in ws
-        },
-    )
-    return kind
-
-
 def test_a_packed_model_gives_the_same_logits(everything_packed, tmp_path):
     model = tiny_model("llama", dtype=torch.float32)
     ids = torch.arange(10)[None]
