@@ -117,7 +117,9 @@ def test_n_grammys_figures_share_their_recordings() -> None:
 
 
 def test_the_shuffled_row_has_the_questions_of_its_neighbours() -> None:
-    table, row = (compose([f"experiment=token_recycling_table1{part}"]) for part in ("", "_shuffle"))
+    table, row = (
+        compose([f"experiment=token_recycling_table1{part}"]) for part in ("", "_shuffle")
+    )
     assert row.dataset.sample == table.dataset.sample == "stratified"
     assert (row.dataset.limit, row.generation) == (table.dataset.limit, table.generation)
 
