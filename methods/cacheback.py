@@ -12,8 +12,9 @@ Where ours differs, and why:
     - The first draft comes after the prompt's pass, not in it, as for every method here.
     - With several tables each one inserts exactly the windows that end on a new token; the
       reference inserts some old windows of the shorter tables again.
-    - The paper clears the table at every turn (``state_scope: turn``); the default keeps it for a
-      case, whose second turn repeats the first one's text anyway.
+    - The paper resets the table "before running each test case"; the code its numbers come from
+      does at every turn, as do our experiments on it (``state_scope: turn``). The default keeps it
+      for a case, whose second turn repeats the first one's text anyway.
     - ``merge: true`` is ours: equal branches are shared and the budget counts distinct nodes.
 State kept: the dynamic tables, bounded by leader_capacity × follower_capacity followers.
 """

@@ -2,9 +2,9 @@
 
 Paper: "The N-Grammys: Accelerating Autoregressive Inference with Learning-Free Batched
     Speculation", arXiv 2411.03786. There is no repository; its appendix B has listings, which
-    differ from the text in places (below). The text is what is implemented.
+    differ from the text in places (below). The text is implemented, but for the unigram.
 Strategies:
-    unigram          k single tokens, nearest to the mean output embedding; the same at every step.
+    unigram          k single tokens by the model's embeddings alone; the same at every step.
     bigram           k single tokens, most probable after the last one alone.
     extended_bigram  the same k, each continued to w tokens by the bigram's best next token.
     context          what followed the last q tokens in the text, w tokens each, most frequent
@@ -18,8 +18,9 @@ Where ours differs, and why:
     - Extended bigrams repeat the bigram's best token. The paper names greedy decoding with the
       model as the alternative and does not say which it used.
     - ``bos: false``: the paper does not say whether a begin token precedes the single token.
-    - The listing of the context n-gram has no recency and returns the query, too; the listing of
-      the unigram ranks by an inner product, not by the distance.
+    - The listing of the context n-gram has no recency and returns the query, too.
+    - The unigram is the listing's, by an inner product: the text's, nearest to the mean output
+      embedding, ranks rare words first (``specbench.index.bigram_table.rank_unigrams``).
     - A bigram row equal to a context row is left out for the next best one.
     - Where ``context`` finds fewer than k rows, the batch keeps its shape: the last row is
       repeated, or without any the last token. A tree has only the rows there are.

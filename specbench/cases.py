@@ -76,7 +76,7 @@ def task_of(category: str) -> str:
 
 
 def load_cases(dataset: Any, data_dir: str | Path | None = None) -> list[Case]:
-    """The cases of a data set after task filter, shuffle and limit.
+    """The cases of a data set after task filter, limit and shuffle.
 
     Args:
         dataset: the composed ``dataset`` node (``specbench.schema.DatasetConfig``).
@@ -289,15 +289,16 @@ def _select(cases: list[Case], dataset: Any) -> list[Case]:
         cases = [case for case in cases if case.task in wanted or case.category in wanted]
         if not cases:
             raise DatasetError("dataset.tasks=[] leaves no case: name a task, or type null.")
+    limit = dataset["limit"]
+    if limit is not None and limit < 1:
+        raise DatasetError(f"dataset.limit={limit} leaves no case: type a number from 1, or null.")
+    if limit is not None and limit < len(cases) and dataset["sample"] == "stratified":
+        # Before the shuffle, so that a run in mixed order answers the same questions as the others.
+        cases = _stratified(cases, limit)
     if dataset["shuffle"] is not None:
         cases = list(cases)
         random.Random(int(dataset["shuffle"])).shuffle(cases)
-    limit = dataset["limit"]
-    if limit is None or limit >= len(cases):
-        return cases
-    if limit < 1:
-        raise DatasetError(f"dataset.limit={limit} leaves no case: type a number from 1, or null.")
-    return _stratified(cases, limit) if dataset["sample"] == "stratified" else cases[:limit]
+    return cases[:limit]
 
 
 def _stratified(cases: list[Case], limit: int) -> list[Case]:

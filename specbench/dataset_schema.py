@@ -72,7 +72,8 @@ class DatasetConfig:
         limit: cases at most.
         sample: how ``limit`` chooses: ``head``, or ``stratified``: evenly over the tasks and
             evenly spaced within each.
-        shuffle: seed of a shuffle before ``limit``; null keeps the order.
+        shuffle: seed of a shuffle; null keeps the order. It comes before a ``head`` sample, which
+            is then a random one, and after a ``stratified`` one, which keeps its questions.
         dialogue: ``ar``: later turns see the plain greedy answers; ``own``: the method's own.
     """
 

@@ -83,6 +83,47 @@ def test_every_experiment_composes_in_the_paper_s_size(name: str) -> None:
         made(compose_entry(paper, entry).method)
 
 
+@pytest.mark.parametrize(
+    ("model", "draft", "k", "r"),
+    [
+        ("llama3_70b", "meta-llama/Llama-3.2-1B-Instruct", 100, 7),
+        ("llama2_70b", "meta-llama/Llama-2-7b-chat-hf", 50, 5),
+        ("qwen25_72b", "Qwen/Qwen2.5-7B-Instruct", 50, 5),
+    ],
+)
+def test_card_runs_with_the_paper_s_draft_and_cache(model: str, draft: str, k: int, r: int) -> None:
+    cfg = compose(["experiment=card_figure5", "scale=paper", f"model={model}"])
+    assert (cfg.method.k, cfg.method.r, cfg.pair.draft.id) == (k, r, draft)
+    # The methods beside it draft with the same model.
+    assert {compose_entry(cfg, entry).pair.draft.id for entry in cfg.compare} == {draft}
+
+
+@pytest.mark.parametrize("name", ["cacheback_figure3", "cacheback_figure4", "cacheback_table1"])
+def test_cacheback_s_experiments_reset_as_its_authors_code_does(name: str) -> None:
+    cfg = compose([f"experiment={name}"])
+    methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
+    # PLD and REST keep nothing but the text, so any scope is the same for them.
+    kept = {str(method.name): str(method.state_scope) for method in methods}
+    assert {kept[method] for method in kept if method not in ("pld", "rest")} == {"turn"}
+
+
+def test_n_grammys_figures_share_their_recordings() -> None:
+    figures = [compose([f"experiment=ngrammys_figure{n}"]) for n in (2, 3, 4, 5)]
+    for cfg in figures:
+        assert (cfg.dataset.limit, cfg.dataset.sample) == (12, "stratified")
+        assert cfg.generation == figures[0].generation
+    paper = compose(["experiment=ngrammys_figure2", "scale=paper"])
+    assert (paper.dataset.limit, paper.dataset.sample) == (50, "head")
+
+
+def test_the_shuffled_row_has_the_questions_of_its_neighbours() -> None:
+    table, row = (
+        compose([f"experiment=token_recycling_table1{part}"]) for part in ("", "_shuffle")
+    )
+    assert row.dataset.sample == table.dataset.sample == "stratified"
+    assert (row.dataset.limit, row.generation) == (table.dataset.limit, table.generation)
+
+
 def test_scale_paper_without_an_experiment_asks_for_everything() -> None:
     cfg = compose(["scale=paper"])
     assert cfg.dataset.limit is None

@@ -316,13 +316,20 @@ def test_stratified_limit_where_a_task_is_small(tmp_path: Path) -> None:
     assert Counter(c.task for c in cases) == {"rag": 1, "qa": 4}
 
 
-def test_shuffle_is_seeded_and_before_the_limit(mixed: Path) -> None:
+def test_shuffle_is_seeded_and_before_a_head_limit(mixed: Path) -> None:
     once, again = (load(mixed, "dataset.shuffle=3") for _ in range(2))
     assert once == again
     assert once != load(mixed)
     assert set(once) == set(load(mixed))
     assert load(mixed, "dataset.shuffle=4") != once
     assert load(mixed, "dataset.shuffle=3", "dataset.limit=5") == once[:5]
+
+
+def test_shuffle_mixes_a_stratified_sample_and_keeps_its_questions(mixed: Path) -> None:
+    sample = ("dataset.limit=12", "dataset.sample=stratified")
+    in_order, shuffled = load(mixed, *sample), load(mixed, *sample, "dataset.shuffle=1")
+    assert set(shuffled) == set(in_order)
+    assert shuffled != in_order
 
 
 def test_prompt_set_hash(mixed: Path) -> None:
@@ -381,6 +388,15 @@ def test_fetching_a_malformed_file_leaves_nothing(
 
 
 # --- the real files -------------------------------------------------------------------------------
+
+
+@real_data
+def test_a_small_sample_takes_every_category_and_language() -> None:
+    talk = load_cases(compose(["dataset=mtbench", "dataset.limit=8"]).dataset, DATA)
+    assert len({case.category for case in talk}) == 8
+    # Ten problems of each of eleven languages, one language after the other.
+    maths = load_cases(compose(["dataset=mgsm", "dataset.limit=11"]).dataset, DATA)
+    assert [int(case.case_id) // 10 for case in maths] == list(range(11))
 
 
 @real_data
