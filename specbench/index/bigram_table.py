@@ -132,10 +132,9 @@ def rank_unigrams(model: PreTrainedModel, count: int) -> Array:
     """The ids that the paper's listing ranks first as unigrams: smallest ``ūᵀ Vᵀ V u_x``.
 
     u are the output embeddings, ū their mean, V the input embeddings. The paper's text ranks by the
-    distance ``‖u_x − ū‖_V`` instead, nearest first. That is another order, and no use as a draft:
-    training pushes frequent tokens away from the mean, so the text's order of the embedded model
-    begins with " Yoga" and " neurological" (no answer holds them), the listing's with a space,
-    " (", " and" and ",". The listing is what its authors will have run.
+    distance ``‖u_x − ū‖_V`` instead, nearest first. The two orders differ: the text's order of the
+    embedded model begins with " Yoga" and " neurological", which no answer holds, the listing's
+    with a space, " (", " and" and ",". We follow the listing (Appendix B).
 
     Args:
         model: a causal language model.
