@@ -167,8 +167,9 @@ def _load(tokens: Measured, parameters: float | None) -> str:
 
 
 def counter(key: str) -> Callable[[CaseRecord], float | None]:
-    """What a drafter counted under this name in a turn, or a part of it (``sps.draft_forwards`` in
-    a union); None where neither did.
+    """What a drafter, or a part of it, counted in a turn; None where neither did.
+
+    Parts put their name and a dot before: ``sps.draft_forwards`` in a union.
     """
 
     def of(record: CaseRecord) -> float | None:

@@ -191,7 +191,7 @@ def test_csv_gives_bounds_columns_of_their_own():
 
 
 def draft_model_rows(change):
-    """The cells of the sheet of resources by method, after ``change`` of every record's counters."""
+    """Cells of the sheet of resources by method, after ``change`` of every record's counters."""
     runs = load_runs([FIXTURES / "draft_models"])
     for run in runs:
         run.records[:] = [
@@ -220,18 +220,18 @@ def test_a_union_shows_what_its_parts_counted():
 def test_what_nobody_counted_is_absent_and_not_0():
     rows = draft_model_rows(lambda method, counts: {"accepted_from_pld": 3})
     for row in rows.values():
-        shown = [str(cell) if isinstance(cell, Measured) else cell for cell in map(row.get, COUNTED)]
-        assert shown == ["–"] * len(COUNTED)
+        assert [str(row[column]) for column in COUNTED] == ["–"] * len(COUNTED)
         assert row["draft Params × L_new"] == "–"
 
 
 def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulated():
     (phased,) = [run for run in load_runs([FIXTURES / "draft_models"]) if run.phases]
-    own = [
-        replace(r, drafter={f"card.{key}": value for key, value in r.drafter.items()})
+    phased.records[:] = [
+        replace(r, drafter={f"card.{k}": v for k, v in r.drafter.items()})
+        if r.label == "sps"
+        else r
         for r in phased.records
     ]
-    phased.records[:] = [r if r.label != "sps" else o for r, o in zip(phased.records, own)]
     phased.manifest["model"]["overlap"] = "thread"
     sheet = draft_models._sheets([phased])[0]
     share = {row[1]: row[sheet.headings.index("draft share [95 %]")] for row in sheet.rows}
