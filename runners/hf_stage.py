@@ -219,24 +219,32 @@ class _Passes:
 
 
 class _Counter:
-    """Passes of the assistant."""
+    """Passes of the assistant, counted as a ``DraftModel`` counts its own.
+
+    The pass over the prompt is in neither number: it is the one with nothing in the cache.
+    """
 
     def __init__(self, model: PreTrainedModel | None) -> None:
-        self._model, self._count = model, 0
+        self._model, self._forwards, self._tokens = model, 0, 0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         if self._model is None:
             yield
             return
-        hook = self._model.register_forward_hook(self._one_more)
+        hook = self._model.register_forward_pre_hook(self._one_more, with_kwargs=True)
         try:
             yield
         finally:
             hook.remove()
 
-    def _one_more(self, *_: Any) -> None:
-        self._count += 1
+    def _one_more(self, _: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        cache = kwargs.get("past_key_values")
+        if cache is not None and cache.get_seq_length():
+            self._forwards += 1
+            self._tokens += int(kwargs["input_ids"].shape[1])
 
     def report(self) -> dict[str, int]:
-        return {} if self._model is None else {"draft_forwards": self._count}
+        if self._model is None:
+            return {}
+        return {"draft_forwards": self._forwards, "draft_tokens": self._tokens}
