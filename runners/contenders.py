@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import hydra.utils
@@ -36,11 +36,13 @@ class Contender:
         entry: the configuration's entry.
         drafter: made of it.
         state_file: where the drafter's state is kept while the run goes on, if anywhere.
+        measured: what the drafter measured in ``setup``, or an earlier start of the run did.
     """
 
     entry: Entry
     drafter: Drafter
     state_file: Path | None = None
+    measured: dict[str, int] = field(default_factory=dict)
 
     @property
     def label(self) -> str:

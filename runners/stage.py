@@ -93,6 +93,7 @@ class Stage:
             c.label: self._load_draft(config, c) for c in contenders if c.drafter.needs.draft_model
         }
         self._memory = {c.label: self._memory_of(c) for c in contenders}
+        self._measured = {c.label: c.measured for c in contenders}
         self._on_gpu = self._target.device.type == "cuda"
         verifier = build_verifier(config.verifier, self._sampling)
         phases = bool(config.measure.phases)
@@ -119,6 +120,7 @@ class Stage:
                     sampling=self._sampling,
                     target=self._target,
                     draft_model=self._draft_of(contender.label),
+                    measured=contender.measured,
                 )
             )
 
@@ -155,6 +157,7 @@ class Stage:
             },
             "drafts": {label: self._draft_models[key][1] for label, key in self._drafts.items()},
             "memory": dict(self._memory),
+            "measured": {label: dict(found) for label, found in self._measured.items() if found},
         }
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
