@@ -126,7 +126,7 @@ def kill_somewhere(process, folder, rng):
     """
     cases = folder / records.CASES
     starting = rng.random() < 0.3
-    end = time.monotonic() + (rng.random() * 4 if starting else TIMEOUT_S)
+    end = time.monotonic() + (rng.random() * 4 if starting else 3 * TIMEOUT_S)
     enough = len(_lines(cases)) + rng.randrange(LINES_A_KILL)
     while process.poll() is None and len(_lines(cases)) <= enough:
         if time.monotonic() > end:
@@ -178,7 +178,11 @@ LINES_A_KILL = 15  # of the two repeats that a run has for each of its kills
 
 @pytest.mark.parametrize(
     ("n_kills", "seed"),
-    [(3, 0), pytest.param(20, 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
+    [
+        # A start takes seconds, and many where others use the machine.
+        pytest.param(3, 0, marks=pytest.mark.timeout(300)),
+        pytest.param(20, 1, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
 )
 def test_a_run_killed_at_random_moments_ends_as_one_that_was_left_alone(
     start, small, tmp_path, n_kills, seed
