@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def pooled_ratio(
     records: Iterable[CaseRecord],
-    above: Callable[[CaseRecord], float],
-    below: Callable[[CaseRecord], float],
+    above: Callable[[CaseRecord], float | None],
+    below: Callable[[CaseRecord], float | None],
     seed: int = 0,
     at_most: float = math.inf,
 ) -> Measured:
@@ -27,8 +27,8 @@ def pooled_ratio(
 
     Args:
         records: of one label; failed turns are left out.
-        above: of one turn.
-        below: of one turn; the turns and repeats of a case are added up first.
+        above: of one turn; None where nobody counted, which leaves the turn out.
+        below: likewise; the turns and repeats of a case are added up first.
         seed: of the bootstrap.
         at_most: what the ratio cannot exceed, e.g. 1 for a share; neither does its interval.
     """
@@ -37,9 +37,12 @@ def pooled_ratio(
     for record in records:
         if record.status == "failed":
             continue
+        counts = above(record), below(record)
+        if counts[0] is None or counts[1] is None:
+            continue
         pair = totals.setdefault(record.case_id, [0.0, 0.0])
-        pair[0] += above(record)
-        pair[1] += below(record)
+        pair[0] += counts[0]
+        pair[1] += counts[1]
         categories[record.case_id] = record.category
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
     ids = sorted(totals)

@@ -16,7 +16,7 @@ What overlaps: one target pass on the path chosen after the step before, and r d
     tree that path came from. ``engine.overlap=serial`` runs the same schedule one after the other,
     with the same tokens.
 r: ``auto`` is the paper's ceil(t_target / t_draft), measured in ``setup`` with K nodes a draft pass
-    and eight rows a target pass; the number is in every record.
+    and eight rows a target pass, once for a run, resumed or not; the number is in every record.
 Temperature above 0: the tree is a function of the committed text and of how it came in steps; no
     random number that the verifier has yet to draw enters it. Given the text, every child is a
     point mass, so accepting it with probability p(x) is exact; this is what the reference does
@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.drafter import Drafter
 from specbench.index.layered_tree import LayeredTree
-from specbench.speed_ratio import passes_per_target_pass
+from specbench.speed_ratio import measured_once
 from specbench.structs import DraftTree, Needs
 
 if TYPE_CHECKING:
@@ -112,9 +112,7 @@ class Card(Drafter):
         if context.target is not None:
             self._target_weights = sum(p.numel() for p in context.target.model.parameters())
         if self.r == "auto":
-            ratio = passes_per_target_pass(
-                context.target, self._draft, target_rows=_ROWS, draft_rows=self.k
-            )
+            ratio = measured_once(context, "r", target_rows=_ROWS, draft_rows=self.k)
             self._ratio = min(ratio, self.max_depth)
 
     def begin(self, state: DecodeState) -> None:

@@ -20,7 +20,7 @@ How this is a draft tree: the tree is the chain of pending tokens, and empty in 
     tokens are tested likewise. As in PEARL no token comes for free: a pass in which all of the
     gamma tests succeed commits gamma.
 gamma: ``auto`` is the paper's ceil(t_target / t_draft), measured in ``setup`` (a draft pass has one
-    row, a target pass 4); the number is in every record.
+    row, a target pass 4), once for a run, resumed or not; the number is in every record.
 Where ours differs, and why:
     - End tokens and the limit are respected: the reference has no end at all and counts up to
       gamma - 1 tokens that nothing verified. Here only verified tokens are committed, and the draft
@@ -43,7 +43,7 @@ import numpy as np
 import torch
 
 from specbench.drafter import Drafter
-from specbench.speed_ratio import passes_per_target_pass
+from specbench.speed_ratio import measured_once
 from specbench.structs import NO_TOKENS, DraftTree, Guess, Needs, Proposal
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ class Pearl(Drafter):
         self._sampling = context.sampling
         self._device = torch.device("cpu") if context.target is None else context.target.device
         if self.gamma == "auto":
-            ratio = passes_per_target_pass(
-                context.target, self._draft, target_rows=_ROWS, draft_rows=1
-            )
+            ratio = measured_once(context, "gamma", target_rows=_ROWS, draft_rows=1)
             self._gamma = min(ratio, _GAMMA_LIMIT)
 
     def begin(self, state: DecodeState) -> None:

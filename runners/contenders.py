@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import hydra.utils
 import numpy as np
 
 from specbench import durable, models
+from specbench.config import CONF_DIR
 from specbench.drafter import Drafter
 from specbench.errors import ArtefactError, ConfigurationError, NeedsNotMet
 from specbench.index.array_file import open_array_file, write_array_file
@@ -35,11 +36,13 @@ class Contender:
         entry: the configuration's entry.
         drafter: made of it.
         state_file: where the drafter's state is kept while the run goes on, if anywhere.
+        measured: what the drafter measured in ``setup``, or an earlier start of the run did.
     """
 
     entry: Entry
     drafter: Drafter
     state_file: Path | None = None
+    measured: dict[str, int] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -99,16 +102,26 @@ def _check_draft(entry: Entry, job: Job) -> None:
     model = job.config["model"]
     node = models.draft_node(entry.draft, model)
     if node is None:
-        name = model["name"]
-        why = f"there is neither conf/pair/{entry.name}_{name}.yaml nor conf/pair/draft_{name}.yaml"
-        if not job.config["pair"]["tuned"]:
-            why = "pair=none names none"
-        raise NeedsNotMet(
-            f"method={entry.name} needs a draft model for model={name}, and {why}. Type "
-            f"pair=draft_{name} where that file exists, pair.draft.path=FOLDER, "
-            "pair.draft.id=HUB_ID, or pair=random_draft, which shows that everything works."
-        )
+        raise NeedsNotMet(_no_draft(entry.name, model["name"], job.config["pair"]["tuned"]))
     models.model_files_present(node)
+
+
+def _no_draft(method: str, model: str, tuned: bool) -> str:
+    """Which files name a draft model for the two, whether they are there, and what to type."""
+    options = [f"{method}_{model}", f"draft_{model}"]
+    there = [name for name in options if (CONF_DIR / "pair" / f"{name}.yaml").is_file()]
+    files = [f"conf/pair/{name}.yaml" for name in there or options]
+    if not there:
+        why = f"there is neither {' nor '.join(files)}"
+    elif not tuned:
+        why = f"pair=none leaves out {' and '.join(files)}"
+    else:
+        why = f"{' and '.join(files)} name none"
+    typed = [*(f"pair={name}" for name in there), "pair.draft.path=FOLDER", "pair.draft.id=HUB_ID"]
+    return (
+        f"method={method} needs a draft model for model={model}, and {why}. Type "
+        f"{', '.join(typed)}, or pair=random_draft, which shows that everything works."
+    )
 
 
 def restore(

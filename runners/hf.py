@@ -6,7 +6,8 @@
 The peers run on a copy of the model as transformers loads it: our attention, cache and packed
 linears are not in it. Prompts, limit, end tokens, clock, audit and files are those of every run.
 
-What a number means here: passes are counted by hooks on the model's forward. ``prefill_s`` is the
+What a number means here: passes are counted by hooks on the model's forward; the assistant's pass
+over the prompt is not among them, as in our own methods (``draft_forwards``). ``prefill_s`` is the
 first pass. Assisted generation and prompt lookup draft before it, so their first pass reads the
 prompt and verifies a draft at once: it counts as a step too where it commits more than its one
 token. ``decode_s`` is everything else that ``generate`` does; what happens before the first pass is
@@ -104,7 +105,12 @@ def _no_assistant(job: Job) -> str:
     if node is None:
         return "no draft model is named: type pair.draft.path=FOLDER or pair=random_draft"
     if not node["shape"] and (Path(node["id"]) / ID_MAP_FILE).is_file():
-        return f"transformers takes no draft with a reduced vocabulary, as {node['id']} has"
+        return (
+            f"the draft {node['id']} has a reduced vocabulary ({ID_MAP_FILE}): transformers hands "
+            "ids from one model to the other as they are, and refuses two vocabularies of unequal "
+            "sizes. Type pair.draft.path=FOLDER or pair.draft.id=HUB_ID of a draft with the "
+            "model's own vocabulary, or pair=random_draft"
+        )
     try:
         models.model_files_present(node)
     except WeightsNotFound as error:

@@ -20,8 +20,9 @@ from specbench.engine import DecodeResult
 from specbench.errors import CaseFailed, NeedsNotMet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from omegaconf import DictConfig
     from transformers import PreTrainedModel
 
     from runners.contenders import Contender
@@ -50,8 +51,7 @@ class PeerStage(Stage):
         self._stock.generation_config = GenerationConfig(
             eos_token_id=self._eos, pad_token_id=self._eos[0] if self._eos else 0
         )
-        loops = [c.drafter.loop for c in contenders if isinstance(c.drafter, Peer)]
-        self._assistant = self._load_assistant(config) if "assisted" in loops else None
+        self._assistant = self._load_assistant(config) if _assisted(contenders) else None
 
     def decode(
         self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None
@@ -98,6 +98,12 @@ class PeerStage(Stage):
         return super().describe() | {
             "peers": {"attention": self._stock.config._attn_implementation, "packed": False}
         }
+
+    def _drafts_asked_for(
+        self, config: DictConfig, contenders: Sequence[Contender]
+    ) -> list[Mapping[str, Any]]:
+        assistant = [config.pair.draft] if _assisted(contenders) else []
+        return [*super()._drafts_asked_for(config, contenders), *assistant]
 
     def _options(self, loop: str) -> dict[str, Any]:
         """Arguments of ``generate``; what one turn adapted is forgotten."""
@@ -147,6 +153,10 @@ class PeerStage(Stage):
         """Up to the first end token and the limit, whatever ``generate`` returned behind them."""
         ends = [i for i, token in enumerate(output) if token in self._model.eos_ids]
         return output[: min([limit, *(i + 1 for i in ends[:1])])]
+
+
+def _assisted(contenders: Sequence[Contender]) -> bool:
+    return any(isinstance(c.drafter, Peer) and c.drafter.loop == "assisted" for c in contenders)
 
 
 class _Passes:
@@ -219,24 +229,32 @@ class _Passes:
 
 
 class _Counter:
-    """Passes of the assistant."""
+    """Passes of the assistant, counted as a ``DraftModel`` counts its own.
+
+    The pass over the prompt is in neither number: it is the one with nothing in the cache.
+    """
 
     def __init__(self, model: PreTrainedModel | None) -> None:
-        self._model, self._count = model, 0
+        self._model, self._forwards, self._tokens = model, 0, 0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         if self._model is None:
             yield
             return
-        hook = self._model.register_forward_hook(self._one_more)
+        hook = self._model.register_forward_pre_hook(self._one_more, with_kwargs=True)
         try:
             yield
         finally:
             hook.remove()
 
-    def _one_more(self, *_: Any) -> None:
-        self._count += 1
+    def _one_more(self, _: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        cache = kwargs.get("past_key_values")
+        if cache is not None and cache.get_seq_length():
+            self._forwards += 1
+            self._tokens += int(kwargs["input_ids"].shape[1])
 
     def report(self) -> dict[str, int]:
-        return {} if self._model is None else {"draft_forwards": self._count}
+        if self._model is None:
+            return {}
+        return {"draft_forwards": self._forwards, "draft_tokens": self._tokens}

@@ -161,6 +161,9 @@ def _measure(
     with devices.held(job) as gpus:
         if measure["energy"]:
             nvml.check_energy(gpus, devices.names(job))
+        known = (book.get("model") or {}).get("measured") or {}
+        for contender in contenders:
+            contender.measured.update(known.get(contender.label, {}))
         stage = (make_stage or Stage)(job, contenders)
         model = stage.describe()
         manifest.check_subject(book, job, model)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench import artefacts, models, roofline, weights
 from specbench.audit import audit_output
-from specbench.draft_loading import load_draft_model
+from specbench.draft_loading import check_same_tokenizer, load_draft_model
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.errors import unknown_name
@@ -76,6 +76,11 @@ class Stage:
         self._tokenizer_hash = models.tokenizer_hash(self._tokenizer)
         self._template = PromptTemplate.from_config(self._tokenizer, config)
         self._files = {c.label: self._artefacts(config, c) for c in contenders}
+        # Before the weights: a large target takes minutes to load.
+        for draft in self._drafts_asked_for(config, contenders):
+            node = models.draft_node(draft, config.model)
+            if node is not None and not node["shape"]:
+                check_same_tokenizer(node, self._tokenizer)
         self._model = models.load_model(config, self._tokenizer)
         self._max_nodes = max(c.drafter.needs.max_nodes for c in contenders)
         self._batch = max(c.drafter.needs.batch for c in contenders)
@@ -93,6 +98,7 @@ class Stage:
             c.label: self._load_draft(config, c) for c in contenders if c.drafter.needs.draft_model
         }
         self._memory = {c.label: self._memory_of(c) for c in contenders}
+        self._measured = {c.label: c.measured for c in contenders}
         self._on_gpu = self._target.device.type == "cuda"
         verifier = build_verifier(config.verifier, self._sampling)
         phases = bool(config.measure.phases)
@@ -119,6 +125,7 @@ class Stage:
                     sampling=self._sampling,
                     target=self._target,
                     draft_model=self._draft_of(contender.label),
+                    measured=contender.measured,
                 )
             )
 
@@ -155,6 +162,7 @@ class Stage:
             },
             "drafts": {label: self._draft_models[key][1] for label, key in self._drafts.items()},
             "memory": dict(self._memory),
+            "measured": {label: dict(found) for label, found in self._measured.items() if found},
         }
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
@@ -252,6 +260,13 @@ class Stage:
             cache_dir=Path(config.cache_dir),
             model_key=weights.identity(config) if per_model else None,
         )
+
+    def _drafts_asked_for(
+        self, config: DictConfig, contenders: Sequence[Contender]
+    ) -> list[Mapping[str, Any]]:
+        """The ``pair.draft`` nodes that will be loaded, each once."""
+        asked = [c.entry.draft for c in contenders if c.drafter.needs.draft_model]
+        return [draft for i, draft in enumerate(asked) if draft not in asked[:i]]
 
     def _load_draft(self, config: DictConfig, contender: Contender) -> str:
         """Load a contender's draft model, or make room in one that is there; returns its key."""

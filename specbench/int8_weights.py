@@ -14,6 +14,7 @@ import torch
 from specbench.errors import WeightsNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -64,9 +65,7 @@ def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel
         stored = load_file(folder / FILE)
     except (SafetensorError, OSError) as error:
         raise WeightsNotFound(f"{folder / FILE} is damaged: {error!r}. Fetch it again.") from error
-    lost = [n for n, v in stored.items() if v.dtype == torch.int8 and n + _SCALE not in stored]
-    if lost:
-        raise WeightsNotFound(f"{folder / FILE} lacks {lost[0]}{_SCALE}. Fetch it again.")
+    _check_scales(stored, folder / FILE)
     state = {
         name: (value * stored[name + _SCALE][:, None] if value.dtype == torch.int8 else value)
         for name, value in stored.items()
@@ -83,3 +82,20 @@ def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel
             f"{first[0].strip()}"
         ) from error
     return network
+
+
+def _check_scales(stored: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Refuse numbers that no model has, and rows without a scale."""
+    for name, value in stored.items():
+        if value.dtype != torch.int8:
+            if not value.isfinite().all():
+                raise WeightsNotFound(f"{file} is damaged: {name} is not finite. Fetch it again.")
+            continue
+        scale = stored.get(name + _SCALE)
+        if scale is None:
+            raise WeightsNotFound(f"{file} lacks {name}{_SCALE}. Fetch it again.")
+        if scale.shape != value.shape[:1]:
+            raise WeightsNotFound(
+                f"{file} is damaged: {name}{_SCALE} has {scale.numel()} numbers for "
+                f"{len(value)} rows. Fetch it again."
+            )

@@ -16,10 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from specbench.draft_model import DraftModel
+    from specbench.structs import DraftContext
     from specbench.target import Target
 
 _TEXT = 64  # tokens that both have read
 _ROUNDS = 5
+
+
+def measured_once(context: DraftContext, knob: str, *, target_rows: int, draft_rows: int) -> int:
+    """`passes_per_target_pass` of a run's two models, or what an earlier start of the run measured.
+
+    Args:
+        context: what ``setup`` is given; its ``measured`` is read, and gets what is measured.
+        knob: whose value it is.
+        target_rows: see `passes_per_target_pass`.
+        draft_rows: likewise.
+    """
+    if knob not in context.measured:
+        context.measured[knob] = passes_per_target_pass(
+            context.target, context.draft_model, target_rows=target_rows, draft_rows=draft_rows
+        )
+    return context.measured[knob]
 
 
 def passes_per_target_pass(

@@ -274,6 +274,8 @@ class DraftContext:
         target: the target model (``specbench.target.Target``), or None under replay.
         draft_model: the second model (``specbench.draft_model.DraftModel``), where
             ``needs.draft_model`` is set.
+        measured: what ``setup`` measured at the run's first start, by knob; it uses what it finds
+            and adds what it measures, so that a resumed run goes on with the same values.
     """
 
     vocab_size: int
@@ -285,3 +287,4 @@ class DraftContext:
     sampling: Sampling = GREEDY
     target: Any = None
     draft_model: Any = None
+    measured: dict[str, int] = field(default_factory=dict)

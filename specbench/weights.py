@@ -170,9 +170,10 @@ def _not_found(model: Any, reason: str) -> WeightsNotFound:
     looked = f"{constants.HF_HUB_CACHE}{asked}"
     if is_embedded(model) or local_folder(model) is not None:
         looked = str(model["cache_dir"] if is_embedded(model) else model["id"])
-    what = f"{key_of(model).split('.')[0]}={model['name']}"
+    key = key_of(model)
+    typed = f"model={model['name']}" if key == "model.id" else f"{model['name']} ({key})"
     return WeightsNotFound(
-        f"no weights for {what} (id {model['id']}, revision {model['revision']}): "
+        f"no weights for {typed} (id {model['id']}, revision {model['revision']}): "
         f"{reason}. Looked in {looked}. Type: hf download "
         f"{model['id']} (gated models: accept the licence on the hub, then hf auth login), "
         f"{remedy_of(model)}."

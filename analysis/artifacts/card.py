@@ -166,9 +166,17 @@ def _load(tokens: Measured, parameters: float | None) -> str:
     return f"{tokens.value * parameters / 1e9:.3g}"
 
 
-def counter(key: str) -> Callable[[CaseRecord], float]:
-    """A counter of the draft model, 0 for a method that has none."""
-    return lambda record: float(record.drafter.get(key, 0))
+def counter(key: str) -> Callable[[CaseRecord], float | None]:
+    """What a drafter, or a part of it, counted in a turn; None where neither did.
+
+    Parts put their name and a dot before: ``sps.draft_forwards`` in a union.
+    """
+
+    def of(record: CaseRecord) -> float | None:
+        found = [v for k, v in record.drafter.items() if k == key or k.endswith(f".{key}")]
+        return float(sum(found)) if found else None
+
+    return of
 
 
 # --- Figure 1 -------------------------------------------------------------------------------------
@@ -178,7 +186,7 @@ def draft_share(entry: Entry) -> Measured:
     """The draft phase's share of an entry's steps; no number without phases."""
     return pooled_ratio(
         [record for record in _own(entry) if record.phase_s],
-        lambda r: (r.phase_s or {}).get("draft", 0.0),
+        lambda r: (r.phase_s or {}).get("draft"),
         lambda r: sum((r.phase_s or {}).get(phase, 0.0) for phase in _STEP_PHASES),
         entry.run.seed,
         at_most=1,
@@ -238,7 +246,12 @@ def _cache_sizes(group: Group) -> list[tuple[int, Entry, Measured]]:
 def hit_rate(entry: Entry) -> Measured:
     """Share of queries whose corrected token was in the cache; no number without a cache."""
     hits, misses = counter("hits"), counter("misses")
-    return pooled_ratio(_own(entry), hits, lambda r: hits(r) + misses(r), entry.run.seed, 1)
+
+    def queries(record: CaseRecord) -> float | None:
+        found = hits(record), misses(record)
+        return None if found[0] is None or found[1] is None else found[0] + found[1]
+
+    return pooled_ratio(_own(entry), hits, queries, entry.run.seed, 1)
 
 
 def _figure6(runs: Sequence[Run]) -> list[Sheet]:

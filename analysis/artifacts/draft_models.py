@@ -72,9 +72,8 @@ _HEADINGS = [
 def _row(entry: Entry, inside: Entry | None) -> list[str | Measured]:
     run, label, row = entry.run, entry.label, entry.overall
     own = [record for record in run.records if record.label == label]
-    method = str(row["method"])
     share = Measured(None)
-    if inside is not None and (method not in _OVERLAPPED or inside.run.overlap == "serial"):
+    if inside is not None and (not _overlapped(entry) or inside.run.overlap == "serial"):
         share = draft_share(inside)
     passes, tokens = counter("draft_forwards"), counter("draft_tokens")
     per_token = [
@@ -106,13 +105,21 @@ def _load(rows: float | None, parameters: float | None) -> str:
     return ABSENT if rows is None or parameters is None else f"{rows * parameters / 1e9:.3g}"
 
 
+def _overlapped(entry: Entry) -> bool:
+    """Whether the entry, or a part of a union, drafts while the target verifies."""
+    own = [record for record in entry.run.records if record.label == entry.label]
+    parts = {part for r in own for key in r.drafter for part in key.split(".")[:-1]}
+    return not parts.isdisjoint(_OVERLAPPED) or entry.overall["method"] in _OVERLAPPED
+
+
 def _devices(entry: Entry) -> str:
     """``1 of 2`` where two were asked for and one did it."""
-    found = {
-        (record.drafter["devices"], record.drafter.get("devices_asked", record.drafter["devices"]))
-        for record in entry.run.records
-        if record.label == entry.label and "devices" in record.drafter
-    }
+    used, asked_for = counter("devices"), counter("devices_asked")
+    found = set()
+    for record in entry.run.records:
+        devices = used(record) if record.label == entry.label else None
+        if devices is not None:
+            found.add((int(devices), int(asked_for(record) or devices)))
     words = [str(n) if n == asked else f"{n} of {asked}" for n, asked in sorted(found)]
     return ", ".join(words) or ABSENT
 

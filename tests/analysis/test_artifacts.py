@@ -11,7 +11,7 @@ import pytest
 
 from analysis import tables
 from analysis.anatomy import by_depth, by_position, stream_parts
-from analysis.artifacts import ARTIFACTS, made_of
+from analysis.artifacts import ARTIFACTS, card, draft_models, made_of
 from analysis.artifacts.artifact import claimed_groups
 from analysis.claims import claim_of_setting, load_ledger
 from analysis.estimates import mat, over_repeats, pooled_ratio, timed, tokens_per_s
@@ -185,3 +185,66 @@ def test_csv_gives_bounds_columns_of_their_own():
     rows = [["pld", Measured(1.5, (1.25, 2.0))], ["ar", Measured(None)], ["sam", "–"]]
     text = to_csv([Sheet("t", "c", ["method", "MAT [95 %]"], rows, [])])
     assert text.splitlines() == ["method,MAT,MAT low,MAT high", "pld,1.5,1.25,2", "ar,,,", "sam,,,"]
+
+
+# --- what nobody counted --------------------------------------------------------------------------
+
+
+def draft_model_rows(change):
+    """Cells of the sheet of resources by method, after ``change`` of every record's counters."""
+    runs = load_runs([FIXTURES / "draft_models"])
+    for run in runs:
+        run.records[:] = [
+            replace(r, drafter=change(r.method, r.drafter)) if r.method != "ar" else r
+            for r in run.records
+        ]
+    sheet = draft_models._sheets(runs)[0]
+    return {row[1]: dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows}
+
+
+COUNTED = ["hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "devices"]
+
+
+def test_a_union_shows_what_its_parts_counted():
+    """Its counters bear the part's name; what a part counted is the union's."""
+    plain = draft_model_rows(lambda method, counts: counts)
+    named = draft_model_rows(
+        lambda method, counts: {f"{method}.{key}": value for key, value in counts.items()}
+    )
+    assert plain["card"]["hit rate [95 %]"].value > 0
+    columns = [*COUNTED, "draft Params × L_new", "draft share [95 %]"]
+    for method, row in plain.items():
+        assert {c: named[method][c] for c in columns} == {c: row[c] for c in columns}
+
+
+def test_what_nobody_counted_is_absent_and_not_0():
+    rows = draft_model_rows(lambda method, counts: {"accepted_from_pld": 3})
+    for row in rows.values():
+        assert [str(row[column]) for column in COUNTED] == ["–"] * len(COUNTED)
+        assert row["draft Params × L_new"] == "–"
+
+
+def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulated():
+    (phased,) = [run for run in load_runs([FIXTURES / "draft_models"]) if run.phases]
+    phased.records[:] = [
+        replace(r, drafter={f"card.{k}": v for k, v in r.drafter.items()})
+        if r.label == "sps"
+        else r
+        for r in phased.records
+    ]
+    phased.manifest["model"]["overlap"] = "thread"
+    sheet = draft_models._sheets([phased])[0]
+    share = {row[1]: row[sheet.headings.index("draft share [95 %]")] for row in sheet.rows}
+    assert share["opt_tree"].value > 0
+    assert share["sps"].value is None, "its counters say that a part of it is CARD"
+
+
+def test_table_3_shows_no_draft_where_there_is_none():
+    (run,) = load_runs([FIXTURES / "card_table3"])
+    run.records[:] = [replace(r, drafter={}) if r.label == "sps" else r for r in run.records]
+    (sheet,) = card._table3([run])
+    row = next(dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows if row[1] == "sps")
+    for heading in sheet.headings:
+        if "draft" in heading and "claimed" not in heading:
+            cell = row[heading]
+            assert cell == "–" or cell.value is None, heading

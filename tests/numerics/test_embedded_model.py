@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from methods.cacheback import Cacheback
 from methods.oracle import Oracle
 from methods.pld import PromptLookup
 from methods.random_drafts import RandomDrafts
+from runners import dispatch
+from specbench import records
 from specbench.audit import audit_output
 from specbench.cases import load_cases
 from specbench.config import compose
@@ -84,3 +88,39 @@ def test_plain_decoding_is_transformers_own(loaded):
             )[0, len(prompt) :].tolist()
         model.model.set_attn_implementation("specbench")
         assert audit_output(target, prompt, ours, theirs).verdict in ("equal", "near_tie")
+
+
+def test_the_shipped_draft_changes_no_output_and_is_of_use(tmp_path):
+    """SpS and PEARL as users run them, on the pair that comes with the project."""
+    texts = [
+        "Write one sentence about the sea.",
+        "What is 12 plus 30? Answer with a number and explain it.",
+        "Translate to French: the book is on the table.",
+    ]
+    questions = tmp_path / "questions.jsonl"
+    lines = [{"question_id": i, "category": "qa", "turns": [t]} for i, t in enumerate(texts)]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    config = compose(
+        [
+            "method=sps",
+            "compare=[pearl]",
+            "dataset=jsonl",
+            f"dataset.path={questions}",
+            f"generation.max_new_tokens={NEW_TOKENS}",
+            "model.device=cpu",
+            "measure.exclusive=false",
+            "measure.reruns=0",
+            "measure.warmup=0",
+            f"output_dir={tmp_path}/run",
+        ]
+    )
+    code = dispatch.execute(config, dispatch.Invocation(), lambda work, job: work(job))
+    gc.unfreeze()
+    assert code == 0
+    found = records.read_records(tmp_path / "run")[0]
+    assert len(found) == 3 * len(texts)
+    assert {r.lossless.verdict for r in found} <= {"equal", "near_tie"}
+    for label in ("sps", "pearl"):
+        own = [r for r in found if r.label == label]
+        assert sum(r.n_new - 1 for r in own) > 1.15 * sum(r.n_target_passes for r in own), label
+        assert all(r.drafter["draft_forwards"] > 0 for r in own)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 from runners import dispatch
 from runners.dispatch import Invocation
-from specbench import config, durable, records
-from specbench.errors import ConfigurationError
+from runners.folder import ResultFiles
+from specbench import config, durable, models, records, speed_ratio
+from specbench.errors import ConfigurationError, NeedsNotMet
 
 METHODS = (
     "compare=[{method: opt_tree, nodes: 12},"
@@ -106,6 +110,54 @@ def test_one_device_where_two_were_asked_for_stands_in_every_record(execute, cap
     assert set(devices) == {(1, 2)}
 
 
+def test_a_resumed_run_goes_on_with_what_its_first_start_measured(execute, monkeypatch, tmp_path):
+    """r and gamma would come out otherwise at every start; a run has one of each."""
+    methods = "compare=[{method: card, k: 6, r: auto, max_depth: 12}, {method: pearl, gamma: auto}]"
+    found = iter([2, 3, 5])
+    measured = []
+    monkeypatch.setattr(
+        speed_ratio, "passes_per_target_pass", lambda *_, **__: measured.append(1) or next(found)
+    )
+    append, blocks = ResultFiles.append, []
+
+    def killed(files, *block):
+        append(files, *block)
+        blocks.append(block)
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ResultFiles, "append", killed)
+    with pytest.raises(KeyboardInterrupt):
+        execute(methods)
+    begun = durable.read_json(tmp_path / "run" / records.MANIFEST)["model"]["measured"]
+    assert begun == {"card": {"r": 2}, "pearl": {"gamma": 3}}
+    code, done, manifest = execute(methods)
+    assert code == 0 and len(blocks) == 5
+    assert len(measured) == 2
+    assert manifest["model"]["measured"] == begun
+    assert {r.drafter["r"] for r in done if r.label == "card"} == {2}
+    assert {r.drafter["gamma"] for r in done if r.label == "pearl"} == {3}
+
+
+def test_another_tokenizer_is_refused_before_weights_load(
+    execute, checkpoint, tmp_path, monkeypatch
+):
+    folder = shutil.copytree(checkpoint, tmp_path / "other")
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    vocabulary["ship"], vocabulary["harbour"] = vocabulary["harbour"], vocabulary["ship"]
+    file.write_text(json.dumps(content), encoding="utf-8")
+    monkeypatch.setattr(models, "load_model", lambda *a: pytest.fail("weights were loaded"))
+    said = r"another tokenizer than the target: id \d+ is 'harbour' there and 'ship' here"
+    with pytest.raises(NeedsNotMet, match=said):
+        execute(f"pair.draft.path={folder}")
+    with pytest.raises(NeedsNotMet, match=said):  # the assistant of transformers' own loop
+        execute(
+            f"pair.draft.path={folder}", "method=pld", "compare=[]", "runner=hf", name="assisted"
+        )
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -119,8 +171,6 @@ def test_one_device_where_two_were_asked_for_stands_in_every_record(execute, cap
     ],
 )
 def test_bad_input_is_refused_before_weights_load(execute, overrides, said, monkeypatch):
-    from specbench import models
-
     monkeypatch.setattr(models, "load_model", lambda *a: pytest.fail("weights were loaded"))
     with pytest.raises(ConfigurationError, match=said) as refused:
         execute(*overrides)

@@ -1,5 +1,7 @@
 """runner=hf: transformers' own loops beside ours, by the same rules and into the same files."""
 
+import shutil
+
 import pytest
 
 from runners import dispatch
@@ -53,6 +55,48 @@ def test_the_peers_run_beside_the_method_and_are_audited(execute, tmp_path):
     rows = durable.read_json(tmp_path / "run" / records.SUMMARY)["rows"]
     assert all(row["speedup"] is not None for row in rows if row["task"] == "overall")
     assert execute(*chosen) == 0  # nothing is left
+
+
+def test_the_assistants_passes_are_counted_as_ours(execute, tmp_path):
+    """Each draft token costs a pass, in both; a turn's first came from the prompt's pass."""
+    chosen = ("method=sps", "method.gamma=3", "pair=random_draft", "generation.max_new_tokens=24")
+    knobs = ("runner.hf.loops=[assisted]", "runner.hf.num_assistant_tokens=3")
+    assert execute(*chosen, *knobs, "runner.hf.confidence=0", "dataset.limit=3") == 0
+    found = [r for r in done(tmp_path) if r.label in ("sps", "hf_assisted")]
+    steps = {
+        label: {r.key[:3]: r.accepted_per_step for r in found if r.label == label}
+        for label in ("sps", "hf_assisted")
+    }
+    assert steps["sps"] == steps["hf_assisted"]
+    for record in found:
+        counts = record.drafter
+        # Theirs drafts before the prompt's pass too.
+        drafted = record.n_drafted + counts.get("drafted_with_prompt", 0)
+        assert drafted > 0
+        assert counts["draft_forwards"] == drafted - 1
+        # A pass behind a verified draft reads two rows at most: nowhere is the prompt among them.
+        passes = counts["draft_forwards"] + record.n_target_passes
+        assert counts["draft_forwards"] <= counts["draft_tokens"] <= passes
+
+
+def test_a_draft_with_a_reduced_vocabulary_cannot_assist_and_says_why(
+    execute, checkpoint, tmp_path, caplog
+):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from specbench.draft_loading import ID_MAP_FILE
+
+    folder = shutil.copytree(checkpoint, tmp_path / "reduced")
+    save_file({"ids": np.arange(5)}, folder / ID_MAP_FILE)
+    chosen = (f"pair.draft.path={folder}", "method=ar", "dataset.limit=1")
+    assert execute(*chosen) == 0
+    assert {r.label for r in done(tmp_path)} == {"ar", "hf_generate", "hf_prompt_lookup"}
+    said = f"the draft {folder} has a reduced vocabulary ({ID_MAP_FILE}): transformers hands ids"
+    assert f"hf_assisted is left out: {said}" in caplog.text
+    assert "pair=random_draft" in caplog.text
+    with pytest.raises(NeedsNotMet, match=r"names assisted, but the draft .* reduced vocabulary"):
+        execute(*chosen, "runner.hf.loops=[assisted]", "fresh=true")
 
 
 def test_without_a_draft_model_assisted_generation_is_left_out_and_says_why(

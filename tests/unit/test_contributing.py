@@ -1,4 +1,4 @@
-"""The example method of CONTRIBUTING.md works as it stands there."""
+"""The example methods of CONTRIBUTING.md work as they stand there."""
 
 from __future__ import annotations
 
@@ -12,28 +12,41 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import methods
+from methods.union import Union
+from specbench.clock import NullClock
+from specbench.drafter import Drafter
+from specbench.engine import Engine
 from specbench.errors import ConfigurationError
 from specbench.structs import DecodeState, DraftContext, StepOutcome
+from specbench.verify import GreedyVerifier
+from tests.table_models import TableDraft, TableTarget, table
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERN = re.compile(r"^```(?:python|yaml)\n(# (\S+\.(?:py|yaml))[^\n]*\n.*?)^```$", re.S | re.M)
 
 
 @pytest.fixture
-def example(tmp_path, monkeypatch):
-    """Writes both code blocks under their own names, makes them importable, yields the config."""
+def written(tmp_path, monkeypatch):
+    """Writes the code blocks under their own names, makes them importable; configs by method."""
     blocks = PATTERN.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     for text, name in blocks:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    (module,) = (tmp_path / "methods").glob("*.py")
-    (yaml,) = (tmp_path / "conf" / "method").glob("*.yaml")
-    assert module.stem == yaml.stem
-    assert not (ROOT / "methods" / module.name).exists(), "the example must not hide a method"
-    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(module.parent)])
+    modules = list((tmp_path / "methods").glob("*.py"))
+    yamls = list((tmp_path / "conf" / "method").glob("*.yaml"))
+    assert {module.stem for module in modules} == {yaml.stem for yaml in yamls}
+    hidden = [module.name for module in modules if (ROOT / "methods" / module.name).exists()]
+    assert not hidden, "an example must not hide a method"
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "methods")])
     importlib.invalidate_caches()
-    return OmegaConf.load(yaml)
+    return {yaml.stem: OmegaConf.load(yaml) for yaml in yamls}
+
+
+@pytest.fixture
+def example(written):
+    """The configuration of the method that learns from tokens."""
+    return written["successor_walk"]
 
 
 def decode(drafter, stream, n_prompt):
@@ -96,3 +109,44 @@ def test_the_example_refuses_a_knob_out_of_range(example):
     cause = caught.value.__cause__ or caught.value
     assert isinstance(cause, ConfigurationError)
     assert "method.num_tokens=0" in str(cause)
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "in_a_union"])
+def test_the_example_with_a_draft_model_is_exact(written, alone):
+    """The draft is the target with some noise; it asserts that its cache holds the text."""
+    drafter = instantiate(written["likeliest_chain"])
+    walk = instantiate(written["successor_walk"])
+    method = drafter if alone else Union(drafters=[walk, drafter], max_nodes=8)
+    logits = table(0, 8, 3.0)
+    draft = TableDraft(logits + 0.7 * table(1, 8))
+    method.setup(DraftContext(8, frozenset(), draft_model=draft))
+    loop = Engine(TableTarget(logits), GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    prompt = np.array([3, 1, 4], dtype=np.int64)
+    expected = loop.decode(prompt, Drafter(name="plain"), max_new_tokens=60)
+    method.reset()
+    found = loop.decode(prompt, method, max_new_tokens=60)
+    assert found.output_ids == expected.output_ids
+    assert found.n_target_passes < 0.8 * expected.n_target_passes
+    counts = {key.rpartition(".")[2]: value for key, value in found.drafter.items()}
+    assert 0 < counts["draft_forwards"] <= counts["draft_tokens"]
+
+
+def test_the_lists_that_the_recipe_names_are_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    recipe = text.partition("To be added to by hand")[2].partition("\n## ")[0]
+    lines = re.findall(r"^- .*?(?=^- |\Z)", recipe, re.S | re.M)
+    assert len(lines) == 5
+    for line in lines:
+        words = re.findall(r"`([^`]+)`", line)
+        folder, names = Path(), []
+        for word in words:
+            if word.endswith((".py", ".yaml")):
+                path = Path(word)
+                folder = path.parent if path.parent.name else folder
+                source = (ROOT / folder / path.name).read_text(encoding="utf-8")
+                for name in names:
+                    assert re.search(rf"^{name}\b.*[=:]", source, re.M), (name, word)
+                if path.parent.name:
+                    names = []
+            elif re.fullmatch(r"[A-Z_]+|compare", word):
+                names.append(word)

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from specbench import int8_weights
 from specbench.errors import WeightsNotFound
@@ -34,6 +35,27 @@ def test_what_is_read_is_what_was_written_but_for_the_rounding(architecture, tmp
         assert torch.allclose(found(ROWS).logits, network(ROWS).logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied"])
+def test_weights_come_in_the_precision_asked_for(dtype, tied, tmp_path):
+    """Each is the float32 product of byte and scale, rounded once."""
+    config = tiny_model("llama").config
+    config.tie_word_embeddings = tied
+    network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    int8_weights.save(network, tmp_path)
+    exact = int8_weights.load(tmp_path, dtype=torch.float32, attention="sdpa").state_dict()
+    found = int8_weights.load(tmp_path, dtype=dtype, attention="sdpa").eval()
+    assert found.dtype == dtype
+    for name, weight in found.state_dict().items():
+        assert weight.dtype == dtype, name
+        assert torch.equal(weight, exact[name].to(dtype)), name
+    head, embedding = found.lm_head.weight, found.model.embed_tokens.weight
+    assert (head.data_ptr() == embedding.data_ptr()) == tied
+    with torch.no_grad():
+        logits = found(ROWS).logits
+    assert logits.dtype == dtype and logits.isfinite().all()
+
+
 def test_a_matrix_takes_one_byte_a_number(tmp_path):
     network = tiny_model("llama", dtype=torch.float32)
     int8_weights.save(network, tmp_path)
@@ -45,8 +67,31 @@ def test_a_matrix_takes_one_byte_a_number(tmp_path):
 def test_a_damaged_file_is_refused(tmp_path):
     int8_weights.save(tiny_model("llama", dtype=torch.float32), tmp_path)
     path = tmp_path / int8_weights.FILE
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(WeightsNotFound, match=r"int8\.safetensors is damaged"):
+    whole = path.read_bytes()
+    header = int.from_bytes(whole[:8], "little")
+    damages = {
+        "the header cut": whole[:100],
+        "the data cut": whole[:-100],
+        "nothing left": b"",
+        "the length garbled": b"\xff" * 8 + whole[8:],
+        "the header garbled": whole[:8] + bytes(255 - byte for byte in whole[8:80]) + whole[80:],
+        "the data overwritten": whole[: 8 + header] + b"\xff" * (len(whole) - 8 - header),
+    }
+    for what, content in damages.items():
+        path.write_bytes(content)
+        with pytest.raises(WeightsNotFound, match=r"int8\.safetensors is damaged") as refused:
+            int8_weights.load(tmp_path, dtype=torch.float32, attention="sdpa")
+        assert "Fetch it again" in str(refused.value), what
+
+
+def test_a_scale_of_another_length_is_refused(tmp_path):
+    int8_weights.save(tiny_model("llama", dtype=torch.float32), tmp_path)
+    path = tmp_path / int8_weights.FILE
+    stored = load_file(path)
+    matrix = next(name for name, value in stored.items() if value.dtype == torch.int8)
+    stored[f"{matrix}.scale"] = stored[f"{matrix}.scale"][:1].clone()  # would fit every row
+    save_file(stored, path)
+    with pytest.raises(WeightsNotFound, match=rf"{re.escape(matrix)}\.scale has 1 numbers"):
         int8_weights.load(tmp_path, dtype=torch.float32, attention="sdpa")
 
 
