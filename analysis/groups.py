@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.claims import Claim, claims_not_run, compare, find_claim, load_ledger
 from specbench.statistics import OVERALL, summarise, task_order
+from specbench.statistics.roofline import SLOW_BASELINE, footing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +82,14 @@ def make_groups(
 
 
 def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Entry]:
-    rows = summarise(run.records, run.labels, run.baseline, seed=run.seed, estimator=estimator)
+    rows = summarise(
+        run.records,
+        run.labels,
+        run.baseline,
+        seed=run.seed,
+        estimator=estimator,
+        footing=footing(run.manifest),
+    )
     entries = []
     for label in run.labels:
         own = {row["task"]: _shown(row) for row in rows if row["label"] == label}
@@ -144,6 +152,7 @@ def caption(group: Group) -> str:
             f"Lossless: {_lossless(group)}.",
             (f"{speed}. " if first.timing != "none" else "")
             + f"Intervals: 95 %, bootstrap over prompts within categories{_too_few(group)}.",
+            *_slow_baseline(group),
             f"Code: {', '.join(sorted({run.code for run in group.runs}))}.",
         ]
     )
@@ -152,6 +161,23 @@ def caption(group: Group) -> str:
 def _too_few(group: Group) -> str:
     counts = [row["n_cases"] for entry in group.entries for row in entry.rows.values()]
     return f"; none for fewer than {FEWEST}" if min(counts) < FEWEST else ""
+
+
+def _slow_baseline(group: Group) -> list[str]:
+    """A warning where a run's baseline reads its weights at less than half the memory's speed."""
+    shares = [
+        share
+        for entry in group.entries
+        if entry.label == entry.run.baseline
+        and (share := entry.overall["bandwidth_share"]) is not None
+    ]
+    if not shares or min(shares) >= SLOW_BASELINE:
+        return []
+    span = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
+    return [
+        f"SLOW BASELINE: ar takes {span} of the copy bandwidth, under {SLOW_BASELINE:.0%}, so a "
+        "part of each speedup is its slowness."
+    ]
 
 
 def _lost(group: Group, kind: str) -> int:

@@ -45,6 +45,7 @@ CASE_COLUMNS = (
 )  # fmt: skip
 SUMMARY_COLUMNS = (
     "label", "method", "task", "n_cases", "mat", "tokens_per_s", "speedup", "geomean_speedup",
+    "speedup_eager", "speedup_graph", "bandwidth_share",
 )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def metrics(group: Group) -> dict[str, float]:
     found = {}
     for entry in group.entries:
         for task, row in entry.rows.items():
-            for figure in ("mat", "tokens_per_s", "speedup", "geomean_speedup"):
+            for figure in SUMMARY_COLUMNS[4:]:
                 if row.get(figure) is not None:
                     found[f"{entry.label}/{task}/{figure}"] = float(row[figure])
             for verdict, count in (row.get("lossless") or {}).items():

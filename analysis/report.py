@@ -29,7 +29,7 @@ from analysis.figures import FIGURES
 from analysis.groups import make_groups, verdict_words
 from analysis.provenance import settings, sources, surroundings
 from analysis.render import ABSENT, Measured, Sheet
-from analysis.sheets import pairs_sheet, sheet
+from analysis.sheets import FOOTING, footing_cells, pairs_sheet, sheet
 from analysis.style import RC
 from specbench.statistics import ESTIMATORS
 
@@ -155,7 +155,7 @@ def warnings(groups: Iterable[Group]) -> list[tuple[str, str]]:
 def summary(groups: Iterable[Group]) -> Sheet:
     """A row per group: the label that did best there, and how it stands to the claims."""
     headings = [
-        "model and data", "best", "speedup [95 %]", "MAT [95 %]", "cases",
+        "model and data", "best", "speedup [95 %]", *FOOTING, "MAT [95 %]", "cases",
         "lossless (all labels)", "verdicts on claims", "times", "hardware",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
@@ -174,6 +174,7 @@ def summary(groups: Iterable[Group]) -> Sheet:
                 group.title,
                 name(group, best),
                 Measured(best.overall["speedup"], best.overall["speedup_ci"]),
+                *footing_cells(best.overall),
                 Measured(best.overall["mat"], best.overall["mat_ci"]),
                 str(best.overall["n_cases"]),
                 verdict_words(counts),
@@ -225,7 +226,7 @@ def claims(groups: Iterable[Group]) -> Sheet:
     """Every label for which something is claimed, beside what was measured."""
     headings = [
         "model and data", "method", "MAT [95 %]", "claimed MAT", "speedup [95 %]",
-        "claimed speedup", "claimed for", "source", "verdict",
+        *FOOTING, "claimed speedup", "claimed for", "source", "verdict",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
     for group in groups:
@@ -245,6 +246,7 @@ def claims(groups: Iterable[Group]) -> Sheet:
                     Measured(entry.overall["mat"], entry.overall["mat_ci"]),
                     claimed[0],
                     Measured(entry.overall["speedup"], entry.overall["speedup_ci"]),
+                    *footing_cells(entry.overall),
                     claimed[1],
                     f"{claim.model} on {claim.dataset}, {claim.hardware}",
                     f"{claim.title.partition(':')[0]}, {claim.source}",

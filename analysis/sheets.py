@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.claims import NOT_RUN, VERDICT_RULE, Claim
 from analysis.groups import Entry, Group, caption, verdict_words
@@ -23,6 +23,19 @@ _TASK_NAMES = {
 }
 
 
+# What a speedup stands on: over plain decoding by either engine, and how fast plain decoding is.
+FOOTING = ("over eager ar [95 %]", "over graph ar [95 %]", "bandwidth share")
+
+
+def footing_cells(row: Mapping[str, Any]) -> list[str | Measured]:
+    """The cells below ``FOOTING``, of a summary's row."""
+    return [
+        Measured(row["speedup_eager"], row["speedup_eager_ci"]),
+        Measured(row["speedup_graph"], row["speedup_graph_ci"]),
+        Measured(row["bandwidth_share"]),
+    ]
+
+
 def sheet(group: Group) -> Sheet:
     """The wide form that papers use: a row per label, a column per task."""
     several_runs = len(group.runs) > 1
@@ -35,6 +48,7 @@ def sheet(group: Group) -> Sheet:
         "tokens/s",
         "speedup [95 %]",
         "geo. mean [95 %]",
+        *FOOTING,
         "cases",
         "lossless",
         "claimed speedup / MAT",
@@ -53,6 +67,7 @@ def sheet(group: Group) -> Sheet:
                 Measured(row["tokens_per_s"], digits=1),
                 Measured(row["speedup"], row["speedup_ci"]),
                 Measured(row["geomean_speedup"], row["geomean_speedup_ci"]),
+                *footing_cells(row),
                 str(row["n_cases"]),
                 verdict_words(row["lossless"]),
                 _claimed(entry.claim),
@@ -67,7 +82,7 @@ def sheet(group: Group) -> Sheet:
         blank = [ABSENT] * len(by_task)
         name = [ABSENT] if several_runs else []
         rows.append(
-            [*name, claim.method, *blank, *[ABSENT] * 4, "0", ABSENT, _claimed(claim), NOT_RUN]
+            [*name, claim.method, *blank, *[ABSENT] * 7, "0", ABSENT, _claimed(claim), NOT_RUN]
         )
         notes.append(f"{claim.method}: claimed by {claim.describe()}.")
     return Sheet(group.title, caption(group), headings, rows, with_rule(notes))
@@ -76,7 +91,8 @@ def sheet(group: Group) -> Sheet:
 def task_sheet(group: Group, title: str) -> Sheet:
     """The long form: a row per task and label, every number with its interval and claim."""
     headings = [
-        "data", "method", "MAT [95 %]", "speedup [95 %]", "cases", "claimed speedup", "verdict",
+        "data", "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "cases", "claimed speedup",
+        "verdict",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
     for task in group.tasks:
@@ -91,6 +107,7 @@ def task_sheet(group: Group, title: str) -> Sheet:
                     entry.label,
                     Measured(row["mat"], row["mat_ci"]),
                     Measured(row["speedup"], row["speedup_ci"]),
+                    *footing_cells(row),
                     str(row["n_cases"]),
                     _number(value),
                     entry.verdict(task),
@@ -129,8 +146,8 @@ def settings_sheet(
         heading: of for heading, of in _WHERE.items() if len({of(entry) for entry in entries}) > 1
     }
     headings = [
-        *apart, *columns, "MAT [95 %]", "tokens/s", "speedup [95 %]", "cases", "lossless",
-        "claimed speedup / MAT", "claimed tokens/s", "claimed on", "verdict",
+        *apart, *columns, "MAT [95 %]", "tokens/s", "speedup [95 %]", *FOOTING, "cases",
+        "lossless", "claimed speedup / MAT", "claimed tokens/s", "claimed on", "verdict",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
     notes = []
@@ -143,6 +160,7 @@ def settings_sheet(
                 Measured(row["mat"], row["mat_ci"]),
                 Measured(row["tokens_per_s"], digits=1),
                 Measured(row["speedup"], row["speedup_ci"]),
+                *footing_cells(row),
                 str(row["n_cases"]),
                 verdict_words(row["lossless"]),
                 _claimed(claim),
@@ -161,7 +179,7 @@ def settings_sheet(
                 [
                     *(where[heading] for heading in apart),
                     *name,
-                    *[ABSENT] * 3,
+                    *[ABSENT] * 6,
                     "0",
                     ABSENT,
                     _claimed(claim),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from analysis.load import Run
 
 # Wide enough for all columns where the output is a file or a pipe.
-_WIDTH = 200
+_WIDTH = 260
 
 
 def records_csv(groups: Sequence[Group]) -> str:
@@ -40,9 +40,11 @@ def records_csv(groups: Sequence[Group]) -> str:
             "run", "model", "dtype", "dataset", "hardware", "synthetic", "task", "label", "method",
             "state_scope", "n_cases", "n_dropped", "n_disturbed", "mat", "mat_low", "mat_high",
             "tokens_per_s", "end_to_end_tokens_per_s", "estimator", "speedup", "speedup_low",
-            "speedup_high", "geomean_speedup", "geomean_low", "geomean_high", "equal", "near_tie",
-            "bug", "not_audited", "claimed_speedup", "claimed_mat", "claimed_model",
-            "claimed_hardware", "claimed_source", "verdict",
+            "speedup_high", "geomean_speedup", "geomean_low", "geomean_high", "speedup_eager",
+            "speedup_eager_low", "speedup_eager_high", "speedup_graph", "speedup_graph_low",
+            "speedup_graph_high", "bandwidth_share", "equal", "near_tie", "bug", "not_audited",
+            "claimed_speedup", "claimed_mat", "claimed_model", "claimed_hardware", "claimed_source",
+            "verdict",
         ]
     )  # fmt: skip
     for group in groups:
@@ -66,8 +68,11 @@ def _csv_row(entry: Entry, task: str, row: Mapping[str, Any]) -> list[str]:
         row["n_disturbed"], row["mat"], *(row["mat_ci"] or (None, None)), row["tokens_per_s"],
         row["end_to_end_tokens_per_s"], row["estimator"], row["speedup"],
         *(row["speedup_ci"] or (None, None)), row["geomean_speedup"],
-        *(row["geomean_speedup_ci"] or (None, None)), lossless["equal"], lossless["near_tie"],
-        lossless["bug"], lossless["not_audited"], *claimed, entry.verdict(task),
+        *(row["geomean_speedup_ci"] or (None, None)), row["speedup_eager"],
+        *(row["speedup_eager_ci"] or (None, None)), row["speedup_graph"],
+        *(row["speedup_graph_ci"] or (None, None)), row["bandwidth_share"], lossless["equal"],
+        lossless["near_tie"], lossless["bug"], lossless["not_audited"], *claimed,
+        entry.verdict(task),
     ]  # fmt: skip
     return ["" if c is None else f"{c:.6g}" if isinstance(c, float) else str(c) for c in cells]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specbench.schema import verifier_name
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specbench.cases import Case
 
 BASELINE = "ar"
+EAGER_BASELINE = "ar_eager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,12 @@ class Job:
     def baseline(self) -> str | None:
         """The baseline's label, or None under ``baseline=false``."""
         return BASELINE if BASELINE in self.labels else None
+
+    def with_eager_baseline(self) -> Job:
+        """This job with the baseline once more, launched pass by pass whatever the engine."""
+        own = next(entry for entry in self.entries if entry.label == BASELINE)
+        twin = replace(own, label=EAGER_BASELINE, method={**own.method, "eager": True})
+        return replace(self, entries=(*self.entries, twin))
 
     def blocks(self) -> list[Block]:
         """All blocks of this shard in the order they are measured."""

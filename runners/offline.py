@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from runners import devices, disturbance, folder, manifest, table, warmup
 from runners.contenders import build_contenders, keep_state
-from runners.job import BASELINE
+from runners.job import BASELINE, EAGER_BASELINE
 from runners.progress import RunProgress
 from specbench import cases, durable, environment, models, nvml, records
 from specbench.errors import ConfigurationError
@@ -73,7 +73,31 @@ def run(job: Job, make_stage: MakeStage | None = None) -> int:
         ConfigurationError: the job cannot be run as it is, or here; see its subclasses.
         DiskError: results cannot be written.
     """
-    return complete(job, functools.partial(_measure, make_stage))
+    return complete(both_baselines(job), functools.partial(_measure, make_stage))
+
+
+def both_baselines(job: Job) -> Job:
+    """The job with an eager ``ar`` beside the one whose passes are CUDA graphs.
+
+    A speedup over graphs alone cannot be held against those of papers, and one over eager passes
+    alone is partly the launches'. A folder that was begun keeps the labels it has.
+    """
+    path = job.folder / records.MANIFEST
+    if path.exists():
+        wanted = EAGER_BASELINE in durable.read_json(path).get("labels", {})
+    else:
+        wanted = (
+            bool(job.config["engine"]["eager_baseline"])
+            and job.config["engine"]["name"] in ("auto", "graph")
+            and not job.config["measure"]["phases"]  # no headline numbers come of it
+            and job.config["model"].get("device_map") is None  # spread, it has no graphs
+            and devices.names(job) != ["cpu"]
+        )
+    has_one = any(
+        entry.label == EAGER_BASELINE or (entry.name == BASELINE and entry.method.get("eager"))
+        for entry in job.entries
+    )
+    return job.with_eager_baseline() if wanted and job.baseline and not has_one else job
 
 
 def complete(job: Job, measure: Measure) -> int:

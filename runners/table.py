@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Wide enough for all columns where the output is a file or a pipe.
-_WIDTH = 118
+_WIDTH = 160
 
 
 def print_folder(folder: Path, console: Console | None = None) -> None:
@@ -57,7 +57,7 @@ def render(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
     table = Table(caption=caption or None, caption_justify="left", show_lines=False)
     energy = any(row.get("joules_per_token") is not None for row in rows)
     for heading, justify in (*_COLUMNS, *([_ENERGY] if energy else [])):
-        table.add_column(heading, justify=justify, no_wrap=heading != "speedup [95 %]")
+        table.add_column(heading, justify=justify, no_wrap="[95 %]" not in heading)
     tasks = sorted({row["task"] for row in rows}, key=task_order)
     for task in tasks:
         chosen = [row for row in rows if row["task"] == task]
@@ -70,6 +70,8 @@ def render(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
                 _number(row["tokens_per_s"], 1),
                 _ratio(row["speedup"], row.get("speedup_ci")),
                 _ratio(row["geomean_speedup"], row.get("geomean_speedup_ci")),
+                # Summaries from before these columns lack them.
+                *(_number(row.get(key), 2) for key in _FOOTING),
                 _verdicts(row["lossless"]),
                 *([_number(row["joules_per_token"], 2)] if energy else []),
                 end_section=i == len(chosen) - 1,
@@ -107,8 +109,12 @@ _COLUMNS = (
     ("tokens/s", "right"),
     ("speedup [95 %]", "right"),
     ("geo. mean [95 %]", "right"),
+    ("/ eager ar", "right"),
+    ("/ graph ar", "right"),
+    ("bandwidth", "right"),
     ("lossless", "left"),
 )
+_FOOTING = ("speedup_eager", "speedup_graph", "bandwidth_share")
 _ENERGY = ("J/token", "right")
 _PAIR_COLUMNS = (
     ("first", "left"),

@@ -58,6 +58,7 @@ _NOT_IDENTITY = (
     "model.cache_dir",
     "model.source",
     "measure.exclusive",
+    "engine.eager_baseline",  # only adds a label; a folder keeps the labels it began with
     "dataset.source",
     "dataset.fetch",
     "runner.traces",  # their hashes are part of it

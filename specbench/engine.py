@@ -331,6 +331,7 @@ class Engine:
         if self.overlap == "stream":
             return self._pass_beside_stream(state, drafter, tree, layers)
         scores = self.target.forward(state.root, tree, hidden_layers=layers)
+        _ = scores.verified  # waits for a pass that was only queued: serial means after it
         clock.phase("verify")
         guess = drafter.overlap(state, tree)
         clock.phase("draft")
@@ -341,6 +342,7 @@ class Engine:
     ) -> tuple[StepScores, Guess | None]:
         """The pass on the present stream and the drafter's part on another one.
 
+        The pass is queued and not waited for: the verifier waits, when it asks what was accepted.
         The other one starts behind all that was asked for before the pass, and what comes after
         waits for both.
         """
@@ -349,9 +351,11 @@ class Engine:
         present = torch.cuda.current_stream(self.target.device)
         self._side_stream.wait_stream(present)
         scores = self.target.forward(state.root, tree, hidden_layers=layers)
-        with torch.cuda.stream(self._side_stream):
-            guess = drafter.overlap(state, tree)
-        present.wait_stream(self._side_stream)
+        try:
+            with torch.cuda.stream(self._side_stream):
+                guess = drafter.overlap(state, tree)
+        finally:  # drafting that goes on would write into the next turn's cache
+            present.wait_stream(self._side_stream)
         return scores, guess
 
     # -- stop rules ------------------------------------------------------------------------------

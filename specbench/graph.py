@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from specbench.errors import CaseFailed
-from specbench.scores import Scores
-from specbench.static_pass import FixedShape, StaticNodes, StaticPass, StaticScores
+from specbench.scores import Scores, StaticScores
+from specbench.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.target import Target
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from specbench.attention import AttentionPlan
+    from specbench.scores import Outcome
     from specbench.structs import DraftTree, IntArray
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class GraphTarget(Target):
         self.graphs: list[str] = []
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
-        self._committed: IntArray | None = None
+        self._outcome: Outcome | None = None  # of the last pass, where that has moved its rows
         super().__init__(model, **kwargs)
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
@@ -150,13 +151,16 @@ class GraphTarget(Target):
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
         """The pass over the root and the nodes of ``tree``, padded to its bucket.
 
+        It is queued and not waited for: the device works while the caller goes on, until somebody
+        asks the scores what was accepted. That is where ids on the device are refused, too.
+
         A tree larger than the largest bucket, and one whose hidden states are asked for, runs as
         in ``Target``.
 
         Raises:
             CaseFailed: the tree is malformed or a token is outside the vocabulary.
         """
-        self._committed = None
+        self._outcome = None
         in_rows = tree.rows is not None and self.cache.batch >= tree.rows[0] > 1
         if hidden_layers:
             self.reasons.setdefault("passes with hidden states", "graphs hand out logits alone")
@@ -176,21 +180,19 @@ class GraphTarget(Target):
         step.run()
         if not self.commits:
             return StaticScores(step.logits, n + 1)
-        outcome = step.read()
-        if outcome[-1]:
-            raise CaseFailed("invalid_draft", "a draft token is outside the vocabulary")
-        count = int(outcome[-2])
-        path = outcome[step.rows + 1 : step.rows + count].copy() - 1
-        self._committed = path
-        return StaticScores(step.logits, n + 1, verified=(path, outcome[: n + 1].copy()))
+        self._outcome = step.outcome
+        return StaticScores(step.logits, n + 1, outcome=step.outcome)
 
     def keep(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the root's row and the rows of the accepted path."""
-        if self._committed is not None and np.array_equal(path, self._committed):
-            self.cache.keep(None, len(path) + 1)  # the pass has moved them already
-            return
-        if self._committed is not None and len(path) and int(path[-1]) != len(path) - 1:
-            raise CaseFailed("invalid_draft", "the pass committed another path than the verifier")
+        if self._outcome is not None:
+            if np.array_equal(path, self._outcome.path()):
+                self.cache.keep(None, len(path) + 1)  # the pass has moved them already
+                return
+            if len(path) and int(path[-1]) != len(path) - 1:
+                raise CaseFailed(
+                    "invalid_draft", "the pass committed another path than the verifier"
+                )
         super().keep(tree, path)
 
     def on_device(self) -> AbstractContextManager[Any]:

@@ -178,9 +178,11 @@ class EngineConfig:
     Attributes:
         overlap: how a drafter works while the target verifies: ``auto``, ``serial``, ``thread``
             or ``stream``.
+        eager_baseline: where passes are CUDA graphs, also run ``ar`` launched pass by pass.
     """
 
     name: str = MISSING
+    eager_baseline: bool = True
     overlap: str = "auto"
     packed: PackedConfig = field(default_factory=PackedConfig)
 

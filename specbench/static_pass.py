@@ -2,7 +2,8 @@
 
 From the ids to the accepted path and the rows kept in the cache everything is on the device; a step
 copies one small array there and one back. What is captured is a shape's ``device_part``, and the
-same code runs uncaptured on any device.
+same code runs uncaptured on any device. Queueing a pass waits for nothing; who first asks what it
+found out waits for it, and so does whoever would write to the buffers that it may still be reading.
 
 Two kinds: ``StaticPass`` is a step of the target, ``StaticNodes`` a draft model's pass over nodes
 of a tree that grows.
@@ -17,41 +18,13 @@ import numpy as np
 import torch
 
 from specbench.attention import AttentionPlan
-from specbench.scores import Scores
+from specbench.scores import Outcome, Scores
 
 if TYPE_CHECKING:
     from specbench.graph import GraphTarget
     from specbench.structs import DraftTree, IntArray
 
 _WARM_UPS = 3  # passes before a capture: libraries choose kernels and allocate on the first ones
-
-
-class StaticScores(Scores):
-    """Scores of a padded pass, with what the pass itself found out.
-
-    Args:
-        raw: logits of all rows, padding included.
-        rows: root and nodes.
-        select: as for ``Scores``.
-        verified: what ``verified`` gives.
-    """
-
-    __slots__ = ("_verified",)
-
-    def __init__(
-        self,
-        raw: torch.Tensor,
-        rows: int,
-        select: torch.Tensor | None = None,
-        verified: tuple[IntArray, IntArray] | None = None,
-    ) -> None:
-        super().__init__(raw if select is not None else raw[:rows], select)
-        self._verified = verified
-
-    @property
-    def verified(self) -> tuple[IntArray, IntArray] | None:
-        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, found by the pass; else None."""
-        return self._verified
 
 
 class FixedShape:
@@ -202,6 +175,9 @@ class StaticPass(FixedShape):
         self.numbers[parents:deep] = -self._spare  # depths: position 0 is one that any model has
         self.numbers[candidate] = self._spare
         self._done = torch.cuda.Event() if pinned else None
+        # Of batch rows, and under a verifier that draws, the host works the acceptance out.
+        self._verifies = batch == 1 and target.commits
+        self.outcome: Outcome | None = None  # of the last run
 
     @property
     def logits(self) -> torch.Tensor:
@@ -209,7 +185,7 @@ class StaticPass(FixedShape):
         return self.outputs[0]
 
     def load(self, root: int, tree: DraftTree, depths: IntArray, visible: Any, length: int) -> None:
-        """Bring a tree into the buffers; waits for nothing.
+        """Bring a tree into the buffers; waits for their last pass where nobody has.
 
         Args:
             root: the last committed token.
@@ -218,6 +194,7 @@ class StaticPass(FixedShape):
             visible: ``[>= n + 1, >= n + 1]`` ancestor matrix.
             length: committed rows of the cache.
         """
+        self._land()
         n, host = len(tree), self._host.numpy()
         ids, parents, deep, candidate = self._parts
         host[:] = 0
@@ -240,7 +217,8 @@ class StaticPass(FixedShape):
             self.numbers[-1] = (tree.tokens != inside).any()
 
     def load_rows(self, root: int, tree: DraftTree, length: int) -> None:
-        """Bring the k chains of a batch layout into the buffers."""
+        """Bring the k chains of a batch layout into the buffers; waits as ``load`` does."""
+        self._land()
         host = self._host.numpy()
         ids, parents, deep, candidate = self._parts
         rows = host[:ids].reshape(self.batch, self.rows)
@@ -251,6 +229,14 @@ class StaticPass(FixedShape):
         host[candidate] = length
         np.copyto(self._host_visible.numpy(), np.tri(self.rows, dtype=np.bool_))
         self._ship()
+
+    def _land(self) -> None:
+        """Wait for the last run: until its copies are done, they read the pinned buffers.
+
+        What it found out is kept for those who hold its scores.
+        """
+        if self.outcome is not None:
+            self.outcome.read()
 
     def _ship(self) -> None:
         self.numbers.copy_(self._host, non_blocking=True)
@@ -321,11 +307,21 @@ class StaticPass(FixedShape):
 
     # -- running -------------------------------------------------------------------------------
 
-    def read(self) -> IntArray:
-        """The outcome on the host; the step's only wait."""
-        self._result.copy_(self.outputs[1], non_blocking=True)
+    def run(self) -> None:
+        """Queue the device's part and the copy of its outcome; waits for nothing."""
+        super().run()
+        if self._verifies:
+            self._tell()
         if self._done is not None:
             with self._target.on_device():
                 self._done.record()
+        self.outcome = Outcome(self.read, self.rows)
+
+    def _tell(self) -> None:
+        self._result.copy_(self.outputs[1], non_blocking=True)
+
+    def read(self) -> IntArray:
+        """The last run's outcome on the host; the step's only wait."""
+        if self._done is not None:
             self._done.synchronize()
         return self._result.numpy()

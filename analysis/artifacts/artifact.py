@@ -68,8 +68,12 @@ def claimed_groups(runs: Sequence[Run], paper: str, *artifacts: str) -> list[Gro
 
 
 def drafting(group: Group) -> list[Entry]:
-    """The group's entries without the baseline."""
-    return [entry for entry in group.entries if entry.label != entry.run.baseline]
+    """The group's entries without plain decoding, the baseline's eager twin included."""
+    return [
+        entry
+        for entry in group.entries
+        if entry.label != entry.run.baseline and entry.overall["method"] != "ar"
+    ]
 
 
 def knob(name: str) -> Callable[[Entry], str]:

@@ -20,7 +20,7 @@ from analysis.claims import NOT_COMPARED, NOT_RUN, load_ledger
 from analysis.estimates import pooled_ratio
 from analysis.plots import Panel, Point, Series, bars, curves
 from analysis.render import ABSENT, Measured, Sheet
-from analysis.sheets import settings_sheet
+from analysis.sheets import FOOTING, footing_cells, settings_sheet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +99,7 @@ def _table3(runs: Sequence[Run]) -> list[Sheet]:
         "model", "method", "L_new of a target pass [95 %]", "target Params × L_new",
         "L_new of a draft pass [95 %]", "draft Params × L_new",
         "draft passes per target pass [95 %]", "draft token-passes per token [95 %]",
-        "speedup [95 %]", "claimed target / draft load",
+        "speedup [95 %]", *FOOTING, "claimed target / draft load",
         "claimed speedup", "claimed on", "verdict",
     ]  # fmt: skip
     groups = claimed_groups(runs, PAPER, "table3")
@@ -111,7 +111,7 @@ def _table3(runs: Sequence[Run]) -> list[Sheet]:
         for claim in _table3_claims():
             if claim.method not in run_methods:
                 rows.append(
-                    [claim.model, claim.method, *[ABSENT] * 7, *_claimed_load(claim), NOT_RUN]
+                    [claim.model, claim.method, *[ABSENT] * 10, *_claimed_load(claim), NOT_RUN]
                 )
     text = captions(groups, _TABLE3_TEXT)
     return [Sheet("CARD, Table 3: computation of a pass", text, headings, rows, [])]
@@ -155,6 +155,7 @@ def _load_row(entry: Entry, claim: Claim | None) -> list[str | Measured]:
         passes,
         work,
         Measured(row["speedup"], row["speedup_ci"]),
+        *footing_cells(row),
         *_claimed_load(claim),
         NOT_COMPARED if claim else "",
     ]
@@ -257,8 +258,8 @@ def hit_rate(entry: Entry) -> Measured:
 def _figure6(runs: Sequence[Run]) -> list[Sheet]:
     groups = claimed_groups(runs, PAPER, "figure6_logs")
     headings = [
-        "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s", "speedup [95 %]", "cases",
-        "claimed hit rate", "claimed MAT", "claimed on", "verdict",
+        "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s", "speedup [95 %]", *FOOTING,
+        "cases", "claimed hit rate", "claimed MAT", "claimed on", "verdict",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
     for group in groups:
@@ -273,6 +274,7 @@ def _figure6(runs: Sequence[Run]) -> list[Sheet]:
                     _mat(entry),
                     Measured(row["tokens_per_s"], digits=1),
                     Measured(row["speedup"], row["speedup_ci"]),
+                    *footing_cells(row),
                     str(row["n_cases"]),
                     *(ABSENT if value is None else f"{value:g}" for value in claimed),
                     f"{claim.model}, {claim.hardware}" if claim else ABSENT,

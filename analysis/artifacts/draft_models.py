@@ -10,6 +10,7 @@ from analysis.claims import VERDICT_RULE, compare, load_ledger
 from analysis.estimates import pooled_ratio
 from analysis.groups import make_groups, verdict_words
 from analysis.render import ABSENT, Measured, Sheet
+from analysis.sheets import FOOTING, footing_cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,9 +64,9 @@ def _place(entry: Entry) -> tuple[str, str, float, str]:
 
 
 _HEADINGS = [
-    "model", "method", "MAT [95 %]", "speedup [95 %]", "draft share [95 %]", "hit rate [95 %]",
-    "draft passes [95 %]", "draft tokens [95 %]", "target Params × L_new", "draft Params × L_new",
-    "devices", "memory, GB", "cases", "lossless",
+    "model", "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "draft share [95 %]",
+    "hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "target Params × L_new",
+    "draft Params × L_new", "devices", "memory, GB", "cases", "lossless",
 ]  # fmt: skip
 
 
@@ -89,6 +90,7 @@ def _row(entry: Entry, inside: Entry | None) -> list[str | Measured]:
         label,
         Measured(row["mat"], row["mat_ci"]),
         Measured(row["speedup"], row["speedup_ci"]),
+        *footing_cells(row),
         share,
         hit_rate(entry),
         *per_token,
@@ -131,8 +133,9 @@ def _memory(entry: Entry) -> str:
 
 
 _CLAIM_HEADINGS = [
-    "method", "MAT [95 %]", "speedup [95 %]", "measured on", "claimed MAT", "claimed speedup",
-    "claimed for", "claimed on", "GPUs", "claimed target / draft load", "source", "verdict",
+    "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "measured on", "claimed MAT",
+    "claimed speedup", "claimed for", "claimed on", "GPUs", "claimed target / draft load",
+    "source", "verdict",
 ]  # fmt: skip
 
 
@@ -171,6 +174,7 @@ def _claim_row(entry: Entry, claim: Claim) -> list[str | Measured]:
         entry.label,
         Measured(row["mat"], row["mat_ci"]),
         Measured(row["speedup"], row["speedup_ci"]),
+        *footing_cells(row),
         f"{run.model}, {run.dataset}, {run.hardware}",
         ABSENT if mat is None else f"{mat:.2f}",
         f"{qualifier}{claim.value('speedup'):.2f}",

@@ -26,7 +26,13 @@ from analysis.heatmaps import heatmaps
 from analysis.load import cpus
 from analysis.plots import Panel, Series, curves
 from analysis.render import ABSENT, Measured, Sheet
-from analysis.sheets import claimed_cells, settings_sheet, with_rule
+from analysis.sheets import (
+    FOOTING,
+    claimed_cells,
+    footing_cells,
+    settings_sheet,
+    with_rule,
+)
 from specbench.statistics import OVERALL
 
 if TYPE_CHECKING:
@@ -245,7 +251,7 @@ def _table1(runs: Sequence[Run]) -> list[Sheet]:
     groups = _groups(runs)
     headings = [
         "model", "data", "setting", "tokens per call [95 %]", "speedup ± sd", "speedup [95 %]",
-        "cases", "claimed speedup / MAT", "claimed on", "verdict",
+        *FOOTING, "cases", "claimed speedup / MAT", "claimed on", "verdict",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
     notes: list[str] = []
@@ -264,7 +270,7 @@ def _table1(runs: Sequence[Run]) -> list[Sheet]:
         for claim in _claims():
             if claim.method not in methods and claim.dataset == group.runs[0].dataset:
                 cells = [*claimed_cells(claim), NOT_RUN]
-                rows.append([claim.model, claim.dataset, claim.method, *[ABSENT] * 3, "0", *cells])
+                rows.append([claim.model, claim.dataset, claim.method, *[ABSENT] * 6, "0", *cells])
                 quoted = "quoted" if claim.quoted else "claimed"
                 notes.append(f"{claim.method}: {quoted} by {claim.describe()}.")
         notes += [
@@ -296,6 +302,7 @@ def _table1_row(entry: Entry, setting: str, claim: Claim | None) -> list[str | M
         Measured(row["mat"], row["mat_ci"]),
         f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
         Measured(row["speedup"], row["speedup_ci"]),
+        *footing_cells(row),
         str(row["n_cases"]),
         *claimed_cells(claim),
         compare(claim, row, run.model, run.gpus, OVERALL),

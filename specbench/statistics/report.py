@@ -46,8 +46,11 @@ def run_summary(
     baseline = manifest["baseline"]
     config = manifest["config"]
     seed = int(manifest["seed"])
-    rows = summarise(records, labels, baseline, seed=seed, estimator=config["estimator"])
-    methods = [label for label in labels if label != baseline]
+    stands_on = roofline.footing(manifest)
+    rows = summarise(
+        records, labels, baseline, seed=seed, estimator=config["estimator"], footing=stands_on
+    )
+    methods = [label for label in labels if label not in {baseline, *stands_on.plain.values()}]
     pairs = compare_pairs(records, labels, seed=seed) if len(methods) > 1 else []
     return {
         "schema_version": SCHEMA_VERSION,
@@ -61,7 +64,7 @@ def run_summary(
             *_failures(records, errors, labels),
             *_verdicts(records, baseline, (manifest.get("model") or {}).get("dtype", "")),
             *_disturbance(records, (config.get("measure") or {}).get("disturbed") or {}),
-            *_baseline(rows, baseline, manifest.get("model") or {}, manifest["labels"]),
+            *_baseline(rows, baseline, manifest.get("model") or {}),
             *_phases(rows),
         ],
     }
@@ -180,37 +183,11 @@ def _rule(limits: Mapping[str, Any]) -> str:
 
 
 def _baseline(
-    rows: Sequence[Mapping[str, Any]],
-    baseline: str | None,
-    model: Mapping[str, Any],
-    labels: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]], baseline: str | None, model: Mapping[str, Any]
 ) -> list[str]:
     overall = [r for r in rows if r["label"] == baseline and r["task"] == OVERALL]
     said = roofline.note(model, overall[0]["tokens_per_s"]) if overall else None
-    return [*([said] if said else []), *_over_eager(rows, baseline, labels)]
-
-
-def _over_eager(
-    rows: Sequence[Mapping[str, Any]], baseline: str | None, labels: Mapping[str, Any]
-) -> list[str]:
-    """Speedups over the eager baseline, where the run has one beside its own."""
-    speeds = {r["label"]: r["tokens_per_s"] for r in rows if r["task"] == OVERALL}
-    eager = next(
-        (
-            label
-            for label, entry in labels.items()
-            if label != baseline and (entry.get("knobs") or {}).get("eager")
-        ),
-        None,
-    )
-    if eager is None or not speeds.get(eager):
-        return []
-    ratios = [
-        f"{label} {speed / speeds[eager]:.2f}"
-        for label, speed in speeds.items()
-        if speed and label != eager
-    ]
-    return [f"speedup over {eager} (launched pass by pass): {', '.join(ratios)}."]
+    return [said] if said else []
 
 
 def accepted_by_part(done: Sequence[CaseRecord]) -> list[str]:

@@ -12,6 +12,9 @@ How records become numbers (words as in :mod:`specbench.records`):
   ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).
 - ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
   of the baseline. ``geomean_speedup`` is the geometric mean of the same ratio taken per case.
+- ``speedup_eager`` and ``speedup_graph`` are the same over plain decoding by that engine, where the
+  run has it. ``bandwidth_share`` is the part of the machine's copy bandwidth that plain decoding
+  takes: its own in a row of plain decoding, the baseline's in any other.
 - Estimator ``specbench`` is the formula of Spec-Bench's ``speed.py``: a question's speed is its new
   tokens over its wall time (prefill included), a method's speed the plain mean over questions, and
   ``speedup`` the ratio of the two means. It differs from the original on purpose in what went wrong
@@ -50,6 +53,7 @@ from specbench.statistics.pooling import (
     Pooled,
     pool,
 )
+from specbench.statistics.roofline import ENGINES, Footing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
 OVERALL = "overall"
 ESTIMATORS = ("paired", "specbench")
 DEFAULT_MARGIN = 0.02
+NO_FOOTING = Footing()
 _ALPHA = 0.05
 
 # Spec-Bench's order; other tasks follow by name, the whole run comes last.
@@ -80,6 +85,7 @@ def summarise(
     seed: int = 0,
     estimator: str = "paired",
     n_resamples: int = N_RESAMPLES,
+    footing: Footing = NO_FOOTING,
 ) -> list[dict[str, Any]]:
     """The rows of a run.
 
@@ -91,6 +97,7 @@ def summarise(
         seed: of the bootstrap.
         estimator: ``paired`` or ``specbench``, see above.
         n_resamples: of the bootstrap.
+        footing: the run's plain decodings by engine, and the memory's speed.
 
     Returns:
         One dict per task and label, tasks in their usual order and ``overall`` last. A number that
@@ -108,7 +115,7 @@ def summarise(
     rows = []
     for task, group in groups.items():
         sample = _Sample(group, estimator, seed, n_resamples)
-        rows += [sample.row(task, label, baseline) for label in labels]
+        rows += [sample.row(task, label, baseline, footing) for label in labels]
     return rows
 
 
@@ -169,23 +176,21 @@ class _Sample:
         self._strata = strata_of(pooled.categories)
         self._resamples = Resamples(self._strata, seed, n_resamples)
 
-    def row(self, task: str, label: str, baseline: str | None) -> dict[str, Any]:
+    def row(self, task: str, label: str, baseline: str | None, footing: Footing) -> dict[str, Any]:
         """A row of ``summary.json``."""
         pooled = self._pooled
         totals = pooled.totals[label]
         mat, mat_ci = self._quotient([totals[:, COMMITTED]], [totals[:, STEPS]])
-        speedup: float | None = None
         geomean: float | None = None
-        speedup_ci: Interval | None = None
         geomean_ci: Interval | None = None
         if baseline == label:
-            # By definition, so there is nothing to estimate.
-            timed = WALL if self._estimator == "specbench" else DECODE
-            speedup = 1.0 if totals[:, timed].any() else None
             geomean = 1.0 if totals[:, DECODE].any() else None
         elif baseline in pooled.totals:
-            speedup, speedup_ci = self.speedup(label, baseline)
             geomean, geomean_ci = self.geomean(label, baseline)
+        plain = footing.plain
+        over = {of: self._over(label, of) for of in {baseline, *plain.values(), None}}
+        speedup, speedup_ci = over[baseline]
+        own = label if label in plain.values() else baseline
         verdicts = [verdict for _, verdict in pooled.verdicts[label]]
         return {
             "label": label,
@@ -208,6 +213,9 @@ class _Sample:
             "speedup_ci": speedup_ci,
             "geomean_speedup": geomean,
             "geomean_speedup_ci": geomean_ci,
+            **{f"speedup_{engine}": over[plain.get(engine)][0] for engine in ENGINES},
+            **{f"speedup_{engine}_ci": over[plain.get(engine)][1] for engine in ENGINES},
+            "bandwidth_share": footing.share(self._decode_speed(own)),
             "lossless": {
                 kind: verdicts.count(kind)
                 for kind in ("equal", "near_tie", "bug", "not_audited", "lossy")
@@ -237,7 +245,24 @@ class _Sample:
         totals = self._pooled.totals[label]
         if self._estimator == "specbench":
             return _finite(ratio_of_totals(self._question_speeds(label), totals[:, WALL] > 0))
+        return self._decode_speed(label)
+
+    def _decode_speed(self, label: str | None) -> float | None:
+        """Tokens per second after the prompt's pass; None of a label that was not run."""
+        totals = self._pooled.totals.get(label) if label is not None else None
+        if totals is None:
+            return None
         return _finite(ratio_of_totals(totals[:, TIMED_COMMITTED], totals[:, DECODE]))
+
+    def _over(self, label: str, reference: str | None) -> tuple[float | None, Interval | None]:
+        """Speedup over a reference that may not have been run."""
+        if reference is None or reference not in self._pooled.totals:
+            return None, None
+        if reference != label:
+            return self.speedup(label, reference)
+        # By definition, so there is nothing to estimate.
+        timed = WALL if self._estimator == "specbench" else DECODE
+        return (1.0 if self._pooled.totals[label][:, timed].any() else None), None
 
     def speedup(self, label: str, baseline: str) -> tuple[float | None, Interval | None]:
         """The headline number by the estimator, with its interval."""

@@ -61,9 +61,12 @@ def test_the_table_shows_every_number_and_the_whole_run_last(tmp_path):
             speedup_ci=[1.31, 1.6],
             geomean_speedup=1.4,
             geomean_speedup_ci=[1.3, 1.5],
+            speedup_eager=2.92,
+            speedup_graph=1.46,
+            bandwidth_share=0.71,
             lossless={"equal": 2, "near_tie": 1, "bug": 0, "not_audited": 0},
         ),
-        row("ar", "qa"),
+        row("ar", "qa"),  # as summaries were before there were columns of the baselines
         row("pld", "qa", speedup=None, geomean_speedup=None, mat=None),
     ]
     durable.write_json(
@@ -71,12 +74,15 @@ def test_the_table_shows_every_number_and_the_whole_run_last(tmp_path):
     )
     (tmp_path / records.CASES).touch()
     out = io.StringIO()
-    table.print_folder(tmp_path, Console(file=out, width=118))
+    table.print_folder(tmp_path, Console(file=out, width=160))
     text = out.getvalue()
     assert text.index("qa") < text.index("overall")
     line = next(line for line in text.splitlines() if "1.46" in line)
     for cell in ("pld", "1.73", "20.5", "1.46 [1.31, 1.60]", "1.40 [1.30, 1.50]", "1 near tie"):
         assert cell in line
+    for cell in ("2.92", "1.46", "0.71"):
+        assert cell in line.partition("1.50]")[2]
+    assert next(line for line in text.splitlines() if "3 equal" in line).count("–") == 3
     assert "note: one dropped" in text
     assert f"files: {tmp_path}/ (summary.json, cases.jsonl)" in text.replace("\n", " ")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from runners import stage
+from runners import devices, stage
 from runners.contenders import build_contenders
 from runners.dispatch import Invocation, execute
-from specbench import config
+from specbench import config, durable, records
 from specbench.graph import GraphTarget
 
 
@@ -38,3 +39,70 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
     made.recover()
     for target in (made._target, made._eager_target):
         assert not target.cache.storage.any()
+
+
+def here(work, job):
+    return work(job)
+
+
+@pytest.fixture
+def on_graphs(monkeypatch):
+    """A machine with a GPU, as far as choosing an engine goes; passes run uncaptured on the CPU."""
+    monkeypatch.setattr(stage, "no_graphs", lambda model: None)
+    monkeypatch.setattr(devices, "names", lambda job: ["GPU-1"])
+
+
+def run(small, folder, *extra):
+    overrides = [*small, "method=pld", "engine=graph", "measure.exclusive=false", *extra]
+    assert execute(config.compose([*overrides, f"output_dir={folder}"]), Invocation(), here) == 0
+    return list(durable.read_json(folder / records.MANIFEST)["labels"])
+
+
+def test_where_passes_are_graphs_a_run_has_both_baselines(small, tmp_path, on_graphs, capsys):
+    assert run(small, tmp_path / "run") == ["ar", "pld", "ar_eager"]
+    summary = durable.read_json(tmp_path / "run" / records.SUMMARY)
+    assert summary["pairs"] == []
+    rows = {row["label"]: row for row in summary["rows"] if row["task"] == "overall"}
+    for row in rows.values():
+        assert row["speedup_graph"] == row["speedup"]
+        assert row["speedup_eager"] > 0
+        assert row["lossless"]["bug"] == 0
+    assert rows["ar_eager"]["speedup_eager"] == rows["ar"]["speedup_graph"] == 1
+    assert rows["pld"]["bandwidth_share"] == rows["ar"]["bandwidth_share"] > 0
+    assert rows["ar_eager"]["bandwidth_share"] / rows["ar"]["bandwidth_share"] == pytest.approx(
+        rows["ar_eager"]["tokens_per_s"] / rows["ar"]["tokens_per_s"]
+    )
+    assert "/ eager ar" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("extra", "labels"),
+    [
+        (["engine.eager_baseline=false"], ["ar", "pld"]),
+        (["engine=eager"], ["ar", "pld"]),
+        (["baseline=false"], ["pld"]),
+        (["measure=phases"], ["ar", "pld"]),
+        (["compare=[{method: ar, eager: true, label: slow}]"], ["ar", "pld", "slow"]),
+    ],
+    ids=str,
+)
+def test_one_is_enough_where_it_was_asked_for_or_another_is_there(
+    extra, labels, small, tmp_path, on_graphs
+):
+    assert run(small, tmp_path / "run", "dataset.limit=1", *extra) == labels
+
+
+def test_on_a_cpu_nothing_more_is_run(small, tmp_path):
+    assert run(small, tmp_path / "run", "dataset.limit=1") == ["ar", "pld"]
+
+
+def test_a_folder_keeps_the_labels_it_was_begun_with(small, tmp_path, on_graphs):
+    folder = tmp_path / "run"
+    run(small, folder, "engine.eager_baseline=false")
+    (folder / records.DONE).unlink()
+    kept = (folder / records.CASES).read_text().splitlines(keepends=True)
+    (folder / records.CASES).write_text("".join(kept[: len(kept) // 2]))
+    assert run(small, folder) == ["ar", "pld"]
+    again = (folder / records.CASES).read_text()
+    assert "ar_eager" not in again
+    assert len(again.splitlines()) == len(kept)

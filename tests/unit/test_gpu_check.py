@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from scripts import gpu_methods
+from scripts import gpu_measurements, gpu_methods
 from specbench.config import with_parts
 from specbench.cost_surface import CostSurface
 from tests.contract.driver import compose_method, method_names
@@ -48,11 +48,11 @@ def test_a_trial_on_the_cpu(gpu_check, tmp_path):
     }
     assert all(r["ms"] > 0 for r in rows)
     surface = CostSurface.read(tmp_path / "tiny-cpu-trial-graph.json")
-    assert surface.tree.axes == {"rows": gpu_check.ROWS, "context": (32, 64)}
+    assert surface.tree.axes == {"rows": gpu_measurements.ROWS, "context": (32, 64)}
     assert data["results"]["decoding tiny"]["passes"]["engine"] == "graph"
     drafts = data["results"]["drafts tiny"]
     assert {(d["engine"], d["nodes"]) for d in drafts} == {
-        (e, n) for e in ("eager", "graph") for n in gpu_check.DRAFT_NODES
+        (e, n) for e in ("eager", "graph") for n in gpu_measurements.DRAFT_NODES
     }
     assert {"cacheback", "token_recycling", "sps", "opt_tree", "lookahead"} <= set(
         data["results"]["steps"]
@@ -67,7 +67,7 @@ def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(
 ):
     """Not that of making an engine, whose clock records thousands of events, nor the prompt's."""
     made, decoded = [], []
-    real_init, real_decode = gpu_check.Engine.__init__, gpu_check.Engine.decode
+    real_init, real_decode = gpu_measurements.Engine.__init__, gpu_measurements.Engine.decode
 
     def init(self, *words, **options):
         made.append(len(decoded))
@@ -79,12 +79,12 @@ def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(
         timings = replace(result.timings, prefill_s=9.0, decode_s=0.5)
         return replace(result, timings=timings)
 
-    monkeypatch.setattr(gpu_check.Engine, "__init__", init)
-    monkeypatch.setattr(gpu_check.Engine, "decode", decode)
+    monkeypatch.setattr(gpu_measurements.Engine, "__init__", init)
+    monkeypatch.setattr(gpu_measurements.Engine, "decode", decode)
     words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
     check = gpu_check.Check(gpu_check.arguments(words))
     check.results["bandwidth"] = {"copy_gb_per_s": 2.0}
-    found = gpu_check.decoding(check, "tiny", tokens=6, repeats=1)
+    found = gpu_measurements.decoding(check, "tiny", tokens=6, repeats=1)
     assert made == [0, 0] and len(decoded) == 4
     assert found["passes_per_s"]["graph"] == pytest.approx(5 / 0.5)
     share = found["weight_bytes"] * 10 / 2e9
@@ -96,15 +96,15 @@ def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(
 def test_the_rows_are_cost_surfaces_too(gpu_check, tmp_path, monkeypatch, on_gpu):
     words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path / "out")]
     check = gpu_check.Check(gpu_check.arguments(words))
-    model = gpu_check.load(check, "tiny")
-    target = gpu_check.engines(check, model, max_len=64, max_nodes=1)["graph"]
-    monkeypatch.setattr(gpu_check, "SURFACES", tmp_path / "surfaces")
+    model = gpu_measurements.load(check, "tiny")
+    target = gpu_measurements.engines(check, model, max_len=64, max_nodes=1)["graph"]
+    monkeypatch.setattr(gpu_measurements, "SURFACES", tmp_path / "surfaces")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H999 80GB")
     if on_gpu:
         check.device = torch.device("cuda")
-    prompts, passes = np.full((2, 3), 0.5), np.ones((len(gpu_check.ROWS), 2, 7))
+    prompts, passes = np.full((2, 3), 0.5), np.ones((len(gpu_measurements.ROWS), 2, 7))
     passes[:, 1] = 2.0
-    gpu_check.surface(check, "tiny", "graph", target, (32, 64), prompts, passes)
+    gpu_measurements.surface(check, "tiny", "graph", target, (32, 64), prompts, passes)
     name = "tiny-nvidia-h999-80gb-graph.json" if on_gpu else "tiny-cpu-trial-graph.json"
     assert check.surfaces == [name]
     found = CostSurface.read(tmp_path / ("surfaces" if on_gpu else "out") / name)
@@ -195,9 +195,9 @@ def test_a_part_leaves_no_weights_behind(gpu_check, tmp_path, fails):
     alive = []
 
     def work():
-        model = gpu_check.load(check, "tiny")
+        model = gpu_measurements.load(check, "tiny")
         alive.append(weakref.ref(model))
-        targets = gpu_check.engines(check, model, max_len=64, max_nodes=1)
+        targets = gpu_measurements.engines(check, model, max_len=64, max_nodes=1)
         targets["graph"].prefill(np.arange(5))
         targets["graph"].cycle = targets
         if fails:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specbench import roofline
-from specbench.statistics.roofline import note, share
+from specbench.statistics.roofline import Footing, footing, note, share
 from tests.conftest import tiny_model
 
 
@@ -84,3 +84,41 @@ def test_the_share_and_its_warning():
 def test_what_an_old_manifest_lacks_is_not_made_up(model):
     assert note(model, 80.0) is None
     assert share({"weight_bytes": 1.0, "copy_bytes_per_s": 1.0}, None) is None
+
+
+TWO = {"ar": {"method": "ar"}, "ar_eager": {"method": "ar", "knobs": {"eager": True}}, "pld": {}}
+ONE = {"ar": {"method": "ar", "knobs": {"eager": False}}, "pld": {"method": "pld"}}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "plain"),
+    [
+        ({"labels": ONE, "model": {"passes": {"engine": "eager"}}}, {"eager": "ar"}),
+        ({"labels": ONE, "model": {"passes": {"engine": "graph"}}}, {"graph": "ar"}),
+        (
+            {"labels": TWO, "model": {"passes": {"engine": "graph"}}},
+            {"graph": "ar", "eager": "ar_eager"},
+        ),
+        # Where graphs were not to be had, the baseline is an eager one too.
+        ({"labels": TWO, "model": {"passes": {"engine": "eager"}}}, {"eager": "ar"}),
+        # From before there were engines: eager on a CPU, else not known.
+        ({"labels": ONE, "model": {"device": "cpu"}}, {"eager": "ar"}),
+        ({"labels": ONE, "model": {"device": "cuda:0"}}, {}),
+        ({"labels": ONE, "model": None}, {}),
+        ({"labels": ONE, "surface": {"model": {"passes": {"engine": "graph"}}}}, {"graph": "ar"}),
+        ({}, {}),
+    ],
+    ids=str,
+)
+def test_which_plain_decodings_a_run_has(manifest, plain):
+    found = footing({"baseline": "ar", **manifest})
+    assert found.plain == plain
+    assert found.floor_s is None
+    assert found.share(10.0) is None
+
+
+def test_the_floor_is_the_time_to_read_the_weights():
+    found = footing({"model": {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10}})
+    assert found == Footing({}, 0.01)
+    assert found.share(80.0) == pytest.approx(0.8)
+    assert found.share(None) is None

@@ -345,11 +345,25 @@ class TestRunSummary:
         (note,) = self.summary(phase_s={"verify": 3.0, "draft": 1.0})["notes"]
         assert note == "shares of sam's wall time: verify 75.0%, draft 25.0%."
 
-    def test_speedups_over_an_eager_baseline_are_told(self):
-        cases = [*pair("a", plain_s=4, fast_s=2), record("slow", "a", 11, 10, 8.0)]
-        labels = {"ar": {}, "pld": {}, "slow": {"knobs": {"eager": True}}}
-        found = run_summary(cases, [], self.MANIFEST | {"labels": labels})
-        assert found["notes"] == ["speedup over slow (launched pass by pass): ar 2.00, pld 4.00."]
+    @pytest.mark.parametrize("engine", ["graph", None])
+    def test_speedups_stand_on_plain_decoding_by_either_engine(self, engine):
+        cases = []
+        for case in "ab":
+            cases += [*pair(case, plain_s=4, fast_s=2), record("slow", case, 11, 10, 8.0)]
+        labels = {"ar": {}, "pld": {}, "slow": {"method": "ar", "knobs": {"eager": True}}}
+        model = {"weight_bytes": 4e9, "copy_bytes_per_s": 20e9}
+        if engine is not None:
+            model["passes"] = {"engine": engine}
+        found = run_summary(cases, [], self.MANIFEST | {"labels": labels, "model": model})
+        assert found["pairs"] == []  # plain decoding twice and one method
+        rows = {row["label"]: row for row in found["rows"] if row["task"] == "overall"}
+        assert [rows[label]["speedup_eager"] for label in labels] == [2.0, 4.0, 1.0]
+        graph = [1.0, 2.0, 0.5] if engine else [None] * 3
+        assert [rows[label]["speedup_graph"] for label in labels] == graph
+        assert rows["pld"]["speedup_eager_ci"] == pytest.approx([4.0, 4.0])
+        assert rows["ar"]["speedup_graph_ci"] is None
+        # 2.5 tokens a second read 10 of 20 GB a second, and half of that in the slow row.
+        assert [rows[label]["bandwidth_share"] for label in labels] == [0.5, 0.5, 0.25]
 
     def test_the_baseline_is_held_against_the_memory(self):
         model = {"weight_bytes": 4e9, "copy_bytes_per_s": 8e9, "dtype": "float32"}

@@ -1,0 +1,322 @@
+"""What the GPU check measures: bandwidth, plain decoding, passes by rows, drafts, and steps.
+
+Each function takes the check, which knows the device, the time left and where files go, and
+returns plain data for ``scripts/gpu_report.py`` to show.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import yaml
+
+from scripts import gpu_methods
+from specbench import environment, roofline
+from specbench.cost_surface import CostSurface, Grid
+from specbench.draft_model import DraftModel
+from specbench.drafter import Drafter
+from specbench.engine import Engine
+from specbench.graph import GraphTarget
+from specbench.models import shape_model
+from specbench.structs import DraftContext, DraftTree
+from specbench.target import Target
+from specbench.verify import GreedyVerifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel
+
+    from scripts.gpu_check import Check
+
+ROOT = Path(__file__).resolve().parent.parent
+SURFACES = ROOT / "surfaces"
+TINY = {
+    "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
+PROMPT = 128
+DRAFT_NODES = (1, 4, 16, 64)
+DRAFT_TEXT = 512
+STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two
+
+
+def load(check: Check, name: str) -> PreTrainedModel:
+    """The shape of a model of ``conf/model`` with random weights, in bfloat16 on a GPU."""
+    shape = TINY
+    if name != "tiny":
+        text = (ROOT / "conf" / "model" / f"{name}.yaml").read_text(encoding="utf-8")
+        shape = yaml.safe_load(text)["shape_config"]
+    dtype = torch.bfloat16 if check.device.type == "cuda" else torch.float32
+    model = shape_model(shape, dtype=dtype, device=check.device)
+    return model.eval().requires_grad_(False)
+
+
+def bandwidth(check: Check) -> dict[str, float]:
+    """GB/s of a copy within the device's memory."""
+    return {"copy_gb_per_s": roofline.copy_bandwidth(check.device) / 1e9}
+
+
+def engines(check: Check, model: PreTrainedModel, **sizes: int) -> dict[str, Target]:
+    """Both engines over one model."""
+    capture = check.device.type == "cuda"
+    return {
+        "eager": Target(model, **sizes),
+        "graph": GraphTarget(model, capture=capture, **sizes),
+    }
+
+
+def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, Any]:
+    """Plain decoding by both engines and by ``generate``, turn about.
+
+    Rates of all three are of whole calls, the prompt's pass among them. The engines' own records
+    tell the time after it, whose share of the bandwidth is taken: n tokens take n - 1 such passes.
+    ``generate`` has no such record; its share counts the prompt's pass as one more pass.
+    """
+    model = load(check, name)
+    prompt = np.random.default_rng(0).integers(3, 200, PROMPT)
+    targets = engines(check, model, max_len=PROMPT + tokens, max_nodes=1)
+    # Made once: an engine's clock records thousands of events when it is made.
+    loops = {
+        kind: Engine(target, GreedyVerifier(), eos_ids=frozenset())
+        for kind, target in targets.items()
+    }
+    ids = torch.from_numpy(prompt)[None].to(check.device)
+
+    def ours(engine: str) -> float:
+        result = loops[engine].decode(prompt, Drafter(name="ar"), max_new_tokens=tokens)
+        return result.decode_s
+
+    def theirs() -> float:
+        with torch.inference_mode():
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens,
+                min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+        assert out.shape[1] == PROMPT + tokens
+        return float("nan")
+
+    calls: dict[str, Callable[[], float]] = {
+        "graph": lambda: ours("graph"), "eager": lambda: ours("eager"), "generate": theirs,
+    }  # fmt: skip
+    times: dict[str, list[float]] = {kind: [] for kind in calls}
+    after_prompt: dict[str, list[float]] = {kind: [] for kind in calls}
+    for i in range(repeats + 1):
+        for kind in calls if i % 2 else reversed(calls):
+            model.set_attn_implementation("sdpa" if kind == "generate" else "specbench")
+            check.wait()
+            start = time.perf_counter()
+            decode_s = calls[kind]()
+            check.wait()
+            if i:  # the first one warms up
+                times[kind].append(time.perf_counter() - start)
+                after_prompt[kind].append(decode_s)
+    rates = {kind: tokens / statistics.median(values) for kind, values in times.items()}
+    passes = {
+        kind: (tokens - 1) / statistics.median(after_prompt[kind]) for kind in ("graph", "eager")
+    } | {"generate": rates["generate"]}
+    copied = check.results.get("bandwidth", {}).get("copy_gb_per_s")
+    size = roofline.streamed_bytes(model)
+    return {
+        "tokens": tokens,
+        "prompt": PROMPT,
+        "weight_bytes": size,
+        "tokens_per_s": rates,
+        "passes_per_s": passes,
+        "graph_over_generate": rates["graph"] / rates["generate"],
+        "eager_over_generate": rates["eager"] / rates["generate"],
+        "bandwidth_share": {
+            kind: size * rate / 1e9 / copied if copied else None for kind, rate in passes.items()
+        },
+        "passes": targets["graph"].describe(),
+    }
+
+
+def pass_by_rows(check: Check, name: str, contexts: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Milliseconds of a pass, its verdict and the cache's work, by rows, context and engine.
+
+    The samples are a cost surface an engine, as ``runner=cost`` measures it, but for the drafting:
+    written beside the report and, from a GPU, to ``surfaces/``.
+    """
+    model = load(check, name)
+    found = []
+    prompts: dict[str, list[list[float]]] = {"eager": [], "graph": []}
+    passes: dict[str, list[list[list[float]]]] = {"eager": [], "graph": []}
+    targets = engines(check, model, max_len=max(contexts) + 8, max_nodes=max(ROWS) - 1)
+    verifier = GreedyVerifier()
+    random = np.random.default_rng(0)
+    for context in contexts:
+        for kind, target in targets.items():
+            prompt = random.integers(3, 200, context)
+
+            def read(target: Target = target, prompt: Any = prompt) -> None:
+                target.prefill(prompt)
+
+            prompts[kind].append(check.seconds(read, 3))
+            passes[kind].append([])
+            length = target.cache.length
+            for rows in ROWS:
+                parents = np.array([random.integers(max(-1, i - 8), i) for i in range(rows - 1)])
+                tree = DraftTree(random.integers(3, 200, rows - 1), parents.astype(np.int64))
+
+                def step(target: Target = target, tree: DraftTree = tree, n: int = length) -> None:
+                    verdict, _ = verifier.verify(tree, target.forward(7, tree))
+                    target.keep(tree, verdict.path)
+                    target.cache.truncate(n)
+
+                times = check.seconds(step, 7)
+                passes[kind][-1].append(times)
+                ms = 1e3 * statistics.median(times)
+                found.append({"engine": kind, "context": context, "rows": rows, "ms": ms})
+    for kind, target in targets.items():
+        by_rows = np.array(passes[kind]).swapaxes(0, 1)
+        surface(check, name, kind, target, contexts, np.array(prompts[kind]), by_rows)
+    return found
+
+
+def surface(
+    check: Check, name: str, kind: str, target: Target, contexts: tuple[int, ...],
+    prompts: Any, passes: Any,
+) -> None:  # fmt: skip
+    """Write a cost surface of seconds: [contexts, repeats] and [rows, contexts, repeats]."""
+    on_gpu = check.device.type == "cuda"
+    where = torch.cuda.get_device_name(check.device) if on_gpu else "cpu-trial"
+    model = {
+        "name": name,
+        "id": None,
+        "revision": None,
+        "weights_hash": None,
+        "shape": True,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "packed": target.packing,
+        "passes": target.describe(),
+        "threads": torch.get_num_threads(),
+    }
+    axes = {"context": contexts}
+    found = CostSurface(
+        model=model,
+        machine=environment.describe(),
+        prefill=Grid(axes, prompts),
+        tree=Grid({"rows": ROWS, **axes}, passes),
+    )
+    file = f"{name}-{re.sub('[^a-z0-9]+', '-', where.lower()).strip('-')}-{kind}.json"
+    for folder in (check.args.out, *([SURFACES] if on_gpu else [])):
+        folder.mkdir(parents=True, exist_ok=True)
+        found.write(folder / file)
+    check.surfaces.append(file)
+
+
+def draft_passes(check: Check, name: str) -> list[dict[str, Any]]:
+    """Milliseconds of a draft model's pass over new nodes, by their number and engine."""
+    model = load(check, name)
+    random = np.random.default_rng(0)
+    found = []
+    for kind in ("eager", "graph"):
+        draft = draft_model(check, model, kind, nodes=max(DRAFT_NODES), text=DRAFT_TEXT)
+        draft.begin(random.integers(3, 200, DRAFT_TEXT))
+        for nodes in DRAFT_NODES:
+            ids, parents = random.integers(3, 200, nodes), np.full(nodes, -1)
+
+            def step(ids: Any = ids, parents: Any = parents, draft: DraftModel = draft) -> None:
+                draft.extend(ids, parents)
+                draft.drop_nodes()
+
+            ms = 1e3 * statistics.median(check.seconds(step, 9))
+            found.append({"engine": kind, "nodes": nodes, "ms": ms})
+    return found
+
+
+def draft_model(
+    check: Check, model: PreTrainedModel, engine: str, *, nodes: int, text: int, vocab: int = 0
+) -> DraftModel:
+    """A draft model of a text's length and so many nodes, for a target of ``vocab`` ids."""
+    sizes = {"max_len": text + nodes, "max_nodes": nodes}
+    if engine == "graph":
+        capture = check.device.type == "cuda"
+        target: Target = GraphTarget(model, capture=capture, drafts=True, **sizes)
+    else:
+        target = Target(model, **sizes)
+    return DraftModel(target, target_vocab=vocab or target.vocab_size, max_nodes=nodes)
+
+
+def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
+    """Where a step's time goes, by method; those that need a file of their own are left out."""
+    drafters: dict[str, Drafter] = {}
+    settings: dict[str, str] = {}
+    for method in (*STEP_METHODS, *(m for m in gpu_methods.names() if m not in STEP_METHODS)):
+        changed = gpu_methods.WITHOUT_FILES.get(method, {})
+        drafter = gpu_methods.build(method, **changed)
+        why = gpu_methods.missing(drafter)
+        if why:
+            check.left_out[f"steps {method}"] = why
+        elif method != "ar":
+            drafters[method] = drafter
+            settings[method] = gpu_methods.setting(drafter, changed)
+    model, small = load(check, name), load(check, drafting)
+    needs = [drafter.needs for drafter in drafters.values()]
+    targets = engines(
+        check, model, max_len=600, max_nodes=max(n.max_nodes for n in needs),
+        batch=max(n.batch for n in needs),
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    phrases = [random.integers(3, 200, 6) for _ in range(12)]  # recurring, so that there are drafts
+    prompt = np.concatenate([phrases[i] for i in random.integers(0, 12, 40)])
+    found = {}
+    for method, drafter in drafters.items():
+        if check.left_s < 20:
+            check.missing[f"steps {method}"] = f"{check.left_s:.0f} s were left"
+            continue
+        target = targets["eager" if drafter.needs.eager else "graph"]
+        try:
+            found[method] = {
+                "setting": settings[method],
+                **_phases(check, drafter, target, prompt, small),
+            }
+        except Exception as error:
+            traceback.print_exc()
+            check.missing[f"steps {method}"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        drafter.close()
+    return found
+
+
+def _phases(
+    check: Check, drafter: Drafter, target: Target, prompt: Any, small: PreTrainedModel
+) -> dict[str, Any]:
+    needs, tokens = drafter.needs, 96
+    draft = None
+    if needs.draft_model:
+        draft = draft_model(
+            check, small, "graph", nodes=needs.draft_nodes or needs.max_nodes,
+            text=len(prompt) + tokens, vocab=target.vocab_size,
+        )  # fmt: skip
+    drafter.setup(
+        DraftContext(
+            vocab_size=target.vocab_size, eos_ids=frozenset(), max_len=target.cache.max_len,
+            target=target, draft_model=draft,
+        )
+    )  # fmt: skip
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), phases=True)
+    for _ in range(2):  # the second one counts
+        drafter.reset()
+        result = engine.decode(prompt, drafter, max_new_tokens=tokens)
+    count = max(1, result.n_target_passes)
+    times = {p: s for p, s in (result.phase_s or {}).items() if p not in ("prefill", "setup")}
+    inside = sum(times.values())
+    return {
+        "engine": target.describe()["engine"],
+        "steps": result.n_target_passes,
+        "nodes_per_step": result.n_drafted / count,
+        "us_per_step": {phase: 1e6 * s / count for phase, s in times.items()},
+        "shares": {phase: s / inside for phase, s in times.items()},
+        "outside_the_pass": 1 - times.get("verify", 0.0) / inside,
+    }
