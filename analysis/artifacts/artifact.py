@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.claims import load_ledger
-from analysis.estimates import timed, tokens_per_s
 from analysis.groups import caption, make_groups
 from analysis.heatmaps import Grid
 from analysis.plots import Panel, Point, Series
@@ -97,8 +96,7 @@ def point(x: float, entry: Entry, key: str, task: str = OVERALL) -> Point:
 
 def speed_point(x: float, entry: Entry) -> Point:
     """Tokens/s with its own interval, at a place."""
-    own = [record for record in timed(entry.run.records) if record.label == entry.label]
-    return measured_point(x, tokens_per_s(own, entry.run.seed))
+    return measured_point(x, entry.speed())
 
 
 def measured_point(x: float, measured: Measured) -> Point:

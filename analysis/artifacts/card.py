@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.artifacts.artifact import (
@@ -16,11 +17,11 @@ from analysis.artifacts.artifact import (
     speed_point,
     speedups,
 )
-from analysis.claims import NOT_COMPARED, NOT_RUN, load_ledger
+from analysis.claims import NOT_COMPARED, NOT_RUN, OTHER_MODEL, load_ledger
 from analysis.estimates import pooled_ratio
 from analysis.plots import Panel, Point, Series, bars, curves
 from analysis.render import ABSENT, Measured, Sheet
-from analysis.sheets import settings_sheet
+from analysis.sheets import settings_sheet, with_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,22 +100,25 @@ def _table3(runs: Sequence[Run]) -> list[Sheet]:
         "model", "method", "L_new of a target pass [95 %]", "target Params × L_new",
         "L_new of a draft pass [95 %]", "draft Params × L_new",
         "draft passes per target pass [95 %]", "draft token-passes per token [95 %]",
-        "speedup [95 %]", "claimed target / draft load",
+        "speedup [95 %]", "cases", "claimed target / draft load",
         "claimed speedup", "claimed on", "verdict",
     ]  # fmt: skip
     groups = claimed_groups(runs, PAPER, "table3")
     rows: list[list[str | Measured]] = []
+    notes: list[str] = []
     for group in groups:
         for entry in drafting(group):
-            rows.append(_load_row(entry, _table3_claim(str(entry.overall["method"]))))
+            claim = _table3_claim(str(entry.overall["method"]))
+            rows.append(_load_row(entry, claim))
+            notes += [f"{entry.label}: claimed by {claim.describe()}."] if claim else []
         run_methods = {str(entry.overall["method"]) for entry in group.entries}
         for claim in _table3_claims():
             if claim.method not in run_methods:
-                rows.append(
-                    [claim.model, claim.method, *[ABSENT] * 7, *_claimed_load(claim), NOT_RUN]
-                )
+                cells = [*[ABSENT] * 7, "0", *_claimed_load(claim)]
+                rows.append([claim.model, claim.method, *cells, NOT_RUN])
+                notes.append(f"{claim.method}: claimed by {claim.describe()}.")
     text = captions(groups, _TABLE3_TEXT)
-    return [Sheet("CARD, Table 3: computation of a pass", text, headings, rows, [])]
+    return [Sheet("CARD, Table 3: computation of a pass", text, headings, rows, with_rule(notes))]
 
 
 def _table3_claims() -> list[Claim]:
@@ -144,20 +148,27 @@ def _load_row(entry: Entry, claim: Claim | None) -> list[str | Measured]:
     draft = pooled_ratio(own, counter("draft_tokens"), counter("draft_forwards"), seed)
     passes = pooled_ratio(own, counter("draft_forwards"), lambda r: r.n_target_passes, seed)
     work = pooled_ratio(own, counter("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
-    row = entry.overall
     return [
         entry.run.model,
         entry.label,
-        Measured(target.value, target.interval, 1),
+        replace(target, digits=1),
         _load(target, entry.run.parameters(None)),
-        Measured(draft.value, draft.interval, 1),
+        replace(draft, digits=1),
         _load(draft, entry.run.parameters(entry.label)),
         passes,
         work,
-        Measured(row["speedup"], row["speedup_ci"]),
+        entry.measured("speedup"),
+        str(entry.overall["n_cases"]),
         *_claimed_load(claim),
-        NOT_COMPARED if claim else "",
+        _load_verdict(entry, claim),
     ]
+
+
+def _load_verdict(entry: Entry, claim: Claim | None) -> str:
+    """No verdict is about loads; what stands here for another model is for orientation."""
+    if claim is None:
+        return ""
+    return NOT_COMPARED if claim.model == entry.run.model else OTHER_MODEL
 
 
 def _load(tokens: Measured, parameters: float | None) -> str:
@@ -196,18 +207,14 @@ def _draft_shares(group: Group) -> list[tuple[int, Entry, Measured]]:
 
 def _figure1(runs: Sequence[Run]) -> list[Sheet]:
     groups = claimed_groups(runs, PAPER, "figure1")
-    rows: list[list[str | Measured]] = [
-        [group.title, entry.label, str(r), share, _mat(entry), str(entry.overall["n_cases"])]
-        for group in groups
-        for r, entry, share in _draft_shares(group)
-    ]
+    rows: list[list[str | Measured]] = []
+    for group in groups:
+        for r, entry, share in _draft_shares(group):
+            numbers = [share, entry.measured("mat"), str(entry.overall["n_cases"])]
+            rows.append([group.title, entry.label, str(r), *numbers])
     headings = ["run", "setting", "r", "draft share of time [95 %]", "MAT [95 %]", "cases"]
     text = captions(groups, _FIGURE1_TEXT)
     return [Sheet("CARD, Figure 1: time of the draft model", text, headings, rows, [])]
-
-
-def _mat(entry: Entry) -> Measured:
-    return Measured(entry.overall["mat"], entry.overall["mat_ci"])
 
 
 def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
@@ -244,30 +251,32 @@ def hit_rate(entry: Entry) -> Measured:
 def _figure6(runs: Sequence[Run]) -> list[Sheet]:
     groups = claimed_groups(runs, PAPER, "figure6_logs")
     headings = [
-        "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s", "speedup [95 %]", "cases",
+        "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]", "cases",
         "claimed hit rate", "claimed MAT", "claimed on", "verdict",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
+    notes: list[str] = []
     for group in groups:
         for size, entry, hit_rate in _cache_sizes(group):
-            row, claim = entry.overall, entry.claim
+            claim = entry.claim
             claimed = [claim.value(key) if claim else None for key in ("hit_rate", "mat")]
             rows.append(
                 [
                     group.runs[0].dataset,
                     str(size),
                     hit_rate,
-                    _mat(entry),
-                    Measured(row["tokens_per_s"], digits=1),
-                    Measured(row["speedup"], row["speedup_ci"]),
-                    str(row["n_cases"]),
+                    entry.measured("mat"),
+                    entry.speed(),
+                    entry.measured("speedup"),
+                    str(entry.overall["n_cases"]),
                     *(ABSENT if value is None else f"{value:g}" for value in claimed),
                     f"{claim.model}, {claim.hardware}" if claim else ABSENT,
                     entry.verdict(),
                 ]
             )
+            notes += [f"K = {size}: claimed by {claim.describe()}."] if claim else []
     text = captions(groups, _FIGURE6_TEXT)
-    return [Sheet("CARD, Figure 6: size of the cache", text, headings, rows, [])]
+    return [Sheet("CARD, Figure 6: size of the cache", text, headings, rows, with_rule(notes))]
 
 
 def _figure6_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:

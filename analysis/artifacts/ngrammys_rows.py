@@ -104,8 +104,9 @@ def _figure4(runs: Sequence[Run]) -> list[Sheet]:
             for (part, _, _), sources in zip(_PARTS, distributions, strict=True):
                 for source, values in sources:
                     for value, share in values:
-                        rows.append([group.title, part, source, str(value), share])
-    headings = ["run", "part", "source", "value", "share [95 %]"]
+                        n = str(entry.overall["n_cases"])
+                        rows.append([group.title, part, source, str(value), share, n])
+    headings = ["run", "part", "source", "value", "share [95 %]", "cases"]
     text = captions(groups, _FIGURE4_TEXT)
     return [Sheet("N-Grammys, Figure 4: acceptance, rank, allocation", text, headings, rows, [])]
 

@@ -170,9 +170,10 @@ def _figure4(runs: Sequence[Run]) -> list[Sheet]:
         for entry in group.entries:
             for part, share in _phase_shares(entry.run, entry.label).items():
                 # Most parts are below a hundredth.
-                rows.append([group.title, entry.label, part, replace(share, digits=4)])
+                cells = [replace(share, digits=4), str(entry.overall["n_cases"])]
+                rows.append([group.title, entry.label, part, *cells])
     text = captions(claimed_groups(runs, PAPER, "figure4"), _FIGURE4_TEXT)
-    headings = ["run", "method", "part", "share of the steps' time [95 %]"]
+    headings = ["run", "method", "part", "share of the steps' time [95 %]", "cases"]
     return [Sheet("Token Recycling, Figure 4: time of a step", text, headings, rows, [])]
 
 
