@@ -131,8 +131,13 @@ _TIMES = {
 }
 
 
-def caption(group: Group) -> str:
-    """Model, data, state, hardware, number of cases, verdict on losslessness, code."""
+def caption(group: Group, speedup: bool = True) -> str:
+    """Model, data, state, hardware, number of cases, verdict on losslessness, code.
+
+    Args:
+        group: whose conditions they are.
+        speedup: whether what stands above shows speedups, which are then explained.
+    """
     first = group.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
     made_up += _TIMES[first.timing]
@@ -159,7 +164,7 @@ def caption(group: Group) -> str:
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(group)}.",
             f"Lossless: {_lossless(group)}.",
-            (f"{speed}. " if first.timing != "none" else "")
+            (f"{speed}. " if speedup and first.timing != "none" else "")
             + f"Intervals: 95 %, bootstrap over prompts within categories{_too_few(group)}.",
             f"Code: {', '.join(sorted({run.code for run in group.runs}))}.",
         ]

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from analysis.render import Measured, Sheet
 
 
+MAT = "MAT (tokens per target pass;\naxis from 1)"
+SPEEDUP = "speedup over ar (ratio of tokens/s)"
+
+
 def no_figures(runs: Sequence[Run]) -> Mapping[str, Figure]:
     """Of an artifact that is a table."""
     del runs
@@ -112,11 +116,15 @@ def task_panel(group: Group, key: str, ylabel: str, title: str = "") -> Panel:
             name(group, entry),
             str(entry.overall["method"]),
             [point(x, entry, key, task) for x, task in enumerate(tasks)],
+            claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
         )
         for entry in drafting(group)
         if entry.overall[key] is not None
     ]
-    return Panel(title, "", ylabel, series, [task_label(group, task) for task in tasks])
+    # A pass always yields one token: what counts is the part above.
+    bottom = 1.0 if key == "mat" else None
+    ticks = [task_label(group, task) for task in tasks]
+    return Panel(title, "", ylabel, series, ticks, bottom=bottom)
 
 
 def name(group: Group, entry: Entry) -> str:
@@ -134,9 +142,53 @@ def task_label(group: Group, task: str) -> str:
     return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
 
 
-def captions(groups: Iterable[Group], *before: str) -> str:
-    """What stands below a figure: a few words of its own, then each group's conditions."""
-    return "\n".join([*filter(None, before), *(caption(group) for group in groups)])
+def captions(groups: Iterable[Group], *before: str, speedup: bool = True) -> str:
+    """What stands below a figure: a few words of its own, then each group's conditions.
+
+    Args:
+        groups: what is drawn.
+        before: the words.
+        speedup: whether speedups are shown.
+    """
+    return "\n".join([*filter(None, before), *(caption(group, speedup) for group in groups)])
+
+
+def claimed_words(groups: Iterable[Group], *metrics: str) -> str:
+    """Whose claims the hollow markers are, for which model on what; "" where none is drawn."""
+    sources: dict[str, list[str]] = {}
+    for entry in (entry for group in groups for entry in drafting(group)):
+        claim = entry.claim
+        if claim is None or not any(claim.values.get(metric) for metric in metrics):
+            continue
+        paper = claim.title.partition(":")[0]
+        models = f"{claim.model} with {claim.draft}" if claim.draft else claim.model
+        source = f"{models}, {claim.hardware} ({paper}, {claim.source})"
+        words = " ".join(filter(None, [entry.label, claim.qualifier]))
+        if words not in sources.setdefault(source, []):
+            sources[source].append(words)
+    if not sources:
+        return ""
+    parts = [f"{source}: {', '.join(labels)}" for source, labels in sources.items()]
+    return f"Hollow markers: claimed for {'; '.join(parts)}."
+
+
+def claimed_in_cells(groups: Iterable[Group], metric: str, *knobs: str) -> str:
+    """What is claimed for cells of a heatmap, in words; "" where nothing is."""
+    words = []
+    for entry in (entry for group in groups for entry in drafting(group)):
+        value = entry.claim.value(metric) if entry.claim else None
+        if entry.claim is None or value is None:
+            continue
+        cell = ", ".join(str(entry.run.knobs(entry.label)[knob]) for knob in knobs)
+        where = f"{entry.claim.model}, {entry.claim.dataset}, {entry.claim.hardware}"
+        words.append(f"{value:g} at ({cell}) for {where}")
+    return f"Claimed: {'; '.join(dict.fromkeys(words))}." if words else ""
+
+
+def claimed_point(x: float, entry: Entry, key: str, task: str = OVERALL) -> list[Point]:
+    """What is claimed for the entry, at a place; empty where nothing is."""
+    value = entry.claim.value(key, task) if entry.claim else None
+    return [] if value is None else [Point(x, value)]
 
 
 def ordered(values: Iterable[Any]) -> list[Any]:
@@ -184,6 +236,12 @@ def speedups(groups: Sequence[Group]) -> list[Series]:
             name,
             method,
             [point(x, own[name], "speedup") for x, own in enumerate(found) if name in own],
+            claimed=[
+                p
+                for x, own in enumerate(found)
+                if name in own
+                for p in claimed_point(x, own[name], "speedup")
+            ],
         )
         for name, method in methods.items()
     ]

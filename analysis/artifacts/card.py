@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.artifacts.artifact import (
+    MAT,
+    SPEEDUP,
     Artifact,
     by_model,
     captions,
     claimed_groups,
+    claimed_words,
     drafting,
     label,
     measured_point,
@@ -34,8 +37,6 @@ if TYPE_CHECKING:
     from specbench.records import CaseRecord
 
 PAPER = "card"
-_SPEEDUP = "speedup over ar (ratio of tokens/s)"
-_MAT = "MAT (tokens per target pass)"
 _GPUS_TEXT = (
     "The paper gives CARD one GPU more than plain decoding; here all methods share one machine."
 )
@@ -46,7 +47,7 @@ _FIGURE1_TEXT = (
 _FIGURE6_TEXT = (
     "Hit rate: share of queries whose corrected token was in the cache. The dotted lines are "
     "summed from logs in the authors' repository: 5 (GSM8K) and 10 two-turn (MT-Bench) "
-    "prompts, Llama-3 70B and 1B, r = 7."
+    "prompts, Llama-3 70B and 1B, 3 A800-80GB, r = 7."
 )
 _STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
 _TABLE3_TEXT = (
@@ -86,9 +87,9 @@ def _figure5_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     figures = {}
     for model, members in by_model(groups).items():
         ticks = [f"{g.runs[0].dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
-        panel = Panel("", "", _SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
-        text = "The paper: up to 4.83 (HumanEval, Llama-3 70B and 1B, 3 A800)."
-        figures[model] = bars([panel], f"CARD, Figure 5 ({model})", captions(members, text))
+        panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
+        text = captions(members, claimed_words(members, "speedup"))
+        figures[model] = bars([panel], f"CARD, Figure 5 ({model})", text)
     return figures
 
 
@@ -210,10 +211,10 @@ def _figure1(runs: Sequence[Run]) -> list[Sheet]:
     rows: list[list[str | Measured]] = []
     for group in groups:
         for r, entry, share in _draft_shares(group):
-            numbers = [share, entry.measured("mat"), str(entry.overall["n_cases"])]
-            rows.append([group.title, entry.label, str(r), *numbers])
+            mat, cases = entry.measured("mat"), str(entry.overall["n_cases"])
+            rows.append([group.title, entry.label, str(r), share, mat, cases])
     headings = ["run", "setting", "r", "draft share of time [95 %]", "MAT [95 %]", "cases"]
-    text = captions(groups, _FIGURE1_TEXT)
+    text = captions(groups, _FIGURE1_TEXT, speedup=False)
     return [Sheet("CARD, Figure 1: time of the draft model", text, headings, rows, [])]
 
 
@@ -226,7 +227,9 @@ def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
             [Series("sps", "sps", points)], top=1.0,
         )  # fmt: skip
         figures[group.runs[0].model] = curves(
-            [[panel]], f"CARD, Figure 1 ({group.title})", captions([group], _FIGURE1_TEXT)
+            [[panel]],
+            f"CARD, Figure 1 ({group.title})",
+            captions([group], _FIGURE1_TEXT, speedup=False),
         )
     return figures
 
@@ -287,7 +290,7 @@ def _figure6_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
         model: curves(
             [_figure6_row(group) for group in groups],
             f"CARD, Figure 6 ({model})",
-            captions(groups, _FIGURE6_TEXT),
+            captions(groups, _FIGURE6_TEXT, speedup=False),
         )
         for model, groups in models.items()
     }
@@ -303,7 +306,7 @@ def _figure6_row(group: Group) -> list[Panel]:
         Panel(
             dataset, "K (nodes per layer)", "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02
         ),
-        Panel("", "K (nodes per layer)", _MAT, _beside(mats, dataset, "mat")),
+        Panel("", "K (nodes per layer)", MAT, _beside(mats, dataset, "mat"), bottom=1.0),
         Panel("", "K (nodes per layer)", "tokens/s", _beside(speeds, dataset, None)),
     ]
 

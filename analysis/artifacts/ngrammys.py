@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.artifacts.artifact import (
+    SPEEDUP,
     Artifact,
     by_model,
     captions,
     claimed_groups,
+    claimed_in_cells,
     drafting,
     grid,
     has_numbers,
@@ -24,7 +26,7 @@ from analysis.estimates import over_repeats
 from analysis.groups import caption
 from analysis.heatmaps import heatmaps
 from analysis.load import cpus
-from analysis.plots import Panel, Series, curves
+from analysis.plots import Panel, Point, Series, curves
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import claimed_cells, settings_sheet, with_rule
 from specbench.statistics import OVERALL
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
-_SPEEDUP = "speedup over ar (ratio of tokens/s)"
 _RESAMPLES = 2000
 _FIGURE1_TEXT = (
     "Time of a target pass over k rows of w + 1 tokens (a batch, as the paper runs it), relative "
@@ -50,8 +51,8 @@ _FIGURE1_TEXT = (
 )
 _FIGURE2_TEXT = (
     "What the model alone gives: its unigrams, bigrams, and bigrams extended to w tokens. The "
-    "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 "
-    "(Mistral-7B)."
+    "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 (hollow; "
+    "Mistral-7B, A100-40GB, data set not stated)."
 )
 _GRID_TEXT = "k rows of w draft tokens each. The paper's cells have no numbers in its text."
 _TABLE1_TEXT = (
@@ -189,7 +190,15 @@ def _over_k(group: Group, name: str) -> Series:
         for entry in drafting(group)
         if entry.label == name
     )
-    return Series(name.replace("_", ", w = "), PAPER, [point(k, e, "mat") for k, _, e in own])
+    source = f"{PAPER}/{name.partition('_')[0]}"
+    points = [point(k, e, "mat") for k, _, e in own]
+    widths = {int(_knobs(entry)["w"]) for _, _, entry in own}
+    claimed = [
+        Point(float(claim.knobs["k"]), claim.value("mat"))
+        for claim in load_ledger()
+        if claim.paper == PAPER and claim.setting == "bigram only" and {claim.knobs["w"]} == widths
+    ]
+    return Series(name.replace("_", ", w = "), source, points, claimed=claimed)
 
 
 # --- Figures 3, 6, 8 and 5, 7, 9 ------------------------------------------------------------------
@@ -219,15 +228,17 @@ def grid_figures(
     for model, groups in by_model(_groups(runs)).items():
         grids = [_kw_grid(group, key) for group in groups]
         if any(map(has_numbers, grids)):
+            claimed = claimed_in_cells(groups, key, "k", "w")
             made[model] = heatmaps(
                 grids, "w (draft tokens in a row)", "k (rows)", unit,
-                f"N-Grammys, {place} ({model})", captions(groups, _GRID_TEXT),
+                f"N-Grammys, {place} ({model})",
+                captions(groups, _GRID_TEXT, claimed, speedup=key == "speedup"),
             )  # fmt: skip
     return made
 
 
 def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    return grid_figures(runs, "speedup", _SPEEDUP, "Figures 3, 6, 8")
+    return grid_figures(runs, "speedup", SPEEDUP, "Figures 3, 6, 8")
 
 
 def _figure5_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:

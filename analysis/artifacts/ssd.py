@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from analysis.anatomy import stream_parts
 from analysis.artifacts.artifact import (
+    MAT,
     Artifact,
     captions,
     claimed_groups,
@@ -28,19 +29,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from analysis.claims import Claim
+    from analysis.groups import Entry
     from analysis.load import Run
     from analysis.render import Measured
 
 PAPER = "ssd"
 _WARM = "cache of megabytes"  # the post's words for a store that has filled
 _PARTS = 5  # parts of the stream; its interval needs several requests in each
-_MAT = "MAT (tokens per target pass)"
 _STREAM_TEXT = (
     "The requests of the stream in {n} equal parts; a point stands at the part's middle, in tokens "
     "of finished requests (the store of SSD; REST's does not change). The post: about 60 tokens/s "
     "without, 100 to 120 with a store of megabytes, up to 200 for single requests (Llama-7B, a "
     "consumer GPU, workload not stated; its figure has no numbers)."
 )
+_HOLLOW_TEXT = "Hollow markers, at the end of the stream: the post's claims (see below)."
 _SIZE_TEXT = (
     "Room of the store in tokens; older ones are overwritten. The post speaks of megabytes and has "
     "no numbers by size."
@@ -66,6 +68,13 @@ def _post() -> list[Claim]:
     return [c for c in found if c.value("tokens_per_s") and c.setting in (None, _WARM)]
 
 
+def _hollow(entry: Entry) -> list[Point]:
+    """The post's tokens/s for the method, at the end of the stream."""
+    method = str(entry.overall["method"])
+    end = max((size for size, _, _ in _over_stream(entry.run, entry.label, "mat")), default=0.0)
+    return [Point(end, claim.value("tokens_per_s")) for claim in _post() if claim.method == method]
+
+
 def _stream(runs: Sequence[Run]) -> list[Sheet]:
     groups = claimed_groups(runs, PAPER, "results")
     rows: list[list[str | Measured]] = []
@@ -80,7 +89,7 @@ def _stream(runs: Sequence[Run]) -> list[Sheet]:
         "run", "method", "tokens of finished requests", "requests", "MAT [95 %]",
         "undisturbed", "tokens/s [95 %]",
     ]  # fmt: skip
-    text = captions(groups, _STREAM_TEXT.format(n=_PARTS))
+    text = captions(groups, _STREAM_TEXT.format(n=_PARTS), speedup=False)
     return [
         settings_sheet(
             "SSD against REST, over the whole stream", groups, {"method": label}, beside=_post()
@@ -103,16 +112,19 @@ def _stream_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
                             measured_point(size, value)
                             for size, _, value in _over_stream(entry.run, entry.label, kind)
                         ],
+                        claimed=_hollow(entry) if kind == "tokens_per_s" else (),
                     )
                     for entry in group.entries
                 ],
+                ratios=kind == "tokens_per_s",
+                bottom=1.0 if kind == "mat" else None,
             )
-            for kind, words in (("mat", _MAT), ("tokens_per_s", "tokens/s"))
+            for kind, words in (("mat", MAT), ("tokens_per_s", "tokens/s (logarithmic)"))
         ]  # fmt: skip
         figures[f"{group.runs[0].model}_{group.runs[0].dataset}"] = curves(
             [panels],
             f"SSD over the stream of requests ({group.title})",
-            captions([group], _STREAM_TEXT.format(n=_PARTS)),
+            captions([group], _HOLLOW_TEXT, _STREAM_TEXT.format(n=_PARTS), speedup=False),
         )
     return figures
 
@@ -132,7 +144,7 @@ def _store_size_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
         )
         mats = [point(size, entry, "mat") for size, _, entry in sizes]
         speeds = [speed_point(size, entry) for size, _, entry in sizes]
-        panels = [_size_panel(mats, _MAT)]
+        panels = [_size_panel(mats, MAT)]
         if any(p.y is not None for p in speeds):
             panels.append(_size_panel(speeds, "tokens/s"))
         figures[f"{group.runs[0].model}_{group.runs[0].dataset}"] = curves(
@@ -145,7 +157,7 @@ def _store_size_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
 
 def _size_panel(points: Sequence[Point], ylabel: str) -> Panel:
     # A pass always yields one token.
-    bottom = 1.0 if ylabel == _MAT else 0.0
+    bottom = 1.0 if ylabel == MAT else 0.0
     return Panel("", "store (tokens)", ylabel, [Series("ssd", PAPER, points)], log=2, bottom=bottom)
 
 
