@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 
 from analysis.artifacts import made_of
-from analysis.artifacts.artifact import MAT, SPEEDUP, captions, claimed_words, task_panel
+from analysis.artifacts.artifact import MAT, SPEEDUP, claimed_words, task_panel
 from analysis.canvas import save
 from analysis.command import with_runs
-from analysis.groups import Group, make_groups
+from analysis.groups import Group, caption, make_groups
 from analysis.plots import bars
 from analysis.style import RC
 
@@ -42,8 +42,14 @@ def speedup_by_task(group: Group) -> Figure | None:
     panel = task_panel(group, "speedup", SPEEDUP)
     if not panel.series:
         return None
-    text = captions([group], claimed_words([group], "speedup"))
+    text = _words(group, "speedup")
     return bars([replace(panel, reference=(1.0, "ar"))], group.title, text)
+
+
+def _words(group: Group, key: str) -> str:
+    """The conditions, and whose claims are drawn."""
+    conditions = caption(group, speedup=key == "speedup")
+    return "\n".join(filter(None, [conditions, claimed_words([group], key)]))
 
 
 def mean_accepted_tokens(group: Group) -> Figure | None:
@@ -51,7 +57,7 @@ def mean_accepted_tokens(group: Group) -> Figure | None:
     panel = task_panel(group, "mat", MAT)
     if not panel.series:
         return None
-    text = captions([group], claimed_words([group], "mat"), speedup=False)
+    text = _words(group, "mat")
     return bars([panel], group.title, text)
 
 
