@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CHARACTERS_PER_INCH = 18
+CLAIMED = "claimed"  # in a legend
 TITLE, CAPTION = "title", "caption"  # ids of a figure's words, for a page that sets them itself
 
 
 def legend_of(all_axes: Sequence[Axes]) -> dict[str, Any]:
-    """Handles by name, each once."""
+    """Handles by name, each once; claims last, because what was measured comes first."""
     handles: dict[str, Any] = {}
     for axes in all_axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
-    return handles
+    return dict(sorted(handles.items(), key=lambda item: item[0] == CLAIMED))
 
 
 def finish(

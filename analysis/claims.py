@@ -8,12 +8,17 @@ Verdicts, for a claim about the same model, data set, task and settings:
 - ``reproduced``: all that is claimed and can be compared agrees, speedup among it;
   ``MAT only``: MAT agrees, but speedup does not or cannot be compared; ``not``: MAT does not agree,
   or speedup alone is claimed and does not; ``not compared``: there is nothing to compare;
-  ``other model``: the claim is about another model and stands there for orientation.
+  ``other model``: the claim is about another model and stands there for orientation. Of those that
+  are stated it is the nearest in size (by ratio; the sizes are in the ledger).
+
+A claim stands beside a row only where the row's settings are those it was made with: the knobs that
+the claim names, and what the ledger's ``settings`` say of the method, as far as the run knows them.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,8 +45,8 @@ NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
 VERDICT_RULE = (
     "Verdict: MAT agrees where the claim lies in the 95 % interval widened by "
     f"{100 * MAT_TOLERANCE:.0f} %; speed (widened by {100 * SPEEDUP_TOLERANCE:.0f} %) is compared "
-    'on the same hardware only; without it, agreement is "MAT only"; a claim for another model '
-    "stands for orientation."
+    'on the same hardware only; without it, agreement is "MAT only". A claim stands beside its own '
+    "settings only; one for another model, the nearest in size that is stated, for orientation."
 )
 
 QUALIFIERS = ("up to", "about", "more than", "less than")
@@ -65,6 +70,8 @@ class Claim:
         hardware: in words; ``gpu`` is a pattern of its GPUs' name or None, ``gpu_count`` how many.
         values: by metric, then by task; ``overall`` is the whole data set.
         knobs, setting, qualifier, over, quoted, own: see the head of the ledger.
+        usual: the method's settings where the claim names no others.
+        size: of the model, nominal, in billions of parameters; None where it is not stated.
         speedup_sd: standard deviation of the overall speedup, where stated.
     """
 
@@ -80,6 +87,8 @@ class Claim:
     model: str
     values: Mapping[str, Mapping[str, float]]
     knobs: Mapping[str, Any] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    size: float | None = None
     draft: str | None = None
     temperature: float = 0.0
     setting: str | None = None
@@ -92,6 +101,16 @@ class Claim:
     def value(self, metric: str, task: str = OVERALL) -> float | None:
         """The number for a task, None where the source has none."""
         return self.values.get(metric, {}).get(task)
+
+    def fits(self, knobs: Mapping[str, Any]) -> bool:
+        """Whether a label with these settings may stand beside the claim.
+
+        A knob of the claim's own must be there; the usual ones count where the run has recorded
+        them, which files of others have not.
+        """
+        own = all(key in knobs and knobs[key] == value for key, value in self.knobs.items())
+        usual = {key: value for key, value in self.usual.items() if key not in self.knobs}
+        return own and all(knobs.get(key, value) == value for key, value in usual.items())
 
     def same_hardware(self, gpus: Sequence[str]) -> bool:
         """Whether a run with these GPUs may compare its times with this claim's."""
@@ -166,6 +185,8 @@ def _claim(
         model=entry["model"],
         values=values,
         knobs=entry.get("knobs", {}),
+        usual=ledger["settings"].get(entry["method"], {}),
+        size=_size(ledger["sizes"], entry["model"], place),
         draft=entry.get("draft"),
         temperature=float(entry.get("temperature", 0)),
         setting=entry.get("setting"),
@@ -175,6 +196,27 @@ def _claim(
         own=bool(artifact.get("own")) or entry["method"] in artifact.get("own_of", ()),
         speedup_sd=entry.get("speedup_sd"),
     )
+
+
+def _size(sizes: Mapping[str, float], model: str, place: str) -> float | None:
+    if _NO_MODEL.fullmatch(model):
+        return None
+    if model not in sizes:
+        raise ResultsError(f"{place}: the size of model {model!r} is not stated under `sizes`.")
+    return float(sizes[model])
+
+
+def _distance(claim: Claim, run: Run) -> float:
+    """0 for the same model, else how many times one is as large as the other (logarithm, above 0).
+
+    Larger than any where a size is not known.
+    """
+    if claim.model == run.model:
+        return 0.0
+    parameters = run.parameters()
+    if claim.size is None or not parameters:
+        return math.inf
+    return 1e-9 + abs(math.log(claim.size * 1e9 / parameters))
 
 
 def _applies(claim: Claim, dataset: str, temperature: float) -> bool:
@@ -192,8 +234,8 @@ def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Cl
     """The claim that comes closest to a label of a run.
 
     Of the claims about the method, the data set and the settings, those about the same model come
-    first, then those on the same hardware, those by the method's authors, those with settings
-    named, and last the order of the ledger.
+    first, then the model nearest in size, then those on the same hardware, those by the method's
+    authors, those with settings named, and last the order of the ledger.
     """
     knobs = run.knobs(label)
     gpus = run.gpus
@@ -203,14 +245,14 @@ def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Cl
         if claim.method == method
         and _applies(claim, run.dataset, run.temperature)
         and (claim.setting in (None, label))
-        and all(key in knobs and knobs[key] == value for key, value in claim.knobs.items())
+        and claim.fits(knobs)
     ]
     return min(
         fitting,
         key=lambda claim: (
             claim.setting != label,
             all(claim.value(metric) is None for metric in _COMPARED),
-            claim.model != run.model,
+            _distance(claim, run),
             not claim.same_hardware(gpus),
             claim.quoted,
             claim.qualifier is not None,
@@ -226,14 +268,10 @@ def claim_of_setting(
 ) -> Claim | None:
     """The claim for a variant that is no knob (``setting`` in the ledger), whatever the knobs.
 
-    About the model where there is one, else about the first model that has one.
+    None where there is none about this model.
     """
-    fitting = [
-        claim
-        for claim in claims
-        if (claim.setting, claim.method, claim.dataset) == (setting, method, dataset)
-    ]
-    return min(fitting, key=lambda claim: claim.model != model, default=None)
+    wanted = (setting, method, model, dataset)
+    return next((c for c in claims if (c.setting, c.method, c.model, c.dataset) == wanted), None)
 
 
 def claims_not_run(run: Run, methods: set[str], ledger: Sequence[Claim]) -> list[Claim]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.render import Measured
+from analysis.render import FEWEST, Measured
 from specbench.statistics import Resamples, is_ordinary, log_interval, ratio_of_totals, strata_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def pooled_ratio(
     at_most: float = math.inf,
 ) -> Measured:
     """Sum of ``above`` over sum of ``below``, with the interval of a bootstrap over cases.
+
+    No interval is made of fewer than :data:`analysis.render.FEWEST` cases.
 
     Args:
         records: of one label; failed turns are left out.
@@ -50,6 +53,8 @@ def pooled_ratio(
     value = ratio_of_totals(columns[:, 0], columns[:, 1])
     if not math.isfinite(value):
         return Measured(None)
+    if len(ids) < FEWEST:
+        return Measured(value, few=True)
     resamples = Resamples(strata_of([categories[case] for case in ids]), seed)
     if not resamples.degrees_of_freedom:
         return Measured(value)
@@ -63,12 +68,15 @@ def pooled_ratio(
 def timed(records: Iterable[CaseRecord]) -> list[CaseRecord]:
     """The turns that count in times, as in the run's own table.
 
-    A case and repeat that was disturbed for one label counts for none, unless most are disturbed.
+    A case that failed for one label counts for none; nor does a case and repeat that was disturbed
+    for one, unless most are disturbed.
 
     Args:
         records: all of a run; a part of it would have another majority.
     """
-    found = [record for record in records if record.status != "failed"]
+    records = list(records)
+    failed = {record.case_id for record in records if record.status == "failed"}
+    found = [record for record in records if record.case_id not in failed]
     blocks = {(record.repeat, record.case_id) for record in found}
     spoilt = {(r.repeat, r.case_id) for r in found if r.status == "disturbed"}
     if is_ordinary(len(spoilt), len(blocks)):
@@ -79,7 +87,7 @@ def timed(records: Iterable[CaseRecord]) -> list[CaseRecord]:
 def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
     """Decoding speed with its own interval, of one label's turns that :func:`timed` left."""
     speed = pooled_ratio(records, lambda r: max(0, r.n_new - 1), lambda r: r.decode_s, seed)
-    return Measured(speed.value, speed.interval, digits=1)
+    return replace(speed, digits=1)
 
 
 def over_repeats(
@@ -112,4 +120,4 @@ def mat(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
     if found.interval is None:
         return found
     low, high = found.interval
-    return Measured(found.value, (max(1.0, low), high))  # a pass yields a token at least
+    return replace(found, interval=(max(1.0, low), high))  # a pass yields a token at least

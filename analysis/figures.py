@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 
 from analysis.artifacts import made_of
-from analysis.artifacts.artifact import task_panel
+from analysis.artifacts.artifact import MAT, SPEEDUP, claimed_words, task_panel
 from analysis.canvas import save
 from analysis.command import with_runs
 from analysis.groups import Group, caption, make_groups
@@ -39,19 +39,26 @@ def speedup_by_task(group: Group) -> Figure | None:
     Returns:
         None where no label has a speedup (a run without a baseline).
     """
-    panel = task_panel(group, "speedup", "speedup over ar (ratio of tokens/s)")
+    panel = task_panel(group, "speedup", SPEEDUP)
     if not panel.series:
         return None
-    return bars([replace(panel, reference=(1.0, "ar"))], group.title, caption(group))
+    text = _words(group, "speedup")
+    return bars([replace(panel, reference=(1.0, "ar"))], group.title, text)
+
+
+def _words(group: Group, key: str) -> str:
+    """The conditions, and whose claims are drawn."""
+    conditions = caption(group, speedup=key == "speedup")
+    return "\n".join(filter(None, [conditions, claimed_words([group], key)]))
 
 
 def mean_accepted_tokens(group: Group) -> Figure | None:
     """Bars of MAT per task and over the whole run, with 95 % intervals."""
-    panel = task_panel(group, "mat", "MAT (tokens per target pass; axis from 1)")
+    panel = task_panel(group, "mat", MAT)
     if not panel.series:
         return None
-    # A pass always yields one token: what counts is the part above.
-    return bars([replace(panel, bottom=1.0)], group.title, caption(group))
+    text = _words(group, "mat")
+    return bars([panel], group.title, text)
 
 
 FIGURES = {"speedup_by_task": speedup_by_task, "mat": mean_accepted_tokens}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from analysis.claims import Claim, claims_not_run, compare, find_claim, load_ledger
+from analysis.estimates import timed, tokens_per_s
+from analysis.render import FEWEST, Measured
 from specbench.statistics import OVERALL, summarise, task_order
 from specbench.statistics.roofline import SLOW_BASELINE, footing
 
@@ -28,6 +30,17 @@ class Entry:
     def overall(self) -> Mapping[str, Any]:
         """The row over the whole run."""
         return self.rows[OVERALL]
+
+    def measured(self, key: str, task: str = OVERALL) -> Measured:
+        """A number of a task's row with its interval; none where the run lacks the task."""
+        return measured(self.rows.get(task, {}), key)
+
+    def speed(self) -> Measured:
+        """Tokens/s over the run with its own interval; none by Spec-Bench's formula."""
+        if self.overall["estimator"] != "paired":
+            return Measured(self.overall["tokens_per_s"], digits=1)
+        own = [record for record in timed(self.run.records) if record.label == self.label]
+        return tokens_per_s(own, self.run.seed)
 
     def verdict(self, task: str = OVERALL) -> str:
         """How the claim compares with what was measured."""
@@ -100,8 +113,12 @@ def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Entry]:
     return entries
 
 
-# An interval of two prompts reaches from nothing to hundreds of times the value.
-FEWEST = 3
+def measured(row: Mapping[str, Any], key: str) -> Measured:
+    """A number of a summary's row with its interval; plain decoding's are 1 by definition."""
+    if row.get("method") == "ar":
+        return Measured(row.get(key))
+    few = row.get("n_cases", FEWEST) < FEWEST
+    return Measured(row.get(key), row.get(f"{key}_ci"), few=few)
 
 
 def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -122,8 +139,13 @@ _TIMES = {
 }
 
 
-def caption(group: Group) -> str:
-    """Model, data, state, hardware, number of cases, verdict on losslessness, code."""
+def caption(group: Group, speedup: bool = True) -> str:
+    """Model, data, state, hardware, number of cases, verdict on losslessness, code.
+
+    Args:
+        group: whose conditions they are.
+        speedup: whether what stands above shows speedups, which are then explained.
+    """
     first = group.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
     made_up += _TIMES[first.timing]
@@ -150,7 +172,7 @@ def caption(group: Group) -> str:
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(group)}.",
             f"Lossless: {_lossless(group)}.",
-            (f"{speed}. " if first.timing != "none" else "")
+            (f"{speed}. " if speedup and first.timing != "none" else "")
             + f"Intervals: 95 %, bootstrap over prompts within categories{_too_few(group)}.",
             *_slow_baseline(group),
             f"Code: {', '.join(sorted({run.code for run in group.runs}))}.",

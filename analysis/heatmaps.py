@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from specbench.statistics import Interval
 
 
-_CELL = (0.72, 0.42)  # inches: room for an interval that can be read in print
+# Inches: narrow, so that three grids stand side by side as in the papers and are hardly reduced on
+# a page; the interval's ends stand below each other.
+_CELL = (0.36, 0.46)
 _PAGE = 9.0  # inches across, beyond which grids stand below each other
 _MANYFOLD = 5.0  # largest number over smallest from which colours go by ratios
 
@@ -55,7 +57,7 @@ def heatmaps(
     low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
     high = high if high > low else low + 1.0
     n_rows, n_columns = max(len(g.rows) for g in grids), max(len(g.columns) for g in grids)
-    wide, high_one = _CELL[0] * n_columns + 0.5, max(2.2, 0.8 + _CELL[1] * n_rows)
+    wide, high_one = _CELL[0] * n_columns + 0.4, max(2.2, 0.8 + _CELL[1] * n_rows)
     beside = len(grids) * wide <= _PAGE
     across = len(grids) if beside else 1
     figure = Figure(
@@ -102,9 +104,12 @@ def _write_cells(axes: Axes, grid: Grid, middle: float) -> None:
             interval = grid.intervals[i][j] if grid.intervals is not None else None
             digits = 1 if value >= 10 else 2
             axes.text(
-                j, i - (0.14 if interval else 0), f"{value:.{digits}f}", ha="center", va="center",
+                j, i - (0.25 if interval else 0), f"{value:.{digits}f}", ha="center", va="center",
                 fontsize=7.5, color=colour,
             )  # fmt: skip
             if interval:
-                text = f"{interval[0]:.{digits}f}–{interval[1]:.{digits}f}"
-                axes.text(j, i + 0.24, text, ha="center", va="center", fontsize=5.6, color=colour)
+                text = "\n".join(f"{end:.{digits}f}" for end in interval)
+                axes.text(
+                    j, i + 0.19, text, ha="center", va="center", fontsize=6, color=colour,
+                    linespacing=1.0,
+                )  # fmt: skip

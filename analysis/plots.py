@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-from analysis.canvas import finish, legend_of
-from analysis.style import REFERENCE, bar_style, line_style, part_style
+from analysis.canvas import CLAIMED, finish, legend_of
+from analysis.style import REFERENCE, bar_style, claimed_style, line_style
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,12 +45,14 @@ class Series:
         method: decides the colour.
         points: in the order of the axis.
         dashed: claimed by a paper, not measured here.
+        claimed: what a paper claims for the same, drawn as hollow markers at the same places.
     """
 
     name: str
     method: str
     points: Sequence[Point]
     dashed: bool = False
+    claimed: Sequence[Point] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Panel:
         ticks: names of the places 0, 1, … where the horizontal axis has no numbers.
         reference: value and name of a line across, e.g. plain decoding.
         log: logarithmic horizontal axis with this base.
+        ratios: logarithmic vertical axis, where claims are many times what was measured.
         bottom: where the vertical axis begins.
         top: where it ends at most, e.g. 1 for a share.
         bars: bars instead of lines, in a table of panels too.
@@ -75,6 +78,7 @@ class Panel:
     ticks: Sequence[str] | None = None
     reference: tuple[float, str] | None = None
     log: float | None = None
+    ratios: bool = False
     bottom: float | None = None
     top: float | None = None
     bars: bool = False
@@ -121,6 +125,7 @@ def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> 
             0.9 * width, label=series.name, linewidth=0.5, yerr=_errors(points),
             error_kw={"elinewidth": 0.9, "capsize": 2}, **style,
         )  # fmt: skip
+        _claims(axes, series, offset)
     if panel.ticks is None:
         places = [point.x for series in panel.series for point in series.points] or [0.0]
         axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
@@ -129,6 +134,13 @@ def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> 
         axes.set_xticks(range(len(panel.ticks)), panel.ticks)
     axes.tick_params(axis="x", length=0)
     _label(axes, panel)
+
+
+def _claims(axes: Axes, series: Series, offset: float) -> None:
+    found = [(point.x + offset, point.y) for point in series.claimed if point.y is not None]
+    if found:
+        axes.plot(*zip(*found, strict=True), **claimed_style(series.method))
+        axes.plot([], [], label=CLAIMED, **claimed_style())
 
 
 def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Figure:
@@ -178,6 +190,7 @@ def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) ->
             [point.x + offset for point in points], [point.y or 0.0 for point in points],
             yerr=_errors(points), label=series.name, elinewidth=0.9, capsize=2, **style,
         )  # fmt: skip
+        _claims(axes, series, offset)
     if panel.log is not None:
         axes.set_xscale("log", base=panel.log)
     elif all(float(p.x).is_integer() for series in panel.series for p in series.points):
@@ -211,12 +224,16 @@ def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
     marked by an arrow, rather than flattening everything.
     """
     panels = [panel for _, panel in drawn]
-    values = [p.y for panel in panels for s in panel.series for p in s.points if p.y is not None]
+    series = [one for panel in panels for one in panel.series]
+    values = [p.y for one in series for p in (*one.points, *one.claimed) if p.y is not None]
     if not values:
         return False
     references = [panel.reference[0] for panel in panels if panel.reference]
     top = min([HEADROOM * max(values + references)] + [p.top for p in panels if p.top is not None])
     bottom = min(panel.bottom or 0.0 for panel in panels)
+    ratios = any(panel.ratios for panel in panels) and min(values) > 0
+    if ratios:
+        bottom = min([low for s in series for p in s.points for low in _lows(p)] + values) / 1.15
     highest = max(axes.get_ylim()[1] for axes, _ in drawn)
     cut = False
     for axes, _ in drawn:
@@ -227,14 +244,32 @@ def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
                 continue
             for segment in lines[2][0].get_segments():
                 if len(segment) and segment[1][1] > top:  # empty: there is no interval
-                    place = bottom + 0.985 * (top - bottom)
+                    place = 0.97 * top if ratios else bottom + 0.985 * (top - bottom)
                     axes.plot(segment[1][0], place, marker="^", color=REFERENCE, markersize=4)
                     cut = True
+        if ratios:
+            _ratio_scale(axes, bottom, max(min(highest, top), 1.2 * max(values)))
+            continue
         end = max(min(highest, top), bottom + 0.1)
         # Room for the markers of a line that runs along the bottom, where that is not 0.
         room = 0.03 * (end - bottom) if bottom and bottom in values else 0.0
         axes.set_ylim(bottom - room, end)
     return cut
+
+
+def _lows(point: Point) -> list[float]:
+    """The interval's lower end, unless it is so low that it would flatten everything."""
+    if point.y is None or point.interval is None:
+        return []
+    return [point.interval[0]] if point.interval[0] > point.y / HEADROOM else []
+
+
+def _ratio_scale(axes: Axes, bottom: float, top: float) -> None:
+    axes.set_yscale("log")
+    axes.set_ylim(bottom, top)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _label(axes: Axes, panel: Panel) -> None:
@@ -249,57 +284,6 @@ def _label(axes: Axes, panel: Panel) -> None:
             name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(4, 0),
             textcoords="offset points", va="center",
         )  # fmt: skip
-
-
-def stacks(
-    rows: Mapping[str, Mapping[str, tuple[float, Interval | None]]],
-    xlabel: str,
-    title: str,
-    caption: str,
-    form: str = "{:.0%}",
-) -> Figure:
-    """Stacked horizontal bars: for each row its parts, in their order, with intervals.
-
-    Args:
-        rows: by name, the parts' lengths.
-        xlabel: what a length is, with its unit.
-        title: above.
-        caption: below.
-        form: of the number written into a part that has room for it.
-    """
-    figure = Figure(figsize=(7.0, 0.8 + 0.5 * len(rows)), layout="constrained")
-    axes = figure.add_subplot()
-    named = [(part, length) for row in rows.values() for part, (length, _) in row.items()]
-    parts = list(dict.fromkeys(part for part, length in named if length > 0))
-    longest = max((sum(v for v, _ in row.values()) for row in rows.values()), default=1.0)
-    left = np.zeros(len(rows))
-    for i, part in enumerate(parts):
-        values = [row.get(part, (0.0, None)) for row in rows.values()]
-        widths = np.array([value for value, _ in values])
-        axes.barh(range(len(rows)), widths, left=left, label=part, height=0.6, **part_style(i))
-        for place, (value, interval) in enumerate(values):
-            if value > 0.04 * longest:
-                # The interval belongs to the part's length, so it is drawn at the part's end.
-                text = form.format(value)
-                axes.text(
-                    left[place] + value / 2, place, text, ha="center", va="center", fontsize=7,
-                    bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0},
-                )  # fmt: skip
-            if interval:
-                end = left[place] + value
-                axes.errorbar(
-                    [end], [place + 0.36], xerr=[[value - interval[0]], [interval[1] - value]],
-                    color=REFERENCE, elinewidth=0.9, capsize=2,
-                )  # fmt: skip
-        left = left + widths
-    axes.set_yticks(range(len(rows)), list(rows))
-    axes.invert_yaxis()
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 1.02 * longest)
-    axes.set_xlabel(xlabel)
-    finish(figure, title, caption, legend=legend_of([axes]))
-    return figure
 
 
 def bars_and_radar(

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from specbench.statistics import Interval
 
 ABSENT = "–"
+# An interval of two cases reaches from nothing to hundreds of times the value.
+FEWEST = 3
+_FEW = f"[{ABSENT}]: fewer than {FEWEST} cases, of which no interval is made."
+_ALIKE = (
+    "[=]: the interval has no width to speak of (a thousandth at most), because the cases hardly "
+    "differ; among a few cases that can be chance."
+)
 _WORDS = (
     "run", "model", "data", "method", "setting", "lossless", "verdict", "first", "second",
     "first is", "claimed on", "part", "source",
@@ -30,20 +37,30 @@ class Measured:
         value: None where there is none.
         interval: None where none can be given.
         digits: after the point, in text; a program gets six significant digits.
+        few: there are fewer than :data:`FEWEST` cases, hence no interval.
     """
 
     value: float | None
     interval: Interval | None = None
     digits: int = 2
+    few: bool = False
 
     def __str__(self) -> str:
         if self.value is None:
             return ABSENT
         text = f"{self.value:.{self.digits}f}"
         if self.interval is None:
-            return text
+            return f"{text} [{ABSENT}]" if self.few else text
+        if self.degenerate:
+            return f"{text} [=]"
         low, high = self.interval
         return f"{text} [{low:.{self.digits}f}, {high:.{self.digits}f}]"
+
+    @property
+    def degenerate(self) -> bool:
+        """Whether the interval is narrower than any of a few cases can be: a thousandth of it."""
+        low, high = self.interval or (0.0, 1.0)
+        return high - low <= 1e-3 * abs(high)
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,14 @@ class Sheet:
     headings: Sequence[str]
     rows: Sequence[Sequence[str | Measured]]
     notes: Sequence[str]
+
+    @property
+    def foot(self) -> list[str]:
+        """The notes, and why some numbers have no interval."""
+        cells = [cell for row in self.rows for cell in row if isinstance(cell, Measured)]
+        few = any(cell.few and cell.value is not None for cell in cells)
+        alike = any(cell.degenerate for cell in cells)
+        return [*self.notes, *([_FEW] if few else []), *([_ALIKE] if alike else [])]
 
 
 def to_rich(page: Sheet) -> Table:
@@ -81,8 +106,8 @@ def to_markdown(pages: Sequence[Sheet]) -> str:
             "",
             page.caption,
         ]
-        if page.notes:
-            lines += ["", *(f"- {note}" for note in page.notes)]
+        if page.foot:
+            lines += ["", *(f"- {note}" for note in page.foot)]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
@@ -141,7 +166,7 @@ def to_latex(pages: Sequence[Sheet]) -> str:
     parts = []
     for page in pages:
         rows = [" & ".join(str(c).translate(_LATEX) for c in row) + r" \\" for row in page.rows]
-        text = " ".join([page.caption, *page.notes]).translate(_LATEX)
+        text = " ".join([page.caption, *page.foot]).translate(_LATEX)
         parts.append(
             "\n".join(
                 [

@@ -173,9 +173,9 @@ def summary(groups: Iterable[Group]) -> Sheet:
             [
                 group.title,
                 name(group, best),
-                Measured(best.overall["speedup"], best.overall["speedup_ci"]),
+                best.measured("speedup"),
                 *footing_cells(best.overall),
-                Measured(best.overall["mat"], best.overall["mat_ci"]),
+                best.measured("mat"),
                 str(best.overall["n_cases"]),
                 verdict_words(counts),
                 ", ".join(f"{n} {verdict}" for verdict, n in sorted(verdicts.items())) or ABSENT,
@@ -243,9 +243,9 @@ def claims(groups: Iterable[Group]) -> Sheet:
                 [
                     group.title,
                     name(group, entry),
-                    Measured(entry.overall["mat"], entry.overall["mat_ci"]),
+                    entry.measured("mat"),
                     claimed[0],
-                    Measured(entry.overall["speedup"], entry.overall["speedup_ci"]),
+                    entry.measured("speedup"),
                     *footing_cells(entry.overall),
                     claimed[1],
                     f"{claim.model} on {claim.dataset}, {claim.hardware}",

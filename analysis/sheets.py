@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from analysis.claims import NOT_RUN, VERDICT_RULE, Claim
+from analysis.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, Claim
 from analysis.groups import Entry, Group, caption, verdict_words
-from analysis.render import ABSENT, Measured, Sheet
+from analysis.render import ABSENT, FEWEST, Measured, Sheet
 from specbench.statistics import compare_pairs
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ FOOTING = ("over eager ar [95 %]", "over graph ar [95 %]", "bandwidth share")
 
 def footing_cells(row: Mapping[str, Any]) -> list[str | Measured]:
     """The cells below ``FOOTING``, of a summary's row."""
+    few = row["n_cases"] < FEWEST
     return [
-        Measured(row["speedup_eager"], row["speedup_eager_ci"]),
-        Measured(row["speedup_graph"], row["speedup_graph_ci"]),
+        Measured(row["speedup_eager"], row["speedup_eager_ci"], few=few),
+        Measured(row["speedup_graph"], row["speedup_graph_ci"], few=few),
         Measured(row["bandwidth_share"]),
     ]
 
@@ -63,10 +64,10 @@ def sheet(group: Group) -> Sheet:
                 *([entry.run.path.name] if several_runs else []),
                 entry.label,
                 *(_number(entry.rows[t]["speedup"] if t in entry.rows else None) for t in tasks),
-                Measured(row["mat"], row["mat_ci"]),
+                entry.measured("mat"),
                 Measured(row["tokens_per_s"], digits=1),
-                Measured(row["speedup"], row["speedup_ci"]),
-                Measured(row["geomean_speedup"], row["geomean_speedup_ci"]),
+                entry.measured("speedup"),
+                entry.measured("geomean_speedup"),
                 *footing_cells(row),
                 str(row["n_cases"]),
                 verdict_words(row["lossless"]),
@@ -105,12 +106,12 @@ def task_sheet(group: Group, title: str) -> Sheet:
                 [
                     task,
                     entry.label,
-                    Measured(row["mat"], row["mat_ci"]),
-                    Measured(row["speedup"], row["speedup_ci"]),
+                    entry.measured("mat", task),
+                    entry.measured("speedup", task),
                     *footing_cells(row),
                     str(row["n_cases"]),
                     _number(value),
-                    entry.verdict(task),
+                    entry.verdict(task) if value is not None else "",
                 ]
             )
     return Sheet(title, "By task; claims and conditions as above.", headings, rows, [])
@@ -132,6 +133,7 @@ def settings_sheet(
     groups: Sequence[Group],
     columns: Mapping[str, Callable[[Entry], str]],
     text: str = "",
+    beside: Sequence[Claim] = (),
 ) -> Sheet:
     """A row per setting that was run, whatever run it stands in.
 
@@ -140,14 +142,15 @@ def settings_sheet(
         groups: of one kind; a group is one model on one data set.
         columns: heading and text of what sets the rows apart, e.g. a knob's value.
         text: what the caption says before the conditions.
+        beside: claims about no data set of ours, which follow below for orientation.
     """
     entries = [entry for group in groups for entry in _in_order(group, columns)]
     apart = {
         heading: of for heading, of in _WHERE.items() if len({of(entry) for entry in entries}) > 1
     }
     headings = [
-        *apart, *columns, "MAT [95 %]", "tokens/s", "speedup [95 %]", *FOOTING, "cases",
-        "lossless", "claimed speedup / MAT", "claimed tokens/s", "claimed on", "verdict",
+        *apart, *columns, "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]", *FOOTING,
+        "cases", "lossless", "claimed speedup / MAT", "claimed tokens/s", "claimed on", "verdict",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
     notes = []
@@ -157,38 +160,39 @@ def settings_sheet(
             [
                 *(of(entry) for of in apart.values()),
                 *(of(entry) for of in columns.values()),
-                Measured(row["mat"], row["mat_ci"]),
-                Measured(row["tokens_per_s"], digits=1),
-                Measured(row["speedup"], row["speedup_ci"]),
+                entry.measured("mat"),
+                entry.speed(),
+                entry.measured("speedup"),
                 *footing_cells(row),
                 str(row["n_cases"]),
                 verdict_words(row["lossless"]),
                 _claimed(claim),
-                _number(claim.value("tokens_per_s") if claim else None),
+                _claimed_speed(claim),
                 f"{claim.model}, {claim.hardware}" if claim else ABSENT,
                 entry.verdict(),
             ]
         )
         if claim is not None:
             notes.append(f"{entry.label}: claimed by {claim.describe()}.")
-    for group in groups:
-        for claim in group.not_run:
-            where = {"model": claim.model, "data": claim.dataset}
-            name = [claim.method, *[ABSENT] * (len(columns) - 1)]
-            rows.append(
-                [
-                    *(where[heading] for heading in apart),
-                    *name,
-                    *[ABSENT] * 6,
-                    "0",
-                    ABSENT,
-                    _claimed(claim),
-                    _number(claim.value("tokens_per_s")),
-                    f"{claim.model}, {claim.hardware}",
-                    NOT_RUN,
-                ]
-            )
-            notes.append(f"{claim.method}: claimed by {claim.describe()}.")
+    not_run = [(claim, NOT_RUN) for group in groups for claim in group.not_run]
+    for claim, why in [*not_run, *((claim, OTHER_MODEL) for claim in beside)]:
+        where = {"model": claim.model, "data": claim.dataset}
+        name = f"{claim.method} ({claim.setting})" if claim in beside and claim.setting else ""
+        rows.append(
+            [
+                *(where[heading] for heading in apart),
+                name or claim.method,
+                *[ABSENT] * (len(columns) - 1),
+                *[ABSENT] * 6,
+                "0",
+                ABSENT,
+                _claimed(claim),
+                _claimed_speed(claim),
+                f"{claim.model}, {claim.hardware}",
+                why,
+            ]
+        )
+        notes.append(f"{claim.method}: claimed by {claim.describe()}.")
     conditions = "\n".join(caption(group) for group in groups)
     caption_text = "\n".join(filter(None, [text, conditions]))
     return Sheet(title, caption_text, headings, rows, with_rule(notes))
@@ -247,7 +251,7 @@ def pairs_sheet(group: Group) -> Sheet | None:
                     *([run.path.name] if len(group.runs) > 1 else []),
                     pair["first"],
                     pair["second"],
-                    Measured(pair["ratio"], pair["ratio_ci"], 3),
+                    _ratio(pair),
                     f"{pair['p']:.4f}",
                     f"{pair['p_holm']:.4f}",
                     pair["verdict"],
@@ -278,6 +282,11 @@ def pairs_sheet(group: Group) -> Sheet | None:
     return Sheet(f"{group.title}: pairs", text, headings, rows, [])
 
 
+def _ratio(pair: Mapping[str, Any]) -> Measured:
+    few = pair["n_cases"] < FEWEST
+    return Measured(pair["ratio"], None if few else pair["ratio_ci"], 3, few)
+
+
 def _number(value: float | None, digits: int = 2) -> str:
     return ABSENT if value is None else f"{value:.{digits}f}"
 
@@ -285,5 +294,13 @@ def _number(value: float | None, digits: int = 2) -> str:
 def _claimed(claim: Claim | None) -> str:
     if claim is None:
         return ABSENT
-    words = f"{claim.qualifier} " if claim.qualifier else ""
-    return f"{words}{_number(claim.value('speedup'))} / {_number(claim.value('mat'))}"
+    numbers = [claim.value("speedup"), claim.value("mat")]
+    words = f"{claim.qualifier} " if claim.qualifier and any(numbers) else ""
+    return f"{words}{_number(numbers[0])} / {_number(numbers[1])}"
+
+
+def _claimed_speed(claim: Claim | None) -> str:
+    speed = claim.value("tokens_per_s") if claim else None
+    if claim is None or speed is None:
+        return ABSENT
+    return f"{claim.qualifier} {speed:.2f}" if claim.qualifier else f"{speed:.2f}"

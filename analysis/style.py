@@ -1,8 +1,9 @@
 """How figures look: one place for colours, sizes and fonts.
 
-A method has the same colour in every figure. The eight colours are those of Okabe and Ito, which
-people with any common colour blindness tell apart; more than eight methods share them with another
-hatching, so that a figure can also be read in print without colour.
+A method has the same colour, hatching and marker in every figure. Methods that share a paper's
+table or figure have hues of their own, which people with any common colour blindness tell apart
+(the tests simulate it); hatching and marker do the same in print without colour. The hues are those
+of Okabe and Ito without yellow, which is no line on white, and two dark ones of Paul Tol's.
 """
 
 from __future__ import annotations
@@ -11,36 +12,40 @@ import zlib
 from typing import Any
 
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-_YELLOW, _BLUE, _RED, _PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
-_GREY = "#999999"
-_COLOURS = (_ORANGE, _SKY, _GREEN, _YELLOW, _BLUE, _RED, _PURPLE)
+_BLUE, _RED, _PURPLE, _WINE, _INDIGO = "#0072B2", "#D55E00", "#CC79A7", "#882255", "#332288"
+_GREY, _YELLOW = "#999999", "#F0E442"
+_COLOURS = (_ORANGE, _SKY, _GREEN, _BLUE, _RED, _PURPLE, _WINE, _INDIGO)
 
-# Colour and hatching by method; a hatching says the same thing in all of a family.
-_METHODS: dict[str, tuple[str, str]] = {
-    "ar": (_GREY, ""),
-    "cacheback": (_RED, ""),
-    "pld": (_BLUE, ""),
-    "token_recycling": (_GREEN, ""),
-    "ngrammys": (_ORANGE, ""),
-    "ssd": (_PURPLE, ""),
-    "card": (_SKY, ""),
-    "sam": (_YELLOW, ""),
-    "rest": (_SKY, "//"),
-    "suffix_decoding": (_YELLOW, "//"),
-    "lookahead": (_BLUE, "//"),
-    "jacobi": (_PURPLE, "//"),
-    "union": (_RED, "//"),
-    "sps": (_ORANGE, "//"),
-    "pearl": (_GREEN, "//"),
-    "ouroboros": (_BLUE, ".."),
-    "opt_tree": (_GREEN, ".."),
-    "medusa": (_SKY, ".."),
-    "hydra": (_ORANGE, ".."),
-    "eagle": (_PURPLE, ".."),
-    "eagle2": (_YELLOW, ".."),
-    "eagle3": (_RED, ".."),
-    "random_drafts": (_GREY, "xx"),
-    "oracle": (_BLACK, ""),
+# Colour, hatching and marker by method; below, by source of N-Grammys' rows.
+_METHODS: dict[str, tuple[str, str, str]] = {
+    "ar": (_GREY, "", "o"),
+    "cacheback": (_RED, "", "o"),
+    "pld": (_BLUE, "//", "s"),
+    "lookahead": (_SKY, "..", "^"),
+    "rest": (_INDIGO, "xx", "D"),
+    "sam": (_ORANGE, "\\\\", "v"),
+    "token_recycling": (_GREEN, "--", "P"),
+    "ngrammys": (_PURPLE, "", "X"),
+    "ssd": (_WINE, "", "*"),
+    "suffix_decoding": (_WINE, "\\\\", "<"),
+    "jacobi": (_PURPLE, "//", ">"),
+    "union": (_RED, "xx", "h"),
+    "card": (_RED, "||", "p"),
+    "sps": (_BLUE, "", "h"),
+    "pearl": (_GREEN, "//", "<"),
+    "ouroboros": (_WINE, "..", ">"),
+    "opt_tree": (_ORANGE, "xx", "d"),
+    "medusa": (_WINE, "//", "h"),
+    "hydra": (_ORANGE, "..", "p"),
+    "eagle": (_PURPLE, "..", "8"),
+    "eagle2": (_SKY, "xx", "8"),
+    "eagle3": (_PURPLE, "\\\\", "8"),
+    "random_drafts": (_GREY, "xx", "x"),
+    "oracle": (_BLACK, "", "o"),
+    "ngrammys/context": (_ORANGE, "", "o"),
+    "ngrammys/bigram": (_BLUE, "//", "s"),
+    "ngrammys/unigram": (_SKY, "..", "^"),
+    "ngrammys/extended": (_WINE, "xx", "D"),
 }
 REFERENCE = "#333333"  # lines that are no method: borders, the height of plain decoding
 HEATMAP = "cividis"  # even steps of lightness, the same to any colour vision and in grey
@@ -50,7 +55,7 @@ _PARTS = (
     (_PURPLE, ""), (_YELLOW, "//"),
 )  # fmt: skip
 # What sets several settings of one method apart within a figure.
-_VARIANTS = ("", "\\\\", "xx", "oo", "++", "**")
+_VARIANTS = ("", "oo", "**", "++", "O", "o")
 
 RC: dict[str, Any] = {
     "figure.dpi": 100,
@@ -73,9 +78,15 @@ RC: dict[str, Any] = {
 }
 
 
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d", "8", "x")
 _LINES = ("-", "--", "-.", (0, (3, 1, 1, 1, 1, 1)))  # dotted is for what a paper claims
-_FAMILIES = ("", "//", "..", "xx", "--")  # as hatchings; a line has another dash instead
+
+
+def _look(method: str) -> tuple[str, str, str]:
+    """Colour, hatching and marker; a method that is not listed gets them by its name."""
+    number = zlib.crc32(method.encode())
+    unlisted = (_COLOURS[number % len(_COLOURS)], "++", _MARKERS[number % len(_MARKERS)])
+    return _METHODS.get(method, unlisted)
 
 
 def bar_style(method: str, variant: int = 0) -> dict[str, str]:
@@ -85,8 +96,7 @@ def bar_style(method: str, variant: int = 0) -> dict[str, str]:
         method: its name; one that is not listed gets a colour by its name, the same everywhere.
         variant: 0 for the first entry of this method in the figure, 1 for the next, and so on.
     """
-    unlisted = (_COLOURS[zlib.crc32(method.encode()) % len(_COLOURS)], "--")
-    colour, hatch = _METHODS.get(method, unlisted)
+    colour, hatch, _ = _look(method)
     return {
         "facecolor": colour,
         "hatch": hatch + _VARIANTS[variant % len(_VARIANTS)],
@@ -98,22 +108,37 @@ def line_style(method: str, variant: int = 0, claimed: bool = False) -> dict[str
     """Keyword arguments of a line with markers.
 
     Args:
-        method: decides the colour, as in :func:`bar_style`; where a bar is hatched, marker and
-            dashes differ.
+        method: decides the colour, as in :func:`bar_style`, and the marker.
         variant: 0 for the first line of this method in the axes, 1 for the next, and so on.
         claimed: a paper's values, drawn hollow and dotted.
     """
-    style = bar_style(method)
-    colour, place = style["facecolor"], _FAMILIES.index(style["hatch"]) + variant
+    colour, _, marker = _look(method)
     return {
-        # Yellow on white is hardly seen as a line.
-        "color": "#B8A400" if colour == _YELLOW else colour,
-        "marker": _MARKERS[place % len(_MARKERS)],
-        "linestyle": ":" if claimed else _LINES[place % len(_LINES)],
-        "markersize": 4,
+        "color": colour,
+        "marker": _MARKERS[(_MARKERS.index(marker) + variant) % len(_MARKERS)],
+        "linestyle": ":" if claimed else _LINES[variant % len(_LINES)],
+        "markersize": 4.5,
         "linewidth": 1.4,
         "markerfacecolor": "white" if claimed else None,
     }
+
+
+def claimed_style(method: str | None = None) -> dict[str, Any]:
+    """Keyword arguments of a paper's single values; without a method, as the legend shows them."""
+    return {
+        "linestyle": "none",
+        "marker": "D",
+        "markersize": 5,
+        "markerfacecolor": "white",
+        "markeredgecolor": REFERENCE if method is None else _look(method)[0],
+        "markeredgewidth": 1.3,
+        "zorder": 4,
+    }
+
+
+def row_marker(place: int) -> str:
+    """The marker of the ``place``-th row of a figure whose colours are those of parts."""
+    return _MARKERS[place % len(_MARKERS)]
 
 
 def part_style(place: int) -> dict[str, str]:

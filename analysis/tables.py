@@ -127,7 +127,7 @@ def _print(pages: Sequence[Sheet]) -> None:
         console = Console(width=_WIDTH)
     for page in pages:
         console.print(to_rich(page))
-        for note in page.notes:
+        for note in page.foot:
             console.print(f"  {note}", markup=False, highlight=False)
 
 

@@ -2,8 +2,10 @@
 
     python scripts/export_specbench.py RUN OUT
 
-Its ``evaluation/speed.py`` takes two of them as ``--file-path`` and ``--base-path``, once its
-``--mean-report``, which is on whatever is typed, has been switched off in the file.
+Its ``evaluation/speed.py`` takes two of them as ``--file-path`` and ``--base-path``, once one line
+of it has been edited: in its ``parser.add_argument("--mean-report", ...)`` near the end, the line
+``default=True,`` must become ``default=False,``. As it stands the option is on whatever is typed,
+and the files that are named are not read.
 
 One file per label; with repeats, one folder ``run_1``, ``run_2``, … each. Its MAT is ours. Its
 speed of a method is ours by its formula (``python -m analysis.tables RUN --estimator specbench``).

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.claims import load_ledger
-from analysis.estimates import timed, tokens_per_s
 from analysis.groups import caption, make_groups
 from analysis.heatmaps import Grid
 from analysis.plots import Panel, Point, Series
@@ -21,6 +20,10 @@ if TYPE_CHECKING:
     from analysis.groups import Entry, Group
     from analysis.load import Run
     from analysis.render import Measured, Sheet
+
+
+MAT = "MAT (tokens per target pass;\naxis from 1)"
+SPEEDUP = "speedup over ar (ratio of tokens/s)"
 
 
 def no_figures(runs: Sequence[Run]) -> Mapping[str, Figure]:
@@ -101,8 +104,7 @@ def point(x: float, entry: Entry, key: str, task: str = OVERALL) -> Point:
 
 def speed_point(x: float, entry: Entry) -> Point:
     """Tokens/s with its own interval, at a place."""
-    own = [record for record in timed(entry.run.records) if record.label == entry.label]
-    return measured_point(x, tokens_per_s(own, entry.run.seed))
+    return measured_point(x, entry.speed())
 
 
 def measured_point(x: float, measured: Measured) -> Point:
@@ -118,11 +120,15 @@ def task_panel(group: Group, key: str, ylabel: str, title: str = "") -> Panel:
             name(group, entry),
             str(entry.overall["method"]),
             [point(x, entry, key, task) for x, task in enumerate(tasks)],
+            claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
         )
         for entry in drafting(group)
         if entry.overall[key] is not None
     ]
-    return Panel(title, "", ylabel, series, [task_label(group, task) for task in tasks])
+    # A pass always yields one token: what counts is the part above.
+    bottom = 1.0 if key == "mat" else None
+    ticks = [task_label(group, task) for task in tasks]
+    return Panel(title, "", ylabel, series, ticks, bottom=bottom)
 
 
 def name(group: Group, entry: Entry) -> str:
@@ -140,9 +146,53 @@ def task_label(group: Group, task: str) -> str:
     return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
 
 
-def captions(groups: Iterable[Group], *before: str) -> str:
-    """What stands below a figure: a few words of its own, then each group's conditions."""
-    return "\n".join([*filter(None, before), *(caption(group) for group in groups)])
+def captions(groups: Iterable[Group], *before: str, speedup: bool = True) -> str:
+    """What stands below a figure: a few words of its own, then each group's conditions.
+
+    Args:
+        groups: what is drawn.
+        before: the words.
+        speedup: whether speedups are shown.
+    """
+    return "\n".join([*filter(None, before), *(caption(group, speedup) for group in groups)])
+
+
+def claimed_words(groups: Iterable[Group], *metrics: str) -> str:
+    """Whose claims the hollow markers are, for which model on what; "" where none is drawn."""
+    sources: dict[str, list[str]] = {}
+    for entry in (entry for group in groups for entry in drafting(group)):
+        claim = entry.claim
+        if claim is None or not any(claim.values.get(metric) for metric in metrics):
+            continue
+        paper = claim.title.partition(":")[0]
+        models = f"{claim.model} with {claim.draft}" if claim.draft else claim.model
+        source = f"{models}, {claim.hardware} ({paper}, {claim.source})"
+        words = " ".join(filter(None, [entry.label, claim.qualifier]))
+        if words not in sources.setdefault(source, []):
+            sources[source].append(words)
+    if not sources:
+        return ""
+    parts = [f"{source}: {', '.join(labels)}" for source, labels in sources.items()]
+    return f"Hollow markers: claimed for {'; '.join(parts)}."
+
+
+def claimed_in_cells(groups: Iterable[Group], metric: str, *knobs: str) -> str:
+    """What is claimed for cells of a heatmap, in words; "" where nothing is."""
+    words = []
+    for entry in (entry for group in groups for entry in drafting(group)):
+        value = entry.claim.value(metric) if entry.claim else None
+        if entry.claim is None or value is None:
+            continue
+        cell = ", ".join(str(entry.run.knobs(entry.label)[knob]) for knob in knobs)
+        where = f"{entry.claim.model}, {entry.claim.dataset}, {entry.claim.hardware}"
+        words.append(f"{value:g} at ({cell}) for {where}")
+    return f"Claimed: {'; '.join(dict.fromkeys(words))}." if words else ""
+
+
+def claimed_point(x: float, entry: Entry, key: str, task: str = OVERALL) -> list[Point]:
+    """What is claimed for the entry, at a place; empty where nothing is."""
+    value = entry.claim.value(key, task) if entry.claim else None
+    return [] if value is None else [Point(x, value)]
 
 
 def ordered(values: Iterable[Any]) -> list[Any]:
@@ -190,6 +240,12 @@ def speedups(groups: Sequence[Group]) -> list[Series]:
             name,
             method,
             [point(x, own[name], "speedup") for x, own in enumerate(found) if name in own],
+            claimed=[
+                p
+                for x, own in enumerate(found)
+                if name in own
+                for p in claimed_point(x, own[name], "speedup")
+            ],
         )
         for name, method in methods.items()
     ]

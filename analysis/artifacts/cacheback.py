@@ -6,9 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.artifacts.artifact import (
+    MAT,
+    SPEEDUP,
     Artifact,
     captions,
     claimed_groups,
+    claimed_in_cells,
+    claimed_words,
     drafting,
     grid,
     has_numbers,
@@ -33,8 +37,6 @@ if TYPE_CHECKING:
     from analysis.render import Sheet
 
 PAPER = "cacheback"
-_SPEEDUP = "speedup over ar (ratio of tokens/s)"
-_MAT = "MAT (tokens per target pass)"
 _RADAR_TEXT = "The circle has no intervals; the table has those of the tasks."
 _FIGURE4_TEXT = (
     "The paper prints no numbers for its cells; it says that speed is best at a leader of 1 and "
@@ -52,11 +54,11 @@ def _table1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     return {
         group.runs[0].model: bars(
             [
-                task_panel(group, "mat", _MAT),
-                replace(task_panel(group, "speedup", _SPEEDUP), reference=(1.0, "ar")),
+                task_panel(group, "mat", MAT),
+                replace(task_panel(group, "speedup", SPEEDUP), reference=(1.0, "ar")),
             ],
             f"Cacheback, Table 1, by task ({group.title})",
-            captions([group]),
+            captions([group], claimed_words([group], "mat", "speedup")),
         )
         for group in claimed_groups(runs, PAPER, "table1")
     }
@@ -77,7 +79,7 @@ def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     panel = Panel(
         "",
         "",
-        _SPEEDUP,
+        SPEEDUP,
         speedups(groups),
         [group.runs[0].model for group in groups],
         reference=(1.0, "ar"),
@@ -93,7 +95,8 @@ def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     ]
     spokes = [task_label(first, task) for task in first.tasks]
     title = f"Cacheback, Figure 3: by model, and by task for {first.runs[0].model}"
-    return {"": bars_and_radar(panel, spokes, around, title, captions(groups, _RADAR_TEXT))}
+    text = captions(groups, claimed_words(groups, "speedup"), _RADAR_TEXT)
+    return {"": bars_and_radar(panel, spokes, around, title, text)}
 
 
 def _figure4(runs: Sequence[Run]) -> list[Sheet]:
@@ -103,9 +106,12 @@ def _figure4(runs: Sequence[Run]) -> list[Sheet]:
     return [settings_sheet(title, groups, columns, _FIGURE4_TEXT)]
 
 
+_LENGTHS = ("leader_len", "follower_len")
+
+
 def _lengths(entry: Entry) -> tuple[int, int]:
     knobs = entry.run.knobs(entry.label)
-    return int(knobs["leader_len"]), int(knobs["follower_len"])
+    return int(knobs[_LENGTHS[0]]), int(knobs[_LENGTHS[1]])
 
 
 def length_figures(runs: Sequence[Run]) -> Mapping[str, Figure]:
@@ -115,12 +121,14 @@ def length_figures(runs: Sequence[Run]) -> Mapping[str, Figure]:
         cells = {
             _lengths(e): e.overall for e in drafting(group) if "leader_len" in e.run.knobs(e.label)
         }
-        for key, words in (("speedup", _SPEEDUP), ("mat", _MAT)):
+        for key, words in (("speedup", SPEEDUP), ("mat", "MAT (tokens per target pass)")):
             drawn = grid(group.title, cells, key)
             if has_numbers(drawn):
+                claimed = claimed_in_cells([group], key, *_LENGTHS)
                 figures[f"{group.runs[0].model}_{key}"] = heatmaps(
                     [drawn], "follower length FL (tokens)", "leader length LL (tokens)", words,
-                    f"Cacheback, Figure 4: {words}", captions([group], _FIGURE4_TEXT),
+                    f"Cacheback, Figure 4: {words}",
+                    captions([group], _FIGURE4_TEXT, claimed, speedup=key == "speedup"),
                 )  # fmt: skip
     return figures
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.artifacts.artifact import (
+    MAT,
+    SPEEDUP,
     Artifact,
     by_model,
     captions,
     claimed_groups,
+    claimed_words,
     drafting,
     label,
     measured_point,
@@ -16,11 +20,11 @@ from analysis.artifacts.artifact import (
     speed_point,
     speedups,
 )
-from analysis.claims import NOT_COMPARED, NOT_RUN, load_ledger
+from analysis.claims import NOT_COMPARED, NOT_RUN, OTHER_MODEL, load_ledger
 from analysis.estimates import pooled_ratio
 from analysis.plots import Panel, Point, Series, bars, curves
 from analysis.render import ABSENT, Measured, Sheet
-from analysis.sheets import FOOTING, footing_cells, settings_sheet
+from analysis.sheets import FOOTING, footing_cells, settings_sheet, with_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +37,6 @@ if TYPE_CHECKING:
     from specbench.records import CaseRecord
 
 PAPER = "card"
-_SPEEDUP = "speedup over ar (ratio of tokens/s)"
-_MAT = "MAT (tokens per target pass)"
 _GPUS_TEXT = (
     "The paper gives CARD one GPU more than plain decoding; here all methods share one machine."
 )
@@ -45,7 +47,7 @@ _FIGURE1_TEXT = (
 _FIGURE6_TEXT = (
     "Hit rate: share of queries whose corrected token was in the cache. The dotted lines are "
     "summed from logs in the authors' repository: 5 (GSM8K) and 10 two-turn (MT-Bench) "
-    "prompts, Llama-3 70B and 1B, r = 7."
+    "prompts, Llama-3 70B and 1B, 3 A800-80GB, r = 7."
 )
 _STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
 _TABLE3_TEXT = (
@@ -85,9 +87,9 @@ def _figure5_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     figures = {}
     for model, members in by_model(groups).items():
         ticks = [f"{g.runs[0].dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
-        panel = Panel("", "", _SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
-        text = "The paper: up to 4.83 (HumanEval, Llama-3 70B and 1B, 3 A800)."
-        figures[model] = bars([panel], f"CARD, Figure 5 ({model})", captions(members, text))
+        panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
+        text = captions(members, claimed_words(members, "speedup"))
+        figures[model] = bars([panel], f"CARD, Figure 5 ({model})", text)
     return figures
 
 
@@ -99,22 +101,25 @@ def _table3(runs: Sequence[Run]) -> list[Sheet]:
         "model", "method", "L_new of a target pass [95 %]", "target Params × L_new",
         "L_new of a draft pass [95 %]", "draft Params × L_new",
         "draft passes per target pass [95 %]", "draft token-passes per token [95 %]",
-        "speedup [95 %]", *FOOTING, "claimed target / draft load",
+        "speedup [95 %]", *FOOTING, "cases", "claimed target / draft load",
         "claimed speedup", "claimed on", "verdict",
     ]  # fmt: skip
     groups = claimed_groups(runs, PAPER, "table3")
     rows: list[list[str | Measured]] = []
+    notes: list[str] = []
     for group in groups:
         for entry in drafting(group):
-            rows.append(_load_row(entry, _table3_claim(str(entry.overall["method"]))))
+            claim = _table3_claim(str(entry.overall["method"]))
+            rows.append(_load_row(entry, claim))
+            notes += [f"{entry.label}: claimed by {claim.describe()}."] if claim else []
         run_methods = {str(entry.overall["method"]) for entry in group.entries}
         for claim in _table3_claims():
             if claim.method not in run_methods:
-                rows.append(
-                    [claim.model, claim.method, *[ABSENT] * 10, *_claimed_load(claim), NOT_RUN]
-                )
+                cells = [*[ABSENT] * 10, "0", *_claimed_load(claim)]
+                rows.append([claim.model, claim.method, *cells, NOT_RUN])
+                notes.append(f"{claim.method}: claimed by {claim.describe()}.")
     text = captions(groups, _TABLE3_TEXT)
-    return [Sheet("CARD, Table 3: computation of a pass", text, headings, rows, [])]
+    return [Sheet("CARD, Table 3: computation of a pass", text, headings, rows, with_rule(notes))]
 
 
 def _table3_claims() -> list[Claim]:
@@ -144,21 +149,28 @@ def _load_row(entry: Entry, claim: Claim | None) -> list[str | Measured]:
     draft = pooled_ratio(own, counter("draft_tokens"), counter("draft_forwards"), seed)
     passes = pooled_ratio(own, counter("draft_forwards"), lambda r: r.n_target_passes, seed)
     work = pooled_ratio(own, counter("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
-    row = entry.overall
     return [
         entry.run.model,
         entry.label,
-        Measured(target.value, target.interval, 1),
+        replace(target, digits=1),
         _load(target, entry.run.parameters(None)),
-        Measured(draft.value, draft.interval, 1),
+        replace(draft, digits=1),
         _load(draft, entry.run.parameters(entry.label)),
         passes,
         work,
-        Measured(row["speedup"], row["speedup_ci"]),
-        *footing_cells(row),
+        entry.measured("speedup"),
+        *footing_cells(entry.overall),
+        str(entry.overall["n_cases"]),
         *_claimed_load(claim),
-        NOT_COMPARED if claim else "",
+        _load_verdict(entry, claim),
     ]
+
+
+def _load_verdict(entry: Entry, claim: Claim | None) -> str:
+    """No verdict is about loads; what stands here for another model is for orientation."""
+    if claim is None:
+        return ""
+    return NOT_COMPARED if claim.model == entry.run.model else OTHER_MODEL
 
 
 def _load(tokens: Measured, parameters: float | None) -> str:
@@ -205,18 +217,14 @@ def _draft_shares(group: Group) -> list[tuple[int, Entry, Measured]]:
 
 def _figure1(runs: Sequence[Run]) -> list[Sheet]:
     groups = claimed_groups(runs, PAPER, "figure1")
-    rows: list[list[str | Measured]] = [
-        [group.title, entry.label, str(r), share, _mat(entry), str(entry.overall["n_cases"])]
-        for group in groups
-        for r, entry, share in _draft_shares(group)
-    ]
+    rows: list[list[str | Measured]] = []
+    for group in groups:
+        for r, entry, share in _draft_shares(group):
+            mat, cases = entry.measured("mat"), str(entry.overall["n_cases"])
+            rows.append([group.title, entry.label, str(r), share, mat, cases])
     headings = ["run", "setting", "r", "draft share of time [95 %]", "MAT [95 %]", "cases"]
-    text = captions(groups, _FIGURE1_TEXT)
+    text = captions(groups, _FIGURE1_TEXT, speedup=False)
     return [Sheet("CARD, Figure 1: time of the draft model", text, headings, rows, [])]
-
-
-def _mat(entry: Entry) -> Measured:
-    return Measured(entry.overall["mat"], entry.overall["mat_ci"])
 
 
 def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
@@ -228,7 +236,9 @@ def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
             [Series("sps", "sps", points)], top=1.0,
         )  # fmt: skip
         figures[group.runs[0].model] = curves(
-            [[panel]], f"CARD, Figure 1 ({group.title})", captions([group], _FIGURE1_TEXT)
+            [[panel]],
+            f"CARD, Figure 1 ({group.title})",
+            captions([group], _FIGURE1_TEXT, speedup=False),
         )
     return figures
 
@@ -258,31 +268,33 @@ def hit_rate(entry: Entry) -> Measured:
 def _figure6(runs: Sequence[Run]) -> list[Sheet]:
     groups = claimed_groups(runs, PAPER, "figure6_logs")
     headings = [
-        "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s", "speedup [95 %]", *FOOTING,
-        "cases", "claimed hit rate", "claimed MAT", "claimed on", "verdict",
+        "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]",
+        *FOOTING, "cases", "claimed hit rate", "claimed MAT", "claimed on", "verdict",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
+    notes: list[str] = []
     for group in groups:
         for size, entry, hit_rate in _cache_sizes(group):
-            row, claim = entry.overall, entry.claim
+            claim = entry.claim
             claimed = [claim.value(key) if claim else None for key in ("hit_rate", "mat")]
             rows.append(
                 [
                     group.runs[0].dataset,
                     str(size),
                     hit_rate,
-                    _mat(entry),
-                    Measured(row["tokens_per_s"], digits=1),
-                    Measured(row["speedup"], row["speedup_ci"]),
-                    *footing_cells(row),
-                    str(row["n_cases"]),
+                    entry.measured("mat"),
+                    entry.speed(),
+                    entry.measured("speedup"),
+                    *footing_cells(entry.overall),
+                    str(entry.overall["n_cases"]),
                     *(ABSENT if value is None else f"{value:g}" for value in claimed),
                     f"{claim.model}, {claim.hardware}" if claim else ABSENT,
                     entry.verdict(),
                 ]
             )
+            notes += [f"K = {size}: claimed by {claim.describe()}."] if claim else []
     text = captions(groups, _FIGURE6_TEXT)
-    return [Sheet("CARD, Figure 6: size of the cache", text, headings, rows, [])]
+    return [Sheet("CARD, Figure 6: size of the cache", text, headings, rows, with_rule(notes))]
 
 
 def _figure6_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
@@ -293,7 +305,7 @@ def _figure6_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
         model: curves(
             [_figure6_row(group) for group in groups],
             f"CARD, Figure 6 ({model})",
-            captions(groups, _FIGURE6_TEXT),
+            captions(groups, _FIGURE6_TEXT, speedup=False),
         )
         for model, groups in models.items()
     }
@@ -309,7 +321,7 @@ def _figure6_row(group: Group) -> list[Panel]:
         Panel(
             dataset, "K (nodes per layer)", "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02
         ),
-        Panel("", "K (nodes per layer)", _MAT, _beside(mats, dataset, "mat")),
+        Panel("", "K (nodes per layer)", MAT, _beside(mats, dataset, "mat"), bottom=1.0),
         Panel("", "K (nodes per layer)", "tokens/s", _beside(speeds, dataset, None)),
     ]
 

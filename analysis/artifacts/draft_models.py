@@ -88,8 +88,8 @@ def _row(entry: Entry, inside: Entry | None) -> list[str | Measured]:
     return [
         run.model,
         label,
-        Measured(row["mat"], row["mat_ci"]),
-        Measured(row["speedup"], row["speedup_ci"]),
+        entry.measured("mat"),
+        entry.measured("speedup"),
         *footing_cells(row),
         share,
         hit_rate(entry),
@@ -133,9 +133,9 @@ def _memory(entry: Entry) -> str:
 
 
 _CLAIM_HEADINGS = [
-    "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "measured on", "claimed MAT",
-    "claimed speedup", "claimed for", "claimed on", "GPUs", "claimed target / draft load",
-    "source", "verdict",
+    "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "cases", "measured on", "claimed MAT",
+    "claimed speedup", "claimed for", "claimed on", "GPUs", "claimed target / draft load", "source",
+    "verdict",
 ]  # fmt: skip
 
 
@@ -172,9 +172,10 @@ def _claim_row(entry: Entry, claim: Claim) -> list[str | Measured]:
     verdict = compare(claim, row, run.model, run.gpus, "overall") if same_data else "other data"
     return [
         entry.label,
-        Measured(row["mat"], row["mat_ci"]),
-        Measured(row["speedup"], row["speedup_ci"]),
+        entry.measured("mat"),
+        entry.measured("speedup"),
         *footing_cells(row),
+        str(row["n_cases"]),
         f"{run.model}, {run.dataset}, {run.hardware}",
         ABSENT if mat is None else f"{mat:.2f}",
         f"{qualifier}{claim.value('speedup'):.2f}",

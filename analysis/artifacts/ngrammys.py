@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.artifacts.artifact import (
+    SPEEDUP,
     Artifact,
     by_model,
     captions,
     claimed_groups,
+    claimed_in_cells,
     drafting,
     grid,
     has_numbers,
@@ -19,12 +21,12 @@ from analysis.artifacts.artifact import (
     point,
 )
 from analysis.artifacts.ngrammys_rows import FIGURE4
-from analysis.claims import NOT_RUN, claim_of_setting, compare, load_ledger
+from analysis.claims import NOT_RUN, OTHER_MODEL, claim_of_setting, compare, load_ledger
 from analysis.estimates import over_repeats
 from analysis.groups import caption
 from analysis.heatmaps import heatmaps
 from analysis.load import cpus
-from analysis.plots import Panel, Series, curves
+from analysis.plots import Panel, Point, Series, curves
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import (
     FOOTING,
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
-_SPEEDUP = "speedup over ar (ratio of tokens/s)"
 _RESAMPLES = 2000
 _FIGURE1_TEXT = (
     "Time of a target pass over k rows of w + 1 tokens (a batch, as the paper runs it), relative "
@@ -56,14 +57,15 @@ _FIGURE1_TEXT = (
 )
 _FIGURE2_TEXT = (
     "What the model alone gives: its unigrams, bigrams, and bigrams extended to w tokens. The "
-    "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 "
-    "(Mistral-7B)."
+    "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 (hollow; "
+    "Mistral-7B, A100-40GB, data set not stated)."
 )
 _GRID_TEXT = "k rows of w draft tokens each. The paper's cells have no numbers in its text."
 _TABLE1_TEXT = (
     "± is the standard deviation over the run's repeats, as in the paper, the bracket a 95 % "
     "interval over prompts. (k*, w*): the fastest of the settings that were run, chosen on the "
-    "questions it is shown for, as the paper does."
+    "questions it is shown for, as the paper does. A claim stands beside a row of its own model; "
+    "the paper's others on the same data follow below."
 )
 
 
@@ -108,13 +110,17 @@ def _figure1_caption(run: Run) -> str:
     cpu = (machine["hardware"] or {}).get("cpu")
     count = int((machine["hardware"] or {}).get("cpus_usable") or 0)
     where = ", ".join(run.gpus) or f"{cpu}, {cpus(count)}"
-    repeats = len((run.surface or {})["batch"]["samples_s"][0][0][0])
     made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
     return (
         f"{made_up}{_FIGURE1_TEXT} {_model_of(run)} ({run.dtype}), random ids. Hardware: {where}. "
-        f"Medians of {repeats} passes; intervals: 95 %, bootstrap over passes. "
+        f"Medians of {_passes(run)} passes; intervals: 95 %, bootstrap over passes. "
         f"Code: {run.code}."
     )
+
+
+def _passes(run: Run) -> int:
+    """How often each pass was timed."""
+    return len((run.surface or {})["batch"]["samples_s"][0][0][0])
 
 
 def _model_of(run: Run) -> str:
@@ -126,13 +132,14 @@ def _contexts(run: Run) -> list[int]:
 
 
 def _figure1(runs: Sequence[Run]) -> list[Sheet]:
-    headings = ["model", "context (tokens)", "k", "w", "slow-down [95 %]"]
+    headings = ["model", "context (tokens)", "k", "w", "slow-down [95 %]", "passes"]
     rows: list[list[str | Measured]] = []
     for run in runs:
+        passes = str(_passes(run))
         for context in _contexts(run):
             for (k, w), cell in _slowdowns(run, context).items():
                 measured = Measured(cell["slowdown"], cell["slowdown_ci"])
-                rows.append([_model_of(run), str(context), str(k), str(w), measured])
+                rows.append([_model_of(run), str(context), str(k), str(w), measured, passes])
     text = "\n".join(_figure1_caption(run) for run in runs)
     return [Sheet("N-Grammys, Figure 1: slow-down of a target pass", text, headings, rows, [])]
 
@@ -189,7 +196,15 @@ def _over_k(group: Group, name: str) -> Series:
         for entry in drafting(group)
         if entry.label == name
     )
-    return Series(name.replace("_", ", w = "), PAPER, [point(k, e, "mat") for k, _, e in own])
+    source = f"{PAPER}/{name.partition('_')[0]}"
+    points = [point(k, e, "mat") for k, _, e in own]
+    widths = {int(_knobs(entry)["w"]) for _, _, entry in own}
+    claimed = [
+        Point(float(claim.knobs["k"]), claim.value("mat"))
+        for claim in load_ledger()
+        if claim.paper == PAPER and claim.setting == "bigram only" and {claim.knobs["w"]} == widths
+    ]
+    return Series(name.replace("_", ", w = "), source, points, claimed=claimed)
 
 
 # --- Figures 3, 6, 8 and 5, 7, 9 ------------------------------------------------------------------
@@ -219,15 +234,17 @@ def grid_figures(
     for model, groups in by_model(_groups(runs)).items():
         grids = [_kw_grid(group, key) for group in groups]
         if any(map(has_numbers, grids)):
+            claimed = claimed_in_cells(groups, key, "k", "w")
             made[model] = heatmaps(
                 grids, "w (draft tokens in a row)", "k (rows)", unit,
-                f"N-Grammys, {place} ({model})", captions(groups, _GRID_TEXT),
+                f"N-Grammys, {place} ({model})",
+                captions(groups, _GRID_TEXT, claimed, speedup=key == "speedup"),
             )  # fmt: skip
     return made
 
 
 def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    return grid_figures(runs, "speedup", _SPEEDUP, "Figures 3, 6, 8")
+    return grid_figures(runs, "speedup", SPEEDUP, "Figures 3, 6, 8")
 
 
 def _figure5_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
@@ -261,25 +278,55 @@ def _table1(runs: Sequence[Run]) -> list[Sheet]:
         timed = [e for e in entries if e.overall["speedup"] is not None]
         best = max(timed, key=lambda e: float(e.overall["speedup"]), default=None)
         for entry in drafting(group):
-            rows.append([*where, *_table1_row(entry, _setting(entry), entry.claim)])
+            claim = entry.claim if entry.claim and entry.claim.model == where[0] else None
+            rows.append([*where, *_table1_row(entry, _setting(entry), claim)])
+            notes += [f"{_setting(entry)}: claimed by {claim.describe()}."] if claim else []
         if best is not None:
             claim = claim_of_setting(_claims(), "best", PAPER, *where)
             rows.append([*where, *_table1_row(best, f"(k*, w*) = {_pair(best)}", claim)])
             notes += [f"(k*, w*): claimed by {claim.describe()}."] if claim else []
-        methods = {str(entry.overall["method"]) for entry in group.entries}
-        for claim in _claims():
-            if claim.method not in methods and claim.dataset == group.runs[0].dataset:
-                cells = [*claimed_cells(claim), NOT_RUN]
-                rows.append([claim.model, claim.dataset, claim.method, *[ABSENT] * 6, "0", *cells])
-                quoted = "quoted" if claim.quoted else "claimed"
-                notes.append(f"{claim.method}: {quoted} by {claim.describe()}.")
-        notes += [
-            f"{_setting(entry)}: claimed by {entry.claim.describe()}."
-            for entry in entries
-            if entry.claim is not None
-        ]
+    for claim in _claimed_elsewhere(groups):
+        cells = [*claimed_cells(claim), _why_not(claim, groups)]
+        rows.append(
+            [claim.model, claim.dataset, _claimed_setting(claim), *[ABSENT] * 6, "0", *cells]
+        )
+        quoted = "quoted" if claim.quoted else "claimed"
+        notes.append(f"{_claimed_setting(claim)}: {quoted} by {claim.describe()}.")
     text = "\n".join([_TABLE1_TEXT, *(caption(group) for group in groups)])
     return [Sheet("N-Grammys, Table 1", text, headings, rows, with_rule(notes))]
+
+
+def _claimed_elsewhere(groups: Sequence[Group]) -> list[Claim]:
+    """What the paper's table has on the same data and stands beside no row of ours."""
+    ran = {
+        (group.runs[0].dataset, group.runs[0].model, str(entry.overall["method"]))
+        for group in groups
+        for entry in group.entries
+    }
+    datasets = {group.runs[0].dataset for group in groups}
+    return [
+        claim
+        for claim in _claims()
+        if claim.dataset in datasets and (claim.dataset, claim.model, claim.method) not in ran
+    ]
+
+
+def _why_not(claim: Claim, groups: Sequence[Group]) -> str:
+    methods = {
+        str(entry.overall["method"])
+        for group in groups
+        for entry in group.entries
+        if group.runs[0].dataset == claim.dataset
+    }
+    return OTHER_MODEL if claim.method in methods else NOT_RUN
+
+
+def _claimed_setting(claim: Claim) -> str:
+    """``(10, 10)``, ``(k*, w*) = (25, 14)`` where both are stated, or another's method."""
+    if claim.method != PAPER:
+        return claim.method
+    pair = f"({claim.knobs['k']}, {claim.knobs['w']})" if claim.knobs else ""
+    return pair if claim.setting is None else " = ".join(filter(None, ["(k*, w*)", pair]))
 
 
 def _setting(entry: Entry) -> str:
@@ -299,9 +346,9 @@ def _table1_row(entry: Entry, setting: str, claim: Claim | None) -> list[str | M
     spread = over_repeats(run.records, entry.label, run.baseline or "")
     return [
         setting,
-        Measured(row["mat"], row["mat_ci"]),
+        entry.measured("mat"),
         f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
-        Measured(row["speedup"], row["speedup_ci"]),
+        entry.measured("speedup"),
         *footing_cells(row),
         str(row["n_cases"]),
         *claimed_cells(claim),

@@ -104,10 +104,16 @@ def _figure4(runs: Sequence[Run]) -> list[Sheet]:
             for (part, _, _), sources in zip(_PARTS, distributions, strict=True):
                 for source, values in sources:
                     for value, share in values:
-                        rows.append([group.title, part, source, str(value), share])
-    headings = ["run", "part", "source", "value", "share [95 %]"]
-    text = captions(groups, _FIGURE4_TEXT)
+                        n = str(entry.overall["n_cases"])
+                        rows.append([group.title, part, source, str(value), share, n])
+    headings = ["run", "part", "source", "value", "share [95 %]", "cases"]
+    text = captions(groups, _FIGURE4_TEXT, speedup=False)
     return [Sheet("N-Grammys, Figure 4: acceptance, rank, allocation", text, headings, rows, [])]
+
+
+def _series(source: str, values: Sequence[tuple[int, Measured]]) -> Series:
+    points = [measured_point(value, share) for value, share in values]
+    return Series(source, f"{PAPER}/{source}", points)
 
 
 def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
@@ -120,8 +126,7 @@ def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
                 Panel(
                     found[j][0].runs[0].dataset if i == 0 else "", words, unit,
                     [
-                        Series(source, PAPER, [measured_point(v, s) for v, s in values])
-                        for source, values in column[i]
+                        _series(source, values) for source, values in column[i]
                     ],
                     top=1.0,
                     bars=True,
@@ -131,7 +136,7 @@ def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
             for i, (words, unit, _) in enumerate(_PARTS)
         ]  # fmt: skip
         figures[model] = curves(
-            panels, f"N-Grammys, Figure 4 ({model})", captions(groups, _FIGURE4_TEXT)
+            panels, f"N-Grammys, Figure 4 ({model})", captions(groups, _FIGURE4_TEXT, speedup=False)
         )
     return figures
 

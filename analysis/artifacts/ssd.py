@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from analysis.anatomy import stream_parts
 from analysis.artifacts.artifact import (
+    MAT,
     Artifact,
     captions,
     claimed_groups,
@@ -16,6 +17,7 @@ from analysis.artifacts.artifact import (
     point,
     speed_point,
 )
+from analysis.claims import load_ledger
 from analysis.estimates import mat, timed, tokens_per_s
 from analysis.plots import Panel, Point, Series, curves
 from analysis.render import Sheet
@@ -26,19 +28,21 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from analysis.claims import Claim
+    from analysis.groups import Entry
     from analysis.load import Run
     from analysis.render import Measured
-    from specbench.records import CaseRecord
 
 PAPER = "ssd"
+_WARM = "cache of megabytes"  # the post's words for a store that has filled
 _PARTS = 5  # parts of the stream; its interval needs several requests in each
-_MAT = "MAT (tokens per target pass)"
 _STREAM_TEXT = (
     "The requests of the stream in {n} equal parts; a point stands at the part's middle, in tokens "
     "of finished requests (the store of SSD; REST's does not change). The post: about 60 tokens/s "
     "without, 100 to 120 with a store of megabytes, up to 200 for single requests (Llama-7B, a "
     "consumer GPU, workload not stated; its figure has no numbers)."
 )
+_HOLLOW_TEXT = "Hollow markers, at the end of the stream: the post's claims (see below)."
 _SIZE_TEXT = (
     "Room of the store in tokens; older ones are overwritten. The post speaks of megabytes and has "
     "no numbers by size."
@@ -46,18 +50,29 @@ _SIZE_TEXT = (
 
 
 def _over_stream(run: Run, name: str, kind: str) -> list[tuple[float, int, Measured]]:
-    """MAT or tokens/s over the stream: tokens in the store, requests, the number."""
+    """MAT or tokens/s over the stream: tokens in the store, requests that count, the number."""
     parts = stream_parts([r for r in run.records if r.label == name], _PARTS)
-    quiet = {(record.repeat, record.case_id) for record in timed(run.records)}
-    return [(size, len(turns), _number(turns, kind, run.seed, quiet)) for size, turns in parts]
-
-
-def _number(
-    turns: Sequence[CaseRecord], kind: str, seed: int, quiet: set[tuple[int, str]]
-) -> Measured:
     if kind == "mat":
-        return mat(turns, seed)
-    return tokens_per_s([turn for turn in turns if (turn.repeat, turn.case_id) in quiet], seed)
+        return [(size, len(turns), mat(turns, run.seed)) for size, turns in parts]
+    quiet = {(record.repeat, record.case_id) for record in timed(run.records)}
+    kept = [
+        (size, [turn for turn in turns if (turn.repeat, turn.case_id) in quiet])
+        for size, turns in parts
+    ]
+    return [(size, len(turns), tokens_per_s(turns, run.seed)) for size, turns in kept]
+
+
+def _post() -> list[Claim]:
+    """What the post says about speed on a stream."""
+    found = [c for c in load_ledger() if (c.paper, c.artifact) == (PAPER, "results")]
+    return [c for c in found if c.value("tokens_per_s") and c.setting in (None, _WARM)]
+
+
+def _hollow(entry: Entry) -> list[Point]:
+    """The post's tokens/s for the method, at the end of the stream."""
+    method = str(entry.overall["method"])
+    end = max((size for size, _, _ in _over_stream(entry.run, entry.label, "mat")), default=0.0)
+    return [Point(end, claim.value("tokens_per_s")) for claim in _post() if claim.method == method]
 
 
 def _stream(runs: Sequence[Run]) -> list[Sheet]:
@@ -67,15 +82,18 @@ def _stream(runs: Sequence[Run]) -> list[Sheet]:
         for entry in group.entries:
             mats = _over_stream(entry.run, entry.label, "mat")
             speeds = _over_stream(entry.run, entry.label, "tokens_per_s")
-            for (size, n, accepted), (_, _, speed) in zip(mats, speeds, strict=True):
-                rows.append([group.title, entry.label, f"{size:.0f}", str(n), accepted, speed])
+            for (size, n, accepted), (_, n_timed, speed) in zip(mats, speeds, strict=True):
+                place = [group.title, entry.label, f"{size:.0f}"]
+                rows.append([*place, str(n), accepted, str(n_timed), speed])
     headings = [
         "run", "method", "tokens of finished requests", "requests", "MAT [95 %]",
-        "tokens/s [95 %]",
+        "undisturbed", "tokens/s [95 %]",
     ]  # fmt: skip
-    text = captions(groups, _STREAM_TEXT.format(n=_PARTS))
+    text = captions(groups, _STREAM_TEXT.format(n=_PARTS), speedup=False)
     return [
-        settings_sheet("SSD against REST, over the whole stream", groups, {"method": label}),
+        settings_sheet(
+            "SSD against REST, over the whole stream", groups, {"method": label}, beside=_post()
+        ),
         Sheet("SSD over the stream of requests", text, headings, rows, []),
     ]
 
@@ -94,16 +112,19 @@ def _stream_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
                             measured_point(size, value)
                             for size, _, value in _over_stream(entry.run, entry.label, kind)
                         ],
+                        claimed=_hollow(entry) if kind == "tokens_per_s" else (),
                     )
                     for entry in group.entries
                 ],
+                ratios=kind == "tokens_per_s",
+                bottom=1.0 if kind == "mat" else None,
             )
-            for kind, words in (("mat", _MAT), ("tokens_per_s", "tokens/s"))
+            for kind, words in (("mat", MAT), ("tokens_per_s", "tokens/s (logarithmic)"))
         ]  # fmt: skip
         figures[f"{group.runs[0].model}_{group.runs[0].dataset}"] = curves(
             [panels],
             f"SSD over the stream of requests ({group.title})",
-            captions([group], _STREAM_TEXT.format(n=_PARTS)),
+            captions([group], _HOLLOW_TEXT, _STREAM_TEXT.format(n=_PARTS), speedup=False),
         )
     return figures
 
@@ -123,7 +144,7 @@ def _store_size_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
         )
         mats = [point(size, entry, "mat") for size, _, entry in sizes]
         speeds = [speed_point(size, entry) for size, _, entry in sizes]
-        panels = [_size_panel(mats, _MAT)]
+        panels = [_size_panel(mats, MAT)]
         if any(p.y is not None for p in speeds):
             panels.append(_size_panel(speeds, "tokens/s"))
         figures[f"{group.runs[0].model}_{group.runs[0].dataset}"] = curves(
@@ -136,7 +157,7 @@ def _store_size_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
 
 def _size_panel(points: Sequence[Point], ylabel: str) -> Panel:
     # A pass always yields one token.
-    bottom = 1.0 if ylabel == _MAT else 0.0
+    bottom = 1.0 if ylabel == MAT else 0.0
     return Panel("", "store (tokens)", ylabel, [Series("ssd", PAPER, points)], log=2, bottom=bottom)
 
 

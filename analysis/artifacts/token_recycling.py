@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.artifacts.artifact import (
+    MAT,
+    SPEEDUP,
     Artifact,
     captions,
     claimed_groups,
+    claimed_words,
     drafting,
     knob,
     label,
@@ -18,9 +21,10 @@ from analysis.artifacts.artifact import (
     task_panel,
 )
 from analysis.estimates import pooled_ratio
-from analysis.plots import Panel, Series, bars, curves, stacks
+from analysis.plots import Panel, Series, bars, curves
 from analysis.render import Sheet
 from analysis.sheets import settings_sheet, sheet, task_sheet
+from analysis.stacks import stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +38,6 @@ if TYPE_CHECKING:
     from specbench.records import CaseRecord
 
 PAPER = "token_recycling"
-_SPEEDUP = "speedup over ar (ratio of tokens/s)"
-_MAT = "MAT (tokens per target pass)"
 _FIGURE3_TEXT = (
     "The paper's curves have no numbers; it says that tokens/s falls beyond 80 nodes, that MAT "
     "hardly grows beyond 6 levels, and that the update rules differ little in MAT (Vicuna-7B, "
@@ -75,11 +77,11 @@ def _table1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     return {
         f"{group.runs[0].model}_{group.runs[0].dataset}": bars(
             [
-                task_panel(group, "mat", _MAT),
-                replace(task_panel(group, "speedup", _SPEEDUP), reference=(1.0, "ar")),
+                task_panel(group, "mat", MAT),
+                replace(task_panel(group, "speedup", SPEEDUP), reference=(1.0, "ar")),
             ],
             f"Token Recycling, Table 1 ({group.title})",
-            captions([group]),
+            captions([group], claimed_words([group], "mat", "speedup")),
         )
         for group in _table1_groups(runs)
     }
@@ -103,7 +105,7 @@ def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
         group.runs[0].model: curves(
             [_figure3_row(group, *row) for row in _FIGURE3_ROWS],
             f"Token Recycling, Figure 3 ({group.title})",
-            captions([group], _FIGURE3_TEXT),
+            captions([group], _FIGURE3_TEXT, speedup=False),
         )
         for group in groups
     }
@@ -114,7 +116,7 @@ def _figure3_mat(x: float, entry: Entry) -> Point:
 
 
 _FIGURE3_ROWS: tuple[tuple[Callable[[float, Entry], Point], str], ...] = (
-    (_figure3_mat, _MAT),
+    (_figure3_mat, MAT),
     (speed_point, "tokens/s"),
 )
 
@@ -129,6 +131,8 @@ def _figure3_row(
     depth = sorted((levels, nodes, e) for e, nodes, levels in grown if nodes == 80)
     rules = [(str(k["update"]), e) for e, k in sizes if not k.get("breadth")]
 
+    bottom = 1.0 if ylabel == MAT else None
+
     def series(name: str, points: Sequence[Point]) -> list[Series]:
         return [Series(name, PAPER, points)]
 
@@ -136,15 +140,17 @@ def _figure3_row(
         Panel(
             "(a) breadth, 6 levels", "nodes", ylabel,
             series("grown tree", [point_of(nodes, entry) for nodes, _, entry in breadth]),
+            bottom=bottom,
         ),
         Panel(
             "(b) depth, 80 nodes", "levels", ylabel,
             series("grown tree", [point_of(levels, entry) for levels, _, entry in depth]),
+            bottom=bottom,
         ),
         Panel(
             "(c) update rule", "", ylabel,
             [Series("template", PAPER, [point_of(x, e) for x, (_, e) in enumerate(rules)])],
-            ticks=[name for name, _ in rules],
+            ticks=[name for name, _ in rules], bottom=bottom,
         ),
     ]  # fmt: skip
 
@@ -170,9 +176,11 @@ def _figure4(runs: Sequence[Run]) -> list[Sheet]:
         for entry in group.entries:
             for part, share in _phase_shares(entry.run, entry.label).items():
                 # Most parts are below a hundredth.
-                rows.append([group.title, entry.label, part, replace(share, digits=4)])
-    text = captions(claimed_groups(runs, PAPER, "figure4"), _FIGURE4_TEXT)
-    headings = ["run", "method", "part", "share of the steps' time [95 %]"]
+                digits = replace(share, digits=4)
+                cases = str(entry.overall["n_cases"])
+                rows.append([group.title, entry.label, part, digits, cases])
+    text = captions(claimed_groups(runs, PAPER, "figure4"), _FIGURE4_TEXT, speedup=False)
+    headings = ["run", "method", "part", "share of the steps' time [95 %]", "cases"]
     return [Sheet("Token Recycling, Figure 4: time of a step", text, headings, rows, [])]
 
 
@@ -192,7 +200,7 @@ def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
             rows,
             "share of the time of all steps",
             f"Token Recycling, Figure 4: where a step's time goes ({group.title})",
-            captions([group], _FIGURE4_TEXT),
+            captions([group], _FIGURE4_TEXT, speedup=False),
         )
     return figures
 

@@ -8,8 +8,8 @@
 from analysis import notebook
 from analysis.estimates import pooled_ratio
 from analysis.groups import caption, make_groups
-from analysis.plots import stacks
 from analysis.render import Measured
+from analysis.stacks import stacks
 from specbench.records import CaseRecord
 
 PHASES = ("draft", "verify", "accept", "cache", "observe", "other")

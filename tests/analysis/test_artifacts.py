@@ -92,8 +92,30 @@ def test_the_best_setting_is_compared_with_the_best_claimed():
     best = claim_of_setting(claims, "best", "ngrammys", "phi3_mini", "gsm8k")
     assert best.value("speedup") == 2.51
     assert claim_of_setting(claims, "best", "ngrammys", "phi3_mini", "mbpp") is None
-    elsewhere = claim_of_setting(claims, "best", "ngrammys", "smollm2_135m", "gsm8k")
-    assert elsewhere.setting == "best", "another model's, for orientation"
+    assert claim_of_setting(claims, "best", "ngrammys", "smollm2_135m", "gsm8k") is None
+
+
+def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
+    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    (group,) = claimed_groups(runs, "cacheback", "table1")
+    claimed = [
+        (entry.run.path.name, entry.claim.value("mat")) for entry in group.entries if entry.claim
+    ]
+    assert claimed == [("1_3", 2.42)]
+
+
+def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_path):
+    home = shutil.copytree(FIXTURES / "ngrammys_table1" / "mtbench", tmp_path / "run")
+    for path in (home / "cases.jsonl", home / "manifest.json"):
+        path.write_text(path.read_text().replace("mistral7b", "smollm2_135m"))
+    runs = load_runs([tmp_path])
+    (artifact,) = [a for a in ARTIFACTS if a.name == "ngrammys_table1"]
+    (page,) = artifact.sheets(runs)
+    claimed = {(row[0], row[2]) for row in page.rows if row[-1] == "other model"}
+    assert {model for model, _ in claimed} == {"phi3_mini", "mistral7b", "vicuna13b"}
+    assert len(claimed) == 6
+    measured = [row for row in page.rows if row[0] == "smollm2_135m"]
+    assert {row[-1] for row in measured} == {""}
 
 
 # --- numbers that a summary does not have ---------------------------------------------------------
@@ -130,6 +152,24 @@ def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
 def test_a_ratio_of_nothing_is_no_number(run):
     assert pooled_ratio([], lambda r: 1.0, lambda r: 1.0) == Measured(None)
     assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == Measured(None)
+
+
+def test_two_cases_give_no_interval(run):
+    own = [record for record in run.records if record.label == "pld"]
+    cases = sorted({record.case_id for record in own})
+    few = [record for record in own if record.case_id in cases[:2]]
+    assert (mat(few).interval, tokens_per_s(few).interval) == (None, None)
+    assert str(mat(few)).endswith("[–]")
+    page = Sheet("t", "c", ["MAT [95 %]"], [[mat(few)]], ["a note"])
+    assert page.foot[0] == "a note"
+    assert "fewer than 3 cases" in page.foot[1]
+
+
+def test_an_interval_without_width_is_said():
+    page = Sheet("t", "c", ["x"], [[Measured(0.71, (0.71, 0.71))]], [])
+    assert str(page.rows[0][0]) == "0.71 [=]"
+    assert "no width" in page.foot[0]
+    assert str(Measured(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
 
 
 def test_a_share_s_interval_does_not_pass_one(run):

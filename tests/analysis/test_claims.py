@@ -135,6 +135,19 @@ class TestFindClaim:
         assert find_claim(run, "cacheback", "cacheback", [other, claim()]) == claim()
         assert find_claim(run, "cacheback", "cacheback", [other]) == other
 
+    def test_usual_settings_that_the_run_does_not_know_are_taken_for_granted(self, run):
+        usual = claim(usual={"unheard_of": 1, "leader_len": 1})
+        assert find_claim(run, "cacheback", "cacheback", [usual]) == usual
+        named = claim(usual={"leader_len": 2}, knobs={"leader_len": 1})
+        assert find_claim(run, "cacheback", "cacheback", [named]) == named
+
+    def test_of_other_models_the_nearest_in_size(self, run):
+        manifest = {**run.manifest, "model": {"parameters": 10_000_000_000}}
+        sized = dataclasses.replace(run, manifest=manifest)
+        models = [claim(model="vicuna33b", size=33.0), claim(model="vicuna13b", size=13.0)]
+        found = find_claim(sized, "cacheback", "cacheback", [*models, claim(model="m", size=4.0)])
+        assert found.model == "vicuna13b"
+
     def test_the_method_s_own_paper_comes_before_another_s(self, run):
         own = claim(own=True)
         assert find_claim(run, "cacheback", "cacheback", [claim(), own]) == own
@@ -147,6 +160,7 @@ class TestFindClaim:
             {"temperature": 1.0},
             {"knobs": {"table": "frozen"}},
             {"knobs": {"unheard_of": 1}},
+            {"usual": {"leader_len": 2}},
             {"setting": "shuffle"},
             {"over": "pld", "values": {"gain": {"overall": 0.3}}},
             {"model": "all"},

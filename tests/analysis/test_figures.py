@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 
-from analysis import figures, heatmaps, plots
+from analysis import figures, heatmaps, plots, stacks
 from analysis.artifacts import ARTIFACTS
 from analysis.groups import make_groups
 from analysis.load import load_runs, usable_runs
@@ -97,6 +99,74 @@ def test_every_method_looks_different_and_always_the_same():
     assert bar_style("pld", 1)["facecolor"] == bar_style("pld", 0)["facecolor"]
 
 
+def _seen(colour, matrix):
+    """A colour in Lab (D65) as somebody with that matrix for eyes sees it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    seen = np.clip(np.asarray(matrix) @ linear, 0, 1)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = np.asarray(to_xyz) @ seen / (0.9505, 1.0, 1.089)
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1: deuteranopia, protanopia, tritanopia.
+EYES = (
+    np.eye(3),
+    [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+)
+
+
+@pytest.mark.parametrize(
+    "together",
+    [
+        ("cacheback", "pld", "lookahead", "rest", "sam", "token_recycling"),
+        ("card", "sps", "pearl", "lookahead", "ouroboros", "opt_tree"),
+        ("card", "opt_tree", "eagle3"),
+        ("lookahead", "pld", "rest", "medusa", "token_recycling"),
+        ("ar", "ssd", "rest"),
+        ("ngrammys", "lookahead", "rest"),
+        ("ngrammys/context", "ngrammys/bigram"),
+        ("ngrammys/unigram", "ngrammys/bigram", "ngrammys/extended"),
+    ],
+    ids=",".join,
+)
+def test_methods_of_one_artifact_have_hues_that_any_eye_tells_apart(together):
+    for one, other in itertools.combinations(together, 2):
+        colours = [bar_style(method)["facecolor"] for method in (one, other)]
+        far = min(np.linalg.norm(_seen(colours[0], m) - _seen(colours[1], m)) for m in EYES)
+        assert far > 15, (one, other)
+        assert bar_style(one)["hatch"] != bar_style(other)["hatch"] or far > 20, (one, other)
+        assert line_style(one)["marker"] != line_style(other)["marker"] or one == "ar"
+
+
+def test_claims_are_hollow_markers_over_their_own_bars():
+    series = [
+        Series("pld", "pld", [Point(0, 1.2), Point(1, 1.4)], claimed=[Point(1, 1.5)]),
+        Series("sam", "sam", [Point(0, 1.3), Point(1, 1.1)]),
+    ]
+    figure = plots.bars([Panel("", "", "speedup", series, ["qa", "rag"])], "t", "c")
+    axes = figure.axes[0]
+    (marker,) = [line for line in axes.lines if len(line.get_xdata()) and line.get_marker() == "D"]
+    bar = next(c for c in axes.containers if c.get_label() == "pld").patches[1]
+    assert marker.get_xdata()[0] == pytest.approx(bar.get_x() + bar.get_width() / 2)
+    assert marker.get_ydata()[0] == 1.5
+    assert marker.get_markerfacecolor() == "white"
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["pld", "sam", "claimed"]
+
+
+def test_claims_far_above_leave_what_was_measured_readable():
+    series = [Series("ar", "ar", [Point(0, 18.0, (17.0, 19.0))], claimed=[Point(0, 60.0)])]
+    panel = Panel("", "tokens", "tokens/s", series, ratios=True)
+    axes = plots.curves([[panel]], "t", "c").axes[0]
+    assert axes.get_yscale() == "log"
+    low, high = axes.get_ylim()
+    assert 10 < low < 17
+    assert high > 60
+
+
 def test_a_huge_interval_does_not_flatten_the_bars():
     series = [Series("pld", "pld", [Point(0, 2.0, (0.0, 2000.0))])]
     axes = plots.bars([Panel("", "", "speedup", series, ["qa"])], "t", "c").axes[0]
@@ -140,15 +210,32 @@ def test_error_bars_are_the_intervals():
 def test_a_heatmap_writes_numbers_and_intervals_and_says_where_there_are_none():
     grid = heatmaps.Grid("g", [[1.0, None]], ["r"], ["a", "b"], [[(0.5, 1.5), None]])
     axes = heatmaps.heatmaps([grid], "x", "y", "unit", "t", "c").axes[0]
-    assert [text.get_text() for text in axes.texts] == ["1.00", "0.50–1.50", "–"]
+    assert [text.get_text() for text in axes.texts] == ["1.00", "0.50\n1.50", "–"]
+
+
+def test_the_papers_three_heatmaps_stand_side_by_side_on_a_page():
+    grid = heatmaps.Grid("g", [[1.0] * 7] * 5, list("abcde"), list("abcdefg"))
+    figure = heatmaps.heatmaps([grid] * 3, "x", "y", "unit", "t", "c")
+    figure.draw_without_rendering()
+    assert len({round(axes.get_position().y0, 3) for axes in figure.axes[:3]}) == 1
+    assert figure.get_size_inches()[0] < 11
 
 
 def test_stacks_add_up():
     rows = {"ar": {"draft": (0.25, (0.2, 0.3)), "verify": (0.75, None), "none": (0.0, None)}}
-    axes = plots.stacks(rows, "share", "t", "c").axes[0]
+    axes = stacks.stacks(rows, "share", "t", "c").axes[0]
     widths = [bar.get_width() for bar in axes.patches if bar.get_width() < 1]
     assert widths == [0.25, 0.75]
     assert {text.get_text() for text in axes.texts} == {"25%", "75%"}
+
+
+def test_a_part_that_is_nearly_all_does_not_hide_the_others():
+    rows = {"ar": {"verify": (0.98, None), "draft": (0.0002, (0.0001, 0.0003))}}
+    below = stacks.stacks(rows, "share", "t", "c").axes[1]
+    assert below.get_xscale() == "log"
+    assert [label.get_text() for label in below.get_yticklabels()] == ["verify", "draft"]
+    low, high = below.get_xlim()
+    assert low < 0.0002 < 0.98 < high
 
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact.name)
@@ -160,6 +247,13 @@ def test_every_artifact_s_figures_are_drawn_with_caption_and_units(artifact):
         assert drawn
     for figure in drawn.values():
         words = " ".join(text.get_text() for text in figure.texts)
+        labels = [axes.get_ylabel() for axes in figure.axes] if figure.axes else []
+        assert ("Speedup:" in words) <= any("speedup" in label for label in labels), words
+        for axes in figure.axes:
+            if "axis from 1" in axes.get_ylabel():
+                assert 0.9 < axes.get_ylim()[0] <= 1
+        hollow = [c for axes in figure.axes for c in axes.lines if c.get_label() == "claimed"]
+        assert not hollow or "ollow" in words
         assert "SYNTHETIC" in words
         assert "Hardware:" in words
         for axes in figure.axes:

@@ -27,6 +27,9 @@ SHOWN = {
 }
 
 
+QUICK = "leader_follower"
+
+
 @pytest.fixture
 def shown(request, tmp_path, monkeypatch):
     """Where the figures of a notebook go; its records are its own."""
@@ -47,10 +50,18 @@ def test_as_a_plain_file(path, shown):
     assert shown.stat().st_size > 5_000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_through_jupytext(path, shown):
-    book = jupytext.read(path)
+# One in the fast suite: the way through jupytext is the same for all.
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem == QUICK else pytest.mark.slow)
+        for path in NOTEBOOKS
+    ],
+)
+def test_through_jupytext(path, shown, tmp_path):
+    """Converted to a notebook as for Jupyter, and the cells of that file executed."""
+    jupytext.write(jupytext.read(path), tmp_path / "converted.ipynb")
+    book = jupytext.read(tmp_path / "converted.ipynb")
     kinds = [cell.cell_type for cell in book.cells]
     assert kinds[0] == "markdown", "it says first what it shows"
     namespace = {"__name__": "__main__"}

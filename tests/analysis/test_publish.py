@@ -109,6 +109,31 @@ def test_the_id_is_the_folders_and_the_keys(run, tmp_path):
     assert publish.run_id(different) != publish.run_id(run)
 
 
+def test_a_run_that_was_killed_and_resumed_keeps_its_id(run, fake):
+    """Killed in the middle of a line and without DONE, then completed: one W&B run."""
+    whole = (run.path / "cases.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    (run.path / "cases.jsonl").write_bytes(b"".join(lines[:40]) + lines[40][:25])
+    (run.path / "DONE").unlink()
+    (killed,) = load_runs([run.path])
+    assert not killed.complete
+    publish.publish(killed, {"mode": "offline"})
+    sent = (fake.arguments["id"], fake.arguments["resume"])
+    assert fake.summary["complete"] is False
+    assert len(fake.logged["cases"].data) == 40
+
+    (run.path / "cases.jsonl").write_bytes(whole)
+    (run.path / "DONE").touch()
+    (resumed,) = load_runs([run.path])
+    assert resumed.complete
+    publish.publish(resumed, {"mode": "offline"})
+    assert (
+        (fake.arguments["id"], fake.arguments["resume"]) == sent == (publish.run_id(run), "allow")
+    )
+    assert fake.summary["complete"] is True
+    assert len(fake.logged["cases"].data) == len(run.records)
+
+
 def test_settings_given_win_over_the_runs_own(run):
     run.manifest["config"]["logger"] = {"name": "wandb", "project": "own", "mode": "disabled"}
     assert publish.settings(run)["project"] == "own"

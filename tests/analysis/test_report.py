@@ -99,7 +99,7 @@ def test_the_summary_comes_first_with_its_warnings(text):
 def test_numbers_are_those_of_the_tables(text):
     (group,) = make_groups(load_runs([GOLDEN / "records"]))
     for entry in group.entries:
-        value = str(Measured(entry.overall["mat"], entry.overall["mat_ci"]))
+        value = str(entry.measured("mat"))
         assert value in re.sub(r"<[^>]+>", "", text), entry.label
 
 

@@ -319,7 +319,8 @@ def _cacheback():
         yield _named("cacheback_figure3", methods, spec_bench(), part=model, model=model)
     for leader, follower in itertools.product((1, 2), (1, 2, 3)):
         entry = Entry(
-            "cacheback", {"leader_len": leader, "follower_len": follower, **budget},
+            "cacheback",
+            {"table": "dual", "leader_len": leader, "follower_len": follower, **budget},
             52 + 6 * follower - 8 * leader, 112,
         )  # fmt: skip
         yield _named(
