@@ -1,8 +1,9 @@
 """What the engine itself costs, as ratios measured in one run: ``make bench-engine``.
 
 1. plain decoding against transformers' ``generate``, interleaved prompt by prompt;
-2. a target pass by number of rows, with packed and with plain linears, interleaved;
-3. the time of a pass outside matrix products and attention: the pass with both left out;
+2. a target pass by number of rows, as the engine runs it, with the best library's products
+   and with plain ones, interleaved;
+3. the time of a pass outside matrix products and attention;
 4. the host's work per step outside the target pass and the drafter, with a tiny model.
 """
 
@@ -13,7 +14,8 @@ import json
 import statistics
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -30,13 +32,9 @@ from specbench.config import compose
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.fused_layers import fuse, unfuse
+from specbench.kernel_plan import KERNELS, Kernel, available_kernels, pack
 from specbench.models import load_model, load_tokenizer
-from specbench.packed import (
-    MAX_PREFILL_ROWS_PACKED,
-    PackedLinear,
-    SiblingLinear,
-    unpack_linears,
-)
+from specbench.packed import PackedLinear, SiblingLinear, unpack_linears
 from specbench.prompts import PromptTemplate
 from specbench.structs import DraftTree
 from specbench.target import Target
@@ -49,6 +47,8 @@ if TYPE_CHECKING:
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 CONTEXTS = (256, 1024)
+KINDS = ("packed", "library", "plain")  # as the engine runs it, oneDNN's products, unpacked ones
+UNITS = ("ms", "ratio")
 QUESTIONS = (
     "Explain how a bicycle stays upright, in simple words.",
     "Write a short letter to a neighbour about a tree that has fallen over the fence.",
@@ -87,6 +87,11 @@ class Layers:
             for name, module in model.named_modules()
             if isinstance(module, PackedLinear | SiblingLinear)
         }
+        self._products = {
+            module.product.packed if isinstance(module, SiblingLinear) else module
+            for module in self._packs.values()
+        }
+        self._library: dict[PackedLinear, Any] = {}
 
     def pack(self) -> None:
         """As the engine runs them."""
@@ -103,7 +108,21 @@ class Layers:
         self._model.set_attn_implementation(attention)
 
     @contextmanager
-    def without_arithmetic(self) -> Iterator[None]:
+    def _kernels(
+        self, product: Callable[[Kernel], Kernel], attention: Callable[..., torch.Tensor]
+    ) -> Iterator[None]:
+        """Other kernels in the products' and in attention's place."""
+        with ExitStack() as stack:
+            for linear in self._products:
+                kernels = [(product(kernel), packed) for kernel, packed in linear.by_rows]
+                stack.enter_context(mock.patch.object(linear, "by_rows", kernels))
+            functional = torch.nn.functional
+            stack.enter_context(
+                mock.patch.object(functional, "scaled_dot_product_attention", attention)
+            )
+            yield
+
+    def without_arithmetic(self) -> AbstractContextManager[None]:
         """Products and attention give what lies in some buffer, at no cost."""
         buffers: dict[tuple[int, int], torch.Tensor] = {}
 
@@ -113,20 +132,34 @@ class Layers:
                 buffers[shape] = torch.zeros(shape)
             return buffers[shape]
 
-        products = {
-            pack.product.packed if isinstance(pack, SiblingLinear) else pack
-            for pack in self._packs.values()
-        }
+        return self._kernels(lambda _: nothing, lambda q, *_, **__: q)
+
+    def timed(self, spent: list[float]) -> AbstractContextManager[None]:
+        """The milliseconds of each product and attention are appended to ``spent``."""
+
+        def clocked(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+                start = time.perf_counter()
+                out = call(*args, **kwargs)
+                spent.append((time.perf_counter() - start) * 1e3)
+                return out
+
+            return run
+
+        return self._kernels(clocked, clocked(torch.nn.functional.scaled_dot_product_attention))
+
+    @contextmanager
+    def by_library(self) -> Iterator[None]:
+        """OneDNN's packed products and the model's own small steps: the engine before panels."""
+        unfuse(self._model)
         with ExitStack() as stack:
-            for product in products:
-                kernels = [(nothing, None)] * (MAX_PREFILL_ROWS_PACKED + 1)
-                stack.enter_context(mock.patch.object(product, "by_rows", kernels))
-            stack.enter_context(
-                mock.patch.object(
-                    torch.nn.functional, "scaled_dot_product_attention", lambda q, *_, **__: q
-                )
-            )
+            for linear in self._products:
+                if linear not in self._library:
+                    self._library[linear] = pack("onednn", linear.weight.detach())
+                kernels = [(KERNELS["onednn"], self._library[linear])] * len(linear.by_rows)
+                stack.enter_context(mock.patch.object(linear, "by_rows", kernels))
             yield
+        fuse(self._model)
 
 
 def against_generate(
@@ -186,27 +219,29 @@ def against_generate(
 
 
 def pass_by_rows(target: Target, repeats: int) -> list[dict[str, Any]]:
-    """Median milliseconds of a pass over rows, packed and plain interleaved."""
+    """Median milliseconds of a pass over rows: packed, by oneDNN and plain, interleaved."""
     layers = Layers(target.model)
+    kinds = [kind for kind in KINDS if kind != "library" or "onednn" in available_kernels()]
     found = []
     for context in CONTEXTS:
         prompt = np.random.default_rng(context).integers(100, 1000, context)
         target.prefill(prompt)
         times: dict[tuple[str, int], list[float]] = {}
-        for kind in ("packed", "plain") * repeats:
+        for kind in kinds * repeats:
             if kind == "plain":
                 layers.unpack()
             else:
                 layers.pack()
-            for rows in ROWS:
-                tree = random_tree(rows - 1, target.vocab_size, rows)
+            with layers.by_library() if kind == "library" else nullcontext():
+                for rows in ROWS:
+                    tree = random_tree(rows - 1, target.vocab_size, rows)
 
-                def one(tree: DraftTree = tree) -> object:
-                    return target.forward(7, tree).greedy()
+                    def one(tree: DraftTree = tree) -> object:
+                        return target.forward(7, tree).greedy()
 
-                if not times.get((kind, rows)):
-                    one()
-                times.setdefault((kind, rows), []).extend(clock_ms(one) for _ in range(4))
+                    if not times.get((kind, rows)):
+                        one()
+                    times.setdefault((kind, rows), []).extend(clock_ms(one) for _ in range(4))
         layers.pack()
         medians = {key: statistics.median(values) for key, values in times.items()}
         for rows in ROWS:
@@ -214,18 +249,20 @@ def pass_by_rows(target: Target, repeats: int) -> list[dict[str, Any]]:
                 {
                     "context": context,
                     "rows": rows,
-                    **{f"{kind}_ms": medians[kind, rows] for kind in ("packed", "plain")},
-                    **{
-                        f"{kind}_ratio": medians[kind, rows] / medians[kind, 1]
-                        for kind in ("packed", "plain")
-                    },
+                    **{f"{kind}_ms": medians[kind, rows] for kind in kinds},
+                    **{f"{kind}_ratio": medians[kind, rows] / medians[kind, 1] for kind in kinds},
                 }
             )
     return found
 
 
 def outside_arithmetic(target: Target, rows: int, rounds: int = 4) -> dict[str, Any]:
-    """Median milliseconds of a pass, whole and without products and attention, interleaved."""
+    """What a pass spends outside products and attention, in two ways, interleaved.
+
+    ``left`` is the time of a pass without both; what the other steps read is then always in the
+    caches. ``around`` is a pass less the times of its products and attentions, and so counts the
+    clock around each of them too. The share is of the larger.
+    """
     layers = Layers(target.model)
     target.prefill(np.random.default_rng(0).integers(100, 1000, CONTEXTS[0]))
     tree = random_tree(rows - 1, target.vocab_size, rows)
@@ -233,15 +270,21 @@ def outside_arithmetic(target: Target, rows: int, rounds: int = 4) -> dict[str, 
     def one() -> object:
         return target.forward(7, tree).greedy()
 
-    times: dict[str, list[float]] = {"whole": [], "outside": []}
+    times: dict[str, list[float]] = {"whole": [], "left": [], "around": []}
     for _ in range(rounds):
         one()
         times["whole"].extend(clock_ms(one) for _ in range(20))
         with layers.without_arithmetic():
             one()
-            times["outside"].extend(clock_ms(one) for _ in range(20))
-    whole, outside = (statistics.median(times[part]) for part in ("whole", "outside"))
-    return {"rows": rows, "whole_ms": whole, "outside_ms": outside, "share": outside / whole}
+            times["left"].extend(clock_ms(one) for _ in range(20))
+        spent: list[float] = []
+        with layers.timed(spent):
+            for _ in range(20):
+                spent.clear()
+                times["around"].append(clock_ms(one) - sum(spent))
+    found = {f"{part}_ms": statistics.median(values) for part, values in times.items()}
+    share = max(found["left_ms"], found["around_ms"]) / found["whole_ms"]
+    return {"rows": rows, **found, "share": share}
 
 
 class _Scripted(Drafter):
@@ -291,18 +334,18 @@ def show(results: dict[str, Any]) -> None:
         f"(equal outputs {g['equal_outputs']})"
     )
     table = Table(title="a target pass by rows (ratio to its own 1-row pass)")
-    for column in ("context", "rows", "packed ms", "ratio", "plain ms", "ratio"):
+    kinds = [kind for kind in KINDS if f"{kind}_ms" in results["pass_by_rows"][0]]
+    for column in ("context", "rows", *(f"{kind} {unit}" for kind in kinds for unit in UNITS)):
         table.add_column(column, justify="right")
     for row in results["pass_by_rows"]:
-        table.add_row(
-            str(row["context"]), str(row["rows"]), f"{row['packed_ms']:.1f}",
-            f"{row['packed_ratio']:.2f}", f"{row['plain_ms']:.1f}", f"{row['plain_ratio']:.2f}",
-        )  # fmt: skip
+        times = ((f"{row[f'{kind}_ms']:.1f}", f"{row[f'{kind}_ratio']:.2f}") for kind in kinds)
+        table.add_row(str(row["context"]), str(row["rows"]), *chain.from_iterable(times))
     console.print(table)
     for row in results["outside_arithmetic"]:
         console.print(
-            f"a pass of {row['rows']} rows: {row['whole_ms']:.1f} ms, outside products and "
-            f"attention {row['outside_ms']:.2f} ms, [bold]{row['share']:.1%}[/]"
+            f"a pass of {row['rows']} rows: {row['whole_ms']:.1f} ms; with products and attention "
+            f"left out {row['left_ms']:.2f} ms, around them {row['around_ms']:.2f} ms: "
+            f"[bold]{row['share']:.1%}[/] at most"
         )
     for row in results["host_work"]:
         console.print(
