@@ -167,7 +167,8 @@ def caption(group: Group, speedup: bool = True) -> str:
             f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"
             + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
             + (f", {dropped} dropped because one label failed" if dropped else "")
-            + (f", {disturbed} with a disturbed turn {_how_counted(group)}" if disturbed else "")
+            + (f", {disturbed}{_of_runs(group)} with a disturbed turn " if disturbed else "")
+            + (_how_counted(group) if disturbed else "")
             + ".",
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(group)}.",
@@ -206,6 +207,14 @@ def _lost(group: Group, kind: str) -> int:
     """Cases lost over all runs; all labels of a run lose the same ones."""
     by_run = {str(entry.run.path): int(entry.overall[kind]) for entry in group.entries}
     return sum(by_run.values())
+
+
+def _of_runs(group: Group) -> str:
+    """What cases over all runs are counted out of, where there are several runs."""
+    if len(group.runs) == 1:
+        return ""
+    cases = {str(entry.run.path): int(entry.overall["n_cases"]) for entry in group.entries}
+    return f" of {sum(cases.values())} in {len(cases)} runs"
 
 
 def _how_counted(group: Group) -> str:
