@@ -48,8 +48,9 @@ class GreedyVerifier:
         Raises:
             CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
         """
-        if scores.verified is not None:
-            path, choices = scores.verified
+        verified = scores.verified  # once: a property that works it out at each reading
+        if verified is not None:
+            path, choices = verified
             finite(choices)
             return Verdict(path, choices[np.concatenate(([0], path + 1))]), choices
         choices, tokens, _ = choices_and_tokens(tree, scores)

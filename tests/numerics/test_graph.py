@@ -25,6 +25,7 @@ from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.errors import CaseFailed
 from specbench.graph import ROW_BUCKETS, GraphTarget, key_bucket, no_graphs, row_bucket
+from specbench.scores import StaticScores
 from specbench.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.structs import DraftContext, DraftTree, Needs
 from specbench.target import Target
@@ -266,6 +267,10 @@ def test_a_step_copies_once_to_the_host(monkeypatch, pairs, rng):
     reads: list[int] = []
     real = StaticPass.read
     monkeypatch.setattr(StaticPass, "read", lambda step: (reads.append(1), real(step))[1])
+    asked: list[int] = []
+    verified = StaticScores.verified
+    counted = property(lambda scores: (asked.append(1), verified.fget(scores))[1])
+    monkeypatch.setattr(StaticScores, "verified", counted)
     calls: list[str] = []
     for name in ("item", "tolist", "cpu", "nonzero"):
         f = getattr(torch.Tensor, name)
@@ -276,6 +281,7 @@ def test_a_step_copies_once_to_the_host(monkeypatch, pairs, rng):
     verdict, _ = GreedyVerifier().verify(tree, padded.forward(3, tree))
     padded.keep(tree, verdict.path)
     assert reads == [1]
+    assert asked == [1]
     assert calls == []
 
 
