@@ -24,7 +24,7 @@ import torch
 from specbench.errors import CaseFailed
 from specbench.scores import Scores, StaticScores
 from specbench.static_pass import FixedShape, StaticNodes, StaticPass
-from specbench.target import Target
+from specbench.target import Target, in_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -184,14 +184,21 @@ class GraphTarget(Target):
         return StaticScores(step.logits, n + 1, outcome=step.outcome)
 
     def keep(self, tree: DraftTree, path: IntArray) -> None:
-        """Commit the root's row and the rows of the accepted path."""
+        """Commit the root's row and the rows of the accepted path.
+
+        Raises:
+            CaseFailed: the pass has moved the rows of another path to where these were.
+        """
         if self._outcome is not None:
-            if np.array_equal(path, self._outcome.path()):
+            moved = self._outcome.path()[: len(path)]
+            if np.array_equal(path, moved):
                 self.cache.keep(None, len(path) + 1)  # the pass has moved them already
                 return
-            if len(path) and int(path[-1]) != len(path) - 1:
+            if not (in_place(path) and in_place(moved)):
                 raise CaseFailed(
-                    "invalid_draft", "the pass committed another path than the verifier"
+                    "invalid_draft",
+                    "the pass has kept another path than the verifier's: a verifier that is not "
+                    "greedy needs GraphTarget(..., commits=False)",
                 )
         super().keep(tree, path)
 

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
 
 
+def in_place(path: IntArray) -> bool:
+    """Whether the nodes of ``path`` are the first of their tree, so that no row has to move."""
+    return not len(path) or int(path[-1]) == len(path) - 1
+
+
 class Target:
     """A causal language model with an exact, rewindable cache.
 
@@ -298,9 +303,8 @@ class Target:
         if tree.rows is not None and self.cache.batch >= tree.rows[0] > 1:
             self.cache.keep_row(int(path[0]) // tree.rows[1] if len(path) else 0, count)
             return
-        in_place = not len(path) or int(path[-1]) == len(path) - 1
         rows = None
-        if not in_place:
+        if not in_place(path):
             rows = torch.from_numpy(np.concatenate(([0], path + 1)))
         self.cache.keep(rows, count)
 

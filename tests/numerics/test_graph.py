@@ -309,6 +309,40 @@ def test_ids_outside_the_vocabulary_are_refused(pairs):
             padded.forward(3, DraftTree(tokens, np.array([-1])))
 
 
+def test_a_path_whose_rows_the_pass_has_moved_away_is_refused(rng):
+    sizes = {"max_len": 200, "max_nodes": 8}
+    exact, padded = pair = (
+        Target(tiny_model("llama"), **sizes),
+        GraphTarget(tiny_model("llama"), capture=False, **sizes),
+    )
+    text = rng.integers(0, VOCAB, 17)
+    exact.prefill(text)
+    right = int(exact.forward(3, DraftTree.empty()).greedy()[0])
+    after = int(exact.forward(3, DraftTree.chain(np.array([right]))).greedy()[1])
+    wrong = (right + 1) % VOCAB
+    siblings = DraftTree(np.array([wrong, right]), np.array([-1, -1]))
+    below = DraftTree(np.array([wrong, right, after]), np.array([-1, -1, 1]))
+    chain = DraftTree.chain(np.array([right, (after + 1) % VOCAB, 5]))
+
+    def kept(tree: DraftTree, path: list[int]) -> None:
+        for target in pair:
+            target.prefill(text)
+            target.forward(3, tree)
+            target.keep(tree, np.array(path, dtype=np.int64))
+        end = exact.cache.length
+        assert padded.cache.length == end
+        torch.testing.assert_close(
+            padded.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
+        )
+
+    # What a verifier that stops sooner or goes on further asks for is still there.
+    for tree, path in ((siblings, []), (siblings, [1]), (below, [1]), (chain, [0, 1, 2])):
+        kept(tree, path)
+    for tree, path in ((siblings, [0]), (below, [0]), (chain, [0, 2])):
+        with pytest.raises(CaseFailed, match="another path than the verifier's"):
+            kept(tree, path)
+
+
 def test_a_pass_that_left_nan_behind_hurts_no_later_one(pairs, rng):
     exact, padded = pairs("llama")
     padded.cache.storage[..., 40:, :] = torch.nan
