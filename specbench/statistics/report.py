@@ -64,7 +64,7 @@ def run_summary(
             *_failures(records, errors, labels),
             *_verdicts(records, baseline, (manifest.get("model") or {}).get("dtype", "")),
             *_disturbance(records, (config.get("measure") or {}).get("disturbed") or {}),
-            *_baseline(rows, baseline, manifest.get("model") or {}),
+            *_baseline(rows, baseline, manifest),
             *_phases(rows),
         ],
     }
@@ -183,11 +183,10 @@ def _rule(limits: Mapping[str, Any]) -> str:
 
 
 def _baseline(
-    rows: Sequence[Mapping[str, Any]], baseline: str | None, model: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]], baseline: str | None, manifest: Mapping[str, Any]
 ) -> list[str]:
     overall = [r for r in rows if r["label"] == baseline and r["task"] == OVERALL]
-    said = roofline.note(model, overall[0]["tokens_per_s"]) if overall else None
-    return [said] if said else []
+    return roofline.notes(manifest, overall[0]["bandwidth_share"]) if overall else []
 
 
 def accepted_by_part(done: Sequence[CaseRecord]) -> list[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SLOW_BASELINE = 0.5  # share of the bandwidth below which a table warns
 ENGINES = ("eager", "graph")
+PLAIN_PASS = "1 x 1 rows"  # how ``GraphTarget`` names the shape of plain decoding's passes
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,28 @@ class Footing:
         return self.floor_s * tokens_per_s if self.floor_s and tokens_per_s else None
 
 
+def _subject(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The manifest's part about the model; predicted times are of the surface's machine."""
+    return (manifest.get("surface") or manifest).get("model") or {}
+
+
+def _engine(model: Mapping[str, Any]) -> str | None:
+    """How plain decoding ran, whatever was asked for; None where that is not known."""
+    passes = model.get("passes") or {}
+    engine: str | None = passes.get("engine")
+    if engine is None and str(model.get("device") or "").startswith("cpu"):
+        return "eager"  # there has never been another one
+    if engine == "graph" and not any(
+        shape.startswith(PLAIN_PASS) for shape in passes.get("graphs", [PLAIN_PASS])
+    ):
+        return "eager"  # the engine was there, and no graph of such a pass
+    return engine
+
+
 def footing(manifest: Mapping[str, Any]) -> Footing:
     """Which plain decodings a run has, and the memory's speed, as far as its manifest says."""
-    subject = manifest.get("surface") or manifest  # predicted times are of the surface's machine
-    model: Mapping[str, Any] = subject.get("model") or {}
-    engine = (model.get("passes") or {}).get("engine")
-    if engine is None and str(model.get("device") or "").startswith("cpu"):
-        engine = "eager"  # there has never been another one
+    model = _subject(manifest)
+    engine = _engine(model)
     plain: dict[str, str] = {}
     labels = manifest.get("labels") or {}
     baseline = manifest.get("baseline")
@@ -55,29 +71,42 @@ def footing(manifest: Mapping[str, Any]) -> Footing:
     return Footing(plain, float(size) / float(speed) if size and speed else None)
 
 
-def share(model: Mapping[str, Any], tokens_per_s: float | None) -> float | None:
-    """Share of the bandwidth that ``tokens_per_s`` of plain decoding takes.
+def notes(manifest: Mapping[str, Any], reached: float | None) -> list[str]:
+    """Lines for the table about its baseline, with a warning where that is slow.
 
     Args:
-        model: the manifest's part about the model, with ``weight_bytes`` and ``copy_bytes_per_s``.
-        tokens_per_s: of ``ar``; None gives None.
+        manifest: of the run.
+        reached: share of the bandwidth that the baseline takes, None where not known.
     """
-    return footing({"model": model}).share(tokens_per_s)
-
-
-def note(model: Mapping[str, Any], tokens_per_s: float | None) -> str | None:
-    """A line for the table about its baseline, with a warning where that is slow."""
-    reached = share(model, tokens_per_s)
+    model = _subject(manifest)
+    engine = _engine(model)
+    found = []
+    passes = model.get("passes") or {}
+    failed = {
+        shape: why
+        for shape, why in (passes.get("eager") or {}).items()
+        if shape.startswith(PLAIN_PASS)
+    }
+    if passes.get("engine") == "graph" and engine == "eager":
+        why = "".join(f" ({why})" for why in [*failed.values()][:1])
+        found.append(
+            f"no CUDA graph of a pass with one row was captured{why}: ar ran eagerly and counts as "
+            "eager."
+        )
+    elif failed:
+        found.append(
+            "; ".join(f"{shape}: no CUDA graph ({why})" for shape, why in failed.items())
+            + ". A part of ar's passes ran eagerly."
+        )
     if reached is None:
-        return None
-    engine = (model.get("passes") or {}).get("engine", "eager")
+        return found
     text = (
-        f"ar ({engine} engine) reads its weights at {reached:.0%} of this machine's copy bandwidth "
-        f"({float(model['copy_bytes_per_s']) / 1e9:.0f} GB/s)"
+        f"ar ({engine or 'eager'} engine) reads its weights at {reached:.0%} of this machine's "
+        f"copy bandwidth ({float(model['copy_bytes_per_s']) / 1e9:.0f} GB/s)"
     )
     if reached < SLOW_BASELINE:
         text += (
             f": under {SLOW_BASELINE:.0%}, so a part of each speedup is the baseline's slowness, "
             "which a faster engine would not leave"
         )
-    return text + "."
+    return [*found, f"{text}."]

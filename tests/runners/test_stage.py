@@ -11,6 +11,7 @@ from runners.contenders import build_contenders
 from runners.dispatch import Invocation, execute
 from specbench import config, durable, records
 from specbench.graph import GraphTarget
+from specbench.static_pass import FixedShape
 
 
 def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_path, monkeypatch):
@@ -50,6 +51,9 @@ def on_graphs(monkeypatch):
     """A machine with a GPU, as far as choosing an engine goes; passes run uncaptured on the CPU."""
     monkeypatch.setattr(stage, "no_graphs", lambda model: None)
     monkeypatch.setattr(devices, "names", lambda job: ["GPU-1"])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(GraphTarget, "_captures", True)
+    monkeypatch.setattr(FixedShape, "capture", lambda step, pool: None)
 
 
 def run(small, folder, *extra):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specbench import roofline
-from specbench.statistics.roofline import Footing, footing, note, share
+from specbench.statistics.roofline import Footing, footing, notes
 from tests.conftest import tiny_model
 
 
@@ -71,19 +71,44 @@ def test_the_copied_buffer_is_a_gigabyte_where_that_fits(monkeypatch, free, size
     assert made == [size]
 
 
-def test_the_share_and_its_warning():
-    model = {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10, "passes": {"engine": "graph"}}
-    assert share(model, 80.0) == pytest.approx(0.8)
-    assert note(model, 80.0) == (
+GRAPHS = {"engine": "graph", "graphs": ["1 x 1 rows, 256 keys", "1 x 8 rows, 256 keys"]}
+NO_GRAPH = {
+    "engine": "graph",
+    "graphs": ["1 x 8 rows, 256 keys"],
+    "eager": {"200 rows": "more", "1 x 1 rows, 256 keys": "operation not permitted"},
+}
+
+
+def test_the_baselines_share_and_its_warning():
+    model = {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10, "passes": GRAPHS}
+    assert notes({"model": model}, 0.8) == [
         "ar (graph engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s)."
-    )
-    assert "slowness" in (note(model, 30.0) or "")
+    ]
+    (slow,) = notes({"model": model}, 0.3)
+    assert "slowness" in slow
+    assert notes({"surface": {"model": model}}, 0.8) == notes({"model": model}, 0.8)
 
 
-@pytest.mark.parametrize("model", [{}, {"weight_bytes": 5e8}, {"copy_bytes_per_s": 1e9}])
+def test_a_graph_engine_without_a_graph_of_plain_decoding_is_no_graph_baseline():
+    model = {"copy_bytes_per_s": 5e10, "passes": NO_GRAPH}
+    assert notes({"model": model}, 0.8) == [
+        "no CUDA graph of a pass with one row was captured (operation not permitted): ar ran "
+        "eagerly and counts as eager.",
+        "ar (eager engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s).",
+    ]
+    model = {"passes": {"engine": "graph", "graphs": []}}
+    (only,) = notes({"model": model}, None)
+    some = GRAPHS | {"eager": {"1 x 1 rows, 512 keys": "out of memory"}}
+    assert notes({"model": {"passes": some}}, None) == [
+        "1 x 1 rows, 512 keys: no CUDA graph (out of memory). A part of ar's passes ran eagerly."
+    ]
+    assert only.startswith("no CUDA graph of a pass with one row was captured: ar")
+
+
+@pytest.mark.parametrize("model", [{}, {"weight_bytes": 5e8}, {"copy_bytes_per_s": 1e9}, None])
 def test_what_an_old_manifest_lacks_is_not_made_up(model):
-    assert note(model, 80.0) is None
-    assert share({"weight_bytes": 1.0, "copy_bytes_per_s": 1.0}, None) is None
+    assert notes({"model": model}, None) == []
+    assert footing({"model": model}).share(80.0) is None
 
 
 TWO = {"ar": {"method": "ar"}, "ar_eager": {"method": "ar", "knobs": {"eager": True}}, "pld": {}}
@@ -95,10 +120,9 @@ ONE = {"ar": {"method": "ar", "knobs": {"eager": False}}, "pld": {"method": "pld
     [
         ({"labels": ONE, "model": {"passes": {"engine": "eager"}}}, {"eager": "ar"}),
         ({"labels": ONE, "model": {"passes": {"engine": "graph"}}}, {"graph": "ar"}),
-        (
-            {"labels": TWO, "model": {"passes": {"engine": "graph"}}},
-            {"graph": "ar", "eager": "ar_eager"},
-        ),
+        ({"labels": TWO, "model": {"passes": GRAPHS}}, {"graph": "ar", "eager": "ar_eager"}),
+        ({"labels": TWO, "model": {"passes": NO_GRAPH}}, {"eager": "ar"}),
+        ({"labels": ONE, "model": {"passes": {"engine": "graph", "graphs": []}}}, {"eager": "ar"}),
         # Where graphs were not to be had, the baseline is an eager one too.
         ({"labels": TWO, "model": {"passes": {"engine": "eager"}}}, {"eager": "ar"}),
         # From before there were engines: eager on a CPU, else not known.

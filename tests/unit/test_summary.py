@@ -374,6 +374,11 @@ class TestRunSummary:
         )
         (note,) = found["notes"]
         assert "reads its weights at 50% of" in note  # one token a second
+        # The prompt's pass, which Spec-Bench's formula times too, reads no weights for a token.
+        by_formula = {**self.MANIFEST["config"], "estimator": "specbench"}
+        same = self.MANIFEST | {"labels": {"ar": {}, "pld": {}}, "model": model}
+        other = run_summary(pair("a", plain_s=10), [], same | {"config": by_formula})
+        assert other["notes"] == found["notes"]
 
     @pytest.mark.parametrize(("verdict", "code"), [("bug", 1), ("near_tie", 0)])
     def test_the_exit_code(self, verdict, code):
