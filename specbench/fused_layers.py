@@ -181,15 +181,23 @@ def fuse(model: nn.Module) -> int:
     A module that was given a ``forward`` by someone else (accelerate's hooks) keeps it.
 
     Returns:
-        How many modules were given another ``forward``.
+        How many modules have such a ``forward`` now.
     """
-    count = 0
     for module in model.modules():
         forward = _fused(module)
         if forward is not None and "forward" not in vars(module):
             module.forward = MethodType(forward, module)
-            count += 1
-    return count
+    return count_fused(model)
+
+
+def count_fused(model: nn.Module) -> int:
+    """How many modules of ``model`` were given another ``forward`` by ``fuse``."""
+    return sum(_is_ours(module) for module in model.modules())
+
+
+def _is_ours(module: nn.Module) -> bool:
+    ours = (_norm_forward, _attention_forward, _gated_forward)
+    return getattr(vars(module).get("forward"), "__func__", None) in ours
 
 
 def _fused(module: nn.Module) -> Any:
@@ -208,7 +216,6 @@ def _fused(module: nn.Module) -> Any:
 
 def unfuse(model: nn.Module) -> None:
     """Undo ``fuse``; before the linears are unpacked, which it relies on."""
-    ours = (_norm_forward, _attention_forward, _gated_forward)
     for module in model.modules():
-        if getattr(vars(module).get("forward"), "__func__", None) in ours:
+        if _is_ours(module):
             del module.forward

@@ -21,7 +21,7 @@ from torch import nn
 from specbench.kernel_plan import KERNELS, PACKED, load_plan, pack, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from specbench.kernel_plan import Kernel
@@ -44,6 +44,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
+        self.kernels = kernels
         packs = {kind: pack(kind, linear.weight.detach()) for kind in set(kernels.values())}
         unpacked: tuple[Kernel, Any] = (plain, None)
         self.by_rows: list[tuple[Kernel, Any]] = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
@@ -51,6 +52,11 @@ class PackedLinear(nn.Module):
         for rows in range(1, MAX_PREFILL_ROWS_PACKED + 1):
             bucket = next((b for b in buckets if rows <= b), buckets[-1])
             self.by_rows[rows] = (KERNELS[kernels[bucket]], packs[kernels[bucket]])
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of the packed copy."""
+        return _packed_bytes(self.weight, self.kernels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to ``[..., out]``."""
@@ -60,6 +66,10 @@ class PackedLinear(nn.Module):
         kernel, pack = self.by_rows[rows]
         out = kernel(x.reshape(rows, self.in_features), self.weight, pack, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
+
+
+def _packed_bytes(weight: torch.Tensor, kernels: Mapping[int, str]) -> int:
+    return 4 * weight.numel() if set(kernels.values()) & set(PACKED) else 0
 
 
 class SiblingLinear(nn.Module):
@@ -161,11 +171,12 @@ def pack_linears(
         cache_dir: where the measured plan is kept.
 
     Returns:
-        What was done, for the run's manifest: ``{"layers", "bytes", "plan"}``.
+        What is packed now, as ``packing`` gives it, with the plan of all these shapes.
     """
+    before = packing(model)
     groups = _groups(model)
     if not groups:
-        return {"layers": 0, "bytes": 0, "plan": {}}
+        return before
     with torch.inference_mode():
         products = [
             SharedProduct(list(linears.values())) if len(linears) > 1 else None
@@ -176,19 +187,40 @@ def pack_linears(
             for product, linears in zip(products, groups, strict=True)
         ]
         plan = load_plan([linear.weight.detach() for linear in stacked], cache_dir)
-        used = packed = 0
+        used = before["bytes"]
         for i in sorted(range(len(groups)), key=lambda i: -stacked[i].weight.numel()):
             linear, product = stacked[i], products[i]
-            kernels = plan[f"{linear.out_features}x{linear.in_features}"]
-            size = 4 * linear.weight.numel() if set(kernels.values()) & set(PACKED) else 0
+            kernels = plan[_shape(linear)]
+            size = _packed_bytes(linear.weight, kernels)
             if set(kernels.values()) == {"plain"} or used + size > memory_bytes:
                 continue
             parts = product.pack(kernels) if product else [PackedLinear(linear, kernels)]
             for name, part in zip(groups[i], parts, strict=True):
                 _replace(model, name, part)
             used += size
-            packed += len(parts)
-    return {"layers": packed, "bytes": used, "plan": plan}
+    after = packing(model)
+    return {**after, "plan": plan | after["plan"]}
+
+
+def packing(model: nn.Module) -> dict[str, Any]:
+    """What stands packed in ``model``, whoever packed it; for the run's manifest.
+
+    Returns:
+        ``{"layers", "bytes", "plan"}``: linears replaced, memory of the packed copies, and kernel
+        by row bucket for each shape of weight.
+    """
+    layers = [m for m in model.modules() if isinstance(m, PackedLinear | SiblingLinear)]
+    found = [m.product.packed if isinstance(m, SiblingLinear) else m for m in layers]
+    products = {id(product): product for product in found}.values()
+    return {
+        "layers": len(layers),
+        "bytes": sum(product.packed_bytes for product in products),
+        "plan": {_shape(product): product.kernels for product in products},
+    }
+
+
+def _shape(linear: nn.Linear | PackedLinear) -> str:
+    return f"{linear.out_features}x{linear.in_features}"
 
 
 def _groups(model: nn.Module) -> list[dict[str, nn.Linear]]:

@@ -14,8 +14,8 @@ import torch
 from specbench.attention import AttentionPlan, install, window_sizes
 from specbench.cache import KVCache
 from specbench.errors import CaseFailed
-from specbench.fused_layers import fuse
-from specbench.packed import pack_linears
+from specbench.fused_layers import count_fused, fuse
+from specbench.packed import pack_linears, packing
 from specbench.scores import Scores
 from specbench.tree import BAD_AUX, BAD_TOKEN, NO_AUX, VALID, fill_tree, visibility
 
@@ -72,10 +72,12 @@ class Target:
         self._windows = window_sizes(model)
         self._layer_devices = self._find_layer_devices(config.num_hidden_layers)
         install(model)
-        self.packing: dict[str, Any] = {"layers": 0, "bytes": 0, "plan": {}}
+        self.packing = packing(model)  # another target may have packed it before
         if packed_bytes:
             self.packing = pack_linears(model, memory_bytes=packed_bytes, cache_dir=cache_dir)
             self.packing["fused"] = fuse(model)
+        elif self.packing["layers"]:
+            self.packing["fused"] = count_fused(model)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
         self.reserve(max_len, max_nodes, batch)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from specbench import kernel_plan, packed
+from specbench.target import Target
 from tests.conftest import tiny_model
 
 
@@ -52,6 +53,32 @@ def test_a_packed_model_gives_the_same_logits(everything_packed, tmp_path):
     assert not any(isinstance(m, packed.PackedLinear) for m in model.modules())
     with torch.inference_mode():
         assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.parametrize("again", [0, 1 << 20])
+def test_a_second_target_over_a_packed_model_knows_that_it_is(everything_packed, again, tmp_path):
+    model = tiny_model("llama", dtype=torch.float32)
+    first = Target(model, max_len=64, packed_bytes=1 << 20, cache_dir=tmp_path)
+    second = Target(model, max_len=64, packed_bytes=again, cache_dir=tmp_path)
+    assert second.packing == first.packing
+    assert first.packing["layers"] == 15
+    assert first.packing["fused"] == 9
+    matrices = (p for name, p in model.named_parameters() if "proj" in name or "head" in name)
+    copied = everything_packed in kernel_plan.PACKED
+    assert first.packing["bytes"] == copied * 4 * sum(p.numel() for p in matrices)
+    assert second.memory_bytes(8) == first.memory_bytes(8)
+
+
+def test_the_budget_counts_what_is_packed_already(everything_packed, tmp_path):
+    if everything_packed not in kernel_plan.PACKED:
+        pytest.skip("this build of torch has no packed kernel")
+    model = tiny_model("llama", dtype=torch.float32, vocab_size=400)
+    head = 4 * 400 * 32
+    assert packed.pack_linears(model, memory_bytes=head, cache_dir=tmp_path)["bytes"] == head
+    done = packed.pack_linears(model, memory_bytes=head + 10_000, cache_dir=tmp_path)
+    assert head < done["bytes"] <= head + 10_000
+    packed.unpack_linears(model)
+    assert packed.packing(model) == {"layers": 0, "bytes": 0, "plan": {}}
 
 
 def test_siblings_share_one_product(everything_packed, monkeypatch, tmp_path):
