@@ -6,7 +6,8 @@ are the model's own; only the order in which a norm's squares are summed differs
 for every number of rows, so a row is the same to the last bit alone and among others.
 
 Modules keep their names, children and parameters. An instance is given another ``forward``, and
-only instances of classes whose own ``forward`` is known to be the same formula.
+only instances of classes whose own ``forward`` is known to be the same formula. A trace
+(``torch.compile``) follows that one: it cannot look into compiled loops.
 
 One file, because numba's cache on disk notices a change in a function's own file only.
 """
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from numba import carray, cfunc, float32, njit, types
 from torch import nn
+from torch.compiler import is_compiling
 
 from specbench.attention import attend
 from specbench.packed import SiblingLinear
@@ -130,6 +132,9 @@ def _must_be_readable(*tensors: torch.Tensor) -> None:
 
 
 def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    if is_compiling():
+        traced: torch.Tensor = type(self).forward(self, hidden_states)
+        return traced
     return rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
@@ -141,7 +146,8 @@ def _attention_forward(
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, Any]:
-    if "plan" not in kwargs or past_key_values is None:  # not a pass of this project's engine
+    # A pass that is traced, or not one of this project's engine.
+    if is_compiling() or "plan" not in kwargs or past_key_values is None:
         result: tuple[torch.Tensor, Any] = type(self).forward(
             self, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
         )
@@ -170,6 +176,9 @@ def _window(attention: Any) -> int | None:
 
 
 def _gated_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if is_compiling():
+        traced: torch.Tensor = type(self).forward(self, x)
+        return traced
     gate, up = self.gate_proj.product.all(x).chunk(2, -1)
     out: torch.Tensor = self.down_proj(self.act_fn(gate).mul_(up))
     return out

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from specbench.kernel_plan import KERNELS, PACKED, load_plan, pack, plain
 
@@ -61,7 +62,7 @@ class PackedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to ``[..., out]``."""
         rows = x.numel() // self.in_features
-        if rows > MAX_PREFILL_ROWS_PACKED:
+        if rows > MAX_PREFILL_ROWS_PACKED or is_compiling():  # a trace follows torch's own
             return nn.functional.linear(x, self.weight, self.bias)
         kernel, pack = self.by_rows[rows]
         out = kernel(x.reshape(rows, self.in_features), self.weight, pack, self.bias)
@@ -98,6 +99,8 @@ class SiblingLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to ``[..., out]``, a view of the common product."""
+        if is_compiling():  # a trace shall not keep an output for the siblings
+            return nn.functional.linear(x, self.weight, self.bias)
         return self._product[0].of(x)[..., self._part]
 
 
