@@ -202,6 +202,7 @@ def _measure(
         k, w, contexts = list(grid.batch_k), list(grid.batch_w), list(grid.batch_contexts)
         target.reserve(longest, max(k) * max(w), max(k))
         batch = _batch_passes(target, k, w, contexts, rounds, rng)
+    model["passes"] = target.describe()  # again: shapes that nobody foresaw have run by now
     return CostSurface(
         model=model,
         machine=surroundings,

@@ -18,7 +18,7 @@ from specbench.statistics import exit_code, run_summary
 from specbench.surroundings import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from omegaconf import DictConfig
 
@@ -191,6 +191,8 @@ def _measure(
         stage = (make_stage or Stage)(job, contenders)
         model = stage.describe()
         manifest.check_subject(book, job, model)
+        earlier = book.get("model") or {}
+        _keep_reasons(model, earlier)
         book["model"] = model
         durable.write_json(job.folder / records.MANIFEST, book)
         log.info("warming up %s", ", ".join(job.labels))
@@ -217,9 +219,21 @@ def _measure(
                     progress.advance(f"{block.case.task} {block.case.case_id}")
             _measure_again(job, files, runner)
         finally:
+            stage.note_passes(model)
+            _keep_reasons(model, earlier)
             answers.close()
             if candidates is not None:
                 candidates.close()
+
+
+def _keep_reasons(model: dict[str, Any], earlier: Mapping[str, Any]) -> None:
+    """Add why passes ran eagerly in the run's earlier starts, whose records stand beside."""
+    drafts = earlier.get("drafts") or {}
+    parts = [(model, earlier), *((d, drafts.get(label)) for label, d in model["drafts"].items())]
+    for now, then in parts:
+        reasons = ((then or {}).get("passes") or {}).get("eager") or {}
+        if "eager" in now["passes"]:
+            now["passes"]["eager"] = {**reasons, **now["passes"]["eager"]}
 
 
 def _candidates_file(job: Job) -> durable.JsonlWriter | None:

@@ -165,6 +165,15 @@ class Stage:
             "measured": {label: dict(found) for label, found in self._measured.items() if found},
         }
 
+    def note_passes(self, described: dict[str, Any]) -> None:
+        """Bring what ``described`` (of ``describe``) says of passes up to date.
+
+        Shapes that nobody foresaw run in the middle of a run, and some of them eagerly.
+        """
+        described["passes"] = self._target.describe()
+        for label, draft in described["drafts"].items():
+            draft["passes"] = self._draft_models[self._drafts[label]][0].passes
+
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
         """``[n_prompt]`` ids of a dialogue whose last answer is to be written."""
         return np.asarray(self._template.render(list(turns)), dtype=np.int64)

@@ -96,7 +96,7 @@ def load_draft_model(
         "parameters": drafter.n_parameters,
         "vocab_size": drafter.vocab_size,
         "packed": drafter.packing,
-        "passes": own.describe(),
+        "passes": drafter.passes,
     }
 
 

@@ -134,6 +134,11 @@ class DraftModel:
         """What was packed, see ``specbench.packed.pack_linears``."""
         return self._target.packing
 
+    @property
+    def passes(self) -> Mapping[str, Any]:
+        """How its passes have run until now, see ``Target.describe``."""
+        return self._target.describe()
+
     def memory_bytes(self, rows: int) -> int:
         """Weights, and a cache of ``rows`` tokens."""
         return self._target.memory_bytes(rows)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from runners import devices, stage
+from runners import devices, stage, warmup
+from runners.blocks import BlockRunner
 from runners.contenders import build_contenders
 from runners.dispatch import Invocation, execute
 from specbench import config, durable, records
@@ -98,6 +99,46 @@ def test_one_is_enough_where_it_was_asked_for_or_another_is_there(
 
 def test_on_a_cpu_nothing_more_is_run(small, tmp_path):
     assert run(small, tmp_path / "run", "dataset.limit=1") == ["ar", "pld"]
+
+
+def test_the_manifest_tells_of_passes_that_ran_eagerly_in_mid_run(
+    small, tmp_path, on_graphs, monkeypatch
+):
+    extra = ["method=random_drafts", "method.n_nodes=140", "method.shape=wide"]
+    extra += ["engine.eager_baseline=false", "measure.warmup=0", "dataset.limit=2"]
+
+    def passes() -> dict:
+        return durable.read_json(tmp_path / "run" / records.MANIFEST)["model"]["passes"]
+
+    def interrupt(runner, block, real=BlockRunner.run):
+        result = real(runner, block)
+        if block.case.case_id == "82":
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockRunner, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(small, tmp_path / "run", *extra)
+    assert passes()["eager"] == {"141 rows": "more than 128 rows"}
+    # What an earlier start of the run found out is kept.
+    path = tmp_path / "run" / records.MANIFEST
+    book = durable.read_json(path)
+    book["model"]["passes"]["eager"] = {"1 x 3 rows, 256 keys": "out of memory"}
+    durable.write_json(path, book)
+
+    def fail(*_, **__):
+        raise RuntimeError("a start that ends before its first pass")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(warmup, "warm_up", fail)
+        with pytest.raises(RuntimeError, match="before its first pass"):
+            run(small, tmp_path / "run", *extra)
+    run(small, tmp_path / "run", *extra)
+    assert passes()["eager"] == {
+        "1 x 3 rows, 256 keys": "out of memory",
+        "141 rows": "more than 128 rows",
+    }
 
 
 def test_a_folder_keeps_the_labels_it_was_begun_with(small, tmp_path, on_graphs):
