@@ -177,7 +177,8 @@ def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> Lo
 
     Raises:
         WeightsNotFound: the weights are neither local nor reachable, or a file is corrupt.
-        ConfigurationError: the device does not exist.
+        ConfigurationError: the device does not exist, or ``device_map`` finds no room for all
+            layers on devices.
     """
     import torch
     from torch import nn
@@ -212,13 +213,32 @@ def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> Lo
                 **options,
                 **spread,
             )
-    if not spread:
+    if spread:
+        _check_room(model, network)
+    else:
         nn.Module.to(network, device)
     digest = None
     if isinstance(place, Path):
         digest = weights.weights_hash(place, Path(model["cache_dir"]))
     commit = None if isinstance(place, Path) else weights.commit(model)
     return _loaded(model, network, tokenizer, revision=commit, weights_hash=digest)
+
+
+def _check_room(model: Mapping[str, Any], network: PreTrainedModel) -> None:
+    """Refuse layers that were left on the host or on disk, to be fetched anew in every pass.
+
+    Such a pass is timed by a bus and not by the model, so no speedup over it says anything.
+    """
+    away = [name for name, weight in network.named_parameters() if weight.is_meta]
+    if away:
+        total = sum(1 for _ in network.parameters())
+        raise ConfigurationError(
+            f"model={model['name']} with model.device_map={model['device_map']} does not fit into "
+            f"this machine's free memory: {len(away)} of {total} weights ({away[0]} the first) "
+            "would be fetched from the host or a disk in every pass. Type "
+            "'model.device_map=null model.device=cpu' where the host's memory holds it, "
+            "model.dtype=bfloat16 where it is float32, or a smaller model."
+        )
 
 
 def shape_model(

@@ -169,7 +169,8 @@ def pack_linears(
     """Swap ``model``'s float32 CPU linears for packed ones, the largest weights first.
 
     Args:
-        model: any module; only ``nn.Linear`` layers in float32 on the CPU are touched.
+        model: any module; only ``nn.Linear`` layers in float32 on the CPU are touched, and none
+            that was given a ``forward`` by someone else (accelerate's hooks).
         memory_bytes: packed copies together take at most this much.
         cache_dir: where the measured plan is kept.
 
@@ -234,6 +235,7 @@ def _groups(model: nn.Module) -> list[dict[str, nn.Linear]]:
         if type(module) is nn.Linear
         and module.weight.device.type == "cpu"
         and module.weight.dtype == torch.float32
+        and "forward" not in vars(module)  # someone's hook, which a stand-in would not call
     }
     groups = []
     while found:

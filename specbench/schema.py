@@ -39,7 +39,8 @@ class ModelConfig:
         revision: branch, tag or commit on the hub.
         dtype: of the weights; one of ``DTYPES``.
         device: ``auto`` takes the first GPU if there is one.
-        device_map: ``auto`` spreads a model over all GPUs; null puts it on ``device``.
+        device_map: ``auto`` spreads a model over all GPUs, which must hold all of it; null puts
+            it on ``device``.
         attention: transformers' attention implementation that takes a 4-D mask.
         template: how prompts are built; ``auto`` takes the tokenizer's own where it has one.
         template_kwargs: arguments of the chat template, e.g. to fix the date it would print.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import MethodType
 
+import accelerate
 import numpy as np
 import pytest
 import torch
+from accelerate import hooks
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from specbench import fused_layers
+from specbench.packed import packing
 from specbench.structs import DraftTree
 from specbench.target import Target
 from tests.conftest import ARCHITECTURES, tiny_model
@@ -91,6 +95,42 @@ def test_what_is_not_float32_and_what_others_hooked_is_left_alone():
     assert fused_layers.fuse(model) == 4  # its other norms: no linear is packed
     fused_layers.unfuse(model)
     assert norm.forward is hook
+
+
+def test_hooks_on_any_module_run_in_every_pass_and_change_no_logits(everything_packed):
+    def logits(model) -> torch.Tensor:
+        target = Target(model, max_len=64, max_nodes=8, packed_bytes=1 << 20)
+        return torch.cat([target.prefill(PROMPT).logits, target.forward(3, TREE).logits])
+
+    class Counting(hooks.ModelHook):
+        def pre_forward(self, module, *args, **kwargs):
+            seen[id(module)] += 1
+            return args, kwargs
+
+    wanted = logits(tiny_model("llama", dtype=torch.float32))
+    model, seen = tiny_model("llama", dtype=torch.float32), Counter()
+    first, second = model.model.layers
+    hooked = [first.self_attn.q_proj, second.self_attn, second.mlp, model.model.norm, model.lm_head]
+    for module in hooked:
+        hooks.add_hook_to_module(module, Counting())
+    torch.testing.assert_close(logits(model), wanted, atol=2e-4, rtol=2e-4)
+    assert [seen[id(module)] for module in hooked] == [2] * 5
+    assert packing(model)["layers"] == 13  # the others of fifteen
+    assert fused_layers.count_fused(model) == 5  # four norms, one gated product
+
+
+def test_a_model_that_accelerate_dispatched_decodes_as_any_other(everything_packed):
+    plain, model = (tiny_model("llama", dtype=torch.float32) for _ in range(2))
+    model = accelerate.dispatch_model(model, {"": "cpu"}, main_device="cpu", force_hooks=True)
+    targets = [
+        Target(plain, max_len=64, max_nodes=8),
+        Target(model, max_len=64, max_nodes=8, packed_bytes=1 << 20),
+    ]
+    assert (targets[1].packing["layers"], targets[1].packing["fused"]) == (0, 0)
+    for target in targets:
+        target.prefill(PROMPT)
+    one, other = (target.forward(3, TREE).logits for target in targets)
+    assert torch.equal(one, other)
 
 
 def test_the_loops_are_compiled_before_the_first_pass(monkeypatch):

@@ -294,6 +294,24 @@ def test_unknown_device(tmp_path: Path, device: str) -> None:
         models.load_model(cfg)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_layers_that_device_map_finds_no_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    from transformers.integrations import accelerate
+
+    save_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
+    cfg = config(tmp_path, f"model.id={tmp_path / 'model'}", "model.device_map=auto")
+    for room in (1_000, 80_000):  # for no layer, and for the vocabulary alone
+        monkeypatch.setattr(accelerate, "accelerate_max_memory", lambda _=None, n=room: {"cpu": n})
+        with pytest.raises(ConfigurationError, match="does not fit") as refused:
+            models.load_model(cfg)
+        assert refused.value.exit_code == 2
+        assert "model.device_map=null model.device=cpu" in str(refused.value)
+    monkeypatch.setattr(accelerate, "accelerate_max_memory", lambda _=None: {"cpu": 1 << 30})
+    assert models.load_model(cfg).device == "cpu"
+
+
 # --- tokenizer hash -------------------------------------------------------------------------------
 
 
