@@ -40,15 +40,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from scripts.gpu_measurements import (
-    ROOT,
-    bandwidth,
-    decoding,
-    draft_passes,
-    pass_by_rows,
-    steps,
-)
+from scripts.gpu_measurements import ROOT, bandwidth, decoding, draft_passes, pass_by_rows
 from scripts.gpu_report import write
+from scripts.gpu_steps import steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the GPU check measures: bandwidth, plain decoding, passes by rows, drafts, and steps.
+"""What the GPU check measures of models alone: bandwidth, plain decoding, passes by rows, drafts.
 
 Each function takes the check, which knows the device, the time left and where files go, and
 returns plain data for ``scripts/gpu_report.py`` to show.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import statistics
 import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 import yaml
 
-from scripts import gpu_methods
 from specbench import environment, roofline
 from specbench.cost_surface import CostSurface, Grid
 from specbench.draft_model import DraftModel
@@ -25,7 +23,7 @@ from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.graph import GraphTarget
 from specbench.models import shape_model
-from specbench.structs import DraftContext, DraftTree
+from specbench.structs import DraftTree
 from specbench.target import Target
 from specbench.verify import GreedyVerifier
 
@@ -47,7 +45,6 @@ ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
 PROMPT = 128
 DRAFT_NODES = (1, 4, 16, 64)
 DRAFT_TEXT = 512
-STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two
 
 
 def load(check: Check, name: str) -> PreTrainedModel:
@@ -247,76 +244,3 @@ def draft_model(
     else:
         target = Target(model, **sizes)
     return DraftModel(target, target_vocab=vocab or target.vocab_size, max_nodes=nodes)
-
-
-def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
-    """Where a step's time goes, by method; those that need a file of their own are left out."""
-    drafters: dict[str, Drafter] = {}
-    settings: dict[str, str] = {}
-    for method in (*STEP_METHODS, *(m for m in gpu_methods.names() if m not in STEP_METHODS)):
-        changed = gpu_methods.WITHOUT_FILES.get(method, {})
-        drafter = gpu_methods.build(method, **changed)
-        why = gpu_methods.missing(drafter)
-        if why:
-            check.left_out[f"steps {method}"] = why
-        elif method != "ar":
-            drafters[method] = drafter
-            settings[method] = gpu_methods.setting(drafter, changed)
-    model, small = load(check, name), load(check, drafting)
-    needs = [drafter.needs for drafter in drafters.values()]
-    targets = engines(
-        check, model, max_len=600, max_nodes=max(n.max_nodes for n in needs),
-        batch=max(n.batch for n in needs),
-    )  # fmt: skip
-    random = np.random.default_rng(0)
-    phrases = [random.integers(3, 200, 6) for _ in range(12)]  # recurring, so that there are drafts
-    prompt = np.concatenate([phrases[i] for i in random.integers(0, 12, 40)])
-    found = {}
-    for method, drafter in drafters.items():
-        if check.left_s < 20:
-            check.missing[f"steps {method}"] = f"{check.left_s:.0f} s were left"
-            continue
-        target = targets["eager" if drafter.needs.eager else "graph"]
-        try:
-            found[method] = {
-                "setting": settings[method],
-                **_phases(check, drafter, target, prompt, small),
-            }
-        except Exception as error:
-            traceback.print_exc()
-            check.missing[f"steps {method}"] = f"{type(error).__name__}: {error}".splitlines()[0]
-        drafter.close()
-    return found
-
-
-def _phases(
-    check: Check, drafter: Drafter, target: Target, prompt: Any, small: PreTrainedModel
-) -> dict[str, Any]:
-    needs, tokens = drafter.needs, 96
-    draft = None
-    if needs.draft_model:
-        draft = draft_model(
-            check, small, "graph", nodes=needs.draft_nodes or needs.max_nodes,
-            text=len(prompt) + tokens, vocab=target.vocab_size,
-        )  # fmt: skip
-    drafter.setup(
-        DraftContext(
-            vocab_size=target.vocab_size, eos_ids=frozenset(), max_len=target.cache.max_len,
-            target=target, draft_model=draft,
-        )
-    )  # fmt: skip
-    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), phases=True)
-    for _ in range(2):  # the second one counts
-        drafter.reset()
-        result = engine.decode(prompt, drafter, max_new_tokens=tokens)
-    count = max(1, result.n_target_passes)
-    times = {p: s for p, s in (result.phase_s or {}).items() if p not in ("prefill", "setup")}
-    inside = sum(times.values())
-    return {
-        "engine": target.describe()["engine"],
-        "steps": result.n_target_passes,
-        "nodes_per_step": result.n_drafted / count,
-        "us_per_step": {phase: 1e6 * s / count for phase, s in times.items()},
-        "shares": {phase: s / inside for phase, s in times.items()},
-        "outside_the_pass": 1 - times.get("verify", 0.0) / inside,
-    }

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from scripts import gpu_measurements, gpu_methods
+from scripts import gpu_measurements, gpu_methods, gpu_steps
 from specbench.config import with_parts
 from specbench.cost_surface import CostSurface
+from specbench.structs import DraftTree
 from tests.contract.driver import compose_method, method_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +91,46 @@ def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(
     share = found["weight_bytes"] * 10 / 2e9
     assert found["bandwidth_share"]["eager"] == pytest.approx(share)
     assert found["tokens_per_s"]["graph"] != pytest.approx(10, rel=1e-6)
+
+
+@pytest.mark.parametrize("replay_s", [1e-9, 9.0])
+def test_a_step_outside_the_pass_is_the_larger_of_two_counts(
+    gpu_check, tmp_path, monkeypatch, replay_s
+):
+    """By phases all of the host's work before the launch is the pass; by bare replays none is."""
+    monkeypatch.setattr(gpu_steps, "STEP_METHODS", ("pld",))
+    monkeypatch.setattr(gpu_methods, "names", lambda: ["pld"])
+    monkeypatch.setattr(gpu_steps, "replay_s", lambda *_: replay_s)
+    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
+    check = gpu_check.Check(gpu_check.arguments(words))
+    check.part("steps", lambda: gpu_steps.steps(check, "tiny", "tiny"))
+    found = check.results["steps"]["pld"]
+    step_us = sum(found["us_per_step"].values())
+    assert found["outside_by_phases"] == pytest.approx(1 - found["shares"]["verify"])
+    assert found["outside_by_replays"] == pytest.approx(1 - 1e6 * replay_s / step_us)
+    larger = max(found["outside_by_phases"], found["outside_by_replays"])
+    assert found["outside_the_pass"] == larger
+    row = f"| pld ({found['setting']}) | {larger:.1%} | ≤ 8 % |"
+    assert row in (tmp_path / "gpu_check.md").read_text()
+
+
+def test_bare_replays_are_of_the_shapes_that_the_passes_had(gpu_check, tmp_path, monkeypatch):
+    check = gpu_check.Check(
+        gpu_check.arguments(["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)])
+    )
+    target = gpu_steps.WatchedTarget(
+        gpu_measurements.load(check, "tiny"), capture=False, max_len=64, max_nodes=15
+    )
+    target.prefill(np.arange(3, 9))
+    for nodes in (3, 2, 7):
+        target.forward(5, DraftTree.chain(np.arange(3, 3 + nodes)))
+    assert [step.rows for step in target.chosen] == [4, 4, 8]
+    assert all(gpu_steps.replay_s(check, target, step) > 0 for step in target.chosen)
+    monkeypatch.setattr(gpu_steps, "replay_s", lambda _check, _target, step: float(step.rows))
+    assert gpu_steps.replays_s(check, target, 3) == 16
+    assert gpu_steps.replays_s(check, target, 4) is None  # a pass that no shape was chosen for
+    target.chosen.append(None)
+    assert gpu_steps.replays_s(check, target, 4) is None
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -1,0 +1,178 @@
+"""Where a step's time goes, host and device, for every method that a machine alone can run.
+
+The share outside the target's pass is counted twice. By phases, everything between the draft and
+the verdict is the pass: the host's filling of buffers, the copies to the device, the launch. By
+replays, the pass is what the device does between two events around nothing but replays of the same
+shapes, so all the host's work before it counts as outside, unless other work hides it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import traceback
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from scripts import gpu_methods
+from scripts.gpu_measurements import draft_model, load
+from specbench.engine import Engine
+from specbench.graph import GraphTarget
+from specbench.structs import DraftContext
+from specbench.verify import GreedyVerifier
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from scripts.gpu_check import Check
+    from specbench.drafter import Drafter
+    from specbench.static_pass import StaticPass
+    from specbench.structs import DraftTree
+
+STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two
+TOKENS = 96
+_REPLAYS = 5  # in a row between two events
+_SERIES = 3
+
+
+class WatchedTarget(GraphTarget):
+    """A graph target that remembers which shape each of its passes had.
+
+    Attributes:
+        chosen: one entry a pass; None where it ran eagerly.
+    """
+
+    def __init__(self, model: PreTrainedModel, **options: Any) -> None:
+        self.chosen: list[StaticPass | None] = []
+        super().__init__(model, **options)
+
+    def _choose(self, tree: DraftTree, in_rows: bool) -> StaticPass | None:
+        step = super()._choose(tree, in_rows)
+        self.chosen.append(step)
+        return step
+
+
+def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
+    """Where a step's time goes, by method; those that need a file of their own are left out."""
+    drafters: dict[str, Drafter] = {}
+    settings: dict[str, str] = {}
+    for method in (*STEP_METHODS, *(m for m in gpu_methods.names() if m not in STEP_METHODS)):
+        changed = gpu_methods.WITHOUT_FILES.get(method, {})
+        drafter = gpu_methods.build(method, **changed)
+        why = gpu_methods.missing(drafter)
+        if why:
+            check.left_out[f"steps {method}"] = why
+        elif method != "ar":
+            drafters[method] = drafter
+            settings[method] = gpu_methods.setting(drafter, changed)
+    model, small = load(check, name), load(check, drafting)
+    needs = [drafter.needs for drafter in drafters.values()]
+    target = WatchedTarget(
+        model, capture=check.device.type == "cuda", max_len=600,
+        max_nodes=max(n.max_nodes for n in needs), batch=max(n.batch for n in needs),
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    phrases = [random.integers(3, 200, 6) for _ in range(12)]  # recurring, so that there are drafts
+    prompt = np.concatenate([phrases[i] for i in random.integers(0, 12, 40)])
+    found = {}
+    for method, drafter in drafters.items():
+        if check.left_s < 20:
+            check.missing[f"steps {method}"] = f"{check.left_s:.0f} s were left"
+            continue
+        try:
+            found[method] = {
+                "setting": settings[method],
+                **_phases(check, drafter, target, prompt, small),
+            }
+        except Exception as error:
+            traceback.print_exc()
+            check.missing[f"steps {method}"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        drafter.close()
+    return found
+
+
+def _phases(
+    check: Check, drafter: Drafter, target: WatchedTarget, prompt: Any, small: PreTrainedModel
+) -> dict[str, Any]:
+    needs = drafter.needs
+    draft = None
+    if needs.draft_model:
+        draft = draft_model(
+            check, small, "graph", nodes=needs.draft_nodes or needs.max_nodes,
+            text=len(prompt) + TOKENS, vocab=target.vocab_size,
+        )  # fmt: skip
+    drafter.setup(
+        DraftContext(
+            vocab_size=target.vocab_size, eos_ids=frozenset(), max_len=target.cache.max_len,
+            target=target, draft_model=draft,
+        )
+    )  # fmt: skip
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), phases=True)
+    for _ in range(2):  # the second one counts
+        drafter.reset()
+        target.chosen.clear()
+        result = engine.decode(prompt, drafter, max_new_tokens=TOKENS)
+    count = max(1, result.n_target_passes)
+    times = {p: s for p, s in (result.phase_s or {}).items() if p not in ("prefill", "setup")}
+    inside = sum(times.values())
+    replays = replays_s(check, target, result.n_target_passes)
+    by_phases = 1 - times.get("verify", 0.0) / inside
+    by_replays = None if replays is None else 1 - replays / inside
+    return {
+        "engine": target.describe()["engine"],
+        "steps": result.n_target_passes,
+        "nodes_per_step": result.n_drafted / count,
+        "us_per_step": {phase: 1e6 * s / count for phase, s in times.items()},
+        "replay_us_per_step": None if replays is None else 1e6 * replays / count,
+        "shares": {phase: s / inside for phase, s in times.items()},
+        "outside_by_phases": by_phases,
+        "outside_by_replays": by_replays,
+        # The stricter of both is what a bound is held against.
+        "outside_the_pass": by_phases if by_replays is None else max(by_phases, by_replays),
+    }
+
+
+def replays_s(check: Check, target: WatchedTarget, passes: int) -> float | None:
+    """Seconds that the device needs for the last turn's passes alone, each by its shape.
+
+    None where one of them had no fixed shape.
+    """
+    if len(target.chosen) != passes:  # hidden states were asked for
+        return None
+    total = 0.0
+    for step, count in Counter(target.chosen).items():
+        if step is None:
+            return None
+        total += count * replay_s(check, target, step)
+    return total
+
+
+@torch.inference_mode()
+def replay_s(check: Check, target: WatchedTarget, step: StaticPass) -> float:
+    """Seconds of a pass of this shape, loaded as it last was: the median of several series.
+
+    On a GPU by events around replays in a row, so that no launch is waited for; on a CPU by the
+    host's clock around the device's part.
+    """
+    times = []
+    for _ in range(_SERIES):
+        check.wait()
+        step.run()  # on a GPU it runs while the first event is queued behind it
+        if check.device.type == "cuda":
+            with target.on_device():
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                first.record()
+                for _ in range(_REPLAYS):
+                    step.run()
+                last.record()
+            check.wait()
+            times.append(1e-3 * first.elapsed_time(last) / _REPLAYS)
+        else:
+            start = time.perf_counter()
+            for _ in range(_REPLAYS):
+                step.run()
+            times.append((time.perf_counter() - start) / _REPLAYS)
+    return statistics.median(times)
