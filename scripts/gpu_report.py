@@ -101,7 +101,7 @@ def _steps_table(methods: dict[str, Any]) -> list[str]:
         + " | bare replay | outside by phases | outside by replays |",
         "|---" * (len(phases) + 6) + "|",
         *(
-            f"| {method} ({r['setting']}) | {r['engine']} | {r['nodes_per_step']:.1f} | "
+            f"| {method} ({r['setting']}) | {r['engine']} | {_nodes(r)} | "
             + " | ".join(f"{r['us_per_step'].get(phase, 0.0):.0f}" for phase in phases)
             + f" | {_number(r['replay_us_per_step'], '.0f')} | {r['outside_by_phases']:.1%} "
             f"| {_number(r['outside_by_replays'], '.1%')} |"
@@ -114,11 +114,18 @@ def _steps_table(methods: dict[str, Any]) -> list[str]:
             "| host and device time outside the target's pass | the larger count | wanted |",
             "|---" * 3 + "|",
             *(
-                f"| {m} ({methods[m]['setting']}) | {methods[m]['outside_the_pass']:.1%} | ≤ 8 % |"
+                f"| {m} ({methods[m]['setting']}), nodes: {_nodes(methods[m])} "
+                f"| {methods[m]['outside_the_pass']:.1%} | ≤ 8 % |"
                 for m in bounded
             ), "",
         ]  # fmt: skip
     return lines
+
+
+def _nodes(method: dict[str, Any]) -> str:
+    """Nodes of a step; what stays below half the budget is no measurement of a step at it."""
+    count, most = method["nodes_per_step"], method["most_nodes"]
+    return f"{count:.1f}" + (f", below half of {most}" if 2 * count < most else "")
 
 
 def _number(value: float | None, form: str) -> str:

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from scripts.gpu_check import Check
     from specbench.drafter import Drafter
     from specbench.static_pass import StaticPass
-    from specbench.structs import DraftTree
+    from specbench.structs import DraftTree, IntArray
 
 STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two
 TOKENS = 96
+WORDS, SUCCESSORS = 30, 5  # of a prompt: enough branches to fill a tree of 96 nodes
 _REPLAYS = 5  # in a row between two events
 _SERIES = 3
 
@@ -75,8 +76,10 @@ def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
         max_nodes=max(n.max_nodes for n in needs), batch=max(n.batch for n in needs),
     )  # fmt: skip
     random = np.random.default_rng(0)
-    phrases = [random.integers(3, 200, 6) for _ in range(12)]  # recurring, so that there are drafts
-    prompt = np.concatenate([phrases[i] for i in random.integers(0, 12, 40)])
+    words = random.choice(np.arange(3, 200), WORDS, replace=False)
+    for each in (model, small):
+        say_only(each, words)
+    prompts = [branching(words, random) for _ in range(2)]
     found = {}
     for method, drafter in drafters.items():
         if check.left_s < 20:
@@ -85,7 +88,7 @@ def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
         try:
             found[method] = {
                 "setting": settings[method],
-                **_phases(check, drafter, target, prompt, small),
+                **_phases(check, drafter, target, prompts, small),
             }
         except Exception as error:
             traceback.print_exc()
@@ -94,15 +97,37 @@ def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
     return found
 
 
+def branching(words: IntArray, random: np.random.Generator) -> IntArray:
+    """A text in which each of the words is followed by about ``SUCCESSORS`` different ones."""
+    return np.concatenate([random.permutation(words) for _ in range(SUCCESSORS)])
+
+
+def say_only(model: PreTrainedModel, words: IntArray) -> None:
+    """Make a model of random weights answer in these ids alone.
+
+    Elsewhere in its vocabulary an answer would share no word with the prompt, as a real one does,
+    and nothing that looks into the text would draft. The head's other rows become 0, so that their
+    logits lie below the largest of the words'; the pass does the same work.
+    """
+    head: Any = model.get_output_embeddings()
+    others = np.ones(len(head.weight), dtype=np.bool_)
+    others[words] = False
+    head.weight[torch.from_numpy(others).to(head.weight.device)] = 0
+
+
 def _phases(
-    check: Check, drafter: Drafter, target: WatchedTarget, prompt: Any, small: PreTrainedModel
+    check: Check,
+    drafter: Drafter,
+    target: WatchedTarget,
+    prompts: list[IntArray],
+    small: PreTrainedModel,
 ) -> dict[str, Any]:
     needs = drafter.needs
     draft = None
     if needs.draft_model:
         draft = draft_model(
             check, small, "graph", nodes=needs.draft_nodes or needs.max_nodes,
-            text=len(prompt) + TOKENS, vocab=target.vocab_size,
+            text=len(prompts[0]) + TOKENS, vocab=target.vocab_size,
         )  # fmt: skip
     drafter.setup(
         DraftContext(
@@ -111,8 +136,10 @@ def _phases(
         )
     )  # fmt: skip
     engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), phases=True)
-    for _ in range(2):  # the second one counts
-        drafter.reset()
+    drafter.reset()
+    for prompt in prompts:  # the last one counts
+        if drafter.state_scope != "run":
+            drafter.reset()
         target.chosen.clear()
         result = engine.decode(prompt, drafter, max_new_tokens=TOKENS)
     count = max(1, result.n_target_passes)
@@ -124,7 +151,9 @@ def _phases(
     return {
         "engine": target.describe()["engine"],
         "steps": result.n_target_passes,
-        "nodes_per_step": result.n_drafted / count,
+        # Auxiliary nodes among them: they take rows of the pass as well.
+        "nodes_per_step": (result.n_drafted + result.n_aux) / count,
+        "most_nodes": needs.max_nodes,
         "us_per_step": {phase: 1e6 * s / count for phase, s in times.items()},
         "replay_us_per_step": None if replays is None else 1e6 * replays / count,
         "shares": {phase: s / inside for phase, s in times.items()},
