@@ -13,8 +13,8 @@ go on:
 3. rows: a pass over 1 to 128 rows at several contexts, both engines, which are the cost surfaces
    for replay too;
 4. drafts: a draft model's pass over 1 to 64 nodes, both engines;
-5. steps: where a step's time goes, host and device, for every method that needs no file of its own;
-   methods with a draft model have one of random weights;
+5. steps: where a step's time goes, host and device, for every method; draft models have random
+   weights, and files that methods draft from are toys;
 6. numerics: the tests marked ``gpu`` (exact in float32 and float64, near ties in bfloat16);
 7. drafters: ``scripts/bench_drafters.py``, where Hydra and the embedded model are installed.
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parent.parent / "conf" / "method"
 PART_KNOBS = ("auxiliary", "drafters")  # name other methods, as specbench.config has them
-# What a method does without where the files that it would read cannot be built.
-WITHOUT_FILES: dict[str, dict[str, Any]] = {"cacheback": {"table": "dynamic"}}
+# Knobs that a timed method has otherwise than its yaml: nothing may depend on a thread's turn.
+TIMED: dict[str, dict[str, Any]] = {"ssd": {"rebuild": "sync"}}
 
 
 def names() -> list[str]:
@@ -38,20 +38,13 @@ def build(name: str, **changed: Any) -> Drafter:
     return drafter
 
 
-def missing(drafter: Drafter) -> str | None:
-    """Why the method cannot decode with nothing but models of random weights; None if it can."""
-    needs = drafter.needs
-    if needs.artefacts:
-        return "needs files made for a tokenizer: " + ", ".join(a.name for a in needs.artefacts)
-    return "needs the reference output" if needs.reference else None
-
-
 def setting(drafter: Drafter, changed: dict[str, Any]) -> str:
-    """What a row of a table says about the drafter: its budget and what differs from its yaml."""
+    """What a row of a table says of the drafter: budget, what differs from its yaml, toy files."""
     words = [f"at most {drafter.needs.max_nodes} nodes"]
     if hasattr(drafter, "total_draft_len"):
         words.append(f"total_draft_len={drafter.total_draft_len}")
-    return ", ".join([*words, *(f"{key}={getattr(drafter, key)}" for key in changed)])
+    words += [f"{key}={getattr(drafter, key)}" for key in changed]
+    return ", ".join([*words, *(f"toy {file.name}" for file in drafter.needs.artefacts)])
 
 
 def _read(name: str) -> dict[str, Any]:

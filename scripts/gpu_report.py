@@ -96,7 +96,7 @@ def _steps_table(methods: dict[str, Any]) -> list[str]:
     lines = [
         "A step by phase, host and device, µs. Outside the target's pass: by phases, where the "
         "host's work before the launch counts as the pass, and by bare replays of the same "
-        "shapes.", "",
+        "shapes. A toy file is a small one of made-up text.", "",
         "| method | engine | nodes | " + " | ".join(phases)
         + " | bare replay | outside by phases | outside by replays |",
         "|---" * (len(phases) + 6) + "|",

@@ -1,4 +1,4 @@
-"""Where a step's time goes, host and device, for every method that a machine alone can run.
+"""Where a step's time goes, host and device, for every method; what one drafts from are toys.
 
 The share outside the target's pass is counted twice. By phases, everything between the draft and
 the verdict is the pass: the host's filling of buffers, the copies to the device, the launch. By
@@ -9,9 +9,11 @@ shapes, so all the host's work before it counts as outside, unless other work hi
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 import traceback
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +21,8 @@ import torch
 
 from scripts import gpu_methods
 from scripts.gpu_measurements import draft_model, load
+from scripts.gpu_toys import TOKENIZER, ToyFiles
+from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.graph import GraphTarget
 from specbench.structs import DraftContext
@@ -28,13 +32,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from scripts.gpu_check import Check
-    from specbench.drafter import Drafter
     from specbench.static_pass import StaticPass
     from specbench.structs import DraftTree, IntArray
 
 STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two
-TOKENS = 96
 WORDS, SUCCESSORS = 30, 5  # of a prompt: enough branches to fill a tree of 96 nodes
+TOY_TEXTS = 100  # each as long as a prompt: whatever pair an answer ends with is found
+METHOD_S = 10.0  # a method is not begun with less time left
 _REPLAYS = 5  # in a row between two events
 _SERIES = 3
 
@@ -57,22 +61,13 @@ class WatchedTarget(GraphTarget):
 
 
 def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
-    """Where a step's time goes, by method; those that need a file of their own are left out."""
-    drafters: dict[str, Drafter] = {}
-    settings: dict[str, str] = {}
-    for method in (*STEP_METHODS, *(m for m in gpu_methods.names() if m not in STEP_METHODS)):
-        changed = gpu_methods.WITHOUT_FILES.get(method, {})
-        drafter = gpu_methods.build(method, **changed)
-        why = gpu_methods.missing(drafter)
-        if why:
-            check.left_out[f"steps {method}"] = why
-        elif method != "ar":
-            drafters[method] = drafter
-            settings[method] = gpu_methods.setting(drafter, changed)
+    """Where a step's time goes, by method; what one reads from a file is a toy here."""
+    order = (*STEP_METHODS, *(m for m in gpu_methods.names() if m not in STEP_METHODS))
+    drafters = {m: gpu_methods.build(m, **gpu_methods.TIMED.get(m, {})) for m in order}
     model, small = load(check, name), load(check, drafting)
     needs = [drafter.needs for drafter in drafters.values()]
     target = WatchedTarget(
-        model, capture=check.device.type == "cuda", max_len=600,
+        model, capture=check.device.type == "cuda", max_len=WORDS * SUCCESSORS + check.args.tokens,
         max_nodes=max(n.max_nodes for n in needs), batch=max(n.batch for n in needs),
     )  # fmt: skip
     random = np.random.default_rng(0)
@@ -81,19 +76,24 @@ def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
         say_only(each, words)
     prompts = [branching(words, random) for _ in range(2)]
     found = {}
-    for method, drafter in drafters.items():
-        if check.left_s < 20:
-            check.missing[f"steps {method}"] = f"{check.left_s:.0f} s were left"
-            continue
-        try:
-            found[method] = {
-                "setting": settings[method],
-                **_phases(check, drafter, target, prompts, small),
-            }
-        except Exception as error:
-            traceback.print_exc()
-            check.missing[f"steps {method}"] = f"{type(error).__name__}: {error}".splitlines()[0]
-        drafter.close()
+    with tempfile.TemporaryDirectory(prefix="specbench-toys-") as folder:
+        # Not branching ones: an answer may repeat a word, which those never do.
+        texts = [random.choice(words, WORDS * SUCCESSORS) for _ in range(TOY_TEXTS)]
+        toys = ToyFiles(Path(folder), model, texts)
+        for method, drafter in drafters.items():
+            if check.left_s < METHOD_S:
+                check.missing[f"steps {method}"] = f"{check.left_s:.0f} s were left"
+                continue
+            try:
+                found[method] = {
+                    "setting": gpu_methods.setting(drafter, gpu_methods.TIMED.get(method, {})),
+                    **_phases(check, drafter, target, prompts, small, toys.files(drafter)),
+                }
+            except Exception as error:
+                traceback.print_exc()
+                why = f"{type(error).__name__}: {error}".splitlines()[0]
+                check.missing[f"steps {method}"] = why
+            drafter.close()  # before the files go, which it may have mapped
     return found
 
 
@@ -121,18 +121,19 @@ def _phases(
     target: WatchedTarget,
     prompts: list[IntArray],
     small: PreTrainedModel,
+    files: dict[str, Path],
 ) -> dict[str, Any]:
-    needs = drafter.needs
+    needs, tokens = drafter.needs, check.args.tokens
     draft = None
     if needs.draft_model:
         draft = draft_model(
             check, small, "graph", nodes=needs.draft_nodes or needs.max_nodes,
-            text=len(prompts[0]) + TOKENS, vocab=target.vocab_size,
+            text=len(prompts[0]) + tokens, vocab=target.vocab_size,
         )  # fmt: skip
     drafter.setup(
         DraftContext(
             vocab_size=target.vocab_size, eos_ids=frozenset(), max_len=target.cache.max_len,
-            target=target, draft_model=draft,
+            target=target, draft_model=draft, artefacts=files, tokenizer_hash=TOKENIZER,
         )
     )  # fmt: skip
     engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), phases=True)
@@ -140,8 +141,11 @@ def _phases(
     for prompt in prompts:  # the last one counts
         if drafter.state_scope != "run":
             drafter.reset()
+        if needs.reference:
+            plain = engine.decode(prompt, Drafter(name="ar"), max_new_tokens=tokens)
+            drafter.set_reference(np.array(plain.output_ids))
         target.chosen.clear()
-        result = engine.decode(prompt, drafter, max_new_tokens=TOKENS)
+        result = engine.decode(prompt, drafter, max_new_tokens=tokens)
     count = max(1, result.n_target_passes)
     times = {p: s for p, s in (result.phase_s or {}).items() if p not in ("prefill", "setup")}
     inside = sum(times.values())
