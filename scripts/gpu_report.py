@@ -47,7 +47,8 @@ def report(check: Check) -> str:
     lines = [f"# GPU check: {device}", "", f"**Command:** `{command_line()}`", "",
              f"**Date:** {time.strftime('%Y-%m-%d')}", ""]  # fmt: skip
     if "numerics" in check.results:
-        lines += [f"Numerics: {check.results['numerics']['pytest']}", ""]
+        found = check.results["numerics"]
+        lines += [f"Numerics: {found['pytest']}", *(f"- {why}" for why in found["skipped"]), ""]
     if "bandwidth" in check.results:
         lines += [f"Copy bandwidth: {check.results['bandwidth']['copy_gb_per_s']:.0f} GB/s", ""]
     rows = [(n, r) for n, r in check.results.items() if n.startswith("decoding")]
@@ -85,7 +86,11 @@ def _drafts_table(model: str, passes: list[dict[str, Any]]) -> list[str]:
     return [
         f"A draft model's pass, {model}, behind {DRAFT_TEXT} tokens, ms:", "",
         "| nodes | eager | graph |", "|---" * 3 + "|",
-        *(f"| {n} | {by['eager', n]:.2f} | {by['graph', n]:.2f} |" for n in DRAFT_NODES), "",
+        *(
+            f"| {n} | {_number(by.get(('eager', n)), '.2f')} "
+            f"| {_number(by.get(('graph', n)), '.2f')} |"
+            for n in DRAFT_NODES
+        ), "",
     ]  # fmt: skip
 
 

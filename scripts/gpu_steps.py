@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two
 WORDS, SUCCESSORS = 30, 5  # of a prompt: enough branches to fill a tree of 96 nodes
 TOY_TEXTS = 100  # each as long as a prompt: whatever pair an answer ends with is found
-METHOD_S = 10.0  # a method is not begun with less time left
+METHOD_S = 20.0  # a method is not begun with less time left
 _REPLAYS = 5  # in a row between two events
 _SERIES = 3
 

@@ -160,6 +160,67 @@ def test_the_steps_text_branches_and_its_answer_says_its_words(gpu_check, tmp_pa
     assert set(out) <= set(words.tolist())
 
 
+def short_of_time(gpu_check, monkeypatch, tmp_path, answers):
+    """A check that has time so many times when asked, and then none."""
+    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
+    check = gpu_check.Check(gpu_check.arguments(words))
+    left = iter([1000.0] * answers)
+    monkeypatch.setattr(gpu_check.Check, "left_s", property(lambda _: next(left, 0.4)))
+    return check
+
+
+def test_contexts_for_which_no_time_is_left_are_left_out_whole(gpu_check, monkeypatch, tmp_path):
+    asked = 2 * (1 + len(gpu_measurements.ROWS))  # for a context, by both engines
+    check = short_of_time(gpu_check, monkeypatch, tmp_path, asked + 5)
+    points = gpu_measurements.pass_by_rows(check, "tiny", (16, 32, 64))
+    assert {p["context"] for p in points} == {16}
+    assert len(points) == 2 * len(gpu_measurements.ROWS)
+    assert check.missing == {"rows tiny, contexts 32, 64": "0 s were left"}
+    surface = CostSurface.read(tmp_path / check.surfaces[0])
+    assert surface.tree.axes["context"] == (16,)
+    check.results["rows tiny"] = points
+    assert "not measured: rows tiny, contexts 32, 64" in gpu_report.report(check)
+    with pytest.raises(gpu_measurements.OutOfTime):
+        gpu_measurements.pass_by_rows(check, "tiny", (16,))
+
+
+def test_a_draft_pass_without_time_is_a_gap_in_its_table(gpu_check, monkeypatch, tmp_path):
+    check = short_of_time(gpu_check, monkeypatch, tmp_path, 5)
+    check.results["drafts tiny"] = gpu_measurements.draft_passes(check, "tiny")
+    assert [p["engine"] for p in check.results["drafts tiny"]] == ["eager"] * 4 + ["graph"]
+    assert "drafts tiny, graph, 64 nodes" in check.missing
+    row = next(r for r in gpu_report.report(check).splitlines() if r.startswith("| 64 | "))
+    assert row.endswith("| – |")
+
+
+def test_decoding_makes_fewer_repeats_where_time_is_short(gpu_check, monkeypatch, tmp_path):
+    check = short_of_time(gpu_check, monkeypatch, tmp_path, 1)
+    monkeypatch.setattr(gpu_measurements.time, "perf_counter", iter(range(10**6)).__next__)
+    assert gpu_measurements.decoding(check, "tiny", tokens=4, repeats=5)["tokens_per_s"]
+    assert check.missing == {"decoding tiny, more repeats": "2 of 5 made, 0 s were left"}
+
+
+def test_numerics_come_second_and_each_part_leaves_the_others_their_time(
+    gpu_check, monkeypatch, tmp_path
+):
+    begun = []
+    for name in ("bandwidth", "numerics", "decoding", "pass_by_rows", "draft_passes", "steps"):
+        monkeypatch.setattr(
+            gpu_check, name, lambda check, *_, name=name: begun.append((name, check.left_s))
+        )
+    monkeypatch.setattr(gpu_check, "drafters", lambda check: begun.append(("rest", check.left_s)))
+    monkeypatch.setattr(gpu_check, "write", lambda check: None)
+    words = ["--device", "cpu", "--out", str(tmp_path)]
+    assert gpu_check.main(words) == 0
+    names = [name for name, _ in begun]
+    assert names[:2] == ["bandwidth", "numerics"] and names[-2:] == ["steps", "rest"]
+    assert dict(begun)["rest"] == pytest.approx(540, abs=5)
+    assert dict(begun)["steps"] == pytest.approx(540 - 40, abs=5)
+    assert 170 < dict(begun)["numerics"] < 240
+    assert gpu_check.main([*words, "--minutes", "4", "--only", "numerics,steps"]) == 0
+    assert begun[-2][1] == pytest.approx(240, abs=5)
+
+
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_the_rows_are_cost_surfaces_too(gpu_check, tmp_path, monkeypatch, on_gpu):
     words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path / "out")]
