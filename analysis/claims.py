@@ -12,7 +12,8 @@ Verdicts, for a claim about the same model, data set, task and settings:
   are stated it is the nearest in size (by ratio; the sizes are in the ledger).
 
 A claim stands beside a row only where the row's settings are those it was made with: the knobs that
-the claim names, and what the ledger's ``settings`` say of the method, as far as the run knows them.
+the claim names, and what the ledger's ``settings`` (or the artifact's own) say of the method, as far
+as the run knows them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ VERDICT_RULE = (
 )
 
 QUALIFIERS = ("up to", "about", "more than", "less than")
-_ARTIFACT_KEYS = {"paper", "artifact", "source", "hardware", "dataset", "claims", "own", "own_of"}
+_ARTIFACT_KEYS = {
+    "paper", "artifact", "source", "hardware", "dataset", "claims", "own", "own_of", "settings",
+}  # fmt: skip
 _CLAIM_KEYS = {
     "method", "model", "draft", "temperature", "knobs", "setting", "qualifier", "over", "quoted",
     "speedup_sd",
@@ -70,7 +73,8 @@ class Claim:
         hardware: in words; ``gpu`` is a pattern of its GPUs' name or None, ``gpu_count`` how many.
         values: by metric, then by task; ``overall`` is the whole data set.
         knobs, setting, qualifier, over, quoted, own: see the head of the ledger.
-        usual: the method's settings where the claim names no others.
+        usual: the method's settings where the claim names no others; a list has several values,
+            each of which the source may have used.
         size: of the model, nominal, in billions of parameters; None where it is not stated.
         speedup_sd: standard deviation of the overall speedup, where stated.
     """
@@ -110,7 +114,11 @@ class Claim:
         """
         own = all(key in knobs and knobs[key] == value for key, value in self.knobs.items())
         usual = {key: value for key, value in self.usual.items() if key not in self.knobs}
-        return own and all(knobs.get(key, value) == value for key, value in usual.items())
+        return own and all(
+            knobs[key] == value or (isinstance(value, list) and knobs[key] in value)
+            for key, value in usual.items()
+            if key in knobs
+        )
 
     def same_hardware(self, gpus: Sequence[str]) -> bool:
         """Whether a run with these GPUs may compare its times with this claim's."""
@@ -185,7 +193,7 @@ def _claim(
         model=entry["model"],
         values=values,
         knobs=entry.get("knobs", {}),
-        usual=ledger["settings"].get(entry["method"], {}),
+        usual={**ledger["settings"], **artifact.get("settings", {})}.get(entry["method"], {}),
         size=_size(ledger["sizes"], entry["model"], place),
         draft=entry.get("draft"),
         temperature=float(entry.get("temperature", 0)),
@@ -234,8 +242,8 @@ def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Cl
     """The claim that comes closest to a label of a run.
 
     Of the claims about the method, the data set and the settings, those about the same model come
-    first, then the model nearest in size, then those on the same hardware, those by the method's
-    authors, those with settings named, and last the order of the ledger.
+    first, then the model nearest in size, then those on the same hardware, those that name
+    settings, those by the method's authors, and last the order of the ledger.
     """
     knobs = run.knobs(label)
     gpus = run.gpus
@@ -256,8 +264,8 @@ def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Cl
             not claim.same_hardware(gpus),
             claim.quoted,
             claim.qualifier is not None,
-            not claim.own,
             not claim.knobs,
+            not claim.own,
         ),
         default=None,
     )

@@ -37,6 +37,14 @@ def claim(**changes) -> Claim:
     return dataclasses.replace(base, **changes)
 
 
+def as_set(run: Run, label: str, **knobs) -> Run:
+    """The run with a label's settings changed."""
+    labels = run.manifest["labels"]
+    node = labels.get(label, {"knobs": {}})
+    labels = {**labels, label: {**node, "knobs": {**node["knobs"], **knobs}}}
+    return dataclasses.replace(run, manifest={**run.manifest, "labels": labels})
+
+
 class TestLedger:
     def test_every_paper_is_there(self):
         assert {c.paper for c in load_ledger()} >= set(PAPERS)
@@ -151,6 +159,42 @@ class TestFindClaim:
     def test_the_method_s_own_paper_comes_before_another_s(self, run):
         own = claim(own=True)
         assert find_claim(run, "cacheback", "cacheback", [claim(), own]) == own
+
+    def test_settings_that_are_named_come_before_the_method_s_own_paper(self, run):
+        named = claim(knobs={"table": "dual"})
+        assert find_claim(run, "cacheback", "cacheback", [claim(own=True), named]) == named
+
+    @pytest.mark.parametrize(
+        ("method", "knobs", "mat"),
+        [
+            ("token_recycling", {"state_scope": "run", "learn_prompt": False}, 2.70),
+            ("token_recycling", {"state_scope": "turn", "learn_prompt": False}, 2.35),
+            ("token_recycling", {"state_scope": "prompt"}, None),
+            ("token_recycling", {"state_scope": "run", "learn_prompt": True, "levels": None}, None),
+            ("token_recycling", {"learn_prompt": True, "levels": [7, 20, 21, 8, 4]}, 2.83),
+            ("cacheback", {"state_scope": "turn", "merge": False, "budget_counts": "paper"}, 2.42),
+            ("cacheback", {"state_scope": "prompt"}, 2.42),
+            ("cacheback", {"state_scope": "run"}, None),
+            ("cacheback", {"merge": True}, None),
+            ("cacheback", {"budget_counts": "fixed"}, None),
+            ("lookahead", {"ngram": 5, "window": 7, "guesses": 7}, 1.64),
+            ("lookahead", {"ngram": 5, "window": 15, "guesses": 15}, None),
+            ("sam", {"automata": "both", "max_predicts": 40}, 2.30),
+            ("sam", {"automata": "dynamic", "max_predicts": 6}, None),
+        ],
+    )
+    def test_other_settings_than_the_source_s_have_no_claim(self, run, method, knobs, mat):
+        found = find_claim(as_set(run, method, **knobs), method, method, load_ledger())
+        assert (found and found.value("mat")) == mat
+
+    def test_what_a_source_ran_a_method_with_may_differ_by_source(self):
+        usual = {
+            c.paper: c.usual
+            for c in load_ledger()
+            if c.method == "lookahead" and c.paper in ("card", "token_recycling")
+        }
+        assert usual["token_recycling"]["window"] == 7
+        assert usual["card"] == {}, "it does not state them: any may stand beside"
 
     @pytest.mark.parametrize(
         "change",
