@@ -279,6 +279,25 @@ class TestVerdict:
         assert self.verdict(claim(), **few) == "reproduced"
         assert self.verdict(self.with_values(mat=2.6), **few) == "not"
 
+    def test_an_interval_that_anything_lies_in_gives_no_verdict(self):
+        wide = {"mat": 4.13, "mat_ci": (0.94, 18.15)}
+        for mat in (2.42, 4.13, 18.0, 40.0):
+            assert self.verdict(self.with_values(mat=mat), **wide) == "too few to tell"
+        assert self.verdict(claim(), **wide) == "too few to tell", "whatever speed says"
+        assert self.verdict(self.with_values(mat=2.42), mat_ci=(2.0, 3.0)) == "MAT only"
+        assert self.verdict(self.with_values(mat=2.42), mat_ci=(2.0, 3.01)) == "too few to tell"
+
+    def test_a_wide_interval_of_speed_leaves_mat_s_verdict(self):
+        wide = {"speedup_ci": (1.0, 2.0)}
+        assert self.verdict(claim(), **wide) == "MAT only"
+        assert self.verdict(self.with_values(speedup=1.8, mat=2.9), **wide) == "not"
+        assert self.verdict(self.with_values(speedup=1.8), **wide) == "too few to tell"
+
+    def test_two_cases_give_no_verdict(self):
+        few = {"mat_ci": None, "speedup_ci": None, "n_cases": 2}
+        assert self.verdict(claim(), **few) == "too few to tell"
+        assert self.verdict(self.with_values(mat=2.9), **few) == "too few to tell"
+
     def test_nothing_to_compare(self):
         assert self.verdict(None) == ""
         assert self.verdict(claim(), model="smollm2_135m") == "other model"
