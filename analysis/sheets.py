@@ -25,6 +25,8 @@ _TASK_NAMES = {
 
 # What a speedup stands on: over plain decoding by either engine, and how fast plain decoding is.
 FOOTING = ("over eager ar [95 %]", "over graph ar [95 %]", "bandwidth share")
+# Headings of what :func:`_all_claimed` gives.
+_CLAIMED = ("claimed speedup / MAT", "claimed tokens/s", "claimed on")
 
 
 def footing_cells(row: Mapping[str, Any]) -> list[str | Measured]:
@@ -46,13 +48,13 @@ def sheet(group: Group) -> Sheet:
         "method",
         *(_TASK_NAMES.get(task, task) for task in tasks),
         "MAT [95 %]",
-        "tokens/s",
+        "tokens/s [95 %]",
         "speedup [95 %]",
         "geo. mean [95 %]",
         *FOOTING,
         "cases",
         "lossless",
-        "claimed speedup / MAT",
+        *_CLAIMED,
         "verdict",
     ]
     rows: list[list[str | Measured]] = []
@@ -65,13 +67,13 @@ def sheet(group: Group) -> Sheet:
                 entry.label,
                 *(_number(entry.rows[t]["speedup"] if t in entry.rows else None) for t in tasks),
                 entry.measured("mat"),
-                Measured(row["tokens_per_s"], digits=1),
+                entry.speed(),
                 entry.measured("speedup"),
                 entry.measured("geomean_speedup"),
                 *footing_cells(row),
                 str(row["n_cases"]),
                 verdict_words(row["lossless"]),
-                _claimed(entry.claim),
+                *_all_claimed(entry.claim),
                 entry.verdict(),
             ]
         )
@@ -82,9 +84,8 @@ def sheet(group: Group) -> Sheet:
         # Per-task numbers of a claim would be taken for measured ones here.
         blank = [ABSENT] * len(by_task)
         name = [ABSENT] if several_runs else []
-        rows.append(
-            [*name, claim.method, *blank, *[ABSENT] * 7, "0", ABSENT, _claimed(claim), NOT_RUN]
-        )
+        claimed = [*_all_claimed(claim), NOT_RUN]
+        rows.append([*name, claim.method, *blank, *[ABSENT] * 7, "0", ABSENT, *claimed])
         notes.append(f"{claim.method}: claimed by {claim.describe()}.")
     return Sheet(group.title, caption(group), headings, rows, with_rule(notes))
 
@@ -150,7 +151,7 @@ def settings_sheet(
     }
     headings = [
         *apart, *columns, "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]", *FOOTING,
-        "cases", "lossless", "claimed speedup / MAT", "claimed tokens/s", "claimed on", "verdict",
+        "cases", "lossless", *_CLAIMED, "verdict",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
     notes = []
@@ -166,9 +167,7 @@ def settings_sheet(
                 *footing_cells(row),
                 str(row["n_cases"]),
                 verdict_words(row["lossless"]),
-                _claimed(claim),
-                _claimed_speed(claim),
-                f"{claim.model}, {claim.hardware}" if claim else ABSENT,
+                *_all_claimed(claim),
                 entry.verdict(),
             ]
         )
@@ -186,9 +185,7 @@ def settings_sheet(
                 *[ABSENT] * 6,
                 "0",
                 ABSENT,
-                _claimed(claim),
-                _claimed_speed(claim),
-                f"{claim.model}, {claim.hardware}",
+                *_all_claimed(claim),
                 why,
             ]
         )
@@ -206,6 +203,11 @@ def with_rule(notes: Sequence[str]) -> list[str]:
 def claimed_cells(claim: Claim | None) -> list[str]:
     """What is claimed (speedup / MAT), and for which model on what."""
     return [_claimed(claim), f"{claim.model}, {claim.hardware}" if claim else ABSENT]
+
+
+def _all_claimed(claim: Claim | None) -> list[str]:
+    ratios, place = claimed_cells(claim)
+    return [ratios, _claimed_speed(claim), place]
 
 
 def _in_order(group: Group, columns: Mapping[str, Callable[[Entry], str]]) -> list[Entry]:

@@ -87,6 +87,28 @@ def test_claims_of_other_artifacts_stay_away():
     assert "token_recycling" in {claim.method for claim in group.not_run}
 
 
+@pytest.mark.parametrize(
+    ("name", "method", "claimed", "where"),
+    [
+        ("token_recycling_table1", "token_recycling", "110.06", "vicuna7b, 1 A100-80GB"),
+        (
+            "cacheback_figure3/vicuna7b", "cacheback", "103.71",
+            "vicuna7b, 1 to 4 RTX 4090, Ryzen 5965WX",
+        ),
+    ],
+)  # fmt: skip
+def test_tables_by_task_have_speeds_with_intervals_and_claims(name, method, claimed, where):
+    runs = load_runs([FIXTURES / name])
+    ((artifact, members),), _ = made_of(runs)
+    page = artifact.sheets(members)[0]
+    rows = [dict(zip(page.headings, row, strict=True)) for row in page.rows]
+    row = next(row for row in rows if row["method"] == method)
+    assert row["tokens/s [95 %]"].interval is not None
+    assert (row["claimed tokens/s"], row["claimed on"]) == (claimed, where)
+    not_run = [row for row in rows if row["verdict"] == "not run"]
+    assert all(row["claimed on"] != "–" for row in not_run)
+
+
 def test_the_best_setting_is_compared_with_the_best_claimed():
     claims = [claim for claim in load_ledger() if claim.paper == "ngrammys"]
     best = claim_of_setting(claims, "best", "ngrammys", "phi3_mini", "gsm8k")
