@@ -21,12 +21,12 @@ import jinja2
 import matplotlib
 
 from analysis.artifacts import made_of
-from analysis.artifacts.artifact import drafting, name
+from analysis.artifacts.artifact import drafting
 from analysis.canvas import CAPTION, TITLE
 from analysis.claims import VERDICT_RULE
 from analysis.command import with_runs
 from analysis.figures import FIGURES
-from analysis.groups import make_groups, verdict_words
+from analysis.groups import make_groups, name, verdict_words
 from analysis.provenance import settings, sources, surroundings
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import FOOTING, footing_cells, pairs_sheet, sheet

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from analysis.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, Claim
-from analysis.groups import Entry, Group, caption, verdict_words
+from analysis.groups import Entry, Group, caption, name, run_names, verdict_words
 from analysis.render import ABSENT, FEWEST, Measured, Sheet
 from specbench.statistics import compare_pairs
 
@@ -42,6 +42,7 @@ def footing_cells(row: Mapping[str, Any]) -> list[str | Measured]:
 def sheet(group: Group) -> Sheet:
     """The wide form that papers use: a row per label, a column per task."""
     several_runs = len(group.runs) > 1
+    names = run_names(group.runs)
     tasks = group.tasks if len(group.tasks) > 1 else []
     headings = [
         *(["run"] if several_runs else []),
@@ -63,7 +64,7 @@ def sheet(group: Group) -> Sheet:
         row = entry.overall
         rows.append(
             [
-                *([entry.run.path.name] if several_runs else []),
+                *([names[entry.run.path]] if several_runs else []),
                 entry.label,
                 *(_number(entry.rows[t]["speedup"] if t in entry.rows else None) for t in tasks),
                 entry.measured("mat"),
@@ -83,9 +84,9 @@ def sheet(group: Group) -> Sheet:
         by_task = [_number(claim.value("speedup", task)) for task in tasks]
         # Per-task numbers of a claim would be taken for measured ones here.
         blank = [ABSENT] * len(by_task)
-        name = [ABSENT] if several_runs else []
+        no_run = [ABSENT] if several_runs else []
         claimed = [*_all_claimed(claim), NOT_RUN]
-        rows.append([*name, claim.method, *blank, *[ABSENT] * 7, "0", ABSENT, *claimed])
+        rows.append([*no_run, claim.method, *blank, *[ABSENT] * 7, "0", ABSENT, *claimed])
         notes.append(f"{claim.method}: claimed by {claim.describe()}.")
     return Sheet(group.title, caption(group), headings, rows, with_rule(notes))
 
@@ -106,7 +107,7 @@ def task_sheet(group: Group, title: str) -> Sheet:
             rows.append(
                 [
                     task,
-                    entry.label,
+                    name(group, entry),
                     entry.measured("mat", task),
                     entry.measured("speedup", task),
                     *footing_cells(row),
@@ -129,6 +130,21 @@ def _dataset(entry: Entry) -> str:
 _WHERE: Mapping[str, Callable[[Entry], str]] = {"model": _model, "data": _dataset}
 
 
+def _apart(
+    entries: Sequence[Entry], columns: Mapping[str, Callable[[Entry], str]]
+) -> dict[str, Callable[[Entry], str]]:
+    """Further columns that tell rows apart.
+
+    Model and data where there are several, and the run where the rest leaves two rows alike.
+    """
+    found = {heading: of for heading, of in _WHERE.items() if len({of(e) for e in entries}) > 1}
+    known = [*found.values(), *columns.values()]
+    if len({tuple(of(entry) for of in known) for entry in entries}) == len(entries):
+        return found
+    names = run_names(entry.run for entry in entries)
+    return {"run": lambda entry: names[entry.run.path], **found}
+
+
 def settings_sheet(
     title: str,
     groups: Sequence[Group],
@@ -146,9 +162,7 @@ def settings_sheet(
         beside: claims about no data set of ours, which follow below for orientation.
     """
     entries = [entry for group in groups for entry in _in_order(group, columns)]
-    apart = {
-        heading: of for heading, of in _WHERE.items() if len({of(entry) for entry in entries}) > 1
-    }
+    apart = _apart(entries, columns)
     headings = [
         *apart, *columns, "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]", *FOOTING,
         "cases", "lossless", *_CLAIMED, "verdict",
@@ -175,12 +189,12 @@ def settings_sheet(
             notes.append(f"{entry.label}: claimed by {claim.describe()}.")
     not_run = [(claim, NOT_RUN) for group in groups for claim in group.not_run]
     for claim, why in [*not_run, *((claim, OTHER_MODEL) for claim in beside)]:
-        where = {"model": claim.model, "data": claim.dataset}
-        name = f"{claim.method} ({claim.setting})" if claim in beside and claim.setting else ""
+        where = {"run": ABSENT, "model": claim.model, "data": claim.dataset}
+        variant = f" ({claim.setting})" if claim in beside and claim.setting else ""
         rows.append(
             [
                 *(where[heading] for heading in apart),
-                name or claim.method,
+                f"{claim.method}{variant}",
                 *[ABSENT] * (len(columns) - 1),
                 *[ABSENT] * 6,
                 "0",
@@ -246,11 +260,12 @@ def rows_once(group: Group) -> list[Entry]:
 def pairs_sheet(group: Group) -> Sheet | None:
     """Every label of a run against every other; None where no run has two."""
     rows: list[list[str | Measured]] = []
+    names = run_names(group.runs)
     for run in group.runs:
         for pair in compare_pairs(run.records, run.labels, seed=run.seed):
             rows.append(
                 [
-                    *([run.path.name] if len(group.runs) > 1 else []),
+                    *([names[run.path]] if len(group.runs) > 1 else []),
                     pair["first"],
                     pair["second"],
                     _ratio(pair),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.claims import load_ledger
-from analysis.groups import caption, make_groups
+from analysis.groups import caption, make_groups, name
 from analysis.heatmaps import Grid
 from analysis.plots import Panel, Point, Series
 from analysis.sheets import natural
@@ -129,14 +129,6 @@ def task_panel(group: Group, key: str, ylabel: str, title: str = "") -> Panel:
     bottom = 1.0 if key == "mat" else None
     ticks = [task_label(group, task) for task in tasks]
     return Panel(title, "", ylabel, series, ticks, bottom=bottom)
-
-
-def name(group: Group, entry: Entry) -> str:
-    """The label, and the run where the group has the label more than once."""
-    labels = [other.label for other in group.entries]
-    if labels.count(entry.label) == 1:
-        return entry.label
-    return f"{entry.label} ({entry.run.path.name})"
 
 
 def task_label(group: Group, task: str) -> str:

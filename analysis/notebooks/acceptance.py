@@ -6,8 +6,8 @@
 # %%
 from analysis import notebook
 from analysis.anatomy import by_depth, by_position
-from analysis.artifacts.artifact import drafting, measured_point, name
-from analysis.groups import caption, make_groups
+from analysis.artifacts.artifact import drafting, measured_point
+from analysis.groups import caption, make_groups, name
 from analysis.plots import Panel, Series, curves
 
 groups = make_groups(notebook.runs())

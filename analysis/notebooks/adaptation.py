@@ -7,9 +7,9 @@
 # %%
 from analysis import notebook
 from analysis.anatomy import by_position, stream_parts
-from analysis.artifacts.artifact import drafting, measured_point, name
+from analysis.artifacts.artifact import drafting, measured_point
 from analysis.estimates import mat
-from analysis.groups import caption, make_groups
+from analysis.groups import caption, make_groups, name
 from analysis.plots import Panel, Series, curves
 
 groups = make_groups(notebook.runs())

@@ -6,10 +6,10 @@
 
 # %%
 from analysis import notebook
-from analysis.artifacts.artifact import drafting, measured_point, name
+from analysis.artifacts.artifact import drafting, measured_point
 from analysis.estimates import pooled_ratio
 from analysis.figures import mean_accepted_tokens
-from analysis.groups import caption, make_groups
+from analysis.groups import caption, make_groups, name
 from analysis.plots import Panel, Series, bars
 from analysis.render import Measured
 from specbench.records import CaseRecord
