@@ -198,7 +198,7 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
     """
     made, others = made_of(runs)
     for artifact, members in made:
-        pictures = [picture(figure) for figure in artifact.figures(members).values()]
+        pictures = [picture(figure) for _, figure in artifact.figures(members)]
         yield Section(artifact.place, list(artifact.sheets(members)), pictures)
     for group in make_groups(others, estimator):
         sheets = [page for page in (sheet(group), pairs_sheet(group)) if page is not None]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.claims import load_ledger
-from analysis.groups import caption, make_groups, name
+from analysis.groups import caption, conditions, make_groups, name
 from analysis.heatmaps import Grid
 from analysis.plots import Panel, Point, Series
 from analysis.sheets import natural
@@ -21,15 +21,18 @@ if TYPE_CHECKING:
     from analysis.load import Run
     from analysis.render import Measured, Sheet
 
+    # Pictures with what is added to their files' names.
+    Pictures = Iterable[tuple[str, Figure]]
+
 
 MAT = "MAT (tokens per target pass;\naxis from 1)"
 SPEEDUP = "speedup over ar (ratio of tokens/s)"
 
 
-def no_figures(runs: Sequence[Run]) -> Mapping[str, Figure]:
+def no_figures(runs: Sequence[Run]) -> Pictures:
     """Of an artifact that is a table."""
     del runs
-    return {}
+    return ()
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,15 @@ class Artifact:
         name: of the experiment that it is made of, and of its files.
         place: where it stands, e.g. ``Cacheback, Table 1``.
         sheets: its numbers, from its runs.
-        figures: its pictures by what is added to the file name; none for a plain table.
+        figures: its pictures, each with what is added to the file name, which need not differ;
+            none for a plain table.
         also: further experiments whose runs belong to it.
     """
 
     name: str
     place: str
     sheets: Callable[[Sequence[Run]], Sequence[Sheet]]
-    figures: Callable[[Sequence[Run]], Mapping[str, Figure]] = field(default=no_figures)
+    figures: Callable[[Sequence[Run]], Pictures] = field(default=no_figures)
     also: tuple[str, ...] = ()
 
     @property
@@ -56,12 +60,16 @@ class Artifact:
         return (self.name, *self.also)
 
 
-def by_model(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Groups that share a model, in order of appearance."""
-    models: dict[str, list[Group]] = {}
+def by_model(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
+    """Groups that one picture may show, with their model, in order of appearance.
+
+    They differ in data alone: what ran elsewhere, or was predicted, has a picture of its own.
+    """
+    pictures: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
-        models.setdefault(group.runs[0].model, []).append(group)
-    return models
+        key = (group.runs[0].model, conditions(group.runs[0]), group.estimator)
+        pictures.setdefault(key, []).append(group)
+    return [(members[0].runs[0].model, members) for members in pictures.values()]
 
 
 def claimed_groups(runs: Sequence[Run], paper: str, *artifacts: str) -> list[Group]:
@@ -168,10 +176,10 @@ def claimed_words(groups: Iterable[Group], *metrics: str) -> str:
     return f"Hollow markers: claimed for {'; '.join(parts)}."
 
 
-def claimed_in_cells(groups: Iterable[Group], metric: str, *knobs: str) -> str:
+def claimed_in_cells(entries: Iterable[Entry], metric: str, *knobs: str) -> str:
     """What is claimed for cells of a heatmap, in words; "" where nothing is."""
     words = []
-    for entry in (entry for group in groups for entry in drafting(group)):
+    for entry in entries:
         value = entry.claim.value(metric) if entry.claim else None
         if entry.claim is None or value is None:
             continue
@@ -224,20 +232,23 @@ def has_numbers(drawn: Grid) -> bool:
 
 
 def speedups(groups: Sequence[Group]) -> list[Series]:
-    """Speedup of each label that drafts, a point for each group that has it."""
-    found = [{entry.label: entry for entry in drafting(group)} for group in groups]
-    methods = {e.label: str(e.overall["method"]) for group in groups for e in drafting(group)}
+    """Speedup of each label that drafts, a point for each group that has it.
+
+    A label that several runs of a group have is one for each of them.
+    """
+    found = [{name(group, entry): entry for entry in drafting(group)} for group in groups]
+    methods = {label: str(e.overall["method"]) for own in found for label, e in own.items()}
     return [
         Series(
-            name,
+            label,
             method,
-            [point(x, own[name], "speedup") for x, own in enumerate(found) if name in own],
+            [point(x, own[label], "speedup") for x, own in enumerate(found) if label in own],
             claimed=[
                 p
                 for x, own in enumerate(found)
-                if name in own
-                for p in claimed_point(x, own[name], "speedup")
+                if label in own
+                for p in claimed_point(x, own[label], "speedup")
             ],
         )
-        for name, method in methods.items()
+        for label, method in methods.items()
     ]

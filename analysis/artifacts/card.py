@@ -27,10 +27,9 @@ from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import FOOTING, footing_cells, settings_sheet, with_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from matplotlib.figure import Figure
-
+    from analysis.artifacts.artifact import Pictures
     from analysis.claims import Claim
     from analysis.groups import Entry, Group
     from analysis.load import Run
@@ -82,15 +81,12 @@ def _figure5(runs: Sequence[Run]) -> list[Sheet]:
     return [settings_sheet("CARD, Figure 5: code", groups, {"method": label}, _GPUS_TEXT)]
 
 
-def _figure5_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    groups = claimed_groups(runs, PAPER, "figure5")
-    figures = {}
-    for model, members in by_model(groups).items():
+def _figure5_figure(runs: Sequence[Run]) -> Pictures:
+    for model, members in by_model(claimed_groups(runs, PAPER, "figure5")):
         ticks = [f"{g.runs[0].dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
         panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
         text = captions(members, claimed_words(members, "speedup"))
-        figures[model] = bars([panel], f"CARD, Figure 5 ({model})", text)
-    return figures
+        yield model, bars([panel], f"CARD, Figure 5 ({model})", text)
 
 
 # --- Table 3 --------------------------------------------------------------------------------------
@@ -227,20 +223,19 @@ def _figure1(runs: Sequence[Run]) -> list[Sheet]:
     return [Sheet("CARD, Figure 1: time of the draft model", text, headings, rows, [])]
 
 
-def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    figures = {}
+def _figure1_figure(runs: Sequence[Run]) -> Pictures:
     for group in claimed_groups(runs, PAPER, "figure1"):
         points = [measured_point(r, share) for r, _, share in _draft_shares(group)]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft's share of time",
             [Series("sps", "sps", points)], top=1.0,
         )  # fmt: skip
-        figures[group.runs[0].model] = curves(
+        figure = curves(
             [[panel]],
             f"CARD, Figure 1 ({group.title})",
             captions([group], _FIGURE1_TEXT, speedup=False),
         )
-    return figures
+        yield group.runs[0].model, figure
 
 
 # --- Figure 6 -------------------------------------------------------------------------------------
@@ -297,18 +292,14 @@ def _figure6(runs: Sequence[Run]) -> list[Sheet]:
     return [Sheet("CARD, Figure 6: size of the cache", text, headings, rows, with_rule(notes))]
 
 
-def _figure6_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    models: dict[str, list[Group]] = {}
-    for group in claimed_groups(runs, PAPER, "figure6_logs"):
-        models.setdefault(group.runs[0].model, []).append(group)
-    return {
-        model: curves(
+def _figure6_figure(runs: Sequence[Run]) -> Pictures:
+    for model, groups in by_model(claimed_groups(runs, PAPER, "figure6_logs")):
+        figure = curves(
             [_figure6_row(group) for group in groups],
             f"CARD, Figure 6 ({model})",
             captions(groups, _FIGURE6_TEXT, speedup=False),
         )
-        for model, groups in models.items()
-    }
+        yield model, figure
 
 
 def _figure6_row(group: Group) -> list[Panel]:

@@ -17,5 +17,5 @@ swept = [
 
 # %%
 for key, unit in (("mat", "tokens per call (MAT)"), ("speedup", "speedup over ar")):
-    for name, figure in grid_figures(swept, key, unit).items():
+    for name, figure in grid_figures(swept, key, unit):
         notebook.show(figure, f"kw_{key}_{name}")

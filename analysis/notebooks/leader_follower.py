@@ -16,5 +16,5 @@ swept = [
 ]
 
 # %%
-for name, figure in length_figures(swept).items():
+for name, figure in length_figures(swept):
     notebook.show(figure, f"lengths_{name}")
