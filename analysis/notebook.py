@@ -41,6 +41,18 @@ def runs(*experiments: str) -> list[Run]:
     return [run for run in found if not experiments or run.experiment in experiments]
 
 
+def by_experiment(*knobs: str) -> list[list[Run]]:
+    """The runs in which a label has all of these knobs, those of each experiment together.
+
+    Different experiments may have run the same cell of a heatmap.
+    """
+    found: dict[str | None, list[Run]] = {}
+    for run in runs():
+        if any(set(knobs) <= run.knobs(label).keys() for label in run.labels):
+            found.setdefault(run.experiment, []).append(run)
+    return list(found.values())
+
+
 def show(figure: Figure, name: str) -> None:
     """Show a figure in a notebook; as a plain file, write it below ``FIGURES``.
 

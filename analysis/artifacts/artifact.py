@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.claims import load_ledger
 from analysis.groups import caption, conditions, make_groups, name
 from analysis.heatmaps import Grid
+from analysis.load import ResultsError
 from analysis.plots import Panel, Point, Series
 from analysis.sheets import natural
 from specbench.statistics import OVERALL
@@ -193,6 +196,67 @@ def claimed_point(x: float, entry: Entry, key: str, task: str = OVERALL) -> list
     """What is claimed for the entry, at a place; empty where nothing is."""
     value = entry.claim.value(key, task) if entry.claim else None
     return [] if value is None else [Point(x, value)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Entries that differ in two knobs alone: one heatmap.
+
+    Attributes:
+        words: the other settings, as far as the group's sweeps differ in them; "" where there is
+            but one.
+        entries: by the values of the knobs.
+    """
+
+    words: str
+    entries: Mapping[tuple[int, int], Entry]
+
+    def titled(self, title: str) -> str:
+        """The title with the words below it, broken for a narrow picture."""
+        return "\n".join([title, *textwrap.wrap(self.words, 40)])
+
+    def rows(self) -> dict[tuple[int, int], Mapping[str, Any]]:
+        """The cells' rows of a summary."""
+        return {cell: entry.overall for cell, entry in self.entries.items()}
+
+
+# Of the settings that a manifest records, those that are none.
+_NAMES = {"_target_", "name", "label", "version"}
+
+
+def sweeps(group: Group, down: str, across: str) -> list[Sweep]:
+    """The group's sweeps over two knobs, each of one method with all else the same.
+
+    A setting that stands at one place alone is no sweep.
+
+    Raises:
+        ResultsError: a cell was run twice; says which folders to choose from.
+    """
+    found: dict[str, dict[tuple[int, int], Entry]] = {}
+    for entry in drafting(group):
+        own = dict(entry.run.knobs(entry.label))
+        if not {down, across} <= own.keys():
+            continue
+        cell = int(own.pop(down)), int(own.pop(across))
+        fixed = {key: value for key, value in own.items() if key not in _NAMES}
+        setting = json.dumps({"method": entry.overall["method"], **fixed}, sort_keys=True)
+        first = found.setdefault(setting, {}).setdefault(cell, entry)
+        if first is not entry:
+            raise ResultsError(
+                f"{group.title}: {down} {cell[0]}, {across} {cell[1]} was run twice with the same "
+                f"settings, in {first.run.path} and {entry.run.path}. Name the folder of one sweep."
+            )
+    several = {setting: cells for setting, cells in found.items() if len(cells) > 1}
+    settings = [json.loads(setting) for setting in several]
+    differing = [
+        key
+        for key in dict.fromkeys(key for setting in settings for key in setting)
+        if any(setting.get(key) != settings[0].get(key) for setting in settings)
+    ]
+    return [
+        Sweep(", ".join(f"{key} {setting[key]}" for key in differing if key in setting), cells)
+        for setting, cells in zip(settings, several.values(), strict=True)
+    ]
 
 
 def ordered(values: Iterable[Any]) -> list[Any]:

@@ -20,6 +20,7 @@ from analysis.artifacts.artifact import (
     label,
     point,
     speedups,
+    sweeps,
     task_label,
     task_panel,
 )
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.artifacts.artifact import Pictures
-    from analysis.groups import Entry
     from analysis.load import Run
     from analysis.render import Sheet
 
@@ -108,27 +108,23 @@ def _figure4(runs: Sequence[Run]) -> list[Sheet]:
 _LENGTHS = ("leader_len", "follower_len")
 
 
-def _lengths(entry: Entry) -> tuple[int, int]:
-    knobs = entry.run.knobs(entry.label)
-    return int(knobs[_LENGTHS[0]]), int(knobs[_LENGTHS[1]])
-
-
 def length_figures(runs: Sequence[Run]) -> Pictures:
-    """Heatmaps of a sweep over leader and follower length: speedup and MAT of each model."""
+    """Heatmaps of a sweep over leader and follower length: speedup and MAT of each model.
+
+    One for each combination of the other settings (table, budget, merged branches, state).
+    """
     for group in claimed_groups(runs, PAPER, "table1"):
-        cells = {
-            _lengths(e): e.overall for e in drafting(group) if "leader_len" in e.run.knobs(e.label)
-        }
-        for key, words in (("speedup", SPEEDUP), ("mat", "MAT (tokens per target pass)")):
-            drawn = grid(group.title, cells, key)
-            if has_numbers(drawn):
-                claimed = claimed_in_cells(drafting(group), key, *_LENGTHS)
-                figure = heatmaps(
-                    [drawn], "follower length FL (tokens)", "leader length LL (tokens)", words,
-                    f"Cacheback, Figure 4: {words}",
-                    captions([group], _FIGURE4_TEXT, claimed, speedup=key == "speedup"),
-                )  # fmt: skip
-                yield f"{group.runs[0].model}_{key}", figure
+        for sweep in sweeps(group, *_LENGTHS):
+            for key, words in (("speedup", SPEEDUP), ("mat", "MAT (tokens per target pass)")):
+                drawn = grid(sweep.titled(group.title), sweep.rows(), key)
+                if has_numbers(drawn):
+                    claimed = claimed_in_cells(sweep.entries.values(), key, *_LENGTHS)
+                    figure = heatmaps(
+                        [drawn], "follower length FL (tokens)", "leader length LL (tokens)", words,
+                        f"Cacheback, Figure 4: {words}",
+                        captions([group], _FIGURE4_TEXT, claimed, speedup=key == "speedup"),
+                    )  # fmt: skip
+                    yield f"{group.runs[0].model}_{key}", figure
 
 
 ARTIFACTS = (

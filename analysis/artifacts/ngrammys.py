@@ -19,6 +19,7 @@ from analysis.artifacts.artifact import (
     knob,
     label,
     point,
+    sweeps,
 )
 from analysis.artifacts.ngrammys_rows import FIGURE4
 from analysis.claims import NOT_RUN, OTHER_MODEL, claim_of_setting, compare, load_ledger
@@ -40,7 +41,7 @@ from specbench.statistics import OVERALL
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from analysis.artifacts.artifact import Pictures
+    from analysis.artifacts.artifact import Pictures, Sweep
     from analysis.claims import Claim
     from analysis.groups import Entry, Group
     from analysis.heatmaps import Grid
@@ -217,7 +218,7 @@ def _grid_sheet(words: str) -> Callable[[Sequence[Run]], list[Sheet]]:
 def grid_figures(
     runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)"
 ) -> Pictures:
-    """One heatmap per data set, one figure per model.
+    """One figure per model; of each data set a heatmap per strategy, layout and other setting.
 
     Args:
         runs: a sweep over k and w.
@@ -226,9 +227,10 @@ def grid_figures(
         place: for the title.
     """
     for model, groups in by_model(_groups(runs)):
-        grids = [_kw_grid(group, key) for group in groups]
+        found = [(group, sweep) for group in groups for sweep in sweeps(group, "k", "w")]
+        grids = [_kw_grid(group, sweep, key) for group, sweep in found]
         if any(map(has_numbers, grids)):
-            entries = [entry for group in groups for entry in drafting(group)]
+            entries = [entry for _, sweep in found for entry in sweep.entries.values()]
             claimed = claimed_in_cells(entries, key, "k", "w")
             figure = heatmaps(
                 grids, "w (draft tokens in a row)", "k (rows)", unit,
@@ -246,14 +248,9 @@ def _figure5_figure(runs: Sequence[Run]) -> Pictures:
     return grid_figures(runs, "mat", _MAT, "Figures 5, 7, 9")
 
 
-def _kw_grid(group: Group, key: str) -> Grid:
-    cells = {
-        (int(_knobs(e)["k"]), int(_knobs(e)["w"])): e.overall
-        for e in drafting(group)
-        if {"k", "w"} <= _knobs(e).keys()
-    }
+def _kw_grid(group: Group, sweep: Sweep, key: str) -> Grid:
     title = f"{group.runs[0].dataset} (n = {group.entries[0].overall['n_cases']})"
-    return grid(title, cells, key, downwards=False)
+    return grid(sweep.titled(title), sweep.rows(), key, downwards=False)
 
 
 # --- Table 1 --------------------------------------------------------------------------------------

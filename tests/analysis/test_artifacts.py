@@ -11,11 +11,11 @@ import pytest
 
 from analysis import tables
 from analysis.anatomy import by_depth, by_position, stream_parts
-from analysis.artifacts import ARTIFACTS, card, draft_models, made_of
-from analysis.artifacts.artifact import claimed_groups
+from analysis.artifacts import ARTIFACTS, card, draft_models, made_of, ngrammys
+from analysis.artifacts.artifact import claimed_groups, sweeps
 from analysis.claims import claim_of_setting, load_ledger
 from analysis.estimates import mat, over_repeats, pooled_ratio, timed, tokens_per_s
-from analysis.load import load_runs, load_surfaces, usable_runs
+from analysis.load import ResultsError, load_runs, load_surfaces, usable_runs
 from analysis.render import Measured, Sheet, to_csv
 from specbench.statistics import summarise
 
@@ -124,6 +124,48 @@ def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
         (entry.run.path.name, entry.claim.value("mat")) for entry in group.entries if entry.claim
     ]
     assert claimed == [("1_3", 2.42)]
+
+
+def with_knobs(run, folder, **knobs):
+    """The run in another folder, its only method set otherwise."""
+    (label,) = [name for name in run.labels if name != run.baseline]
+    node = run.manifest["labels"][label]
+    node = {**node, "knobs": {**node["knobs"], **knobs}}
+    labels = {**run.manifest["labels"], label: node}
+    manifest = {**run.manifest, "labels": labels}
+    return replace(run, path=run.path.with_name(folder), manifest=manifest)
+
+
+def test_cells_of_a_heatmap_share_all_other_settings():
+    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    frozen = [with_knobs(run, f"frozen_{run.path.name}", table="frozen") for run in runs]
+    (group,) = claimed_groups([*runs, frozen[0]], "cacheback", "table1")
+    (sweep,) = sweeps(group, "leader_len", "follower_len")
+    assert (sweep.words, len(sweep.entries)) == ("", 6), "a single cell is no sweep"
+    (group,) = claimed_groups([*runs, *frozen[:2]], "cacheback", "table1")
+    dual, other = sorted(sweeps(group, "leader_len", "follower_len"), key=lambda s: s.words)
+    assert (dual.words, len(dual.entries)) == ("table dual", 6)
+    assert (other.words, len(other.entries)) == ("table frozen", 2)
+    assert {entry.run.path.name for entry in other.entries.values()} == {
+        "frozen_1_1", "frozen_1_2",
+    }  # fmt: skip
+
+
+def test_strategies_do_not_share_a_heatmap():
+    runs = load_runs([FIXTURES / "ngrammys_figure5"])
+    unigrams = [with_knobs(run, f"uni_{run.path.name}", strategy="unigram") for run in runs]
+    ((_, figure),) = ngrammys.grid_figures([*runs, *unigrams], "mat", "MAT")
+    titles = [axes.get_title("left") for axes in figure.axes if axes.get_title("left")]
+    assert len(titles) == 4
+    assert sum("strategy unigram" in title for title in titles) == 2
+
+
+def test_a_cell_that_was_run_twice_is_refused():
+    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    again = with_knobs(runs[0], "again")
+    (group,) = claimed_groups([*runs, again], "cacheback", "table1")
+    with pytest.raises(ResultsError, match=r"leader_len 1, follower_len 1 was run twice.*again"):
+        sweeps(group, "leader_len", "follower_len")
 
 
 def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_path):
