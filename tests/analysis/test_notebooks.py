@@ -80,6 +80,19 @@ def test_runs_of_an_experiment_alone(monkeypatch):
     assert [run.experiment for run in notebook.runs("ssd_stream")] == ["ssd_stream"]
 
 
+@pytest.mark.parametrize("stem", ["acceptance", "adaptation", "mat"])
+@pytest.mark.parametrize(
+    ("records", "said"), [("experiments/token_recycling_figure3", True), ("records", False)]
+)
+def test_labels_that_are_left_out_are_counted(stem, records, said, monkeypatch):
+    figures = []
+    monkeypatch.setenv("RUNS", str(GOLDEN / records))
+    monkeypatch.setattr(notebook, "show", lambda figure, name: figures.append(figure))
+    runpy.run_path(str(ROOT / "analysis" / "notebooks" / f"{stem}.py"), run_name="__main__")
+    words = " ".join(text.get_text() for text in figures[-1].texts)
+    assert ("the first 6 of 8 labels" in " ".join(words.split())) == said
+
+
 def test_a_sweep_is_not_mixed_with_other_experiments(monkeypatch, tmp_path):
     """Figure 4 of N-Grammys runs one cell of Figure 5's grid."""
     experiments = GOLDEN / "experiments"
