@@ -20,7 +20,7 @@ from analysis.artifacts.artifact import (
     speed_point,
     speedups,
 )
-from analysis.claims import NOT_COMPARED, NOT_RUN, OTHER_MODEL, load_ledger
+from analysis.claims import NOT_RUN, load_ledger
 from analysis.estimates import pooled_ratio
 from analysis.plots import Panel, Point, Series, bars, curves
 from analysis.render import ABSENT, Measured, Sheet
@@ -105,8 +105,8 @@ def _table3(runs: Sequence[Run]) -> list[Sheet]:
     notes: list[str] = []
     for group in groups:
         for entry in drafting(group):
-            claim = _table3_claim(str(entry.overall["method"]))
-            rows.append(_load_row(entry, claim))
+            rows.append(_load_row(entry))
+            claim = entry.claim
             notes += [f"{entry.label}: claimed by {claim.describe()}."] if claim else []
         run_methods = {str(entry.overall["method"]) for entry in group.entries}
         for claim in _table3_claims():
@@ -122,10 +122,6 @@ def _table3_claims() -> list[Claim]:
     return [c for c in load_ledger() if c.paper == PAPER and c.artifact == "table3"]
 
 
-def _table3_claim(method: str) -> Claim | None:
-    return next((claim for claim in _table3_claims() if claim.method == method), None)
-
-
 def _claimed_load(claim: Claim | None) -> list[str]:
     if claim is None:
         return [ABSENT] * 3
@@ -137,7 +133,7 @@ def _claimed_load(claim: Claim | None) -> list[str]:
     ]
 
 
-def _load_row(entry: Entry, claim: Claim | None) -> list[str | Measured]:
+def _load_row(entry: Entry) -> list[str | Measured]:
     own, seed = _own(entry), entry.run.seed
     target = pooled_ratio(
         own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes, seed
@@ -157,16 +153,9 @@ def _load_row(entry: Entry, claim: Claim | None) -> list[str | Measured]:
         entry.measured("speedup"),
         *footing_cells(entry.overall),
         str(entry.overall["n_cases"]),
-        *_claimed_load(claim),
-        _load_verdict(entry, claim),
+        *_claimed_load(entry.claim),
+        entry.verdict(),  # on the speedup: none is about loads
     ]
-
-
-def _load_verdict(entry: Entry, claim: Claim | None) -> str:
-    """No verdict is about loads; what stands here for another model is for orientation."""
-    if claim is None:
-        return ""
-    return NOT_COMPARED if claim.model == entry.run.model else OTHER_MODEL
 
 
 def _load(tokens: Measured, parameters: float | None) -> str:

@@ -343,6 +343,20 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
     assert share["sps"].value is None, "its counters say that a part of it is CARD"
 
 
+def test_table_3_compares_speed_on_its_own_model_and_hardware():
+    (run,) = load_runs([FIXTURES / "card_table3"])
+    machine = {"gpus": [{"name": "NVIDIA A800-SXM4-80GB"}] * 3}
+    model = {**run.manifest["model"], "device": "cuda:0"}
+    there = replace(run, manifest={**run.manifest, "hardware": machine, "model": model})
+    here = {row[1]: row[-1] for row in card._table3([run])[0].rows}
+    assert (here["card"], here["opt_tree"]) == ("not compared", "other model")
+    verdicts = {row[1]: row[-1] for row in card._table3([there])[0].rows}
+    assert (verdicts["card"], verdicts["opt_tree"]) == ("not", "other model")
+    llama2 = [replace(record, model="llama2_70b") for record in there.records]
+    verdicts = {row[1]: row[-1] for row in card._table3([replace(there, records=llama2)])[0].rows}
+    assert (verdicts["card"], verdicts["opt_tree"]) == ("other model", "not")
+
+
 def test_table_3_shows_no_draft_where_there_is_none():
     (run,) = load_runs([FIXTURES / "card_table3"])
     run.records[:] = [replace(r, drafter={}) if r.label == "sps" else r for r in run.records]
