@@ -15,8 +15,8 @@ Verdicts, for a claim about the same model, data set, task and settings:
   nearest in size (by ratio; the sizes are in the ledger).
 
 A claim stands beside a row only where the row's settings are those it was made with: the knobs that
-the claim names, and what the ledger's ``settings`` (or the artifact's own) say of the method, as far
-as the run knows them.
+the claim names, and what the ledger's ``settings`` (or the artifact's own) say of the method, as
+far as the run knows them.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
 VERDICT_RULE = (
     "Verdict: MAT agrees where the claim lies in the 95 % interval widened by "
     f"{100 * MAT_TOLERANCE:.0f} %; speed (widened by {100 * SPEEDUP_TOLERANCE:.0f} %) is compared "
-    'on the same hardware only; without it, agreement is "MAT only". Where an interval\'s upper end '
-    f"is more than {WIDEST:g} times its lower one, or there are fewer than {FEWEST} cases, it is "
-    f'"{TOO_FEW}". A claim stands beside its own '
-    "settings only; one for another model, the nearest in size that is stated, for orientation."
+    'on the same hardware only; without it, agreement is "MAT only". Where the upper end of an '
+    f"interval is more than {WIDEST:g} times its lower one, or there are fewer than {FEWEST} "
+    f'cases, it is "{TOO_FEW}". A claim stands beside its own settings only; one for another '
+    "model, the nearest in size that is stated, for orientation."
 )
 
 QUALIFIERS = ("up to", "about", "more than", "less than")

@@ -190,6 +190,7 @@ def caption(group: Group, speedup: bool = True) -> str:
     cases = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     repeats = sorted({1 + max(record.repeat for record in run.records) for run in group.runs})
     decoding = "greedy" if first.temperature == 0 else f"temperature {first.temperature:g}"
+    limit = first.max_new_tokens
     dropped = _lost(group, "n_dropped")
     disturbed = _lost(group, "n_disturbed")
     speed = (
@@ -200,7 +201,7 @@ def caption(group: Group, speedup: bool = True) -> str:
     return " ".join(
         [
             f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"
-            + (f" of at most {first.max_new_tokens} new tokens a turn" if first.max_new_tokens else "")
+            + (f" of at most {limit} new tokens a turn" if limit else "")
             + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
             + (f", {dropped} dropped because one label failed" if dropped else "")
             + (f", {disturbed}{_of_runs(group)} with a disturbed turn " if disturbed else "")

@@ -215,9 +215,7 @@ def _grid_sheet(words: str) -> Callable[[Sequence[Run]], list[Sheet]]:
     return sheets
 
 
-def grid_figures(
-    runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)"
-) -> Pictures:
+def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)") -> Pictures:
     """One figure per model; of each data set a heatmap per strategy, layout and other setting.
 
     Args:

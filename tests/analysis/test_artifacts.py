@@ -351,10 +351,10 @@ def test_table_3_compares_speed_on_its_own_model_and_hardware():
     here = {row[1]: row[-1] for row in card._table3([run])[0].rows}
     assert (here["card"], here["opt_tree"]) == ("not compared", "other model")
     verdicts = {row[1]: row[-1] for row in card._table3([there])[0].rows}
-    assert (verdicts["card"], verdicts["opt_tree"]) == ("not", "other model")
+    assert (verdicts["card"], verdicts["opt_tree"]) == ("too few to tell", "other model")
     llama2 = [replace(record, model="llama2_70b") for record in there.records]
     verdicts = {row[1]: row[-1] for row in card._table3([replace(there, records=llama2)])[0].rows}
-    assert (verdicts["card"], verdicts["opt_tree"]) == ("other model", "not")
+    assert (verdicts["card"], verdicts["opt_tree"]) == ("other model", "too few to tell")
 
 
 def test_table_3_shows_no_draft_where_there_is_none():
