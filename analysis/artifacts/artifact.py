@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -212,8 +211,8 @@ class Sweep:
     entries: Mapping[tuple[int, int], Entry]
 
     def titled(self, title: str) -> str:
-        """The title with the words below it, broken for a narrow picture."""
-        return "\n".join([title, *textwrap.wrap(self.words, 40)])
+        """The title with the words below it, a setting a line: grids are narrow."""
+        return "\n".join(filter(None, [title, *self.words.split(", ")]))
 
     def rows(self) -> dict[tuple[int, int], Mapping[str, Any]]:
         """The cells' rows of a summary."""
