@@ -5,14 +5,18 @@ Verdicts, for a claim about the same model, data set, task and settings:
 - MAT agrees where the claimed value lies within the measured 95 % interval widened by 5 % at both
   ends; definitions differ that much (some count the prompt's pass as a step).
 - Speedup agrees likewise with 10 %, and is compared only where the hardware is the same.
+- An interval whose upper end is more than 1.5 times its lower one agrees with nearly anything, and
+  fewer than three cases have none: neither agrees nor disagrees.
 - ``reproduced``: all that is claimed and can be compared agrees, speedup among it;
   ``MAT only``: MAT agrees, but speedup does not or cannot be compared; ``not``: MAT does not agree,
-  or speedup alone is claimed and does not; ``not compared``: there is nothing to compare;
-  ``other model``: the claim is about another model and stands there for orientation. Of those that
-  are stated it is the nearest in size (by ratio; the sizes are in the ledger).
+  or speedup alone is claimed and does not; ``too few to tell``: what could be compared has such a
+  wide interval or none; ``not compared``: there is nothing to compare; ``other model``: the claim
+  is about another model and stands there for orientation. Of those that are stated it is the
+  nearest in size (by ratio; the sizes are in the ledger).
 
 A claim stands beside a row only where the row's settings are those it was made with: the knobs that
-the claim names, and what the ledger's ``settings`` say of the method, as far as the run knows them.
+the claim names, and what the ledger's ``settings`` (or the artifact's own) say of the method, as
+far as the run knows them.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from analysis.load import ResultsError
+from analysis.render import FEWEST
 from specbench.statistics import OVERALL
 
 if TYPE_CHECKING:
@@ -37,20 +42,25 @@ if TYPE_CHECKING:
 LEDGER = Path(__file__).with_name("published.yaml")
 MAT_TOLERANCE = 0.05
 SPEEDUP_TOLERANCE = 0.10
+WIDEST = 1.5  # upper end of an interval over its lower one, for a verdict
 
-REPRODUCED, MAT_ONLY, NOT = "reproduced", "MAT only", "not"
+REPRODUCED, MAT_ONLY, NOT, TOO_FEW = "reproduced", "MAT only", "not", "too few to tell"
 NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
 
 # The rule at the head of this module, for the foot of a table.
 VERDICT_RULE = (
     "Verdict: MAT agrees where the claim lies in the 95 % interval widened by "
     f"{100 * MAT_TOLERANCE:.0f} %; speed (widened by {100 * SPEEDUP_TOLERANCE:.0f} %) is compared "
-    'on the same hardware only; without it, agreement is "MAT only". A claim stands beside its own '
-    "settings only; one for another model, the nearest in size that is stated, for orientation."
+    'on the same hardware only; without it, agreement is "MAT only". Where the upper end of an '
+    f"interval is more than {WIDEST:g} times its lower one, or there are fewer than {FEWEST} "
+    f'cases, it is "{TOO_FEW}". A claim stands beside its own settings only; one for another '
+    "model, the nearest in size that is stated, for orientation."
 )
 
 QUALIFIERS = ("up to", "about", "more than", "less than")
-_ARTIFACT_KEYS = {"paper", "artifact", "source", "hardware", "dataset", "claims", "own", "own_of"}
+_ARTIFACT_KEYS = {
+    "paper", "artifact", "source", "hardware", "dataset", "claims", "own", "own_of", "settings",
+}  # fmt: skip
 _CLAIM_KEYS = {
     "method", "model", "draft", "temperature", "knobs", "setting", "qualifier", "over", "quoted",
     "speedup_sd",
@@ -70,7 +80,8 @@ class Claim:
         hardware: in words; ``gpu`` is a pattern of its GPUs' name or None, ``gpu_count`` how many.
         values: by metric, then by task; ``overall`` is the whole data set.
         knobs, setting, qualifier, over, quoted, own: see the head of the ledger.
-        usual: the method's settings where the claim names no others.
+        usual: the method's settings where the claim names no others; a list has several values,
+            each of which the source may have used.
         size: of the model, nominal, in billions of parameters; None where it is not stated.
         speedup_sd: standard deviation of the overall speedup, where stated.
     """
@@ -110,7 +121,11 @@ class Claim:
         """
         own = all(key in knobs and knobs[key] == value for key, value in self.knobs.items())
         usual = {key: value for key, value in self.usual.items() if key not in self.knobs}
-        return own and all(knobs.get(key, value) == value for key, value in usual.items())
+        return own and all(
+            knobs[key] == value or (isinstance(value, list) and knobs[key] in value)
+            for key, value in usual.items()
+            if key in knobs
+        )
 
     def same_hardware(self, gpus: Sequence[str]) -> bool:
         """Whether a run with these GPUs may compare its times with this claim's."""
@@ -185,7 +200,7 @@ def _claim(
         model=entry["model"],
         values=values,
         knobs=entry.get("knobs", {}),
-        usual=ledger["settings"].get(entry["method"], {}),
+        usual={**ledger["settings"], **artifact.get("settings", {})}.get(entry["method"], {}),
         size=_size(ledger["sizes"], entry["model"], place),
         draft=entry.get("draft"),
         temperature=float(entry.get("temperature", 0)),
@@ -234,8 +249,8 @@ def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Cl
     """The claim that comes closest to a label of a run.
 
     Of the claims about the method, the data set and the settings, those about the same model come
-    first, then the model nearest in size, then those on the same hardware, those by the method's
-    authors, those with settings named, and last the order of the ledger.
+    first, then the model nearest in size, then those on the same hardware, those that name
+    settings, those by the method's authors, and last the order of the ledger.
     """
     knobs = run.knobs(label)
     gpus = run.gpus
@@ -256,8 +271,8 @@ def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Cl
             not claim.same_hardware(gpus),
             claim.quoted,
             claim.qualifier is not None,
-            not claim.own,
             not claim.knobs,
+            not claim.own,
         ),
         default=None,
     )
@@ -316,25 +331,28 @@ def compare(
         return OTHER_MODEL
     mat = speed = None
     if claim.qualifier is None:
-        mat = _agrees(claim.value("mat", task), row["mat"], row["mat_ci"], MAT_TOLERANCE)
+        mat = _agrees(claim, "mat", row, task, MAT_TOLERANCE)
         if claim.same_hardware(gpus):
-            speed = _agrees(
-                claim.value("speedup", task), row["speedup"], row["speedup_ci"], SPEEDUP_TOLERANCE
-            )
-    if mat is False or (mat is None and speed is False):
-        return NOT
-    if speed:
-        return REPRODUCED
-    return MAT_ONLY if mat else NOT_COMPARED
+            speed = _agrees(claim, "speedup", row, task, SPEEDUP_TOLERANCE)
+    # Speed is asked where MAT agrees or is not claimed.
+    if mat is not None and mat != REPRODUCED:
+        return mat
+    if mat is None:
+        return speed or NOT_COMPARED
+    return REPRODUCED if speed == REPRODUCED else MAT_ONLY
 
 
 def _agrees(
-    claimed: float | None,
-    measured: float | None,
-    interval: tuple[float, float] | None,
-    tolerance: float,
-) -> bool | None:
+    claim: Claim, metric: str, row: Mapping[str, Any], task: str, tolerance: float
+) -> str | None:
+    """One number's part of the verdict: reproduced, not, or too few to tell.
+
+    None where it is not claimed or not measured.
+    """
+    claimed, measured = claim.value(metric, task), row[metric]
     if claimed is None or measured is None:
         return None
-    low, high = interval or (measured, measured)
-    return low / (1 + tolerance) <= claimed <= high * (1 + tolerance)
+    low, high = row[f"{metric}_ci"] or (measured, measured)
+    if high > WIDEST * low or row.get("n_cases", FEWEST) < FEWEST:
+        return TOO_FEW
+    return REPRODUCED if low / (1 + tolerance) <= claimed <= high * (1 + tolerance) else NOT

@@ -69,19 +69,23 @@ def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
 
     Drawn one after the other, within :data:`analysis.style.RC`.
     """
+    drawn: Counter[str] = Counter()
+    for stem, figure in _drawn(runs):
+        drawn[stem] += 1
+        yield (f"{stem}_{drawn[stem]}" if drawn[stem] > 1 else stem), figure
+
+
+def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
+    """The figures with names that several may have: of one model and data set, on two machines."""
     made, others = made_of(runs)
     for artifact, members in made:
-        for part, figure in artifact.figures(members).items():
-            yield "_".join(filter(None, [artifact.name, part])), figure
-    drawn: Counter[str] = Counter()
+        for part, picture in artifact.figures(members):
+            yield "_".join(filter(None, [artifact.name, part])), picture
     for group in make_groups(others):
         for name, draw in FIGURES.items():
             figure = draw(group)
-            if figure is None:
-                continue
-            stem = f"{group.runs[0].model}_{group.runs[0].dataset}_{name}"
-            drawn[stem] += 1
-            yield (f"{stem}_{drawn[stem]}" if drawn[stem] > 1 else stem), figure
+            if figure is not None:
+                yield f"{group.runs[0].model}_{group.runs[0].dataset}_{name}", figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

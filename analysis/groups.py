@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from specbench.statistics import OVERALL, summarise, task_order
 from specbench.statistics.roofline import SLOW_BASELINE, footing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from analysis.load import Run
 
@@ -49,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that share model, data and hardware: one table."""
+    """Runs that share model, questions and conditions: one table."""
 
     runs: Sequence[Run]
     entries: Sequence[Entry]
@@ -80,11 +82,10 @@ def make_groups(
     """
     ledger = load_ledger() if ledger is None else ledger
     by_key: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
+    for run, questions in zip(runs, _questions(runs), strict=True):
         kind = estimator or run.estimator
-        same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.synthetic)
-        made = (run.verifier, run.timing, run.imported or "")
-        by_key.setdefault((*same, *made, kind), []).append(run)
+        key = (run.model, run.dataset, *conditions(run), len(questions), questions, kind)
+        by_key.setdefault(key, []).append(run)
     groups = []
     for key, members in sorted(by_key.items(), key=lambda item: item[0]):
         kind = key[-1]
@@ -92,6 +93,40 @@ def make_groups(
         methods = {str(entry.overall["method"]) for entry in entries} | {"ar"}
         groups.append(Group(members, entries, claims_not_run(members[0], methods, ledger), kind))
     return groups
+
+
+def conditions(run: Run) -> tuple[Any, ...]:
+    """What runs in one table share besides model and data; may be sorted."""
+    made = (run.verifier, run.timing, run.imported or "", run.max_new_tokens or 0)
+    return (run.dtype, run.hardware, run.temperature, run.synthetic, *made)
+
+
+def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
+    """For each run the questions that it was to ask, whatever their order.
+
+    A shard has asked a part of them; other runs of the same prompt set know the rest.
+    """
+    sets = [(run.model, run.manifest.get("prompt_set_hash") or run.path) for run in runs]
+    asked: dict[Any, dict[str, int]] = {}
+    for run, prompts in zip(runs, sets, strict=True):
+        asked.setdefault(prompts, {}).update(run.questions)
+    known = {prompts: tuple(sorted(found.items())) for prompts, found in asked.items()}
+    return [known[prompts] for prompts in sets]
+
+
+def run_names(runs: Iterable[Run]) -> dict[Path, str]:
+    """What to call the runs, by folder: its name, or all of its path where names are alike."""
+    folders = {run.path for run in runs}
+    counts = Counter(path.name for path in folders)
+    return {path: path.name if counts[path.name] == 1 else str(path) for path in folders}
+
+
+def name(group: Group, entry: Entry) -> str:
+    """The label, and the run where the group has the label more than once."""
+    labels = [other.label for other in group.entries]
+    if labels.count(entry.label) == 1:
+        return entry.label
+    return f"{entry.label} ({run_names(group.runs)[entry.run.path]})"
 
 
 def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Entry]:
@@ -155,6 +190,7 @@ def caption(group: Group, speedup: bool = True) -> str:
     cases = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     repeats = sorted({1 + max(record.repeat for record in run.records) for run in group.runs})
     decoding = "greedy" if first.temperature == 0 else f"temperature {first.temperature:g}"
+    limit = first.max_new_tokens
     dropped = _lost(group, "n_dropped")
     disturbed = _lost(group, "n_disturbed")
     speed = (
@@ -165,6 +201,7 @@ def caption(group: Group, speedup: bool = True) -> str:
     return " ".join(
         [
             f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"
+            + (f" of at most {limit} new tokens a turn" if limit else "")
             + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
             + (f", {dropped} dropped because one label failed" if dropped else "")
             + (f", {disturbed}{_of_runs(group)} with a disturbed turn " if disturbed else "")

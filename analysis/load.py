@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +77,21 @@ class Run:
     def temperature(self) -> float:
         """Of the sampling; 0 is greedy."""
         return float(self._config("generation", "temperature") or 0.0)
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """At most so many new tokens a turn, None where the manifest does not say."""
+        limit = self._config("generation", "max_new_tokens")
+        return None if limit is None else int(limit)
+
+    @functools.cached_property
+    def questions(self) -> Mapping[str, int]:
+        """The cases that were asked, by id, each with a checksum of its first turn's prompt."""
+        prompts: dict[str, Sequence[int]] = {}
+        for record in self.records:
+            if record.turn == 0:
+                prompts[record.case_id] = prompts.get(record.case_id) or record.prompt_ids
+        return {case: zlib.crc32(str(list(ids)).encode()) for case, ids in prompts.items()}
 
     @property
     def overlap(self) -> str:

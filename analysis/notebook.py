@@ -21,7 +21,13 @@ from analysis.load import Run, usable_runs
 from analysis.style import RC
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.figure import Figure
+
+    from analysis.groups import Entry
+
+MOST = 6  # lines or kinds of bars that can be told apart
 
 matplotlib.rcParams.update(RC)
 _shown: Counter[str] = Counter()
@@ -39,6 +45,25 @@ def runs(*experiments: str) -> list[Run]:
     paths = os.environ.get("RUNS", "results").split(os.pathsep)
     found, _ = usable_runs(paths)
     return [run for run in found if not experiments or run.experiment in experiments]
+
+
+def by_experiment(*knobs: str) -> list[list[Run]]:
+    """The runs in which a label has all of these knobs, those of each experiment together.
+
+    Different experiments may have run the same cell of a heatmap.
+    """
+    found: dict[str | None, list[Run]] = {}
+    for run in runs():
+        if any(set(knobs) <= run.knobs(label).keys() for label in run.labels):
+            found.setdefault(run.experiment, []).append(run)
+    return list(found.values())
+
+
+def readable(entries: Sequence[Entry]) -> tuple[Sequence[Entry], str]:
+    """As many as one picture can show, and, where there are more, words that say so."""
+    if len(entries) <= MOST:
+        return entries, ""
+    return entries[:MOST], f"Drawn: the first {MOST} of {len(entries)} labels."
 
 
 def show(figure: Figure, name: str) -> None:

@@ -21,12 +21,12 @@ import jinja2
 import matplotlib
 
 from analysis.artifacts import made_of
-from analysis.artifacts.artifact import drafting, name
+from analysis.artifacts.artifact import drafting
 from analysis.canvas import CAPTION, TITLE
 from analysis.claims import VERDICT_RULE
 from analysis.command import with_runs
 from analysis.figures import FIGURES
-from analysis.groups import make_groups, verdict_words
+from analysis.groups import make_groups, name, verdict_words
 from analysis.provenance import settings, sources, surroundings
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import FOOTING, footing_cells, pairs_sheet, sheet
@@ -198,7 +198,7 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
     """
     made, others = made_of(runs)
     for artifact, members in made:
-        pictures = [picture(figure) for figure in artifact.figures(members).values()]
+        pictures = [picture(figure) for _, figure in artifact.figures(members)]
         yield Section(artifact.place, list(artifact.sheets(members)), pictures)
     for group in make_groups(others, estimator):
         sheets = [page for page in (sheet(group), pairs_sheet(group)) if page is not None]

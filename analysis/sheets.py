@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from analysis.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, Claim
-from analysis.groups import Entry, Group, caption, verdict_words
+from analysis.groups import Entry, Group, caption, name, run_names, verdict_words
 from analysis.render import ABSENT, FEWEST, Measured, Sheet
 from specbench.statistics import compare_pairs
 
@@ -25,6 +25,8 @@ _TASK_NAMES = {
 
 # What a speedup stands on: over plain decoding by either engine, and how fast plain decoding is.
 FOOTING = ("over eager ar [95 %]", "over graph ar [95 %]", "bandwidth share")
+# Headings of what :func:`_all_claimed` gives.
+_CLAIMED = ("claimed speedup / MAT", "claimed tokens/s", "claimed on")
 
 
 def footing_cells(row: Mapping[str, Any]) -> list[str | Measured]:
@@ -40,19 +42,20 @@ def footing_cells(row: Mapping[str, Any]) -> list[str | Measured]:
 def sheet(group: Group) -> Sheet:
     """The wide form that papers use: a row per label, a column per task."""
     several_runs = len(group.runs) > 1
+    names = run_names(group.runs)
     tasks = group.tasks if len(group.tasks) > 1 else []
     headings = [
         *(["run"] if several_runs else []),
         "method",
         *(_TASK_NAMES.get(task, task) for task in tasks),
         "MAT [95 %]",
-        "tokens/s",
+        "tokens/s [95 %]",
         "speedup [95 %]",
         "geo. mean [95 %]",
         *FOOTING,
         "cases",
         "lossless",
-        "claimed speedup / MAT",
+        *_CLAIMED,
         "verdict",
     ]
     rows: list[list[str | Measured]] = []
@@ -61,17 +64,17 @@ def sheet(group: Group) -> Sheet:
         row = entry.overall
         rows.append(
             [
-                *([entry.run.path.name] if several_runs else []),
+                *([names[entry.run.path]] if several_runs else []),
                 entry.label,
                 *(_number(entry.rows[t]["speedup"] if t in entry.rows else None) for t in tasks),
                 entry.measured("mat"),
-                Measured(row["tokens_per_s"], digits=1),
+                entry.speed(),
                 entry.measured("speedup"),
                 entry.measured("geomean_speedup"),
                 *footing_cells(row),
                 str(row["n_cases"]),
                 verdict_words(row["lossless"]),
-                _claimed(entry.claim),
+                *_all_claimed(entry.claim),
                 entry.verdict(),
             ]
         )
@@ -81,10 +84,9 @@ def sheet(group: Group) -> Sheet:
         by_task = [_number(claim.value("speedup", task)) for task in tasks]
         # Per-task numbers of a claim would be taken for measured ones here.
         blank = [ABSENT] * len(by_task)
-        name = [ABSENT] if several_runs else []
-        rows.append(
-            [*name, claim.method, *blank, *[ABSENT] * 7, "0", ABSENT, _claimed(claim), NOT_RUN]
-        )
+        no_run = [ABSENT] if several_runs else []
+        claimed = [*_all_claimed(claim), NOT_RUN]
+        rows.append([*no_run, claim.method, *blank, *[ABSENT] * 7, "0", ABSENT, *claimed])
         notes.append(f"{claim.method}: claimed by {claim.describe()}.")
     return Sheet(group.title, caption(group), headings, rows, with_rule(notes))
 
@@ -105,7 +107,7 @@ def task_sheet(group: Group, title: str) -> Sheet:
             rows.append(
                 [
                     task,
-                    entry.label,
+                    name(group, entry),
                     entry.measured("mat", task),
                     entry.measured("speedup", task),
                     *footing_cells(row),
@@ -128,6 +130,21 @@ def _dataset(entry: Entry) -> str:
 _WHERE: Mapping[str, Callable[[Entry], str]] = {"model": _model, "data": _dataset}
 
 
+def _apart(
+    entries: Sequence[Entry], columns: Mapping[str, Callable[[Entry], str]]
+) -> dict[str, Callable[[Entry], str]]:
+    """Further columns that tell rows apart.
+
+    Model and data where there are several, and the run where the rest leaves two rows alike.
+    """
+    found = {heading: of for heading, of in _WHERE.items() if len({of(e) for e in entries}) > 1}
+    known = [*found.values(), *columns.values()]
+    if len({tuple(of(entry) for of in known) for entry in entries}) == len(entries):
+        return found
+    names = run_names(entry.run for entry in entries)
+    return {"run": lambda entry: names[entry.run.path], **found}
+
+
 def settings_sheet(
     title: str,
     groups: Sequence[Group],
@@ -145,12 +162,10 @@ def settings_sheet(
         beside: claims about no data set of ours, which follow below for orientation.
     """
     entries = [entry for group in groups for entry in _in_order(group, columns)]
-    apart = {
-        heading: of for heading, of in _WHERE.items() if len({of(entry) for entry in entries}) > 1
-    }
+    apart = _apart(entries, columns)
     headings = [
         *apart, *columns, "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]", *FOOTING,
-        "cases", "lossless", "claimed speedup / MAT", "claimed tokens/s", "claimed on", "verdict",
+        "cases", "lossless", *_CLAIMED, "verdict",
     ]  # fmt: skip
     rows: list[list[str | Measured]] = []
     notes = []
@@ -166,9 +181,7 @@ def settings_sheet(
                 *footing_cells(row),
                 str(row["n_cases"]),
                 verdict_words(row["lossless"]),
-                _claimed(claim),
-                _claimed_speed(claim),
-                f"{claim.model}, {claim.hardware}" if claim else ABSENT,
+                *_all_claimed(claim),
                 entry.verdict(),
             ]
         )
@@ -176,19 +189,17 @@ def settings_sheet(
             notes.append(f"{entry.label}: claimed by {claim.describe()}.")
     not_run = [(claim, NOT_RUN) for group in groups for claim in group.not_run]
     for claim, why in [*not_run, *((claim, OTHER_MODEL) for claim in beside)]:
-        where = {"model": claim.model, "data": claim.dataset}
-        name = f"{claim.method} ({claim.setting})" if claim in beside and claim.setting else ""
+        where = {"run": ABSENT, "model": claim.model, "data": claim.dataset}
+        variant = f" ({claim.setting})" if claim in beside and claim.setting else ""
         rows.append(
             [
                 *(where[heading] for heading in apart),
-                name or claim.method,
+                f"{claim.method}{variant}",
                 *[ABSENT] * (len(columns) - 1),
                 *[ABSENT] * 6,
                 "0",
                 ABSENT,
-                _claimed(claim),
-                _claimed_speed(claim),
-                f"{claim.model}, {claim.hardware}",
+                *_all_claimed(claim),
                 why,
             ]
         )
@@ -206,6 +217,11 @@ def with_rule(notes: Sequence[str]) -> list[str]:
 def claimed_cells(claim: Claim | None) -> list[str]:
     """What is claimed (speedup / MAT), and for which model on what."""
     return [_claimed(claim), f"{claim.model}, {claim.hardware}" if claim else ABSENT]
+
+
+def _all_claimed(claim: Claim | None) -> list[str]:
+    ratios, place = claimed_cells(claim)
+    return [ratios, _claimed_speed(claim), place]
 
 
 def _in_order(group: Group, columns: Mapping[str, Callable[[Entry], str]]) -> list[Entry]:
@@ -244,11 +260,12 @@ def rows_once(group: Group) -> list[Entry]:
 def pairs_sheet(group: Group) -> Sheet | None:
     """Every label of a run against every other; None where no run has two."""
     rows: list[list[str | Measured]] = []
+    names = run_names(group.runs)
     for run in group.runs:
         for pair in compare_pairs(run.records, run.labels, seed=run.seed):
             rows.append(
                 [
-                    *([run.path.name] if len(group.runs) > 1 else []),
+                    *([names[run.path]] if len(group.runs) > 1 else []),
                     pair["first"],
                     pair["second"],
                     _ratio(pair),

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from analysis.artifacts import made_of
 from analysis.command import with_runs
-from analysis.groups import Entry, Group, make_groups
+from analysis.groups import Entry, Group, make_groups, run_names
 from analysis.render import Sheet, to_csv, to_latex, to_markdown, to_rich
 from analysis.sheets import pairs_sheet, sheet
 from specbench.statistics import ESTIMATORS
@@ -47,14 +47,15 @@ def records_csv(groups: Sequence[Group]) -> str:
             "verdict",
         ]
     )  # fmt: skip
+    names = run_names(run for group in groups for run in group.runs)
     for group in groups:
         for entry in group.entries:
             for task, row in entry.rows.items():
-                writer.writerow(_csv_row(entry, task, row))
+                writer.writerow([names[entry.run.path], *_csv_cells(entry, task, row)])
     return out.getvalue()
 
 
-def _csv_row(entry: Entry, task: str, row: Mapping[str, Any]) -> list[str]:
+def _csv_cells(entry: Entry, task: str, row: Mapping[str, Any]) -> list[str]:
     run, claim = entry.run, entry.claim
     lossless = row["lossless"]
     claimed: list[Any] = [None] * 5
@@ -63,7 +64,7 @@ def _csv_row(entry: Entry, task: str, row: Mapping[str, Any]) -> list[str]:
         numbers = [claim.value(metric, task) for metric in ("speedup", "mat")]
         claimed = [*numbers, claim.model, claim.hardware, source]
     cells = [
-        run.path.name, run.model, run.dtype, run.dataset, run.hardware, run.synthetic, task,
+        run.model, run.dtype, run.dataset, run.hardware, run.synthetic, task,
         entry.label, row["method"], row["state_scope"], row["n_cases"], row["n_dropped"],
         row["n_disturbed"], row["mat"], *(row["mat_ci"] or (None, None)), row["tokens_per_s"],
         row["end_to_end_tokens_per_s"], row["estimator"], row["speedup"],

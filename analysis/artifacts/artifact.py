@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.claims import load_ledger
-from analysis.groups import caption, make_groups
+from analysis.groups import caption, conditions, make_groups, name
 from analysis.heatmaps import Grid
+from analysis.load import ResultsError
 from analysis.plots import Panel, Point, Series
 from analysis.sheets import natural
 from specbench.statistics import OVERALL
@@ -21,15 +23,18 @@ if TYPE_CHECKING:
     from analysis.load import Run
     from analysis.render import Measured, Sheet
 
+    # Pictures with what is added to their files' names.
+    Pictures = Iterable[tuple[str, Figure]]
+
 
 MAT = "MAT (tokens per target pass;\naxis from 1)"
 SPEEDUP = "speedup over ar (ratio of tokens/s)"
 
 
-def no_figures(runs: Sequence[Run]) -> Mapping[str, Figure]:
+def no_figures(runs: Sequence[Run]) -> Pictures:
     """Of an artifact that is a table."""
     del runs
-    return {}
+    return ()
 
 
 @dataclass(frozen=True)
@@ -40,14 +45,15 @@ class Artifact:
         name: of the experiment that it is made of, and of its files.
         place: where it stands, e.g. ``Cacheback, Table 1``.
         sheets: its numbers, from its runs.
-        figures: its pictures by what is added to the file name; none for a plain table.
+        figures: its pictures, each with what is added to the file name, which need not differ;
+            none for a plain table.
         also: further experiments whose runs belong to it.
     """
 
     name: str
     place: str
     sheets: Callable[[Sequence[Run]], Sequence[Sheet]]
-    figures: Callable[[Sequence[Run]], Mapping[str, Figure]] = field(default=no_figures)
+    figures: Callable[[Sequence[Run]], Pictures] = field(default=no_figures)
     also: tuple[str, ...] = ()
 
     @property
@@ -56,12 +62,16 @@ class Artifact:
         return (self.name, *self.also)
 
 
-def by_model(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Groups that share a model, in order of appearance."""
-    models: dict[str, list[Group]] = {}
+def by_model(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
+    """Groups that one picture may show, with their model, in order of appearance.
+
+    They differ in data alone: what ran elsewhere, or was predicted, has a picture of its own.
+    """
+    pictures: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
-        models.setdefault(group.runs[0].model, []).append(group)
-    return models
+        key = (group.runs[0].model, conditions(group.runs[0]), group.estimator)
+        pictures.setdefault(key, []).append(group)
+    return [(members[0].runs[0].model, members) for members in pictures.values()]
 
 
 def claimed_groups(runs: Sequence[Run], paper: str, *artifacts: str) -> list[Group]:
@@ -131,14 +141,6 @@ def task_panel(group: Group, key: str, ylabel: str, title: str = "") -> Panel:
     return Panel(title, "", ylabel, series, ticks, bottom=bottom)
 
 
-def name(group: Group, entry: Entry) -> str:
-    """The label, and the run where the group has the label more than once."""
-    labels = [other.label for other in group.entries]
-    if labels.count(entry.label) == 1:
-        return entry.label
-    return f"{entry.label} ({entry.run.path.name})"
-
-
 def task_label(group: Group, task: str) -> str:
     """A task's name in a figure, with the number of its cases."""
     counts = {entry.rows[task]["n_cases"] for entry in group.entries if task in entry.rows}
@@ -176,10 +178,10 @@ def claimed_words(groups: Iterable[Group], *metrics: str) -> str:
     return f"Hollow markers: claimed for {'; '.join(parts)}."
 
 
-def claimed_in_cells(groups: Iterable[Group], metric: str, *knobs: str) -> str:
+def claimed_in_cells(entries: Iterable[Entry], metric: str, *knobs: str) -> str:
     """What is claimed for cells of a heatmap, in words; "" where nothing is."""
     words = []
-    for entry in (entry for group in groups for entry in drafting(group)):
+    for entry in entries:
         value = entry.claim.value(metric) if entry.claim else None
         if entry.claim is None or value is None:
             continue
@@ -193,6 +195,67 @@ def claimed_point(x: float, entry: Entry, key: str, task: str = OVERALL) -> list
     """What is claimed for the entry, at a place; empty where nothing is."""
     value = entry.claim.value(key, task) if entry.claim else None
     return [] if value is None else [Point(x, value)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Entries that differ in two knobs alone: one heatmap.
+
+    Attributes:
+        words: the other settings, as far as the group's sweeps differ in them; "" where there is
+            but one.
+        entries: by the values of the knobs.
+    """
+
+    words: str
+    entries: Mapping[tuple[int, int], Entry]
+
+    def titled(self, title: str) -> str:
+        """The title with the words below it, a setting a line: grids are narrow."""
+        return "\n".join(filter(None, [title, *self.words.split(", ")]))
+
+    def rows(self) -> dict[tuple[int, int], Mapping[str, Any]]:
+        """The cells' rows of a summary."""
+        return {cell: entry.overall for cell, entry in self.entries.items()}
+
+
+# Of the settings that a manifest records, those that are none.
+_NAMES = {"_target_", "name", "label", "version"}
+
+
+def sweeps(group: Group, down: str, across: str) -> list[Sweep]:
+    """The group's sweeps over two knobs, each of one method with all else the same.
+
+    A setting that stands at one place alone is no sweep.
+
+    Raises:
+        ResultsError: a cell was run twice; says which folders to choose from.
+    """
+    found: dict[str, dict[tuple[int, int], Entry]] = {}
+    for entry in drafting(group):
+        own = dict(entry.run.knobs(entry.label))
+        if not {down, across} <= own.keys():
+            continue
+        cell = int(own.pop(down)), int(own.pop(across))
+        fixed = {key: value for key, value in own.items() if key not in _NAMES}
+        setting = json.dumps({"method": entry.overall["method"], **fixed}, sort_keys=True)
+        first = found.setdefault(setting, {}).setdefault(cell, entry)
+        if first is not entry:
+            raise ResultsError(
+                f"{group.title}: {down} {cell[0]}, {across} {cell[1]} was run twice with the same "
+                f"settings, in {first.run.path} and {entry.run.path}. Name the folder of one sweep."
+            )
+    several = {setting: cells for setting, cells in found.items() if len(cells) > 1}
+    settings = [json.loads(setting) for setting in several]
+    differing = [
+        key
+        for key in dict.fromkeys(key for setting in settings for key in setting)
+        if any(setting.get(key) != settings[0].get(key) for setting in settings)
+    ]
+    return [
+        Sweep(", ".join(f"{key} {setting[key]}" for key in differing if key in setting), cells)
+        for setting, cells in zip(settings, several.values(), strict=True)
+    ]
 
 
 def ordered(values: Iterable[Any]) -> list[Any]:
@@ -232,20 +295,23 @@ def has_numbers(drawn: Grid) -> bool:
 
 
 def speedups(groups: Sequence[Group]) -> list[Series]:
-    """Speedup of each label that drafts, a point for each group that has it."""
-    found = [{entry.label: entry for entry in drafting(group)} for group in groups]
-    methods = {e.label: str(e.overall["method"]) for group in groups for e in drafting(group)}
+    """Speedup of each label that drafts, a point for each group that has it.
+
+    A label that several runs of a group have is one for each of them.
+    """
+    found = [{name(group, entry): entry for entry in drafting(group)} for group in groups]
+    methods = {label: str(e.overall["method"]) for own in found for label, e in own.items()}
     return [
         Series(
-            name,
+            label,
             method,
-            [point(x, own[name], "speedup") for x, own in enumerate(found) if name in own],
+            [point(x, own[label], "speedup") for x, own in enumerate(found) if label in own],
             claimed=[
                 p
                 for x, own in enumerate(found)
-                if name in own
-                for p in claimed_point(x, own[name], "speedup")
+                if label in own
+                for p in claimed_point(x, own[label], "speedup")
             ],
         )
-        for name, method in methods.items()
+        for label, method in methods.items()
     ]

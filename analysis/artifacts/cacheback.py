@@ -20,19 +20,19 @@ from analysis.artifacts.artifact import (
     label,
     point,
     speedups,
+    sweeps,
     task_label,
     task_panel,
 )
+from analysis.groups import name
 from analysis.heatmaps import heatmaps
 from analysis.plots import Panel, Series, bars, bars_and_radar
 from analysis.sheets import settings_sheet, sheet, task_sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from matplotlib.figure import Figure
-
-    from analysis.groups import Entry
+    from analysis.artifacts.artifact import Pictures
     from analysis.load import Run
     from analysis.render import Sheet
 
@@ -50,9 +50,9 @@ def _table1(runs: Sequence[Run]) -> list[Sheet]:
     return [settings_sheet("Cacheback, Table 1: what each table brings", groups, columns)]
 
 
-def _table1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    return {
-        group.runs[0].model: bars(
+def _table1_figure(runs: Sequence[Run]) -> Pictures:
+    for group in claimed_groups(runs, PAPER, "table1"):
+        figure = bars(
             [
                 task_panel(group, "mat", MAT),
                 replace(task_panel(group, "speedup", SPEEDUP), reference=(1.0, "ar")),
@@ -60,8 +60,7 @@ def _table1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
             f"Cacheback, Table 1, by task ({group.title})",
             captions([group], claimed_words([group], "mat", "speedup")),
         )
-        for group in claimed_groups(runs, PAPER, "table1")
-    }
+        yield group.runs[0].model, figure
 
 
 def _figure3(runs: Sequence[Run]) -> list[Sheet]:
@@ -74,7 +73,7 @@ def _figure3(runs: Sequence[Run]) -> list[Sheet]:
     return pages
 
 
-def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+def _figure3_figure(runs: Sequence[Run]) -> Pictures:
     groups = claimed_groups(runs, PAPER, "figure3", "table1")
     panel = Panel(
         "",
@@ -87,7 +86,7 @@ def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     first = groups[0]
     around = [
         Series(
-            entry.label,
+            name(first, entry),
             str(entry.overall["method"]),
             [point(x, entry, "speedup", task) for x, task in enumerate(first.tasks)],
         )
@@ -96,7 +95,7 @@ def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
     spokes = [task_label(first, task) for task in first.tasks]
     title = f"Cacheback, Figure 3: by model, and by task for {first.runs[0].model}"
     text = captions(groups, claimed_words(groups, "speedup"), _RADAR_TEXT)
-    return {"": bars_and_radar(panel, spokes, around, title, text)}
+    yield "", bars_and_radar(panel, spokes, around, title, text)
 
 
 def _figure4(runs: Sequence[Run]) -> list[Sheet]:
@@ -109,28 +108,23 @@ def _figure4(runs: Sequence[Run]) -> list[Sheet]:
 _LENGTHS = ("leader_len", "follower_len")
 
 
-def _lengths(entry: Entry) -> tuple[int, int]:
-    knobs = entry.run.knobs(entry.label)
-    return int(knobs[_LENGTHS[0]]), int(knobs[_LENGTHS[1]])
+def length_figures(runs: Sequence[Run]) -> Pictures:
+    """Heatmaps of a sweep over leader and follower length: speedup and MAT of each model.
 
-
-def length_figures(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    """Heatmaps of a sweep over leader and follower length: speedup and MAT of each model."""
-    figures = {}
+    One for each combination of the other settings (table, budget, merged branches, state).
+    """
     for group in claimed_groups(runs, PAPER, "table1"):
-        cells = {
-            _lengths(e): e.overall for e in drafting(group) if "leader_len" in e.run.knobs(e.label)
-        }
-        for key, words in (("speedup", SPEEDUP), ("mat", "MAT (tokens per target pass)")):
-            drawn = grid(group.title, cells, key)
-            if has_numbers(drawn):
-                claimed = claimed_in_cells([group], key, *_LENGTHS)
-                figures[f"{group.runs[0].model}_{key}"] = heatmaps(
-                    [drawn], "follower length FL (tokens)", "leader length LL (tokens)", words,
-                    f"Cacheback, Figure 4: {words}",
-                    captions([group], _FIGURE4_TEXT, claimed, speedup=key == "speedup"),
-                )  # fmt: skip
-    return figures
+        for sweep in sweeps(group, *_LENGTHS):
+            for key, words in (("speedup", SPEEDUP), ("mat", "MAT (tokens per target pass)")):
+                drawn = grid(sweep.titled(group.title), sweep.rows(), key)
+                if has_numbers(drawn):
+                    claimed = claimed_in_cells(sweep.entries.values(), key, *_LENGTHS)
+                    figure = heatmaps(
+                        [drawn], "follower length FL (tokens)", "leader length LL (tokens)", words,
+                        f"Cacheback, Figure 4: {words}",
+                        captions([group], _FIGURE4_TEXT, claimed, speedup=key == "speedup"),
+                    )  # fmt: skip
+                    yield f"{group.runs[0].model}_{key}", figure
 
 
 ARTIFACTS = (

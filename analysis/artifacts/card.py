@@ -20,17 +20,16 @@ from analysis.artifacts.artifact import (
     speed_point,
     speedups,
 )
-from analysis.claims import NOT_COMPARED, NOT_RUN, OTHER_MODEL, load_ledger
+from analysis.claims import NOT_RUN, load_ledger
 from analysis.estimates import pooled_ratio
 from analysis.plots import Panel, Point, Series, bars, curves
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import FOOTING, footing_cells, settings_sheet, with_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from matplotlib.figure import Figure
-
+    from analysis.artifacts.artifact import Pictures
     from analysis.claims import Claim
     from analysis.groups import Entry, Group
     from analysis.load import Run
@@ -82,15 +81,12 @@ def _figure5(runs: Sequence[Run]) -> list[Sheet]:
     return [settings_sheet("CARD, Figure 5: code", groups, {"method": label}, _GPUS_TEXT)]
 
 
-def _figure5_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    groups = claimed_groups(runs, PAPER, "figure5")
-    figures = {}
-    for model, members in by_model(groups).items():
+def _figure5_figure(runs: Sequence[Run]) -> Pictures:
+    for model, members in by_model(claimed_groups(runs, PAPER, "figure5")):
         ticks = [f"{g.runs[0].dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
         panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
         text = captions(members, claimed_words(members, "speedup"))
-        figures[model] = bars([panel], f"CARD, Figure 5 ({model})", text)
-    return figures
+        yield model, bars([panel], f"CARD, Figure 5 ({model})", text)
 
 
 # --- Table 3 --------------------------------------------------------------------------------------
@@ -109,8 +105,8 @@ def _table3(runs: Sequence[Run]) -> list[Sheet]:
     notes: list[str] = []
     for group in groups:
         for entry in drafting(group):
-            claim = _table3_claim(str(entry.overall["method"]))
-            rows.append(_load_row(entry, claim))
+            rows.append(_load_row(entry))
+            claim = entry.claim
             notes += [f"{entry.label}: claimed by {claim.describe()}."] if claim else []
         run_methods = {str(entry.overall["method"]) for entry in group.entries}
         for claim in _table3_claims():
@@ -126,10 +122,6 @@ def _table3_claims() -> list[Claim]:
     return [c for c in load_ledger() if c.paper == PAPER and c.artifact == "table3"]
 
 
-def _table3_claim(method: str) -> Claim | None:
-    return next((claim for claim in _table3_claims() if claim.method == method), None)
-
-
 def _claimed_load(claim: Claim | None) -> list[str]:
     if claim is None:
         return [ABSENT] * 3
@@ -141,7 +133,7 @@ def _claimed_load(claim: Claim | None) -> list[str]:
     ]
 
 
-def _load_row(entry: Entry, claim: Claim | None) -> list[str | Measured]:
+def _load_row(entry: Entry) -> list[str | Measured]:
     own, seed = _own(entry), entry.run.seed
     target = pooled_ratio(
         own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes, seed
@@ -161,16 +153,9 @@ def _load_row(entry: Entry, claim: Claim | None) -> list[str | Measured]:
         entry.measured("speedup"),
         *footing_cells(entry.overall),
         str(entry.overall["n_cases"]),
-        *_claimed_load(claim),
-        _load_verdict(entry, claim),
+        *_claimed_load(entry.claim),
+        entry.verdict(),  # on the speedup: none is about loads
     ]
-
-
-def _load_verdict(entry: Entry, claim: Claim | None) -> str:
-    """No verdict is about loads; what stands here for another model is for orientation."""
-    if claim is None:
-        return ""
-    return NOT_COMPARED if claim.model == entry.run.model else OTHER_MODEL
 
 
 def _load(tokens: Measured, parameters: float | None) -> str:
@@ -227,20 +212,19 @@ def _figure1(runs: Sequence[Run]) -> list[Sheet]:
     return [Sheet("CARD, Figure 1: time of the draft model", text, headings, rows, [])]
 
 
-def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    figures = {}
+def _figure1_figure(runs: Sequence[Run]) -> Pictures:
     for group in claimed_groups(runs, PAPER, "figure1"):
         points = [measured_point(r, share) for r, _, share in _draft_shares(group)]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft's share of time",
             [Series("sps", "sps", points)], top=1.0,
         )  # fmt: skip
-        figures[group.runs[0].model] = curves(
+        figure = curves(
             [[panel]],
             f"CARD, Figure 1 ({group.title})",
             captions([group], _FIGURE1_TEXT, speedup=False),
         )
-    return figures
+        yield group.runs[0].model, figure
 
 
 # --- Figure 6 -------------------------------------------------------------------------------------
@@ -297,18 +281,14 @@ def _figure6(runs: Sequence[Run]) -> list[Sheet]:
     return [Sheet("CARD, Figure 6: size of the cache", text, headings, rows, with_rule(notes))]
 
 
-def _figure6_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    models: dict[str, list[Group]] = {}
-    for group in claimed_groups(runs, PAPER, "figure6_logs"):
-        models.setdefault(group.runs[0].model, []).append(group)
-    return {
-        model: curves(
+def _figure6_figure(runs: Sequence[Run]) -> Pictures:
+    for model, groups in by_model(claimed_groups(runs, PAPER, "figure6_logs")):
+        figure = curves(
             [_figure6_row(group) for group in groups],
             f"CARD, Figure 6 ({model})",
             captions(groups, _FIGURE6_TEXT, speedup=False),
         )
-        for model, groups in models.items()
-    }
+        yield model, figure
 
 
 def _figure6_row(group: Group) -> list[Panel]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.artifacts.artifact import Artifact, captions, drafting
 from analysis.artifacts.card import counter, draft_share, hit_rate
 from analysis.claims import VERDICT_RULE, compare, load_ledger
 from analysis.estimates import pooled_ratio
-from analysis.groups import make_groups, verdict_words
+from analysis.groups import conditions, make_groups, verdict_words
 from analysis.render import ABSENT, Measured, Sheet
 from analysis.sheets import FOOTING, footing_cells
 
@@ -58,9 +58,10 @@ def _sheets(runs: Sequence[Run]) -> list[Sheet]:
     ]
 
 
-def _place(entry: Entry) -> tuple[str, str, float, str]:
+def _place(entry: Entry) -> tuple[Any, ...]:
     run = entry.run
-    return (run.model, run.dataset, run.temperature, entry.label)
+    prompts = run.manifest.get("prompt_set_hash")
+    return (run.model, run.dataset, conditions(run), prompts, entry.label)
 
 
 _HEADINGS = [

@@ -19,6 +19,7 @@ from analysis.artifacts.artifact import (
     knob,
     label,
     point,
+    sweeps,
 )
 from analysis.artifacts.ngrammys_rows import FIGURE4
 from analysis.claims import NOT_RUN, OTHER_MODEL, claim_of_setting, compare, load_ledger
@@ -40,8 +41,7 @@ from specbench.statistics import OVERALL
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from matplotlib.figure import Figure
-
+    from analysis.artifacts.artifact import Pictures, Sweep
     from analysis.claims import Claim
     from analysis.groups import Entry, Group
     from analysis.heatmaps import Grid
@@ -144,18 +144,17 @@ def _figure1(runs: Sequence[Run]) -> list[Sheet]:
     return [Sheet("N-Grammys, Figure 1: slow-down of a target pass", text, headings, rows, [])]
 
 
-def _figure1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    return {
-        _model_of(run): heatmaps(
+def _figure1_figure(runs: Sequence[Run]) -> Pictures:
+    for run in runs:
+        figure = heatmaps(
             [
                 grid(f"context of {context} tokens", _slowdowns(run, context), "slowdown", False)
                 for context in _contexts(run)
             ],
             "w (draft tokens in a row)", "k (rows)", "time over that of one token",
             f"N-Grammys, Figure 1 ({_model_of(run)})", _figure1_caption(run),
-        )
-        for run in runs
-    }  # fmt: skip
+        )  # fmt: skip
+        yield _model_of(run), figure
 
 
 # --- Figure 2 -------------------------------------------------------------------------------------
@@ -172,9 +171,8 @@ def _unclaimed(runs: Sequence[Run]) -> list[Group]:
     return claimed_groups(runs, PAPER, "figure2")
 
 
-def _figure2_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    figures = {}
-    for model, groups in by_model(_unclaimed(runs)).items():
+def _figure2_figure(runs: Sequence[Run]) -> Pictures:
+    for model, groups in by_model(_unclaimed(runs)):
         panels = []
         for group in groups:
             names = list(dict.fromkeys(entry.label for entry in drafting(group)))
@@ -184,10 +182,8 @@ def _figure2_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
                     [_over_k(group, name) for name in names], bottom=1.0,
                 )
             )  # fmt: skip
-        figures[model] = curves(
-            [panels], f"N-Grammys, Figure 2 ({model})", captions(groups, _FIGURE2_TEXT)
-        )
-    return figures
+        text = captions(groups, _FIGURE2_TEXT)
+        yield model, curves([panels], f"N-Grammys, Figure 2 ({model})", text)
 
 
 def _over_k(group: Group, name: str) -> Series:
@@ -219,10 +215,8 @@ def _grid_sheet(words: str) -> Callable[[Sequence[Run]], list[Sheet]]:
     return sheets
 
 
-def grid_figures(
-    runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)"
-) -> dict[str, Figure]:
-    """One heatmap per data set, one figure per model.
+def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)") -> Pictures:
+    """One figure per model; of each data set a heatmap per strategy, layout and other setting.
 
     Args:
         runs: a sweep over k and w.
@@ -230,35 +224,31 @@ def grid_figures(
         unit: what the number is.
         place: for the title.
     """
-    made = {}
-    for model, groups in by_model(_groups(runs)).items():
-        grids = [_kw_grid(group, key) for group in groups]
+    for model, groups in by_model(_groups(runs)):
+        found = [(group, sweep) for group in groups for sweep in sweeps(group, "k", "w")]
+        grids = [_kw_grid(group, sweep, key) for group, sweep in found]
         if any(map(has_numbers, grids)):
-            claimed = claimed_in_cells(groups, key, "k", "w")
-            made[model] = heatmaps(
+            entries = [entry for _, sweep in found for entry in sweep.entries.values()]
+            claimed = claimed_in_cells(entries, key, "k", "w")
+            figure = heatmaps(
                 grids, "w (draft tokens in a row)", "k (rows)", unit,
                 f"N-Grammys, {place} ({model})",
                 captions(groups, _GRID_TEXT, claimed, speedup=key == "speedup"),
             )  # fmt: skip
-    return made
+            yield model, figure
 
 
-def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+def _figure3_figure(runs: Sequence[Run]) -> Pictures:
     return grid_figures(runs, "speedup", SPEEDUP, "Figures 3, 6, 8")
 
 
-def _figure5_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
+def _figure5_figure(runs: Sequence[Run]) -> Pictures:
     return grid_figures(runs, "mat", _MAT, "Figures 5, 7, 9")
 
 
-def _kw_grid(group: Group, key: str) -> Grid:
-    cells = {
-        (int(_knobs(e)["k"]), int(_knobs(e)["w"])): e.overall
-        for e in drafting(group)
-        if {"k", "w"} <= _knobs(e).keys()
-    }
+def _kw_grid(group: Group, sweep: Sweep, key: str) -> Grid:
     title = f"{group.runs[0].dataset} (n = {group.entries[0].overall['n_cases']})"
-    return grid(title, cells, key, downwards=False)
+    return grid(sweep.titled(title), sweep.rows(), key, downwards=False)
 
 
 # --- Table 1 --------------------------------------------------------------------------------------

@@ -14,15 +14,15 @@ from analysis.artifacts.artifact import (
     measured_point,
 )
 from analysis.estimates import pooled_ratio
+from analysis.groups import name
 from analysis.plots import Panel, Series, curves
 from analysis.render import Measured, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from matplotlib.figure import Figure
-
-    from analysis.groups import Entry
+    from analysis.artifacts.artifact import Pictures
+    from analysis.groups import Entry, Group
     from analysis.load import Run
     from specbench.records import CaseRecord
 
@@ -116,15 +116,14 @@ def _series(source: str, values: Sequence[tuple[int, Measured]]) -> Series:
     return Series(source, f"{PAPER}/{source}", points)
 
 
-def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    figures = {}
-    for model, groups in by_model(claimed_groups(runs, PAPER, "table1")).items():
-        found = [(group, drafting(group)[0]) for group in groups if drafting(group)]
+def _figure4_figure(runs: Sequence[Run]) -> Pictures:
+    for model, groups in by_model(claimed_groups(runs, PAPER, "table1")):
+        found = [(group, entry) for group in groups for entry in drafting(group)]
         columns = [_distributions(entry) for _, entry in found]
         panels = [
             [
                 Panel(
-                    found[j][0].runs[0].dataset if i == 0 else "", words, unit,
+                    _title(*found[j]) if i == 0 else "", words, unit,
                     [
                         _series(source, values) for source, values in column[i]
                     ],
@@ -135,10 +134,15 @@ def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
             ]
             for i, (words, unit, _) in enumerate(_PARTS)
         ]  # fmt: skip
-        figures[model] = curves(
+        figure = curves(
             panels, f"N-Grammys, Figure 4 ({model})", captions(groups, _FIGURE4_TEXT, speedup=False)
         )
-    return figures
+        yield model, figure
+
+
+def _title(group: Group, entry: Entry) -> str:
+    dataset = group.runs[0].dataset
+    return dataset if len(drafting(group)) == 1 else f"{dataset}, {name(group, entry)}"
 
 
 FIGURE4 = Artifact("ngrammys_figure4", "N-Grammys, Figure 4", _figure4, _figure4_figure)

@@ -19,15 +19,15 @@ from analysis.artifacts.artifact import (
 )
 from analysis.claims import load_ledger
 from analysis.estimates import mat, timed, tokens_per_s
+from analysis.groups import name
 from analysis.plots import Panel, Point, Series, curves
 from analysis.render import Sheet
 from analysis.sheets import settings_sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from matplotlib.figure import Figure
-
+    from analysis.artifacts.artifact import Pictures
     from analysis.claims import Claim
     from analysis.groups import Entry
     from analysis.load import Run
@@ -49,9 +49,9 @@ _SIZE_TEXT = (
 )
 
 
-def _over_stream(run: Run, name: str, kind: str) -> list[tuple[float, int, Measured]]:
+def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, Measured]]:
     """MAT or tokens/s over the stream: tokens in the store, requests that count, the number."""
-    parts = stream_parts([r for r in run.records if r.label == name], _PARTS)
+    parts = stream_parts([r for r in run.records if r.label == of_label], _PARTS)
     if kind == "mat":
         return [(size, len(turns), mat(turns, run.seed)) for size, turns in parts]
     quiet = {(record.repeat, record.case_id) for record in timed(run.records)}
@@ -83,7 +83,7 @@ def _stream(runs: Sequence[Run]) -> list[Sheet]:
             mats = _over_stream(entry.run, entry.label, "mat")
             speeds = _over_stream(entry.run, entry.label, "tokens_per_s")
             for (size, n, accepted), (_, n_timed, speed) in zip(mats, speeds, strict=True):
-                place = [group.title, entry.label, f"{size:.0f}"]
+                place = [group.title, name(group, entry), f"{size:.0f}"]
                 rows.append([*place, str(n), accepted, str(n_timed), speed])
     headings = [
         "run", "method", "tokens of finished requests", "requests", "MAT [95 %]",
@@ -98,15 +98,14 @@ def _stream(runs: Sequence[Run]) -> list[Sheet]:
     ]
 
 
-def _stream_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    figures = {}
+def _stream_figure(runs: Sequence[Run]) -> Pictures:
     for group in claimed_groups(runs, PAPER, "results"):
         panels = [
             Panel(
                 "", "tokens of finished requests", words,
                 [
                     Series(
-                        entry.label,
+                        name(group, entry),
                         str(entry.overall["method"]),
                         [
                             measured_point(size, value)
@@ -121,12 +120,12 @@ def _stream_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
             )
             for kind, words in (("mat", MAT), ("tokens_per_s", "tokens/s (logarithmic)"))
         ]  # fmt: skip
-        figures[f"{group.runs[0].model}_{group.runs[0].dataset}"] = curves(
+        figure = curves(
             [panels],
             f"SSD over the stream of requests ({group.title})",
             captions([group], _HOLLOW_TEXT, _STREAM_TEXT.format(n=_PARTS), speedup=False),
         )
-    return figures
+        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
 
 
 def _store_size(runs: Sequence[Run]) -> list[Sheet]:
@@ -135,24 +134,23 @@ def _store_size(runs: Sequence[Run]) -> list[Sheet]:
     return [settings_sheet("SSD against the size of its store", groups, columns, _SIZE_TEXT)]
 
 
-def _store_size_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    figures = {}
+def _store_size_figure(runs: Sequence[Run]) -> Pictures:
     for group in claimed_groups(runs, PAPER, "results"):
         sizes = sorted(
-            (int(entry.run.knobs(entry.label)["buffer_tokens"]), entry.run.path, entry)
-            for entry in drafting(group)
+            (int(entry.run.knobs(entry.label)["buffer_tokens"]), i, entry)
+            for i, entry in enumerate(drafting(group))
         )
         mats = [point(size, entry, "mat") for size, _, entry in sizes]
         speeds = [speed_point(size, entry) for size, _, entry in sizes]
         panels = [_size_panel(mats, MAT)]
         if any(p.y is not None for p in speeds):
             panels.append(_size_panel(speeds, "tokens/s"))
-        figures[f"{group.runs[0].model}_{group.runs[0].dataset}"] = curves(
+        figure = curves(
             [panels],
             f"SSD against the size of its store ({group.title})",
             captions([group], _SIZE_TEXT),
         )
-    return figures
+        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
 
 
 def _size_panel(points: Sequence[Point], ylabel: str) -> Panel:

@@ -21,16 +21,16 @@ from analysis.artifacts.artifact import (
     task_panel,
 )
 from analysis.estimates import pooled_ratio
+from analysis.groups import name
 from analysis.plots import Panel, Series, bars, curves
 from analysis.render import Sheet
 from analysis.sheets import settings_sheet, sheet, task_sheet
 from analysis.stacks import stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from matplotlib.figure import Figure
-
+    from analysis.artifacts.artifact import Pictures
     from analysis.groups import Entry, Group
     from analysis.load import Run
     from analysis.plots import Point
@@ -73,9 +73,9 @@ def _table1(runs: Sequence[Run]) -> list[Sheet]:
     return pages
 
 
-def _table1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    return {
-        f"{group.runs[0].model}_{group.runs[0].dataset}": bars(
+def _table1_figure(runs: Sequence[Run]) -> Pictures:
+    for group in _table1_groups(runs):
+        figure = bars(
             [
                 task_panel(group, "mat", MAT),
                 replace(task_panel(group, "speedup", SPEEDUP), reference=(1.0, "ar")),
@@ -83,8 +83,7 @@ def _table1_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
             f"Token Recycling, Table 1 ({group.title})",
             captions([group], claimed_words([group], "mat", "speedup")),
         )
-        for group in _table1_groups(runs)
-    }
+        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
 
 
 def _figure3(runs: Sequence[Run]) -> list[Sheet]:
@@ -99,16 +98,14 @@ def _figure3(runs: Sequence[Run]) -> list[Sheet]:
     return [settings_sheet(title, groups, columns, _FIGURE3_TEXT)]
 
 
-def _figure3_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    groups = claimed_groups(runs, PAPER, "figure3")
-    return {
-        group.runs[0].model: curves(
+def _figure3_figure(runs: Sequence[Run]) -> Pictures:
+    for group in claimed_groups(runs, PAPER, "figure3"):
+        figure = curves(
             [_figure3_row(group, *row) for row in _FIGURE3_ROWS],
             f"Token Recycling, Figure 3 ({group.title})",
             captions([group], _FIGURE3_TEXT, speedup=False),
         )
-        for group in groups
-    }
+        yield group.runs[0].model, figure
 
 
 def _figure3_mat(x: float, entry: Entry) -> Point:
@@ -127,8 +124,8 @@ def _figure3_row(
     entries = drafting(group)
     sizes = [(entry, entry.run.knobs(entry.label)) for entry in entries]
     grown = [(e, int(k["breadth"]), int(k["depth"])) for e, k in sizes if k.get("breadth")]
-    breadth = sorted((nodes, levels, e) for e, nodes, levels in grown if levels == 6)
-    depth = sorted((levels, nodes, e) for e, nodes, levels in grown if nodes == 80)
+    breadth = sorted(((nodes, e) for e, nodes, levels in grown if levels == 6), key=_first)
+    depth = sorted(((levels, e) for e, nodes, levels in grown if nodes == 80), key=_first)
     rules = [(str(k["update"]), e) for e, k in sizes if not k.get("breadth")]
 
     bottom = 1.0 if ylabel == MAT else None
@@ -139,12 +136,12 @@ def _figure3_row(
     return [
         Panel(
             "(a) breadth, 6 levels", "nodes", ylabel,
-            series("grown tree", [point_of(nodes, entry) for nodes, _, entry in breadth]),
+            series("grown tree", [point_of(nodes, entry) for nodes, entry in breadth]),
             bottom=bottom,
         ),
         Panel(
             "(b) depth, 80 nodes", "levels", ylabel,
-            series("grown tree", [point_of(levels, entry) for levels, _, entry in depth]),
+            series("grown tree", [point_of(levels, entry) for levels, entry in depth]),
             bottom=bottom,
         ),
         Panel(
@@ -155,8 +152,12 @@ def _figure3_row(
     ]  # fmt: skip
 
 
-def _phase_shares(run: Run, name: str) -> dict[str, Measured]:
-    records = [r for r in run.records if r.label == name and r.phase_s]
+def _first(pair: tuple[int, Entry]) -> int:
+    return pair[0]
+
+
+def _phase_shares(run: Run, of_label: str) -> dict[str, Measured]:
+    records = [r for r in run.records if r.label == of_label and r.phase_s]
 
     def steps_s(record: CaseRecord) -> float:
         return sum((record.phase_s or {}).get(phase, 0.0) for phase in _PHASES)
@@ -178,14 +179,13 @@ def _figure4(runs: Sequence[Run]) -> list[Sheet]:
                 # Most parts are below a hundredth.
                 digits = replace(share, digits=4)
                 cases = str(entry.overall["n_cases"])
-                rows.append([group.title, entry.label, part, digits, cases])
+                rows.append([group.title, name(group, entry), part, digits, cases])
     text = captions(claimed_groups(runs, PAPER, "figure4"), _FIGURE4_TEXT, speedup=False)
     headings = ["run", "method", "part", "share of the steps' time [95 %]", "cases"]
     return [Sheet("Token Recycling, Figure 4: time of a step", text, headings, rows, [])]
 
 
-def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
-    figures = {}
+def _figure4_figure(runs: Sequence[Run]) -> Pictures:
     for group in claimed_groups(runs, PAPER, "figure4"):
         rows = {}
         for entry in group.entries:
@@ -193,16 +193,16 @@ def _figure4_figure(runs: Sequence[Run]) -> Mapping[str, Figure]:
                 part: measured_point(0, share)
                 for part, share in _phase_shares(entry.run, entry.label).items()
             }
-            rows[entry.label] = {
+            rows[name(group, entry)] = {
                 part: (p.y, p.interval) for part, p in points.items() if p.y is not None
             }
-        figures[group.runs[0].model] = stacks(
+        figure = stacks(
             rows,
             "share of the time of all steps",
             f"Token Recycling, Figure 4: where a step's time goes ({group.title})",
             captions([group], _FIGURE4_TEXT, speedup=False),
         )
-    return figures
+        yield group.runs[0].model, figure
 
 
 ARTIFACTS = (

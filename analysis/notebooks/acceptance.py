@@ -6,8 +6,8 @@
 # %%
 from analysis import notebook
 from analysis.anatomy import by_depth, by_position
-from analysis.artifacts.artifact import drafting, measured_point, name
-from analysis.groups import caption, make_groups
+from analysis.artifacts.artifact import captions, drafting, measured_point
+from analysis.groups import make_groups, name
 from analysis.plots import Panel, Series, curves
 
 groups = make_groups(notebook.runs())
@@ -19,8 +19,9 @@ groups = make_groups(notebook.runs())
 
 # %%
 for group in groups:
+    entries, left_out = notebook.readable(drafting(group))
     depth, position = [], []
-    for entry in drafting(group)[:6]:
+    for entry in entries:
         own = [record for record in entry.run.records if record.label == entry.label]
         method = str(entry.overall["method"])
         deep = [measured_point(d, share) for d, share in by_depth(own)]
@@ -31,5 +32,5 @@ for group in groups:
         Panel("", "draft tokens accepted, at least", "share of steps", depth, top=1.0),
         Panel("", "position in the answer (tokens)", "MAT", position, bottom=1.0),
     ]
-    figure = curves([panels], f"Acceptance: {group.title}", caption(group))
+    figure = curves([panels], f"Acceptance: {group.title}", captions([group], left_out))
     notebook.show(figure, f"acceptance_{group.runs[0].model}_{group.runs[0].dataset}")

@@ -7,17 +7,18 @@
 # %%
 from analysis import notebook
 from analysis.anatomy import by_position, stream_parts
-from analysis.artifacts.artifact import drafting, measured_point, name
+from analysis.artifacts.artifact import captions, drafting, measured_point
 from analysis.estimates import mat
-from analysis.groups import caption, make_groups
+from analysis.groups import make_groups, name
 from analysis.plots import Panel, Series, curves
 
 groups = make_groups(notebook.runs())
 
 # %%
 for group in groups:
+    entries, left_out = notebook.readable(drafting(group))
     within, over = [], []
-    for entry in drafting(group)[:6]:
+    for entry in entries:
         own = [record for record in entry.run.records if record.label == entry.label]
         method = str(entry.overall["method"])
         along = [measured_point(at, value) for at, value in by_position(own)]
@@ -28,5 +29,5 @@ for group in groups:
         Panel("within an answer", "position (tokens)", "MAT", within, bottom=1.0),
         Panel("over the stream", "tokens of finished requests", "MAT", over, bottom=1.0),
     ]
-    figure = curves([panels], f"Adaptation: {group.title}", caption(group))
+    figure = curves([panels], f"Adaptation: {group.title}", captions([group], left_out))
     notebook.show(figure, f"adaptation_{group.runs[0].model}_{group.runs[0].dataset}")

@@ -3,19 +3,17 @@
 #
 # N-Grammys: k rows of w draft tokens. More rows and longer ones are accepted more often (tokens per
 # call) until the target's pass costs more than that brings (speedup).
-# Runs: `python run.py experiment=ngrammys_figure3`, or any sweep over `method.k` and `method.w`.
+# Runs: `python run.py experiment=ngrammys_figure3`, or any sweep over `method.k` and `method.w`;
+# each strategy (and every other setting) has a heatmap of its own, each experiment a figure.
 
 # %%
 from analysis import notebook
 from analysis.artifacts.ngrammys import grid_figures
 
-swept = [
-    run
-    for run in notebook.runs()
-    if any({"k", "w"} <= run.knobs(label).keys() for label in run.labels)
-]
+swept = notebook.by_experiment("k", "w")
 
 # %%
 for key, unit in (("mat", "tokens per call (MAT)"), ("speedup", "speedup over ar")):
-    for name, figure in grid_figures(swept, key, unit).items():
-        notebook.show(figure, f"kw_{key}_{name}")
+    for runs in swept:
+        for name, figure in grid_figures(runs, key, unit):
+            notebook.show(figure, f"kw_{key}_{name}")

@@ -6,10 +6,10 @@
 
 # %%
 from analysis import notebook
-from analysis.artifacts.artifact import drafting, measured_point, name
+from analysis.artifacts.artifact import captions, drafting, measured_point
 from analysis.estimates import pooled_ratio
 from analysis.figures import mean_accepted_tokens
-from analysis.groups import caption, make_groups
+from analysis.groups import make_groups, name
 from analysis.plots import Panel, Series, bars
 from analysis.render import Measured
 from specbench.records import CaseRecord
@@ -41,12 +41,13 @@ def share(records: list[CaseRecord], committed: int) -> Measured:
 for group in groups:
     counts = [n for run in group.runs for r in run.records for n in r.accepted_per_step]
     committed = range(1, max(counts, default=1) + 1)
+    entries, left_out = notebook.readable(drafting(group))
     series = []
-    for entry in drafting(group)[:6]:
+    for entry in entries:
         own = [record for record in entry.run.records if record.label == entry.label]
         points = [measured_point(n - 1, share(own, n)) for n in committed]
         series.append(Series(name(group, entry), str(entry.overall["method"]), points))
     ticks = [str(n) for n in committed]
     panel = Panel("", "tokens committed by a step", "share of steps", series, ticks, top=1.0)
-    figure = bars([panel], f"Tokens per step: {group.title}", caption(group))
+    figure = bars([panel], f"Tokens per step: {group.title}", captions([group], left_out))
     notebook.show(figure, f"steps_{group.runs[0].model}_{group.runs[0].dataset}")

@@ -7,7 +7,7 @@
 # %%
 from analysis import notebook
 from analysis.estimates import pooled_ratio
-from analysis.groups import caption, make_groups
+from analysis.groups import caption, make_groups, name
 from analysis.render import Measured
 from analysis.stacks import stacks
 from specbench.records import CaseRecord
@@ -29,7 +29,8 @@ for group in make_groups(phased):
     for entry in group.entries:
         own = [r for r in entry.run.records if r.label == entry.label and r.phase_s]
         per_token = {phase: milliseconds(own, phase) for phase in PHASES}
-        rows[entry.label] = {p: (m.value, m.interval) for p, m in per_token.items() if m.value}
+        parts = {p: (m.value, m.interval) for p, m in per_token.items() if m.value}
+        rows[name(group, entry)] = parts
     figure = stacks(
         rows, "milliseconds per token", f"Time: {group.title}", caption(group), "{:.1f}"
     )

@@ -11,11 +11,11 @@ import pytest
 
 from analysis import tables
 from analysis.anatomy import by_depth, by_position, stream_parts
-from analysis.artifacts import ARTIFACTS, card, draft_models, made_of
-from analysis.artifacts.artifact import claimed_groups
+from analysis.artifacts import ARTIFACTS, card, draft_models, made_of, ngrammys
+from analysis.artifacts.artifact import claimed_groups, sweeps
 from analysis.claims import claim_of_setting, load_ledger
 from analysis.estimates import mat, over_repeats, pooled_ratio, timed, tokens_per_s
-from analysis.load import load_runs, load_surfaces, usable_runs
+from analysis.load import ResultsError, load_runs, load_surfaces, usable_runs
 from analysis.render import Measured, Sheet, to_csv
 from specbench.statistics import summarise
 
@@ -87,6 +87,28 @@ def test_claims_of_other_artifacts_stay_away():
     assert "token_recycling" in {claim.method for claim in group.not_run}
 
 
+@pytest.mark.parametrize(
+    ("name", "method", "claimed", "where"),
+    [
+        ("token_recycling_table1", "token_recycling", "110.06", "vicuna7b, 1 A100-80GB"),
+        (
+            "cacheback_figure3/vicuna7b", "cacheback", "103.71",
+            "vicuna7b, 1 to 4 RTX 4090, Ryzen 5965WX",
+        ),
+    ],
+)  # fmt: skip
+def test_tables_by_task_have_speeds_with_intervals_and_claims(name, method, claimed, where):
+    runs = load_runs([FIXTURES / name])
+    ((artifact, members),), _ = made_of(runs)
+    page = artifact.sheets(members)[0]
+    rows = [dict(zip(page.headings, row, strict=True)) for row in page.rows]
+    row = next(row for row in rows if row["method"] == method)
+    assert row["tokens/s [95 %]"].interval is not None
+    assert (row["claimed tokens/s"], row["claimed on"]) == (claimed, where)
+    not_run = [row for row in rows if row["verdict"] == "not run"]
+    assert all(row["claimed on"] != "–" for row in not_run)
+
+
 def test_the_best_setting_is_compared_with_the_best_claimed():
     claims = [claim for claim in load_ledger() if claim.paper == "ngrammys"]
     best = claim_of_setting(claims, "best", "ngrammys", "phi3_mini", "gsm8k")
@@ -102,6 +124,48 @@ def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
         (entry.run.path.name, entry.claim.value("mat")) for entry in group.entries if entry.claim
     ]
     assert claimed == [("1_3", 2.42)]
+
+
+def with_knobs(run, folder, **knobs):
+    """The run in another folder, its only method set otherwise."""
+    (label,) = [name for name in run.labels if name != run.baseline]
+    node = run.manifest["labels"][label]
+    node = {**node, "knobs": {**node["knobs"], **knobs}}
+    labels = {**run.manifest["labels"], label: node}
+    manifest = {**run.manifest, "labels": labels}
+    return replace(run, path=run.path.with_name(folder), manifest=manifest)
+
+
+def test_cells_of_a_heatmap_share_all_other_settings():
+    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    frozen = [with_knobs(run, f"frozen_{run.path.name}", table="frozen") for run in runs]
+    (group,) = claimed_groups([*runs, frozen[0]], "cacheback", "table1")
+    (sweep,) = sweeps(group, "leader_len", "follower_len")
+    assert (sweep.words, len(sweep.entries)) == ("", 6), "a single cell is no sweep"
+    (group,) = claimed_groups([*runs, *frozen[:2]], "cacheback", "table1")
+    dual, other = sorted(sweeps(group, "leader_len", "follower_len"), key=lambda s: s.words)
+    assert (dual.words, len(dual.entries)) == ("table dual", 6)
+    assert (other.words, len(other.entries)) == ("table frozen", 2)
+    assert {entry.run.path.name for entry in other.entries.values()} == {
+        "frozen_1_1", "frozen_1_2",
+    }  # fmt: skip
+
+
+def test_strategies_do_not_share_a_heatmap():
+    runs = load_runs([FIXTURES / "ngrammys_figure5"])
+    unigrams = [with_knobs(run, f"uni_{run.path.name}", strategy="unigram") for run in runs]
+    ((_, figure),) = ngrammys.grid_figures([*runs, *unigrams], "mat", "MAT")
+    titles = [axes.get_title("left") for axes in figure.axes if axes.get_title("left")]
+    assert len(titles) == 4
+    assert sum("strategy unigram" in title for title in titles) == 2
+
+
+def test_a_cell_that_was_run_twice_is_refused():
+    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    again = with_knobs(runs[0], "again")
+    (group,) = claimed_groups([*runs, again], "cacheback", "table1")
+    with pytest.raises(ResultsError, match=r"leader_len 1, follower_len 1 was run twice.*again"):
+        sweeps(group, "leader_len", "follower_len")
 
 
 def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_path):
@@ -277,6 +341,20 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
     share = {row[1]: row[sheet.headings.index("draft share [95 %]")] for row in sheet.rows}
     assert share["opt_tree"].value > 0
     assert share["sps"].value is None, "its counters say that a part of it is CARD"
+
+
+def test_table_3_compares_speed_on_its_own_model_and_hardware():
+    (run,) = load_runs([FIXTURES / "card_table3"])
+    machine = {"gpus": [{"name": "NVIDIA A800-SXM4-80GB"}] * 3}
+    model = {**run.manifest["model"], "device": "cuda:0"}
+    there = replace(run, manifest={**run.manifest, "hardware": machine, "model": model})
+    here = {row[1]: row[-1] for row in card._table3([run])[0].rows}
+    assert (here["card"], here["opt_tree"]) == ("not compared", "other model")
+    verdicts = {row[1]: row[-1] for row in card._table3([there])[0].rows}
+    assert (verdicts["card"], verdicts["opt_tree"]) == ("too few to tell", "other model")
+    llama2 = [replace(record, model="llama2_70b") for record in there.records]
+    verdicts = {row[1]: row[-1] for row in card._table3([replace(there, records=llama2)])[0].rows}
+    assert (verdicts["card"], verdicts["opt_tree"]) == ("other model", "too few to tell")
 
 
 def test_table_3_shows_no_draft_where_there_is_none():

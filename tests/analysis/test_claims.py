@@ -37,6 +37,14 @@ def claim(**changes) -> Claim:
     return dataclasses.replace(base, **changes)
 
 
+def as_set(run: Run, label: str, **knobs) -> Run:
+    """The run with a label's settings changed."""
+    labels = run.manifest["labels"]
+    node = labels.get(label, {"knobs": {}})
+    labels = {**labels, label: {**node, "knobs": {**node["knobs"], **knobs}}}
+    return dataclasses.replace(run, manifest={**run.manifest, "labels": labels})
+
+
 class TestLedger:
     def test_every_paper_is_there(self):
         assert {c.paper for c in load_ledger()} >= set(PAPERS)
@@ -152,6 +160,42 @@ class TestFindClaim:
         own = claim(own=True)
         assert find_claim(run, "cacheback", "cacheback", [claim(), own]) == own
 
+    def test_settings_that_are_named_come_before_the_method_s_own_paper(self, run):
+        named = claim(knobs={"table": "dual"})
+        assert find_claim(run, "cacheback", "cacheback", [claim(own=True), named]) == named
+
+    @pytest.mark.parametrize(
+        ("method", "knobs", "mat"),
+        [
+            ("token_recycling", {"state_scope": "run", "learn_prompt": False}, 2.70),
+            ("token_recycling", {"state_scope": "turn", "learn_prompt": False}, 2.35),
+            ("token_recycling", {"state_scope": "prompt"}, None),
+            ("token_recycling", {"state_scope": "run", "learn_prompt": True, "levels": None}, None),
+            ("token_recycling", {"learn_prompt": True, "levels": [7, 20, 21, 8, 4]}, 2.83),
+            ("cacheback", {"state_scope": "turn", "merge": False, "budget_counts": "paper"}, 2.42),
+            ("cacheback", {"state_scope": "prompt"}, 2.42),
+            ("cacheback", {"state_scope": "run"}, None),
+            ("cacheback", {"merge": True}, None),
+            ("cacheback", {"budget_counts": "fixed"}, None),
+            ("lookahead", {"ngram": 5, "window": 7, "guesses": 7}, 1.64),
+            ("lookahead", {"ngram": 5, "window": 15, "guesses": 15}, None),
+            ("sam", {"automata": "both", "max_predicts": 40}, 2.30),
+            ("sam", {"automata": "dynamic", "max_predicts": 6}, None),
+        ],
+    )
+    def test_other_settings_than_the_source_s_have_no_claim(self, run, method, knobs, mat):
+        found = find_claim(as_set(run, method, **knobs), method, method, load_ledger())
+        assert (found and found.value("mat")) == mat
+
+    def test_what_a_source_ran_a_method_with_may_differ_by_source(self):
+        usual = {
+            c.paper: c.usual
+            for c in load_ledger()
+            if c.method == "lookahead" and c.paper in ("card", "token_recycling")
+        }
+        assert usual["token_recycling"]["window"] == 7
+        assert usual["card"] == {}, "it does not state them: any may stand beside"
+
     @pytest.mark.parametrize(
         "change",
         [
@@ -234,6 +278,25 @@ class TestVerdict:
         few = {"mat_ci": None, "speedup_ci": None}
         assert self.verdict(claim(), **few) == "reproduced"
         assert self.verdict(self.with_values(mat=2.6), **few) == "not"
+
+    def test_an_interval_that_anything_lies_in_gives_no_verdict(self):
+        wide = {"mat": 4.13, "mat_ci": (0.94, 18.15)}
+        for mat in (2.42, 4.13, 18.0, 40.0):
+            assert self.verdict(self.with_values(mat=mat), **wide) == "too few to tell"
+        assert self.verdict(claim(), **wide) == "too few to tell", "whatever speed says"
+        assert self.verdict(self.with_values(mat=2.42), mat_ci=(2.0, 3.0)) == "MAT only"
+        assert self.verdict(self.with_values(mat=2.42), mat_ci=(2.0, 3.01)) == "too few to tell"
+
+    def test_a_wide_interval_of_speed_leaves_mat_s_verdict(self):
+        wide = {"speedup_ci": (1.0, 2.0)}
+        assert self.verdict(claim(), **wide) == "MAT only"
+        assert self.verdict(self.with_values(speedup=1.8, mat=2.9), **wide) == "not"
+        assert self.verdict(self.with_values(speedup=1.8), **wide) == "too few to tell"
+
+    def test_two_cases_give_no_verdict(self):
+        few = {"mat_ci": None, "speedup_ci": None, "n_cases": 2}
+        assert self.verdict(claim(), **few) == "too few to tell"
+        assert self.verdict(self.with_values(mat=2.9), **few) == "too few to tell"
 
     def test_nothing_to_compare(self):
         assert self.verdict(None) == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from matplotlib.colors import to_hex, to_rgb
 
 from analysis import figures, heatmaps, plots, stacks
 from analysis.artifacts import ARTIFACTS
+from analysis.artifacts.artifact import speedups
 from analysis.groups import make_groups
 from analysis.load import load_runs, usable_runs
 from analysis.plots import Panel, Point, Series
@@ -57,6 +59,38 @@ def test_tables_with_one_name_do_not_overwrite_each_other(results):
     path.write_text(path.read_text().replace("Synthetic CPU", "Other CPU"))
     assert figures.main([str(results)]) == 0
     assert len(list((results / "figures").glob("*.png"))) == 4
+
+
+def elsewhere(run):
+    """The same run on another machine."""
+    machine = {"cpu": "Other CPU", "cpus_usable": 2, "gpus": []}
+    return replace(run, path=run.path / "else", manifest={**run.manifest, "hardware": machine})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cacheback_table1", "cacheback_figure4", "token_recycling_figure4", "ngrammys_figure1",
+        "ngrammys_figure5", "card_figure1", "card_figure5", "ssd_store_size",
+    ],
+)  # fmt: skip
+def test_a_second_machine_has_figures_of_its_own(name):
+    runs, _ = usable_runs([ROOT / "tests/golden/experiments" / name], surfaces=True)
+    once = [stem for stem, _ in figures.figures_of(runs)]
+    twice = [stem for stem, _ in figures.figures_of([*runs, *map(elsewhere, runs)])]
+    assert len(set(twice)) == len(twice) == 2 * len(once) > 0
+    assert {f"{stem}_2" for stem in once} | set(once) == set(twice)
+
+
+def test_a_label_of_two_runs_is_drawn_for_each():
+    (run,) = load_runs([GOLDEN])
+    (group,) = make_groups([run, replace(run, path=run.path.with_name("again"))])
+    names = [series.name for series in speedups([group])]
+    assert sorted(names) == sorted(
+        f"{label} ({where})"
+        for label in ("cacheback", "no_frozen", "pld")
+        for where in ("synthetic", "again")
+    )
 
 
 def test_bars_are_the_table_s_numbers_with_their_intervals(group):
@@ -242,10 +276,10 @@ def test_a_part_that_is_nearly_all_does_not_hide_the_others():
 def test_every_artifact_s_figures_are_drawn_with_caption_and_units(artifact):
     runs, _ = usable_runs([ROOT / "tests/golden/experiments"], surfaces=True)
     members = [run for run in runs if run.experiment in artifact.experiments]
-    drawn = artifact.figures(members)
+    drawn = list(artifact.figures(members))
     if "figure" in artifact.name:
         assert drawn
-    for figure in drawn.values():
+    for _, figure in drawn:
         words = " ".join(text.get_text() for text in figure.texts)
         labels = [axes.get_ylabel() for axes in figure.axes] if figure.axes else []
         assert ("Speedup:" in words) <= any("speedup" in label for label in labels), words

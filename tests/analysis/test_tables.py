@@ -16,6 +16,7 @@ from analysis import tables
 from analysis.groups import caption, make_groups
 from analysis.load import load_runs
 from analysis.render import Sheet, to_latex, to_markdown, to_rich
+from analysis.sheets import settings_sheet
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "records"
@@ -110,6 +111,57 @@ def test_runs_share_a_table_only_if_they_may_be_compared(results):
     assert sorted(tuple(run.path.name for run in group.runs) for group in groups) == [
         ("four",), ("one", "two"), ("three",),
     ]  # fmt: skip
+
+
+def keep_cases(folder, keep):
+    path = folder / "cases.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if keep(json.loads(line))) + "\n")
+
+
+def test_runs_of_different_size_do_not_share_a_table(results):
+    for name in ("fewer", "shorter", "again", "mixed"):
+        shutil.copytree(results / "one", results / name)
+    keep_cases(results / "fewer", lambda record: int(record["case_id"]) < 90)
+    config = json.loads((results / "one" / "manifest.json").read_text())["config"]
+    limit = {"generation": {"temperature": 0.0, "max_new_tokens": 24}}
+    edit_manifest(results / "shorter", config={**config, **limit})
+    edit_records(results / "mixed", lambda r: {**r, "stream_index": 99 - r["stream_index"]})
+    groups = make_groups(load_runs([results]))
+    assert sorted(tuple(run.path.name for run in group.runs) for group in groups) == [
+        ("again", "mixed", "one"), ("fewer",), ("shorter",),
+    ]  # fmt: skip
+    (shorter,) = [group for group in groups if group.runs[0].path.name == "shorter"]
+    assert "23 cases of at most 24 new tokens a turn" in caption(shorter)
+
+
+def test_other_prompts_under_the_same_ids_do_not_share_a_table(results):
+    shutil.copytree(results / "one", results / "other")
+    edit_records(results / "other", lambda record: {**record, "prompt_ids": [7, 8, 9]})
+    assert len(make_groups(load_runs([results]))) == 2
+
+
+def test_shards_of_a_run_share_a_table(results):
+    shutil.copytree(results / "one", results / "two")
+    for name, rest in (("one", 0), ("two", 1)):
+        edit_manifest(results / name, prompt_set_hash="abc")
+        keep_cases(results / name, lambda record, rest=rest: int(record["case_id"]) % 2 == rest)
+    (group,) = make_groups(load_runs([results]))
+    assert [run.path.name for run in group.runs] == ["one", "two"]
+
+
+def test_rows_that_only_the_run_tells_apart_name_it(results):
+    shutil.copytree(results / "one", results / "sweep" / "one")
+    groups = make_groups(load_runs([results]))
+    columns = {"setting": lambda entry: entry.label}
+    page = settings_sheet("t", groups, columns)
+    assert page.headings[:2] == ["run", "setting"]
+    rows = [tuple(row[:2]) for row in page.rows]
+    assert len(set(rows)) == len(rows)
+    assert (str(results / "sweep" / "one"), "pld") in rows, "the folders have one name"
+    assert ("–", "medusa") in rows
+    alone = settings_sheet("t", make_groups(load_runs([results / "sweep"])), columns)
+    assert alone.headings[0] == "setting"
 
 
 def test_several_runs_in_one_table_are_told_apart(results):
