@@ -98,6 +98,15 @@ def test_card_runs_with_the_paper_s_draft_and_cache(model: str, draft: str, k: i
     assert {compose_entry(cfg, entry).pair.draft.id for entry in cfg.compare} == {draft}
 
 
+@pytest.mark.parametrize(("dataset", "limit"), [("gsm8k", 100), ("mgsm", None), ("mtbench", None)])
+def test_card_samples_gsm8k_alone(dataset: str, limit: int | None) -> None:
+    paper = ["experiment=card_table1", "scale=paper", f"dataset={dataset}"]
+    cfg = compose(paper)
+    check_values(cfg)
+    assert (cfg.dataset.limit, identity(cfg)["dataset"]["limit"]) == (limit, limit)
+    assert compose([*paper, "dataset.limit=7"]).dataset.limit == 7
+
+
 @pytest.mark.parametrize("name", [name for name in PAPER_SCALE if name.startswith("card_")])
 def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name: str) -> None:
     from analysis.claims import load_ledger
