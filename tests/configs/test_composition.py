@@ -149,6 +149,15 @@ def test_n_grammys_figures_share_their_recordings() -> None:
     assert (paper.dataset.limit, paper.dataset.sample) == (50, "head")
 
 
+def test_n_grammys_figure_1_has_the_paper_s_whole_grid() -> None:
+    runner = compose(["experiment=ngrammys_figure1", "scale=paper"]).runner
+    assert list(runner.batch_k) == list(range(1, 33))
+    assert list(runner.batch_w) == list(range(16))
+    assert list(runner.batch_contexts) == [25, 100, 500]
+    # No other grid is called the whole one.
+    assert "batch_k=[" not in (CONF_DIR / "runner/cost.yaml").read_text()
+
+
 def test_the_shuffled_row_has_the_questions_of_its_neighbours() -> None:
     table, row = (
         compose([f"experiment=token_recycling_table1{part}"]) for part in ("", "_shuffle")
