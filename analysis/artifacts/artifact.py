@@ -42,6 +42,8 @@ class Artifact:
         sheets: its numbers, from its runs.
         figures: its pictures by what is added to the file name; none for a plain table.
         also: further experiments whose runs belong to it.
+        instead: experiments whose runs show the same numbers, and serve for a model that its own
+            experiments were not run with.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Artifact:
     sheets: Callable[[Sequence[Run]], Sequence[Sheet]]
     figures: Callable[[Sequence[Run]], Mapping[str, Figure]] = field(default=no_figures)
     also: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
 
     @property
     def experiments(self) -> tuple[str, ...]:
