@@ -1,9 +1,10 @@
 """A run folder as a Weights & Biases run: ``python -m analysis.publish RUN``, or ``logger=wandb``.
 
 The run folder stays the only source: everything sent is read from it, after the measurement, so
-that no other process works while the clock runs. One W&B run per folder; its id is made from the
-run's key and the folder's name, so a run that was killed and resumed, or published twice, keeps it
-(offline each publication is one more segment, which ``wandb sync`` appends).
+that no other process works while the clock runs. One W&B run per folder; its id stands in the
+manifest, so a run that was killed and resumed, moved, or published twice, keeps it (offline each
+publication is one more segment, which ``wandb sync`` appends), and the same command on another
+machine is another run.
 """
 
 from __future__ import annotations
@@ -50,8 +51,15 @@ SUMMARY_COLUMNS = (
 
 
 def run_id(run: Run) -> str:
-    """The W&B id of a run folder: the same whenever the same job writes into the same folder."""
-    key = f"{run.manifest.get('run_key')}/{run.path.resolve().name}"
+    """The W&B id of a run folder: random, made with the folder and kept by whoever resumes it.
+
+    Folders that are older than such ids have one of their run key and name. Merged shards have the
+    first one's manifest, and are another run.
+    """
+    made = run.manifest.get("folder_id")
+    if made is not None and not run.manifest.get("merged_from"):
+        return str(made)
+    key = f"{made or run.manifest.get('run_key')}/{run.path.resolve().name}"
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

@@ -101,12 +101,30 @@ def test_no_prompt_and_no_answer_is_in_the_case_table():
     assert not {"prompt_ids", "output_ids"} & set(publish.CASE_COLUMNS)
 
 
-def test_the_id_is_the_folders_and_the_keys(run, tmp_path):
+def test_the_id_of_an_older_folder_is_its_name_and_key_s(run, tmp_path):
+    assert "folder_id" not in run.manifest
     again = shutil.copytree(run.path, tmp_path / "elsewhere" / "job")
     other = shutil.copytree(run.path, tmp_path / "elsewhere" / "other")
     (same,), (different,) = load_runs([again]), load_runs([other])
     assert publish.run_id(same) == publish.run_id(run)  # the place may move, the job may not
     assert publish.run_id(different) != publish.run_id(run)
+
+
+def test_the_same_command_on_two_machines_is_two_runs(run, tmp_path):
+    def made(place, **more):
+        home = shutil.copytree(run.path, tmp_path / place / "job")
+        manifest = json.loads((home / "manifest.json").read_text())
+        (home / "manifest.json").write_text(json.dumps(manifest | more))
+        (found,) = load_runs([home])
+        return found
+
+    here, there = made("here", folder_id="0123456789abcdef"), made("there", folder_id="f" * 16)
+    assert here.manifest["run_key"] == there.manifest["run_key"]
+    assert (publish.run_id(here), publish.run_id(there)) == ("0123456789abcdef", "f" * 16)
+    moved = shutil.move(here.path, tmp_path / "another_name")
+    assert publish.run_id(load_runs([moved])[0]) == "0123456789abcdef"
+    merged = made("merged", folder_id="0123456789abcdef", merged_from=["a", "b"])
+    assert publish.run_id(merged) not in ("0123456789abcdef", publish.run_id(run))
 
 
 def test_a_run_that_was_killed_and_resumed_keeps_its_id(run, fake):
