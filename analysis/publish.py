@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
+from analysis import surfaces
 from analysis.figures import mean_accepted_tokens, save, speedup_by_task
 from analysis.groups import caption, make_groups
-from analysis.load import ResultsError, load_runs
+from analysis.load import SURFACE, ResultsError, load_runs
 from analysis.style import RC
-from specbench.records import CASES, ERRORS, MANIFEST, STEPS, SUMMARY
+from specbench.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "tags": [],
     "folder": None,
 }
-FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS)
+FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS, CANDIDATES, SURFACE)
 # A case's columns: all of a record but the lists as long as a text.
 CASE_COLUMNS = (
     "label", "method", "task", "category", "case_id", "turn", "repeat", "status", "n_prompt",
@@ -67,13 +68,18 @@ def identity(run: Run) -> dict[str, Any]:
     """Name, group, job type and tags of the W&B run."""
     config: Mapping[str, Any] = run.manifest.get("config") or {}
     folder = run.path.resolve()
-    methods = [label for label in run.labels if label != run.baseline] or run.labels
+    if run.surface is None:
+        methods = [label for label in run.labels if label != run.baseline] or run.labels
+        kind = str((config.get("method") or {}).get("name") or methods[0])
+        tags = [run.model, run.dataset, *methods]
+    else:
+        kind, tags = "cost", [surfaces.model_of(run), "cost"]
     return {
         "id": run_id(run),
         "name": folder.name,
         "group": run.experiment or folder.parent.name,
-        "job_type": str((config.get("method") or {}).get("name") or methods[0]),
-        "tags": [run.model, run.dataset, *methods],
+        "job_type": kind,
+        "tags": tags,
     }
 
 
@@ -159,15 +165,10 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
         settings=wandb.Settings(console="off", init_timeout=60),
     )
     try:
-        live.log({"cases": wandb.Table(columns=list(CASE_COLUMNS), data=case_rows(run))})
-        for group in make_groups([run], None):
-            live.log(
-                {"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary_rows(group))}
-            )
-            live.summary.update(metrics(group))
-            live.summary["caption"] = caption(group)
-            for name, path in pictures(group, place / "figures").items():
-                live.log({f"figures/{name}": wandb.Image(str(path))})
+        if run.surface is None:
+            _send_records(live, run, place / "figures")
+        else:
+            _send_surface(live, run, place / "figures")
         live.summary["complete"] = run.complete
         artifact = wandb.Artifact(f"run-{who['id']}", type="records")
         for name in FILES:
@@ -179,6 +180,31 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
     if chosen["mode"] == "offline":
         return f"W&B run {who['id']} laid down; type: wandb sync {place}/wandb/offline-run-*"
     return f"W&B run {who['id']}: {live.url}"
+
+
+def _send_records(live: Any, run: Run, folder: Path) -> None:
+    import wandb
+
+    live.log({"cases": wandb.Table(columns=list(CASE_COLUMNS), data=case_rows(run))})
+    for group in make_groups([run], None):
+        live.log({"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary_rows(group))})
+        live.summary.update(metrics(group))
+        live.summary["caption"] = caption(group)
+        for name, path in pictures(group, folder).items():
+            live.log({f"figures/{name}": wandb.Image(str(path))})
+
+
+def _send_surface(live: Any, run: Run, folder: Path) -> None:
+    import wandb
+
+    columns = list(surfaces.PASS_COLUMNS)
+    live.log({"passes": wandb.Table(columns=columns, data=surfaces.pass_rows(run))})
+    live.summary.update(surfaces.pass_metrics(run))
+    live.summary["caption"] = surfaces.caption(run)
+    context: Any = matplotlib.rc_context(RC)
+    with context:
+        for name, figure in surfaces.figures(run).items():
+            live.log({f"figures/{name}": wandb.Image(str(save(figure, folder, name)[0]))})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -193,9 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        runs = load_runs(options.runs)
+        runs = [*load_runs(options.runs), *surfaces.cost_runs(options.runs)]
         if not runs:
-            raise ResultsError(f"{options.runs[0]} holds no run with records.")
+            raise ResultsError(f"{options.runs[0]} holds no run with records and no cost surface.")
     except (ResultsError, OSError, json.JSONDecodeError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -83,6 +83,58 @@ def test_what_a_run_sends(run, fake):
     assert "wandb sync" in said
 
 
+@pytest.fixture(params=["experiment=ngrammys_figure1", None], ids=["experiment", "by hand"])
+def cost_run(tmp_path, request):
+    """A cost run of an experiment, or of a bare command, with passes over trees too."""
+    home = shutil.copytree(GOLDEN.parents[1] / "experiments/ngrammys_figure1", tmp_path / "x" / "c")
+    manifest = json.loads((home / "manifest.json").read_text())
+    manifest["overrides"] = [request.param] if request.param else []
+    (home / "manifest.json").write_text(json.dumps(manifest))
+    surface = json.loads((home / "surface.json").read_text())
+    surface["prefill"] = {"axes": {"context": [25]}, "samples_s": [[0.03, 0.01, 0.02]]}
+    times = [[[0.004, 0.005, 0.006]], [[0.008, 0.009, 0.007]]]
+    surface["tree"] = {"axes": {"rows": [1, 8], "context": [25]}, "samples_s": times}
+    surface["drafting"] = [{"label": "pld", "context": 25, "step_us": 7.5}, {"label": "rest"}]
+    (home / "surface.json").write_text(json.dumps(surface))
+    return home
+
+
+def test_a_cost_surface_is_sent_too(cost_run, fake, capsys):
+    assert publish.main([str(cost_run.parent)]) == 0
+    assert "wandb sync" in capsys.readouterr().out
+    manifest = json.loads((cost_run / "manifest.json").read_text())
+    arguments = fake.arguments
+    assert arguments["group"] == ("ngrammys_figure1" if manifest["overrides"] else "x")
+    assert (arguments["name"], arguments["job_type"]) == ("c", "cost")
+    assert arguments["tags"] == ["mistral7b", "cost"]
+    assert arguments["config"]["config"] == manifest["config"]
+    assert ["tree", 8, None, None, 25, pytest.approx(8.0)] in fake.logged["passes"].data
+    assert ["prefill", None, None, None, 25, pytest.approx(20.0)] in fake.logged["passes"].data
+    assert len(fake.logged["passes"].data) == 3 + 3 * 3 * 2
+    assert fake.summary["tree_ms/25_tokens/1_rows"] == pytest.approx(5.0)
+    assert fake.summary["drafting_us/pld/25_tokens"] == 7.5
+    assert "Synthetic CPU" in fake.summary["caption"]
+    assert {"figures/passes", "figures/slowdown"} <= fake.logged.keys()
+    assert set(fake.files) == {"manifest.json", "surface.json"}
+    assert fake.finished
+
+
+def test_a_surface_without_batch_passes_has_no_slow_downs(cost_run, fake):
+    surface = json.loads((cost_run / "surface.json").read_text())
+    axes = surface["batch"]["axes"] | {"k": [2, 4, 16]}  # none of one row
+    for batch in (None, surface["batch"] | {"axes": axes}):
+        (cost_run / "surface.json").write_text(json.dumps({**surface, "batch": batch}))
+        assert publish.main([str(cost_run)]) == 0
+        assert "figures/passes" in fake.logged
+        assert "figures/slowdown" not in fake.logged
+
+
+def test_the_likeliest_ids_are_sent_where_they_were_recorded(run, fake):
+    (run.path / "candidates.jsonl").write_text("{}\n")
+    publish.publish(run, {"mode": "offline"})
+    assert "candidates.jsonl" in fake.files
+
+
 def test_runs_of_an_experiment_share_its_name_as_their_group(run):
     run.manifest["overrides"] = ["experiment=cacheback_table1", "seed=1"]
     assert publish.identity(run)["group"] == "cacheback_table1"
