@@ -39,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "tags": [],
     "folder": None,
 }
+UNREACHABLE = 3  # exit code where W&B cannot be used online
 FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS, CANDIDATES, SURFACE)
 # A case's columns: all of a record but the lists as long as a text.
 CASE_COLUMNS = (
@@ -49,6 +50,10 @@ SUMMARY_COLUMNS = (
     "label", "method", "task", "n_cases", "mat", "tokens_per_s", "speedup", "geomean_speedup",
     "speedup_eager", "speedup_graph", "bandwidth_share",
 )  # fmt: skip
+
+
+class UnreachableError(Exception):
+    """W&B cannot be used online here: no network, no key, or no such account."""
 
 
 def run_id(run: Run) -> str:
@@ -146,6 +151,7 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
 
     Raises:
         ImportError: wandb is not installed.
+        UnreachableError: it was to be sent, and W&B did not take it on.
         Exception: whatever wandb raises; the run folder is untouched.
     """
     import wandb
@@ -154,16 +160,21 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
     place = Path(chosen["folder"] or run.path / "wandb")
     place.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("WANDB_SILENT", "true")
-    live = wandb.init(
-        project=chosen["project"],
-        entity=chosen["entity"],
-        mode=chosen["mode"],
-        dir=str(place),
-        config=configuration(run),
-        resume="allow",
-        **(who | {"tags": [*who["tags"], *chosen["tags"]]}),
-        settings=wandb.Settings(console="off", init_timeout=60),
-    )
+    try:
+        live = wandb.init(
+            project=chosen["project"],
+            entity=chosen["entity"],
+            mode=chosen["mode"],
+            dir=str(place),
+            config=configuration(run),
+            resume="allow",
+            **(who | {"tags": [*who["tags"], *chosen["tags"]]}),
+            settings=wandb.Settings(console="off", init_timeout=60),
+        )
+    except (wandb.errors.Error, ConnectionError, TimeoutError) as error:
+        if chosen["mode"] != "online":
+            raise
+        raise UnreachableError(f"{type(error).__name__}: {error}") from error
     try:
         if run.surface is None:
             _send_records(live, run, place / "figures")
@@ -208,7 +219,12 @@ def _send_surface(live: Any, run: Run, folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0 where all folders were published, 1 where W&B refused one, 2 for bad input."""
+    """Entry point.
+
+    Returns:
+        0 where all folders were published, 1 where W&B refused one, 2 for bad input, 3 where it
+        cannot be used online; then the remaining folders are not tried.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m analysis.publish",
         description="Copy run folders to Weights & Biases (offline unless logger.mode=online).",
@@ -226,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     failed = 0
-    for run in runs:
+    for number, run in enumerate(runs, start=1):
         try:
             sys.stdout.write(publish(run, options.settings) + "\n")
         except ImportError:
@@ -234,6 +250,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "error: wandb is not installed: pip install -e '.[wandb]', or logger=none\n"
             )
             return 2
+        except UnreachableError as error:
+            rest = f", nor the {len(runs) - number} after it" if number < len(runs) else ""
+            why = f"W&B cannot be used online: {error}"
+            sys.stderr.write(f"not published: {run.path}{rest}: {why}\n")
+            return UNREACHABLE
         except Exception as error:
             # A dashboard is a copy: whatever is wrong with the service, the records are safe.
             failed += 1

@@ -10,13 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from analysis import figures, publish
 from analysis.groups import make_groups
 from analysis.load import load_runs
-from runners import dispatch
-from specbench.errors import ConfigurationError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records" / "synthetic"
 
@@ -239,20 +236,26 @@ def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     assert "error" in capsys.readouterr().err
 
 
-def test_a_benchmark_survives_whatever_the_service_does(tmp_path, monkeypatch, capsys):
-    node = OmegaConf.create({"name": "wandb", "mode": "online"})
+def test_without_a_network_the_first_folder_alone_is_waited_for(
+    run, tmp_path, monkeypatch, capsys
+):
+    wandb = pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
+    shutil.copytree(run.path, tmp_path / "experiment" / "second")
+    calls = []
 
-    def slow(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("wandb", 300)
+    def refuse(**arguments: object) -> None:
+        calls.append(arguments["mode"])
+        raise wandb.errors.CommError("timed out")
 
-    monkeypatch.setattr(subprocess, "run", slow)
-    dispatch.publish(node, tmp_path)
-    assert "not published" in capsys.readouterr().out
-
-
-def test_an_unknown_logger_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="wandb"):
-        dispatch.publish(OmegaConf.create({"name": "wandbb"}), tmp_path)
+    monkeypatch.setattr(wandb, "init", refuse)
+    online = [str(tmp_path), "--settings", json.dumps({"mode": "online"})]
+    assert publish.main(online) == publish.UNREACHABLE
+    assert calls == ["online"]
+    assert "nor the 1 after it: W&B cannot be used online: CommError: timed out" in (
+        capsys.readouterr().err
+    )
+    assert publish.main([str(tmp_path)]) == 1  # offline there is nobody to be reached
+    assert calls == ["online", "offline", "offline"]
 
 
 @pytest.mark.slow
