@@ -71,6 +71,7 @@ def _copy(name: str, path: Path, node: Mapping[str, Any]) -> tuple[int, str]:
     try:
         process = subprocess.Popen(
             command,
+            stdin=subprocess.DEVNULL,  # nobody is there to be asked for a key
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
