@@ -69,7 +69,7 @@ def pass_rows(run: Run) -> list[list[Any]]:
 
 def pass_metrics(run: Run) -> dict[str, float]:
     """Flat numbers: milliseconds of prompts and of trees, microseconds of drafting a step."""
-    found = {}
+    found: dict[str, float] = {}
     for kind, rows, _, _, context, milliseconds in pass_rows(run):
         if kind == "prefill":
             found[f"prefill_ms/{context}_tokens"] = milliseconds
@@ -89,7 +89,7 @@ def caption(run: Run) -> str:
 def figures(run: Run) -> dict[str, Figure]:
     """Tree passes over their rows, and batch passes over those of one token, where measured."""
     surface: Mapping[str, Any] = run.surface or {}
-    drawn = {}
+    drawn: dict[str, Figure] = {}
     if surface.get("tree"):
         points: dict[int, list[Point]] = {}
         for kind, rows, _, _, context, milliseconds in pass_rows(run):
