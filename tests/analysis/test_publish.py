@@ -236,9 +236,7 @@ def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     assert "error" in capsys.readouterr().err
 
 
-def test_without_a_network_the_first_folder_alone_is_waited_for(
-    run, tmp_path, monkeypatch, capsys
-):
+def test_without_a_network_only_the_first_folder_is_waited_for(run, tmp_path, monkeypatch, capsys):
     wandb = pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
     shutil.copytree(run.path, tmp_path / "experiment" / "second")
     calls = []
@@ -251,9 +249,8 @@ def test_without_a_network_the_first_folder_alone_is_waited_for(
     online = [str(tmp_path), "--settings", json.dumps({"mode": "online"})]
     assert publish.main(online) == publish.UNREACHABLE
     assert calls == ["online"]
-    assert "nor the 1 after it: W&B cannot be used online: CommError: timed out" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "nor the 1 after it: W&B cannot be used online: CommError: timed out" in said
     assert publish.main([str(tmp_path)]) == 1  # offline there is nobody to be reached
     assert calls == ["online", "offline", "offline"]
 
