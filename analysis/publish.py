@@ -1,9 +1,10 @@
 """A run folder as a Weights & Biases run: ``python -m analysis.publish RUN``, or ``logger=wandb``.
 
 The run folder stays the only source: everything sent is read from it, after the measurement, so
-that no other process works while the clock runs. One W&B run per folder; its id is made from the
-run's key and the folder's name, so a run that was killed and resumed, or published twice, keeps it
-(offline each publication is one more segment, which ``wandb sync`` appends).
+that no other process works while the clock runs. One W&B run per folder; its id stands in the
+manifest, so a run that was killed and resumed, moved, or published twice, keeps it (offline each
+publication is one more segment, which ``wandb sync`` appends), and the same command on another
+machine is another run.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
+from analysis import surfaces
 from analysis.figures import mean_accepted_tokens, save, speedup_by_task
 from analysis.groups import caption, make_groups
-from analysis.load import ResultsError, load_runs
+from analysis.load import SURFACE, ResultsError, load_runs
 from analysis.style import RC
-from specbench.records import CASES, ERRORS, MANIFEST, STEPS, SUMMARY
+from specbench.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +39,8 @@ DEFAULTS: dict[str, Any] = {
     "tags": [],
     "folder": None,
 }
-FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS)
+UNREACHABLE = 3  # exit code where W&B cannot be used online
+FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS, CANDIDATES, SURFACE)
 # A case's columns: all of a record but the lists as long as a text.
 CASE_COLUMNS = (
     "label", "method", "task", "category", "case_id", "turn", "repeat", "status", "n_prompt",
@@ -49,9 +52,20 @@ SUMMARY_COLUMNS = (
 )  # fmt: skip
 
 
+class UnreachableError(Exception):
+    """W&B cannot be used online here: no network, no key, or no such account."""
+
+
 def run_id(run: Run) -> str:
-    """The W&B id of a run folder: the same whenever the same job writes into the same folder."""
-    key = f"{run.manifest.get('run_key')}/{run.path.resolve().name}"
+    """The W&B id of a run folder: random, made with the folder and kept by whoever resumes it.
+
+    Folders that are older than such ids have one of their run key and name. Merged shards have the
+    first one's manifest, and are another run.
+    """
+    made = run.manifest.get("folder_id")
+    if made is not None and not run.manifest.get("merged_from"):
+        return str(made)
+    key = f"{made or run.manifest.get('run_key')}/{run.path.resolve().name}"
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
@@ -59,13 +73,18 @@ def identity(run: Run) -> dict[str, Any]:
     """Name, group, job type and tags of the W&B run."""
     config: Mapping[str, Any] = run.manifest.get("config") or {}
     folder = run.path.resolve()
-    methods = [label for label in run.labels if label != run.baseline] or run.labels
+    if run.surface is None:
+        methods = [label for label in run.labels if label != run.baseline] or run.labels
+        kind = str((config.get("method") or {}).get("name") or methods[0])
+        tags = [run.model, run.dataset, *methods]
+    else:
+        kind, tags = "cost", [surfaces.model_of(run), "cost"]
     return {
         "id": run_id(run),
         "name": folder.name,
         "group": run.experiment or folder.parent.name,
-        "job_type": str((config.get("method") or {}).get("name") or methods[0]),
-        "tags": [run.model, run.dataset, *methods],
+        "job_type": kind,
+        "tags": tags,
     }
 
 
@@ -132,6 +151,7 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
 
     Raises:
         ImportError: wandb is not installed.
+        UnreachableError: it was to be sent, and W&B did not take it on.
         Exception: whatever wandb raises; the run folder is untouched.
     """
     import wandb
@@ -140,26 +160,26 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
     place = Path(chosen["folder"] or run.path / "wandb")
     place.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("WANDB_SILENT", "true")
-    live = wandb.init(
-        project=chosen["project"],
-        entity=chosen["entity"],
-        mode=chosen["mode"],
-        dir=str(place),
-        config=configuration(run),
-        resume="allow",
-        **(who | {"tags": [*who["tags"], *chosen["tags"]]}),
-        settings=wandb.Settings(console="off", init_timeout=60),
-    )
     try:
-        live.log({"cases": wandb.Table(columns=list(CASE_COLUMNS), data=case_rows(run))})
-        for group in make_groups([run], None):
-            live.log(
-                {"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary_rows(group))}
-            )
-            live.summary.update(metrics(group))
-            live.summary["caption"] = caption(group)
-            for name, path in pictures(group, place / "figures").items():
-                live.log({f"figures/{name}": wandb.Image(str(path))})
+        live = wandb.init(
+            project=chosen["project"],
+            entity=chosen["entity"],
+            mode=chosen["mode"],
+            dir=str(place),
+            config=configuration(run),
+            resume="allow",
+            **(who | {"tags": [*who["tags"], *chosen["tags"]]}),
+            settings=wandb.Settings(console="off", init_timeout=60),
+        )
+    except (wandb.errors.Error, ConnectionError, TimeoutError) as error:
+        if chosen["mode"] != "online":
+            raise
+        raise UnreachableError(f"{type(error).__name__}: {error}") from error
+    try:
+        if run.surface is None:
+            _send_records(live, run, place / "figures")
+        else:
+            _send_surface(live, run, place / "figures")
         live.summary["complete"] = run.complete
         artifact = wandb.Artifact(f"run-{who['id']}", type="records")
         for name in FILES:
@@ -173,8 +193,38 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
     return f"W&B run {who['id']}: {live.url}"
 
 
+def _send_records(live: Any, run: Run, folder: Path) -> None:
+    import wandb
+
+    live.log({"cases": wandb.Table(columns=list(CASE_COLUMNS), data=case_rows(run))})
+    for group in make_groups([run], None):
+        live.log({"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary_rows(group))})
+        live.summary.update(metrics(group))
+        live.summary["caption"] = caption(group)
+        for name, path in pictures(group, folder).items():
+            live.log({f"figures/{name}": wandb.Image(str(path))})
+
+
+def _send_surface(live: Any, run: Run, folder: Path) -> None:
+    import wandb
+
+    columns = list(surfaces.PASS_COLUMNS)
+    live.log({"passes": wandb.Table(columns=columns, data=surfaces.pass_rows(run))})
+    live.summary.update(surfaces.pass_metrics(run))
+    live.summary["caption"] = surfaces.caption(run)
+    context: Any = matplotlib.rc_context(RC)
+    with context:
+        for name, figure in surfaces.figures(run).items():
+            live.log({f"figures/{name}": wandb.Image(str(save(figure, folder, name)[0]))})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0 where all folders were published, 1 where W&B refused one, 2 for bad input."""
+    """Entry point.
+
+    Returns:
+        0 where all folders were published, 1 where W&B refused one, 2 for bad input, 3 where it
+        cannot be used online; then the remaining folders are not tried.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m analysis.publish",
         description="Copy run folders to Weights & Biases (offline unless logger.mode=online).",
@@ -185,14 +235,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        runs = load_runs(options.runs)
+        runs = [*load_runs(options.runs), *surfaces.cost_runs(options.runs)]
         if not runs:
-            raise ResultsError(f"{options.runs[0]} holds no run with records.")
+            raise ResultsError(f"{options.runs[0]} holds no run with records and no cost surface.")
     except (ResultsError, OSError, json.JSONDecodeError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     failed = 0
-    for run in runs:
+    for number, run in enumerate(runs, start=1):
         try:
             sys.stdout.write(publish(run, options.settings) + "\n")
         except ImportError:
@@ -200,6 +250,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "error: wandb is not installed: pip install -e '.[wandb]', or logger=none\n"
             )
             return 2
+        except UnreachableError as error:
+            rest = f", nor the {len(runs) - number} after it" if number < len(runs) else ""
+            why = f"W&B cannot be used online: {error}"
+            sys.stderr.write(f"not published: {run.path}{rest}: {why}\n")
+            return UNREACHABLE
         except Exception as error:
             # A dashboard is a copy: whatever is wrong with the service, the records are safe.
             failed += 1

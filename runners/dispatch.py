@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runners import folder, inputs
+from runners.copies import publish
 from runners.isolate import run_in_child
 from runners.job import BASELINE, Entry, Job
 from specbench import cases, config, durable, records
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOGGERS = {"wandb": "analysis.publish"}  # run as modules: runners import no analysis
-_PUBLISH_S = 300.0
 _NO_EXPERIMENT = "runs"  # where runs without an experiment go below paths.results
 
 
@@ -214,29 +211,6 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
                 f"'compare=[{{method: {label}, label: {label}_2}}]'."
             )
     return tuple(entries)
-
-
-def publish(logger: DictConfig, path: Path) -> None:
-    """Copy a finished run elsewhere, as the ``logger`` group says; a failure is only reported.
-
-    A process of its own does it after the measurement: no service runs while cases are timed, and
-    nothing that goes wrong with it reaches the run.
-    """
-    if logger is None or logger.name == "none":
-        return
-    if logger.name not in _LOGGERS:
-        raise unknown_name("logger", str(logger.name), ["none", *_LOGGERS])
-    node = json.dumps(OmegaConf.to_container(logger, resolve=True))
-    command = [sys.executable, "-m", _LOGGERS[logger.name], str(path), "--settings", node]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PUBLISH_S, check=False
-        )
-        said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        said = [f"not published: {error}"]
-    # The first line says it; a service's own complaints may follow.
-    sys.stdout.write(f"{logger.name}: {said[0] if said else 'nothing was said'}\n")
 
 
 def _entry(cfg: DictConfig) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ def begin(
     """
     return {
         "schema_version": records.SCHEMA_VERSION,
+        "folder_id": secrets.token_hex(8),  # the run key is that of every machine's same command
         "run_key": job.run_key,
         "status": "running",
         "exit_code": None,

@@ -118,9 +118,18 @@ def pair_name(method: str, model: str) -> str:
     return own
 
 
-# Importing this module is what makes the schema and the resolver known to Hydra.
+def chosen(name: str, values: Mapping[str, Any]) -> Any:
+    """The value of a name, None where it has none: what differs from job to job of a sweep.
+
+    In yaml: ``limit: "${specbench.chosen:${dataset.name},{gsm8k: 100}}"``.
+    """
+    return values.get(name)
+
+
+# Importing this module is what makes the schema and the resolvers known to Hydra.
 ConfigStore.instance().store(name="_schema", node=RunConfig)
 OmegaConf.register_new_resolver("specbench.pair", pair_name, replace=True)
+OmegaConf.register_new_resolver("specbench.chosen", chosen, replace=True)
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:

@@ -32,6 +32,10 @@ def made_of(runs: Sequence[Run]) -> tuple[list[tuple[Artifact, list[Run]]], list
     used: set[str | None] = set()
     for artifact in ARTIFACTS:
         members = [run for run in runs if run.experiment in artifact.experiments]
+        if artifact.instead:
+            models = {run.model for run in members}
+            others = [run for run in runs if run.experiment in artifact.instead]
+            members += [run for run in others if run.model not in models]
         if members:
             made.append((artifact, members))
             used |= set(artifact.experiments)

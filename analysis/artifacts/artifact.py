@@ -48,6 +48,8 @@ class Artifact:
         figures: its pictures, each with what is added to the file name, which need not differ;
             none for a plain table.
         also: further experiments whose runs belong to it.
+        instead: experiments whose runs show the same numbers, and serve for a model that its own
+            experiments were not run with.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Artifact:
     sheets: Callable[[Sequence[Run]], Sequence[Sheet]]
     figures: Callable[[Sequence[Run]], Pictures] = field(default=no_figures)
     also: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
 
     @property
     def experiments(self) -> tuple[str, ...]:

@@ -57,6 +57,21 @@ def test_runs_are_told_apart_by_their_experiment():
     }  # fmt: skip
 
 
+def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_run(tmp_path):
+    for name in ("ngrammys_figure3", "ngrammys_figure5"):
+        shutil.copytree(FIXTURES / name, tmp_path / name)
+
+    def made():
+        return {a.name: members for a, members in made_of(load_runs([tmp_path]))[0]}
+
+    assert {run.experiment for run in made()["ngrammys_figure5"]} == {"ngrammys_figure5"}
+    shutil.rmtree(tmp_path / "ngrammys_figure5")
+    members = made()["ngrammys_figure5"]
+    assert {run.experiment for run in members} == {"ngrammys_figure3"}
+    (artifact,) = (a for a in ARTIFACTS if a.name == "ngrammys_figure5")
+    assert list(artifact.figures(members)) == ["mistral7b"]
+
+
 def test_a_surface_without_an_experiment_is_no_artifact(tmp_path):
     home = shutil.copytree(FIXTURES / "ngrammys_figure1", tmp_path / "cost")
     assert len(load_surfaces([tmp_path])) == 1

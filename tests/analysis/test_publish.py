@@ -10,13 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from analysis import figures, publish
 from analysis.groups import make_groups
 from analysis.load import load_runs
-from runners import dispatch
-from specbench.errors import ConfigurationError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records" / "synthetic"
 
@@ -83,6 +80,58 @@ def test_what_a_run_sends(run, fake):
     assert "wandb sync" in said
 
 
+@pytest.fixture(params=["experiment=ngrammys_figure1", None], ids=["experiment", "by hand"])
+def cost_run(tmp_path, request):
+    """A cost run of an experiment, or of a bare command, with passes over trees too."""
+    home = shutil.copytree(GOLDEN.parents[1] / "experiments/ngrammys_figure1", tmp_path / "x" / "c")
+    manifest = json.loads((home / "manifest.json").read_text())
+    manifest["overrides"] = [request.param] if request.param else []
+    (home / "manifest.json").write_text(json.dumps(manifest))
+    surface = json.loads((home / "surface.json").read_text())
+    surface["prefill"] = {"axes": {"context": [25]}, "samples_s": [[0.03, 0.01, 0.02]]}
+    times = [[[0.004, 0.005, 0.006]], [[0.008, 0.009, 0.007]]]
+    surface["tree"] = {"axes": {"rows": [1, 8], "context": [25]}, "samples_s": times}
+    surface["drafting"] = [{"label": "pld", "context": 25, "step_us": 7.5}, {"label": "rest"}]
+    (home / "surface.json").write_text(json.dumps(surface))
+    return home
+
+
+def test_a_cost_surface_is_sent_too(cost_run, fake, capsys):
+    assert publish.main([str(cost_run.parent)]) == 0
+    assert "wandb sync" in capsys.readouterr().out
+    manifest = json.loads((cost_run / "manifest.json").read_text())
+    arguments = fake.arguments
+    assert arguments["group"] == ("ngrammys_figure1" if manifest["overrides"] else "x")
+    assert (arguments["name"], arguments["job_type"]) == ("c", "cost")
+    assert arguments["tags"] == ["mistral7b", "cost"]
+    assert arguments["config"]["config"] == manifest["config"]
+    assert ["tree", 8, None, None, 25, pytest.approx(8.0)] in fake.logged["passes"].data
+    assert ["prefill", None, None, None, 25, pytest.approx(20.0)] in fake.logged["passes"].data
+    assert len(fake.logged["passes"].data) == 3 + 3 * 3 * 2
+    assert fake.summary["tree_ms/25_tokens/1_rows"] == pytest.approx(5.0)
+    assert fake.summary["drafting_us/pld/25_tokens"] == 7.5
+    assert "Synthetic CPU" in fake.summary["caption"]
+    assert {"figures/passes", "figures/slowdown"} <= fake.logged.keys()
+    assert set(fake.files) == {"manifest.json", "surface.json"}
+    assert fake.finished
+
+
+def test_a_surface_without_batch_passes_has_no_slow_downs(cost_run, fake):
+    surface = json.loads((cost_run / "surface.json").read_text())
+    axes = surface["batch"]["axes"] | {"k": [2, 4, 16]}  # none of one row
+    for batch in (None, surface["batch"] | {"axes": axes}):
+        (cost_run / "surface.json").write_text(json.dumps({**surface, "batch": batch}))
+        assert publish.main([str(cost_run)]) == 0
+        assert "figures/passes" in fake.logged
+        assert "figures/slowdown" not in fake.logged
+
+
+def test_the_likeliest_ids_are_sent_where_they_were_recorded(run, fake):
+    (run.path / "candidates.jsonl").write_text("{}\n")
+    publish.publish(run, {"mode": "offline"})
+    assert "candidates.jsonl" in fake.files
+
+
 def test_runs_of_an_experiment_share_its_name_as_their_group(run):
     run.manifest["overrides"] = ["experiment=cacheback_table1", "seed=1"]
     assert publish.identity(run)["group"] == "cacheback_table1"
@@ -101,12 +150,30 @@ def test_no_prompt_and_no_answer_is_in_the_case_table():
     assert not {"prompt_ids", "output_ids"} & set(publish.CASE_COLUMNS)
 
 
-def test_the_id_is_the_folders_and_the_keys(run, tmp_path):
+def test_the_id_of_an_older_folder_is_its_name_and_key_s(run, tmp_path):
+    assert "folder_id" not in run.manifest
     again = shutil.copytree(run.path, tmp_path / "elsewhere" / "job")
     other = shutil.copytree(run.path, tmp_path / "elsewhere" / "other")
     (same,), (different,) = load_runs([again]), load_runs([other])
     assert publish.run_id(same) == publish.run_id(run)  # the place may move, the job may not
     assert publish.run_id(different) != publish.run_id(run)
+
+
+def test_the_same_command_on_two_machines_is_two_runs(run, tmp_path):
+    def made(place, **more):
+        home = shutil.copytree(run.path, tmp_path / place / "job")
+        manifest = json.loads((home / "manifest.json").read_text())
+        (home / "manifest.json").write_text(json.dumps(manifest | more))
+        (found,) = load_runs([home])
+        return found
+
+    here, there = made("here", folder_id="0123456789abcdef"), made("there", folder_id="f" * 16)
+    assert here.manifest["run_key"] == there.manifest["run_key"]
+    assert (publish.run_id(here), publish.run_id(there)) == ("0123456789abcdef", "f" * 16)
+    moved = shutil.move(here.path, tmp_path / "another_name")
+    assert publish.run_id(load_runs([moved])[0]) == "0123456789abcdef"
+    merged = made("merged", folder_id="0123456789abcdef", merged_from=["a", "b"])
+    assert publish.run_id(merged) not in ("0123456789abcdef", publish.run_id(run))
 
 
 def test_a_run_that_was_killed_and_resumed_keeps_its_id(run, fake):
@@ -169,20 +236,23 @@ def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     assert "error" in capsys.readouterr().err
 
 
-def test_a_benchmark_survives_whatever_the_service_does(tmp_path, monkeypatch, capsys):
-    node = OmegaConf.create({"name": "wandb", "mode": "online"})
+def test_without_a_network_only_the_first_folder_is_waited_for(run, tmp_path, monkeypatch, capsys):
+    wandb = pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
+    shutil.copytree(run.path, tmp_path / "experiment" / "second")
+    calls = []
 
-    def slow(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("wandb", 300)
+    def refuse(**arguments: object) -> None:
+        calls.append(arguments["mode"])
+        raise wandb.errors.CommError("timed out")
 
-    monkeypatch.setattr(subprocess, "run", slow)
-    dispatch.publish(node, tmp_path)
-    assert "not published" in capsys.readouterr().out
-
-
-def test_an_unknown_logger_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="wandb"):
-        dispatch.publish(OmegaConf.create({"name": "wandbb"}), tmp_path)
+    monkeypatch.setattr(wandb, "init", refuse)
+    online = [str(tmp_path), "--settings", json.dumps({"mode": "online"})]
+    assert publish.main(online) == publish.UNREACHABLE
+    assert calls == ["online"]
+    said = capsys.readouterr().err
+    assert "nor the 1 after it: W&B cannot be used online: CommError: timed out" in said
+    assert publish.main([str(tmp_path)]) == 1  # offline there is nobody to be reached
+    assert calls == ["online", "offline", "offline"]
 
 
 @pytest.mark.slow

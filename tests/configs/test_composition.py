@@ -98,6 +98,39 @@ def test_card_runs_with_the_paper_s_draft_and_cache(model: str, draft: str, k: i
     assert {compose_entry(cfg, entry).pair.draft.id for entry in cfg.compare} == {draft}
 
 
+@pytest.mark.parametrize(("dataset", "limit"), [("gsm8k", 100), ("mgsm", None), ("mtbench", None)])
+def test_card_samples_gsm8k_alone(dataset: str, limit: int | None) -> None:
+    paper = ["experiment=card_table1", "scale=paper", f"dataset={dataset}"]
+    cfg = compose(paper)
+    check_values(cfg)
+    assert (cfg.dataset.limit, identity(cfg)["dataset"]["limit"]) == (limit, limit)
+    assert compose([*paper, "dataset.limit=7"]).dataset.limit == 7
+
+
+@pytest.mark.parametrize("name", [name for name in PAPER_SCALE if name.startswith("card_")])
+def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name: str) -> None:
+    from analysis.claims import load_ledger
+
+    paper = yaml.safe_load((CONF_DIR / f"experiment/paper/{name}.yaml").read_text())
+    swept = paper["hydra"]["sweeper"]["params"]["model"].split(",")
+    drafts, methods = {}, set()
+    for model in swept:
+        cfg = compose([f"experiment={name}", "scale=paper", f"model={model}"])
+        drafts[model] = cfg.pair.draft.id
+        methods |= {"ar", cfg.method.name}
+        methods |= {compose_entry(cfg, entry).method.name for entry in cfg.compare}
+    ids = {draft: compose([f"model={draft}"]).model.id for draft in ("llama3_1b", "llama2_7b")}
+    claims = [
+        claim
+        for claim in load_ledger()
+        if f"{claim.paper}_{claim.artifact}" == name and claim.method in methods
+    ]
+    for claim in claims:
+        assert claim.model in swept, claim.describe()
+        if claim.draft is not None:
+            assert drafts[claim.model] == ids[claim.draft], claim.describe()
+
+
 @pytest.mark.parametrize("name", ["cacheback_figure3", "cacheback_figure4", "cacheback_table1"])
 def test_cacheback_s_experiments_reset_as_its_authors_code_does(name: str) -> None:
     cfg = compose([f"experiment={name}"])
@@ -114,6 +147,15 @@ def test_n_grammys_figures_share_their_recordings() -> None:
         assert cfg.generation == figures[0].generation
     paper = compose(["experiment=ngrammys_figure2", "scale=paper"])
     assert (paper.dataset.limit, paper.dataset.sample) == (50, "head")
+
+
+def test_n_grammys_figure_1_has_the_paper_s_whole_grid() -> None:
+    runner = compose(["experiment=ngrammys_figure1", "scale=paper"]).runner
+    assert list(runner.batch_k) == list(range(1, 33))
+    assert list(runner.batch_w) == list(range(16))
+    assert list(runner.batch_contexts) == [25, 100, 500]
+    # No other grid is called the whole one.
+    assert "batch_k=[" not in (CONF_DIR / "runner/cost.yaml").read_text()
 
 
 def test_the_shuffled_row_has_the_questions_of_its_neighbours() -> None:

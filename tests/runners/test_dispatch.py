@@ -306,6 +306,21 @@ def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(
     assert [start["records_found"] for start in starts] == [0, 20]
 
 
+def test_a_folder_s_id_is_its_own_and_stays_when_it_is_resumed(execute, tmp_path, monkeypatch):
+    def made(name):
+        return durable.read_json(tmp_path / name / records.MANIFEST)
+
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            execute(f"output_dir={tmp_path}/run")
+    first = made("run")["folder_id"]
+    assert execute(f"output_dir={tmp_path}/run") == 0
+    assert execute(f"output_dir={tmp_path}/elsewhere") == 0
+    assert made("run")["folder_id"] == first != made("elsewhere")["folder_id"]
+    assert made("run")["run_key"] == made("elsewhere")["run_key"]
+
+
 def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path, monkeypatch):
     """Three jobs: one complete, one half done, one not begun."""
     launched = []

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from runners.inputs import made_first
-from specbench.config import compose, run_key
+from specbench.config import compose, option_names, run_key
 from specbench.errors import SpecBenchError
 
 
@@ -84,4 +84,19 @@ def test_a_failed_recording_stops_the_replay(replay):
 def test_other_runners_and_named_files_are_left_alone():
     for overrides in (["runner=offline"], ["runner=replay", "runner.traces=RUN"]):
         cfg = compose(overrides)
+        assert made_first(cfg, Execute(code=1)) is cfg
+
+
+def test_an_experiment_that_runs_live_in_the_paper_s_size_makes_nothing_first():
+    replays = [
+        name
+        for name in option_names("experiment")
+        if (small := compose([f"experiment={name}"]).runner).name == "replay"
+        and small.traces == "record"
+    ]
+    assert {"cacheback_figure4", "ngrammys_figure3", "ssd_store_size"} <= set(replays)
+    for name in replays:
+        # As the paper's files sweep it; what the small one says of traces and surface stays.
+        cfg = compose([f"experiment={name}", "scale=paper", "runner=offline"])
+        assert cfg.runner.traces == "record"
         assert made_first(cfg, Execute(code=1)) is cfg

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specbench.cases import MT_BENCH_CATEGORIES, TASKS, Case, load_cases, prompt_set_hash
-from specbench.config import compose
+from specbench.config import CONF_DIR, compose
 from specbench.errors import ConfigurationError, DatasetError
 
 DATA = os.environ.get("SPECBENCH_DATA_DIR")
@@ -245,6 +245,21 @@ def test_mbpp_in_token_recyclings_form(mbpp: Path) -> None:
     assert load_cases(cfg.dataset, mbpp)[0].turns[0] == (
         'Create a Python script for this problem:\n```python\n"""\nDo 11.\nassert f(11)\n"""\n\n```'
     )
+
+
+def test_mbpp_in_token_recyclings_own_file_keeps_its_name(tmp_path: Path) -> None:
+    """As the yamls say; claims stand beside runs by the data set's name."""
+    theirs = [question(2, "code", ["Create …"]), question(600, "code", ["Create another …"])]
+    path = write(tmp_path / "theirs.jsonl", theirs)
+    for home in ("dataset/mbpp.yaml", "experiment/paper/token_recycling_table1_mbpp.yaml"):
+        words = (CONF_DIR / home).read_text().split()
+        typed = [word for word in words if word.startswith("dataset.")]
+        assert "dataset=jsonl" not in words
+        cfg = compose(["dataset=mbpp", *(word.replace("FILE", str(path)) for word in typed)])
+        cases = load_cases(cfg.dataset)
+        assert (cfg.dataset.name, [case.case_id for case in cases]) == ("mbpp", ["2", "600"])
+        assert [case.turns for case in cases] == [("Create …",), ("Create another …",)]
+        assert {(case.task, case.category) for case in cases} == {("code", "mbpp")}
 
 
 def test_humaneval_forms(tmp_path: Path) -> None:
