@@ -43,6 +43,7 @@ from rich.console import Console
 from scripts.gpu_measurements import ROOT, bandwidth, decoding, draft_passes, pass_by_rows
 from scripts.gpu_report import write
 from scripts.gpu_steps import steps
+from specbench.errors import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +101,7 @@ class Check:
                 self.results[name] = work()
             except Exception as error:
                 traceback.print_exc()
-                self.missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                self.missing[name] = first_line(error)
         # Targets and their passes hold each other: without this the weights would stay.
         gc.collect()
         if self.device.type == "cuda":

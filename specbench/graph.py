@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from specbench.errors import CaseFailed
+from specbench.errors import CaseFailed, first_line
 from specbench.scores import Scores, StaticScores
 from specbench.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.target import Target, in_place
@@ -293,7 +293,7 @@ class GraphTarget(Target):
             with torch.inference_mode():
                 made.capture(self._pool)
         except RuntimeError as error:
-            self.reasons[name] = str(error).splitlines()[0]
+            self.reasons[name] = first_line(error)
             log.warning("no CUDA graph for %s: %s", name, self.reasons[name])
             return None
         self.graphs.append(name)

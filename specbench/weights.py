@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench import embedded
-from specbench.errors import WeightsNotFound
+from specbench.errors import WeightsNotFound, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,14 +153,8 @@ def check_hub(model: Any) -> None:
         raise _not_found(model, f"this is no id of the hub ({error})") from error
     except Exception as error:
         # Which library speaks to the hub, and so what a dead network raises, differs by version.
-        raise _not_found(
-            model, f"the hub refused or did not answer: {_first_line(error)}"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}"
+        why = f"the hub refused or did not answer: {first_line(error)}"
+        raise _not_found(model, why) from error
 
 
 def _not_found(model: Any, reason: str) -> WeightsNotFound:
@@ -193,7 +187,7 @@ def translated(model: Any) -> Iterator[None]:
         raise _not_found(model, f"a weight file is corrupt or unsafe ({error})") from error
     except (OSError, ValueError) as error:
         # What the hub's and transformers' own errors for missing files derive from.
-        raise _not_found(model, _first_line(error)) from error
+        raise _not_found(model, first_line(error)) from error
 
 
 def identity(model: Any) -> str:
