@@ -295,6 +295,8 @@ class GraphTarget(Target):
         except RuntimeError as error:
             self.reasons[name] = first_line(error)
             log.warning("no CUDA graph for %s: %s", name, self.reasons[name])
+            # The allocator may still count the old one as being recorded to, and refuse it.
+            self._pool = torch.cuda.graph_pool_handle()
             return None
         self.graphs.append(name)
         return made

@@ -77,7 +77,8 @@ class FixedShape:
             RuntimeError: something in it needs the host (some models read positions there).
         """
         target = self._target
-        with target.on_device():
+        # Where a capture's end fails, torch leaves its stream current: the outer context restores.
+        with target.on_device(), torch.cuda.stream(torch.cuda.current_stream()):
             stream = target.capture_stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

@@ -405,6 +405,7 @@ def test_a_failed_capture_falls_back_with_the_reason(message, reason, monkeypatc
 
     target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=10)
     target._capture = True
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(StaticPass, "capture", fail)
     target.prefill(np.arange(5))
     tree = DraftTree.chain(np.arange(3))
@@ -416,6 +417,23 @@ def test_a_failed_capture_falls_back_with_the_reason(message, reason, monkeypatc
         "graphs": [],
         "eager": {"1 x 4 rows, 256 keys": reason},
     }
+
+
+def test_what_is_captured_after_a_failure_has_memory_of_its_own(monkeypatch):
+    """The allocator may take the old pool for one that is still recorded to."""
+    handles = iter(range(9))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    pools = {}
+
+    def capture(step, pool):
+        pools[step.rows] = pool
+        if step.rows == 2:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(FixedShape, "capture", capture)
+    target = GraphTarget(tiny_model("llama"), capture=True, max_len=100, max_nodes=7)
+    assert pools == {1: 0, 2: 0, 4: 1, 8: 1}
+    assert list(target.reasons) == ["1 x 2 rows, 256 keys"]
 
 
 def _draft(**options):
@@ -507,7 +525,9 @@ def test_layers_on_another_device_get_the_mask_there():
 class _FakeCuda:
     """Stands in for ``torch.cuda``: the device that is current in each call, in ``calls``."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails  # at the end of a capture
+        self.present = self.now = self._stream()
         self.current = torch.device("cuda:0")
         self.calls: list[tuple[str, torch.device]] = []
         self.streams: list[object] = []
@@ -523,15 +543,23 @@ class _FakeCuda:
 
     def Stream(self, device):
         self.streams.append(device)
+        return self._stream()
+
+    def _stream(self):
         return SimpleNamespace(wait_stream=lambda _: self._called("wait"))
 
     def current_stream(self):
-        return SimpleNamespace(wait_stream=lambda _: self._called("wait"))
+        return self.now
 
     @contextmanager
-    def stream(self, _):
-        self._called("warm up")
-        yield
+    def stream(self, stream):
+        before, self.now = self.now, stream
+        if stream is not before:
+            self._called("warm up")
+        try:
+            yield
+        finally:
+            self.now = before
 
     def CUDAGraph(self):
         return SimpleNamespace(replay=lambda: self._called("replay"))
@@ -540,7 +568,11 @@ class _FakeCuda:
     def graph(self, _, *, pool, stream):
         assert stream is not None
         self._called("capture")
+        before, self.now = self.now, stream
         yield
+        if self.fails:  # torch then leaves the capture's stream the current one
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.now = before
 
 
 def test_graphs_are_made_and_replayed_on_the_models_device(monkeypatch, rng):
@@ -567,6 +599,18 @@ def test_graphs_are_made_and_replayed_on_the_models_device(monkeypatch, rng):
     target.device = torch.device("cpu")
     with target.on_device():
         assert fake.current == torch.device("cuda:0")
+
+
+def test_a_capture_that_fails_leaves_the_current_stream_as_it_was(monkeypatch, rng):
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=8)
+    target.prefill(rng.integers(0, VOCAB, 9))
+    step = target._pass(2, 256)
+    fake = _FakeCuda(fails=True)
+    monkeypatch.setattr(static_pass.torch, "cuda", fake)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="previous error"):
+        step.capture(None)
+    assert fake.now is fake.present
+    assert step._graph is None
 
 
 def test_an_engine_that_is_not_to_be_had_falls_back_and_says_why():
