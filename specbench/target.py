@@ -17,6 +17,7 @@ from specbench.errors import CaseFailed
 from specbench.fused_layers import count_fused, fuse
 from specbench.packed import pack_linears, packing
 from specbench.scores import Scores
+from specbench.transfer import to_device
 from specbench.tree import BAD_AUX, BAD_TOKEN, NO_AUX, VALID, fill_tree, visibility
 
 if TYPE_CHECKING:
@@ -267,11 +268,11 @@ class Target:
             visible = torch.from_numpy(self._visible[:rows, :rows])
             depths = torch.from_numpy(self._depths[:rows])
         else:  # ship n numbers instead of n * n
-            visible, depths = visibility(torch.from_numpy(tree.parents).to(self.device))
+            visible, depths = visibility(to_device(tree.parents, self.device))
         if on_host:
             self._ids[0] = root
             self._ids[1:rows] = tree.tokens
-            ids = torch.from_numpy(self._ids[:rows]).to(self.device)
+            ids = to_device(self._ids[:rows], self.device)
         else:
             own = torch.tensor([root], device=self.device)
             ids = torch.cat([own, torch.as_tensor(tree.tokens)])
@@ -294,7 +295,7 @@ class Target:
         visible = torch.ones(w + 1, w + 1, dtype=torch.bool, device=self.device).tril()
         positions = self._key_positions[self.cache.length : self.cache.length + w + 1]
         plan = self._plan(w + 1, visible, positions)
-        out = self._call(torch.from_numpy(rows).to(self.device), positions.expand(k, -1), plan)
+        out = self._call(to_device(rows, self.device), positions.expand(k, -1), plan)
         order = torch.arange(k * (w + 1), device=self.device).view(k, w + 1)
         select = torch.cat([order[0, :1], order[:, 1:].reshape(-1)])
         return Scores(out.logits.flatten(0, 1), select)

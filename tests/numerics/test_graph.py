@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from methods.random_drafts import RandomDrafts
 from runners.stage import make_target
-from specbench import static_pass
+from specbench import cache, draft_model, static_pass
 from specbench.attention import AttentionPlan, attend, folded_heads
 from specbench.cache import KVCache
 from specbench.config import compose
@@ -238,6 +238,11 @@ def test_what_is_known_of_passes_is_captured_when_buffers_are_made(monkeypatch, 
 
 
 _SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "nonzero")
+_COPIES = {
+    # In a pass the model changes dtypes by ``to``, between passes buffers are filled by ``copy_``.
+    "inside": (*_SYNCS, "copy_"),
+    "between": (*_SYNCS, "to"),
+}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -249,7 +254,7 @@ def test_the_device_part_never_asks_the_host(architecture, monkeypatch, pairs, r
     padded.forward(3, tree)
     step = padded._pass(8, 256)
     calls: list[str] = []
-    for name in _SYNCS:
+    for name in _COPIES["inside"]:
         real = getattr(torch.Tensor, name)
         monkeypatch.setattr(
             torch.Tensor, name, lambda *a, n=name, f=real, **k: (calls.append(n), f(*a, **k))[1]
@@ -460,7 +465,7 @@ def test_a_drafts_passes_are_padded_and_never_ask_the_host(monkeypatch, rng):
     assert draft._target.reasons == {}
     step = draft._target._pass(8, 256, 0)
     calls: list[str] = []
-    for name in _SYNCS:
+    for name in _COPIES["inside"]:
         real_call = getattr(torch.Tensor, name)
         monkeypatch.setattr(
             torch.Tensor,
@@ -470,6 +475,49 @@ def test_a_drafts_passes_are_padded_and_never_ask_the_host(monkeypatch, rng):
     with torch.inference_mode():
         step.device_part()
     assert calls == []
+
+
+def test_drafting_asks_nothing_of_the_device(monkeypatch, rng):
+    """Between its passes too; ids and row numbers go there by the one way that does not wait."""
+    draft = _draft()
+    text = rng.integers(0, VOCAB, 20)
+    draft.begin(text[:17])
+    calls: list[str] = []
+    sent: list[list[int]] = []
+    inside: list[object] = []
+    for name in _COPIES["between"]:
+        real_call = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda *a, n=name, f=real_call, **k: (inside or calls.append(n), f(*a, **k))[1],
+        )
+    real_run = StaticNodes.run
+
+    def run(step):  # what a graph replays
+        inside.append(step)
+        real_run(step)
+        inside.clear()
+
+    def send(values, device):
+        inside.append(draft)
+        sent.append(torch.as_tensor(values).tolist())
+        inside.clear()
+        return torch.as_tensor(values)
+
+    monkeypatch.setattr(StaticNodes, "run", run)
+    for module in (draft_model, cache):
+        monkeypatch.setattr(module, "to_device", send)
+    logits = draft.catch_up(text, own=True)[None]
+    for last in range(3):
+        drawn = draft.to_target_ids(logits.argmax(-1))
+        logits = draft.extend(drawn, np.array([last - 1]), own=True)
+    assert calls == []
+    assert sent == [text[17:].tolist()]
+    draft.extend(np.array([5, 6]), np.array([-1, 3]))  # a branch of its own
+    draft.keep_path(np.array([3, 4]))
+    assert calls == []
+    assert sent[1:] == [[5, 6], [-1, 3], [3, 4], [23, 24]]
 
 
 def test_a_text_longer_than_a_drafts_passes_runs_eagerly_and_says_so(rng):
