@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
+_TOO_LARGE = f"more than {ROW_BUCKETS[-1]} rows"  # why a pass has no bucket
 SHORTEST_KEYS = 256  # key buckets double from here: a short text does not pay for a long one
 _NODES = 0  # in place of a batch: a pass over nodes that hang below no root
 
@@ -238,7 +239,7 @@ class GraphTarget(Target):
             batch, rows = 1, len(tree) + 1
             bucket = row_bucket(rows)
         if bucket is None:
-            self.reasons.setdefault(f"{rows} rows", f"more than {ROW_BUCKETS[-1]} rows")
+            self.reasons.setdefault(f"{rows} rows", _TOO_LARGE)
             return None
         keys = self.cache.length + bucket
         if keys > self.cache.max_len:
@@ -253,18 +254,19 @@ class GraphTarget(Target):
         """As in ``Target``; padded where a shape that was made by ``reserve`` holds the nodes."""
         n, length = len(ids), self.cache.length
         bucket = row_bucket(n)
-        step = None
-        if bucket is None or bucket > self._sizes[1]:
+        step: FixedShape | None = None
+        keys = length + len(depths) - n + (bucket or 0)
+        if bucket is None:
+            self.reasons.setdefault(f"{n} nodes", _TOO_LARGE)
+        elif bucket > self._sizes[1]:
             self.reasons.setdefault(f"{n} nodes", f"more than the {self._sizes[1]} rows reserved")
+        elif keys > self.cache.max_len:
+            self.reasons.setdefault(
+                f"{bucket} nodes at the end of the cache",
+                f"padded, they exceed its {self.cache.max_len} rows",
+            )
         else:
-            keys = length + len(depths) - n + bucket
-            if keys <= self.cache.max_len:
-                step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES)
-            else:
-                self.reasons.setdefault(
-                    f"{bucket} nodes at the end of the cache",
-                    f"padded, they exceed its {self.cache.max_len} rows",
-                )
+            step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES)
         if step is None:
             return super()._nodes(ids, visible, depths, keep)
         assert isinstance(step, StaticNodes)

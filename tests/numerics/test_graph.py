@@ -441,9 +441,9 @@ def test_what_is_captured_after_a_failure_has_memory_of_its_own(monkeypatch):
     assert list(target.reasons) == ["1 x 2 rows, 256 keys"]
 
 
-def _draft(**options):
+def _draft(max_nodes=6, **options):
     return tiny_draft(
-        Needs(max_nodes=6),
+        Needs(max_nodes=max_nodes),
         max_len=300,
         engine=partial(GraphTarget, drafts=True, **({"capture": False} | options)),
     )
@@ -520,13 +520,17 @@ def test_drafting_asks_nothing_of_the_device(monkeypatch, rng):
     assert sent[1:] == [[5, 6], [-1, 3], [3, 4], [23, 24]]
 
 
-def test_a_text_longer_than_a_drafts_passes_runs_eagerly_and_says_so(rng):
-    draft, exact = _draft(), tiny_draft(Needs(max_nodes=6), max_len=300)
-    text = rng.integers(0, VOCAB, 40)
+@pytest.mark.parametrize(
+    ("max_nodes", "length", "why"),
+    [(6, 40, "more than the 8 rows reserved"), (140, 145, "more than 128 rows")],
+)
+def test_a_text_longer_than_a_drafts_passes_runs_eagerly_and_says_so(max_nodes, length, why, rng):
+    draft, exact = _draft(max_nodes), tiny_draft(Needs(max_nodes=max_nodes), max_len=300)
+    text = rng.integers(0, VOCAB, length)
     for each in (draft, exact):
         each.begin(text[:5])
     torch.testing.assert_close(draft.catch_up(text), exact.catch_up(text), atol=TOLERANCE, rtol=0)
-    assert "8 rows reserved" in draft._target.describe()["eager"]["35 nodes"]
+    assert draft._target.describe()["eager"] == {f"{length - 5} nodes": why}
 
 
 def test_every_pass_of_a_draft_is_captured_when_its_buffers_are_made(monkeypatch):
