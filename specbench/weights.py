@@ -97,7 +97,11 @@ def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> 
     if not any(path for pattern in _WEIGHT_FILES for path in folder.glob(pattern)):
         raise refuse("there are no weights in it")
     for index in folder.glob("*.index.json"):
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        try:
+            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            shards = {str(name) for name in named}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise refuse(f"{index.name} is damaged ({first_line(error)})") from error
         missing = sorted(name for name in shards if not (folder / name).is_file())
         if missing:
             raise refuse(f"{index.name} names {', '.join(missing)}, which are missing")
