@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import weakref
@@ -352,3 +353,22 @@ def test_a_machine_without_a_gpu_is_told_what_to_type(gpu_check, tmp_path, capsy
         gpu_check.main(["--out", str(tmp_path)])
     assert stop.value.code == 2
     assert "--device cpu --models tiny" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--contexts", "abc"], "whole numbers from 1"),
+        (["--contexts", "128,0"], "whole numbers from 1"),
+        (["--only", "bandwidth,decode"], "unknown: decode; .*decoding"),
+        (["--models", "vicuna7"], "unknown: vicuna7; .*vicuna7b"),
+    ],
+    ids=str,
+)
+def test_arguments_that_mean_nothing_are_refused_with_what_does(
+    words, said, gpu_check, tmp_path, capsys
+):
+    with pytest.raises(SystemExit) as stop:
+        gpu_check.main(["--device", "cpu", *words, "--out", str(tmp_path)])
+    assert stop.value.code == 2
+    assert re.search(said, capsys.readouterr().err)
