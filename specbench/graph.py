@@ -116,14 +116,22 @@ class GraphTarget(Target):
         super().reserve(max_len, padded - 1, batch)
         if self._sizes == before:
             return
-        self._passes.clear()  # their graphs point into the old cache
-        self.graphs.clear()
+        self._forget_passes()
         if self._captures:
             self._pool = torch.cuda.graph_pool_handle()
             for keys in self._key_buckets():
                 for rows, batch_rows in self._known_shapes():
                     if rows <= keys:
                         self._pass(rows, keys, batch_rows)
+
+    def _forget_passes(self) -> None:
+        """Their graphs point into a cache that is gone."""
+        for step in self._passes.values():
+            if isinstance(step, StaticPass):
+                # An unread outcome and its pass hold each other: frozen, the collector leaves them.
+                step.land()
+        self._passes.clear()
+        self.graphs.clear()
 
     def _key_buckets(self) -> list[int]:
         buckets = [key_bucket(0, self.cache.max_len)]
@@ -174,9 +182,7 @@ class GraphTarget(Target):
             self.cache.broadcast()
             step.load_rows(root, tree, length)
             step.run()
-            order = torch.arange(step.batch * step.rows, device=self.device).view(step.batch, -1)
-            select = torch.cat([order[0, :1], order[:, 1:].reshape(-1)])
-            return StaticScores(step.logits, n + 1, select)
+            return StaticScores(step.logits, n + 1, step.select)
         step.load(root, tree, self._depths, self._visible, length)
         step.run()
         if not self.commits:

@@ -16,7 +16,7 @@ from specbench.cache import KVCache
 from specbench.errors import CaseFailed
 from specbench.fused_layers import count_fused, fuse
 from specbench.packed import pack_linears, packing
-from specbench.scores import Scores
+from specbench.scores import Scores, batch_select
 from specbench.transfer import to_device
 from specbench.tree import BAD_AUX, BAD_TOKEN, NO_AUX, VALID, fill_tree, visibility
 
@@ -81,6 +81,7 @@ class Target:
             self.packing["fused"] = count_fused(model)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
+        self._selects: dict[tuple[int, int], torch.Tensor] = {}  # by batch layout
         self.reserve(max_len, max_nodes, batch)
 
     def _find_layer_devices(self, n_layers: int) -> list[torch.device]:
@@ -296,9 +297,9 @@ class Target:
         positions = self._key_positions[self.cache.length : self.cache.length + w + 1]
         plan = self._plan(w + 1, visible, positions)
         out = self._call(to_device(rows, self.device), positions.expand(k, -1), plan)
-        order = torch.arange(k * (w + 1), device=self.device).view(k, w + 1)
-        select = torch.cat([order[0, :1], order[:, 1:].reshape(-1)])
-        return Scores(out.logits.flatten(0, 1), select)
+        if (k, w) not in self._selects:
+            self._selects[k, w] = batch_select(k, w + 1, self.device)
+        return Scores(out.logits.flatten(0, 1), self._selects[k, w])
 
     def keep(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the root's row and the rows of the accepted path."""

@@ -5,6 +5,8 @@ Capture itself needs a GPU (test_gpu.py); everything here runs the captured code
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -164,11 +166,44 @@ def test_rows_of_a_batch_layout(pairs, rng):
         parents = np.concatenate([np.arange(-1, w - 1) + i * w for i in range(k)])
         parents[::w] = -1
         tree = DraftTree(rng.integers(0, VOCAB, k * w), parents, rows=(k, w))
+        for target in (exact, fixed):  # made once, not by every step
+            assert target.forward(3, tree).select is target.forward(3, tree).select
         wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
         torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
         path = np.arange(w, 2 * w, dtype=np.int64)
         exact.keep(tree, path)
         fixed.keep(tree, path)
+
+
+def test_what_the_host_verifies_is_not_worked_out_on_the_device_too(rng):
+    rows = DraftTree(rng.integers(0, VOCAB, 4), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    for commits, tree in ((True, rows), (False, rows), (False, DraftTree.chain(np.arange(3)))):
+        target = GraphTarget(
+            tiny_model("llama"), capture=False, commits=commits, max_len=90, max_nodes=7, batch=2
+        )
+        target.prefill(np.arange(5))
+        assert target.forward(3, tree).verified is None
+        (step,) = target._passes.values()
+        assert len(step.outputs) == 1 and step.outcome is None
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_passes_of_buffers_that_grew_are_let_go_without_a_collection(commits, rng):
+    """Under ``gc.freeze`` those that hold themselves, and with them their graphs, would stay."""
+    target = GraphTarget(
+        tiny_model("llama"), capture=False, commits=commits, max_len=90, max_nodes=7, batch=2
+    )
+    rows = DraftTree(rng.integers(0, VOCAB, 4), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    target.prefill(np.arange(5))
+    gc.disable()
+    try:
+        for tree in (rows, DraftTree.chain(np.arange(3))):
+            target.forward(3, tree)  # nobody asks what it found out
+        old = [weakref.ref(step) for step in target._passes.values()]
+        target.reserve(600, 7, 2)
+        assert [ref() for ref in old] == [None, None]
+    finally:
+        gc.enable()
 
 
 def _only_warms_up(step: FixedShape, _pool: object) -> None:
