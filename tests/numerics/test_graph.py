@@ -587,7 +587,7 @@ def test_queries_folded_into_rows_see_the_same(rows):
     attend = torch.nn.functional.scaled_dot_product_attention
     wanted = attend(query, key, value, attn_mask=mask, enable_gqa=True)
     plan = AttentionPlan(mask=mask)
-    got = attend(*folded_heads(query, key), value, attn_mask=plan.fold(mask, 2))
+    got = attend(folded_heads(query, 3), key, value, attn_mask=plan.fold(mask, 2))
     torch.testing.assert_close(got.view(query.shape), wanted, atol=TOLERANCE, rtol=0)
     assert plan.fold(mask, 2) is plan.fold(mask, 2)
 
