@@ -36,6 +36,7 @@ from specbench.kernel_plan import KERNELS, Kernel, available_kernels, pack
 from specbench.models import load_model, load_tokenizer
 from specbench.packed import PackedLinear, SiblingLinear, unpack_linears
 from specbench.prompts import PromptTemplate
+from specbench.schema import packed_bytes
 from specbench.structs import DraftTree
 from specbench.target import Target
 from specbench.verify import GreedyVerifier
@@ -372,7 +373,7 @@ def main() -> None:
         loaded.model,
         max_len=max(CONTEXTS) + 512,
         max_nodes=max(ROWS),
-        packed_bytes=int(config.engine.packed.memory_gb * 2**30),
+        packed_bytes=packed_bytes(config.engine.packed),
         cache_dir=Path(config.cache_dir),
     )
     results = {

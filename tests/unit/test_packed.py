@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from specbench import kernel_plan, packed
+from specbench.config import compose
+from specbench.schema import packed_bytes
 from specbench.target import Target
 from tests.conftest import tiny_model
 
@@ -176,3 +178,11 @@ def test_the_largest_weights_are_packed_first(everything_packed):
     packed.pack_linears(model, memory_bytes=4 * 400 * 32)
     names = [n for n, m in model.named_modules() if isinstance(m, packed.PackedLinear)]
     assert names == ["lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [("engine.packed.memory_gb=2.5", 2_500_000_000), ("engine.packed.enabled=false", 0)],
+)
+def test_the_limit_of_memory_is_in_gb(override, wanted):
+    assert packed_bytes(compose([override]).engine.packed) == wanted
