@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from methods.random_drafts import RandomDrafts
 from runners.stage import make_target
-from specbench import cache, draft_model, static_pass
+from specbench import static_pass
 from specbench.attention import AttentionPlan, attend, folded_heads
 from specbench.cache import KVCache
 from specbench.config import compose
@@ -541,8 +541,8 @@ def test_drafting_asks_nothing_of_the_device(monkeypatch, rng):
         return torch.as_tensor(values)
 
     monkeypatch.setattr(StaticNodes, "run", run)
-    for module in (draft_model, cache):
-        monkeypatch.setattr(module, "to_device", send)
+    for module in ("draft_model", "cache"):
+        monkeypatch.setattr(f"specbench.{module}.to_device", send)
     logits = draft.catch_up(text, own=True)[None]
     for last in range(3):
         drawn = draft.to_target_ids(logits.argmax(-1))
