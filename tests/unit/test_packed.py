@@ -135,6 +135,19 @@ def test_other_dtypes_are_left_alone():
     assert packed.pack_linears(model, memory_bytes=1 << 30)["layers"] == 0
 
 
+def test_a_plan_can_leave_out_a_kernel(monkeypatch):
+    """Though it would win: what the engine would choose without it."""
+    quick = kernel_plan.available_kernels()[-1]
+
+    def last(times):
+        return dict.fromkeys(kernel_plan.ROW_BUCKETS, [*times][-1])
+
+    monkeypatch.setattr(kernel_plan, "_choose", last)
+    weights = [torch.randn(16, 8)]
+    assert set(kernel_plan.measure_plan(weights)["16x8"].values()) == {quick}
+    assert quick not in kernel_plan.measure_plan(weights, without=[quick])["16x8"].values()
+
+
 def test_the_plan_is_measured_once_and_kept(tmp_path, monkeypatch):
     weights = [torch.randn(8, 4), torch.randn(6, 4)]
     plan = kernel_plan.load_plan(weights, tmp_path)
