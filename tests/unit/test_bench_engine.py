@@ -59,4 +59,4 @@ def test_the_products_calls_are_told_apart(target):
     assert found.keys() == {
         "rows", "whole_ms", "left_ms", "around_ms", "calls_ms", "share",
     }  # fmt: skip
-    assert 0 < found["left_ms"] and 0 < found["share"]
+    assert found["left_ms"] > 0 and found["share"] > 0
