@@ -102,5 +102,5 @@ def figures(run: Run) -> dict[str, Figure]:
     axes = (surface.get("batch") or {}).get("axes")
     if axes and 1 in axes["k"] and 0 in axes["w"]:
         (artifact,) = (each for each in ARTIFACTS if each.name == _SLOWDOWN)
-        (drawn["slowdown"],) = artifact.figures([run]).values()
+        ((_, drawn["slowdown"]),) = artifact.figures([run])
     return drawn

@@ -16,7 +16,8 @@ What overlaps: one target pass on the path chosen after the step before, and r d
     tree that path came from. ``engine.overlap=serial`` runs the same schedule one after the other,
     with the same tokens.
 r: ``auto`` is the paper's ceil(t_target / t_draft), measured in ``setup`` with K nodes a draft pass
-    and eight rows a target pass, once for a run, resumed or not; the number is in every record.
+    and eight rows a target pass (fewer where ``max_depth`` is below 7), once for a run, resumed or
+    not; the number is in every record.
 Temperature above 0: the tree is a function of the committed text and of how it came in steps; no
     random number that the verifier has yet to draw enters it. Given the text, every child is a
     point mass, so accepting it with probability p(x) is exact; this is what the reference does
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from specbench.structs import DecodeState, DraftContext, StepOutcome
 
 _NODE_LIMIT = 2**14  # that the draft holds at once: its mask has a byte for each pair
-_ROWS = 8  # of the target's passes when r is measured; the paper's r is 4 to 7
+_ROWS = 8  # of the target's passes when r is measured, at most; the paper's r is 4 to 7
 
 
 @dataclass(kw_only=True, eq=False)
@@ -112,7 +113,8 @@ class Card(Drafter):
         if context.target is not None:
             self._target_weights = sum(p.numel() for p in context.target.model.parameters())
         if self.r == "auto":
-            ratio = measured_once(context, "r", target_rows=_ROWS, draft_rows=self.k)
+            rows = min(_ROWS, self.max_depth + 1)  # the target has room for no longer chain
+            ratio = measured_once(context, "r", target_rows=rows, draft_rows=self.k)
             self._ratio = min(ratio, self.max_depth)
 
     def begin(self, state: DecodeState) -> None:

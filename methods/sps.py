@@ -10,8 +10,8 @@ Method: the draft model reads what was committed since (one token, or two where 
     else draws from its own distribution, which the ratio test is given. Lossless either way.
 Where ours differs, and why:
     - Draft probabilities and the target's get the same temperature and filters, in float32.
-    - Greedy drafting never waits for the device; with ``confidence`` each token has to be looked
-      at on the host before the next one is drafted.
+    - Greedy drafting on a GPU never waits for it, ids go there from pinned memory; with
+      ``confidence`` each token has to be looked at on the host before the next one is drafted.
     - No token beyond the limit is drafted: it could not be committed.
     - ``schedule=heuristic`` starts anew with the state scope (each case by default), where the
       library carries it from prompt to prompt; ``max_gamma`` bounds it.

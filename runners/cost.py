@@ -173,6 +173,7 @@ def _measure(
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
     from runners.stage import make_target
+    from specbench.graph import GraphTarget
 
     config = OmegaConf.create(dict(job.config))
     grid = config.runner
@@ -195,7 +196,10 @@ def _measure(
     rng = np.random.default_rng(int(config.seed))
     gc.collect()
     gc.freeze()
-    rounds = _Rounds(job.folder / ROUNDS, int(grid.passes))
+    # A batch layout is captured at its first pass, once per bucket of keys: warming up captures
+    # just those that are measured.
+    graphs = isinstance(target, GraphTarget)
+    rounds = _Rounds(job.folder / ROUNDS, int(grid.passes), warm_all=graphs)
     prefill, tree = _tree_passes(target, list(grid.contexts), list(grid.tree_rows), rounds, rng)
     batch = None
     if grid.batch_k:
@@ -269,26 +273,28 @@ class _Rounds:
     Args:
         path: a line per round.
         wanted: rounds of each kind.
+        warm_all: warm up at every context, not at the first alone.
     """
 
-    def __init__(self, path: Path, wanted: int) -> None:
+    def __init__(self, path: Path, wanted: int, *, warm_all: bool) -> None:
         self.done, truncated = durable.read_jsonl(path)
         if truncated:
             durable.rewrite_jsonl(path, self.done)
         self._path = path
-        self._wanted = wanted
+        self._wanted, self._warm_all = wanted, warm_all
 
     def run(
         self, kind: str, once: Callable[[list[int]], dict[str, Any]], n_contexts: int
     ) -> list[dict[str, Any]]:
         """The rounds of a kind; ``once`` measures one over the contexts with the given places."""
         found = [line for line in self.done if line["kind"] == kind]
+        every = list(range(n_contexts))
         if len(found) < self._wanted:
             log.info("%s passes: warming up", kind)
-            once([0])
+            once(every if self._warm_all else every[:1])
         while len(found) < self._wanted:
             log.info("%s passes: round %d of %d", kind, len(found) + 1, self._wanted)
-            found.append({"kind": kind, **once(list(range(n_contexts)))})
+            found.append({"kind": kind, **once(every)})
             writer = durable.JsonlWriter(self._path)
             writer.append([found[-1]])
             writer.close()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,7 +24,7 @@ from specbench.prompts import PromptTemplate
 from specbench.recorded import likeliest
 from specbench.records import Lossless
 from specbench.sampling import Sampling
-from specbench.schema import verifier_name
+from specbench.schema import packed_bytes, verifier_name
 from specbench.structs import DraftContext
 from specbench.target import Target
 from specbench.verify import GreedyVerifier, Verifier, build_verifier
@@ -47,11 +46,7 @@ log = logging.getLogger(__name__)
 # An answer is tokenised again in the next turn's prompt, and may then be longer than it was.
 _RETOKENISED = 1.25
 
-
 ENGINES = ("auto", "eager", "graph")
-
-# Of the free memory, what packed copies may take where nothing is said.
-_PACKED_SHARE = 0.5
 
 
 class Stage:
@@ -383,12 +378,3 @@ def _packing(config: DictConfig) -> dict[str, Any]:
         "packed_bytes": packed_bytes(config.engine.packed),
         "cache_dir": Path(config.cache_dir),
     }
-
-
-def packed_bytes(packed: DictConfig) -> int:
-    """Memory for packed linears; 0 switches them off."""
-    if packed.enabled is False:
-        return 0
-    if packed.memory_gb is not None:
-        return int(packed.memory_gb * 1e9)
-    return int(psutil.virtual_memory().available * _PACKED_SHARE)

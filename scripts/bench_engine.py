@@ -1,7 +1,7 @@
 """What the engine itself costs, as ratios measured in one run: ``make bench-engine``.
 
 1. plain decoding against transformers' ``generate``, interleaved prompt by prompt;
-2. a target pass by number of rows, as the engine runs it, with the best library's products
+2. a target pass by number of rows, as the engine runs it, with the best of the libraries' products
    and with plain ones, interleaved;
 3. the time of a pass outside matrix products and attention;
 4. the host's work per step outside the target pass and the drafter, with a tiny model.
@@ -32,10 +32,11 @@ from specbench.config import compose
 from specbench.drafter import Drafter
 from specbench.engine import Engine
 from specbench.fused_layers import fuse, unfuse
-from specbench.kernel_plan import KERNELS, Kernel, available_kernels, pack
+from specbench.kernel_plan import KERNELS, Kernel, measure_plan, pack
 from specbench.models import load_model, load_tokenizer
 from specbench.packed import PackedLinear, SiblingLinear, unpack_linears
 from specbench.prompts import PromptTemplate
+from specbench.schema import packed_bytes
 from specbench.structs import DraftTree
 from specbench.target import Target
 from specbench.verify import GreedyVerifier
@@ -47,8 +48,11 @@ if TYPE_CHECKING:
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 CONTEXTS = (256, 1024)
-KINDS = ("packed", "library", "plain")  # as the engine runs it, oneDNN's products, unpacked ones
+# How products are made, and what a table calls it: as the engine makes them, as it would without
+# panels, and with nothing packed.
+KINDS = {"packed": "packed", "libraries": "best of the libraries", "plain": "plain"}
 UNITS = ("ms", "ratio")
+_SMALL = 8  # inputs of a product that is called for nothing but its call
 QUESTIONS = (
     "Explain how a bicycle stays upright, in simple words.",
     "Write a short letter to a neighbour about a tree that has fallen over the fence.",
@@ -91,7 +95,7 @@ class Layers:
             module.product.packed if isinstance(module, SiblingLinear) else module
             for module in self._packs.values()
         }
-        self._library: dict[PackedLinear, Any] = {}
+        self._libraries: dict[PackedLinear, list[tuple[Kernel, Any]]] = {}
 
     def pack(self) -> None:
         """As the engine runs them."""
@@ -122,17 +126,29 @@ class Layers:
             )
             yield
 
-    def without_arithmetic(self) -> AbstractContextManager[None]:
-        """Products and attention give what lies in some buffer, at no cost."""
+    def without_arithmetic(self, calls: bool = False) -> AbstractContextManager[None]:
+        """Products and attention give what lies in some buffer, at no cost.
+
+        With ``calls`` each product is called before that, on next to nothing.
+        """
         buffers: dict[tuple[int, int], torch.Tensor] = {}
+        small = torch.zeros(16, _SMALL)
+        kinds = {kind for linear in self._products for kind in linear.kernels.values()}
+        packs = {KERNELS[kind]: pack(kind, small) for kind in kinds | {"plain"}}
+        inputs = [torch.zeros(rows, _SMALL) for rows in range(max(ROWS) + 1)]
 
-        def nothing(x: torch.Tensor, weight: torch.Tensor, _: Any, __: Any) -> torch.Tensor:
-            shape = (x.shape[0], weight.shape[0])
-            if shape not in buffers:
-                buffers[shape] = torch.zeros(shape)
-            return buffers[shape]
+        def nothing(kernel: Kernel) -> Kernel:
+            def run(x: torch.Tensor, weight: torch.Tensor, _: Any, __: Any) -> torch.Tensor:
+                if calls:
+                    kernel(inputs[x.shape[0]], small, packs[kernel], None)
+                shape = (x.shape[0], weight.shape[0])
+                if shape not in buffers:
+                    buffers[shape] = torch.zeros(shape)
+                return buffers[shape]
 
-        return self._kernels(lambda _: nothing, lambda q, *_, **__: q)
+            return run
+
+        return self._kernels(nothing, lambda q, *_, **__: q)
 
     def timed(self, spent: list[float]) -> AbstractContextManager[None]:
         """The milliseconds of each product and attention are appended to ``spent``."""
@@ -148,15 +164,22 @@ class Layers:
 
         return self._kernels(clocked, clocked(torch.nn.functional.scaled_dot_product_attention))
 
+    @torch.inference_mode()
+    def plan_libraries(self) -> dict[str, dict[int, str]]:
+        """Measure what the engine would choose if it had no panels: kernel by shape and rows."""
+        weights = [linear.weight.detach() for linear in self._products]
+        plan = measure_plan(weights, without=["panels"])
+        for linear in self._products:
+            kernels = plan[f"{linear.out_features}x{linear.in_features}"]
+            self._libraries[linear] = PackedLinear(linear, kernels).by_rows
+        return plan
+
     @contextmanager
-    def by_library(self) -> Iterator[None]:
-        """OneDNN's packed products and the model's own small steps: the engine before panels."""
+    def by_libraries(self) -> Iterator[None]:
+        """Products as just planned and the model's own small steps: the engine before both."""
         unfuse(self._model)
         with ExitStack() as stack:
-            for linear in self._products:
-                if linear not in self._library:
-                    self._library[linear] = pack("onednn", linear.weight.detach())
-                kernels = [(KERNELS["onednn"], self._library[linear])] * len(linear.by_rows)
+            for linear, kernels in self._libraries.items():
                 stack.enter_context(mock.patch.object(linear, "by_rows", kernels))
             yield
         fuse(self._model)
@@ -218,21 +241,19 @@ def against_generate(
     }
 
 
-def pass_by_rows(target: Target, repeats: int) -> list[dict[str, Any]]:
-    """Median milliseconds of a pass over rows: packed, by oneDNN and plain, interleaved."""
-    layers = Layers(target.model)
-    kinds = [kind for kind in KINDS if kind != "library" or "onednn" in available_kernels()]
+def pass_by_rows(target: Target, layers: Layers, repeats: int) -> list[dict[str, Any]]:
+    """Median milliseconds of a pass over rows by each of ``KINDS``, interleaved."""
     found = []
     for context in CONTEXTS:
         prompt = np.random.default_rng(context).integers(100, 1000, context)
         target.prefill(prompt)
         times: dict[tuple[str, int], list[float]] = {}
-        for kind in kinds * repeats:
+        for kind in [*KINDS] * repeats:
             if kind == "plain":
                 layers.unpack()
             else:
                 layers.pack()
-            with layers.by_library() if kind == "library" else nullcontext():
+            with layers.by_libraries() if kind == "libraries" else nullcontext():
                 for rows in ROWS:
                     tree = random_tree(rows - 1, target.vocab_size, rows)
 
@@ -249,8 +270,8 @@ def pass_by_rows(target: Target, repeats: int) -> list[dict[str, Any]]:
                 {
                     "context": context,
                     "rows": rows,
-                    **{f"{kind}_ms": medians[kind, rows] for kind in kinds},
-                    **{f"{kind}_ratio": medians[kind, rows] / medians[kind, 1] for kind in kinds},
+                    **{f"{kind}_ms": medians[kind, rows] for kind in KINDS},
+                    **{f"{kind}_ratio": medians[kind, rows] / medians[kind, 1] for kind in KINDS},
                 }
             )
     return found
@@ -262,6 +283,10 @@ def outside_arithmetic(target: Target, rows: int, rounds: int = 4) -> dict[str, 
     ``left`` is the time of a pass without both; what the other steps read is then always in the
     caches. ``around`` is a pass less the times of its products and attentions, and so counts the
     clock around each of them too. The share is of the larger.
+
+    Neither counts what the products' own calls take: their output's memory, the call into compiled
+    code, its threads' start and end. ``calls`` is what a pass without arithmetic takes longer where
+    each product is called on next to nothing.
     """
     layers = Layers(target.model)
     target.prefill(np.random.default_rng(0).integers(100, 1000, CONTEXTS[0]))
@@ -270,19 +295,21 @@ def outside_arithmetic(target: Target, rows: int, rounds: int = 4) -> dict[str, 
     def one() -> object:
         return target.forward(7, tree).greedy()
 
-    times: dict[str, list[float]] = {"whole": [], "left": [], "around": []}
+    times: dict[str, list[float]] = {"whole": [], "left": [], "called": [], "around": []}
     for _ in range(rounds):
         one()
         times["whole"].extend(clock_ms(one) for _ in range(20))
-        with layers.without_arithmetic():
-            one()
-            times["left"].extend(clock_ms(one) for _ in range(20))
+        for part in ("left", "called"):
+            with layers.without_arithmetic(calls=part == "called"):
+                one()
+                times[part].extend(clock_ms(one) for _ in range(20))
         spent: list[float] = []
         with layers.timed(spent):
             for _ in range(20):
                 spent.clear()
                 times["around"].append(clock_ms(one) - sum(spent))
     found = {f"{part}_ms": statistics.median(values) for part, values in times.items()}
+    found["calls_ms"] = found.pop("called_ms") - found["left_ms"]
     share = max(found["left_ms"], found["around_ms"]) / found["whole_ms"]
     return {"rows": rows, **found, "share": share}
 
@@ -334,18 +361,17 @@ def show(results: dict[str, Any]) -> None:
         f"(equal outputs {g['equal_outputs']})"
     )
     table = Table(title="a target pass by rows (ratio to its own 1-row pass)")
-    kinds = [kind for kind in KINDS if f"{kind}_ms" in results["pass_by_rows"][0]]
-    for column in ("context", "rows", *(f"{kind} {unit}" for kind in kinds for unit in UNITS)):
+    for column in ("context", "rows", *(f"{n} {u}" for n in KINDS.values() for u in UNITS)):
         table.add_column(column, justify="right")
     for row in results["pass_by_rows"]:
-        times = ((f"{row[f'{kind}_ms']:.1f}", f"{row[f'{kind}_ratio']:.2f}") for kind in kinds)
+        times = ((f"{row[f'{kind}_ms']:.1f}", f"{row[f'{kind}_ratio']:.2f}") for kind in KINDS)
         table.add_row(str(row["context"]), str(row["rows"]), *chain.from_iterable(times))
     console.print(table)
     for row in results["outside_arithmetic"]:
         console.print(
             f"a pass of {row['rows']} rows: {row['whole_ms']:.1f} ms; with products and attention "
             f"left out {row['left_ms']:.2f} ms, around them {row['around_ms']:.2f} ms: "
-            f"[bold]{row['share']:.1%}[/] at most"
+            f"[bold]{row['share']:.1%}[/] at most; products' calls alone {row['calls_ms']:.2f} ms"
         )
     for row in results["host_work"]:
         console.print(
@@ -372,16 +398,18 @@ def main() -> None:
         loaded.model,
         max_len=max(CONTEXTS) + 512,
         max_nodes=max(ROWS),
-        packed_bytes=int(config.engine.packed.memory_gb * 2**30),
+        packed_bytes=packed_bytes(config.engine.packed),
         cache_dir=Path(config.cache_dir),
     )
+    layers = Layers(target.model)
     results = {
         "command": " ".join(sys.argv),
         "date": time.strftime("%Y-%m-%d"),
         "environment": environment.describe(),
         "packing": target.packing,
         "against_generate": against_generate(target, tokenizer, loaded.eos_ids, args.tokens),
-        "pass_by_rows": pass_by_rows(target, args.repeats),
+        "libraries_plan": layers.plan_libraries(),
+        "pass_by_rows": pass_by_rows(target, layers, args.repeats),
         "outside_arithmetic": [outside_arithmetic(target, rows) for rows in (1, 16)],
         "host_work": [host_work(nodes) for nodes in (0, 8, 32, 96)],
     }

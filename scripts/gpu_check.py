@@ -43,12 +43,14 @@ from rich.console import Console
 from scripts.gpu_measurements import ROOT, bandwidth, decoding, draft_passes, pass_by_rows
 from scripts.gpu_report import write
 from scripts.gpu_steps import steps
+from specbench.errors import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 MODELS = ("smollm2_135m", "llama3_1b", "vicuna7b", "vicuna13b")
 CONTEXTS = (128, 512, 1024, 4096)
+PARTS = ("bandwidth", "numerics", "decoding", "rows", "drafts", "steps", "drafters")
 console = Console()
 
 
@@ -100,7 +102,7 @@ class Check:
                 self.results[name] = work()
             except Exception as error:
                 traceback.print_exc()
-                self.missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                self.missing[name] = first_line(error)
         # Targets and their passes hold each other: without this the weights would stay.
         gc.collect()
         if self.device.type == "cuda":
@@ -184,18 +186,50 @@ def _installed(package: str) -> bool:
         return False
 
 
+def _names(valid: Sequence[str]) -> Callable[[str], list[str]]:
+    """Reads a list of names; argparse says what its errors say, and ends with 2."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        unknown = [name for name in names if name not in valid]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"unknown: {', '.join(unknown)}; type names of these with commas between: "
+                f"{', '.join(valid)}"
+            )
+        return names
+
+    return read
+
+
+def _contexts(text: str) -> tuple[int, ...]:
+    try:
+        contexts = tuple(sorted({int(number) for number in text.split(",")}))
+    except ValueError:
+        contexts = (0,)
+    if contexts[0] < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: type whole numbers from 1 with commas between, e.g. 128,512"
+        )
+    return contexts
+
+
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked against the machine."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--models", default=",".join(MODELS), help="names of conf/model, or tiny")
+    names = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
+    models = _names(["tiny", *names])
+    parser.add_argument(
+        "--models", type=models, default=",".join(MODELS), help="names of conf/model, or tiny"
+    )
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of a decoding")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
-    parser.add_argument("--only", help="parts by their first word, e.g. bandwidth,decoding")
+    parser.add_argument("--contexts", type=_contexts, default=CONTEXTS)
+    parser.add_argument("--only", type=_names(PARTS), default=PARTS, help=f"of {','.join(PARTS)}")
     parser.add_argument("--out", type=Path, required=True, help="folder of the report")
     args = parser.parse_args(argv)
     if args.device.startswith("cuda") and not torch.cuda.is_available():
@@ -209,8 +243,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the parts; 0 where all ran, else 1."""
     args = arguments(argv)
     check = Check(args)
-    contexts = tuple(int(c) for c in args.contexts.split(","))
-    models = args.models.split(",")
+    contexts, models = args.contexts, args.models
     largest_rows = [m for m in models if m in ("tiny", "smollm2_135m", "vicuna7b")]
     stepped = "vicuna7b" if "vicuna7b" in models else models[-1]
     parts: list[tuple[str, Callable[[], Any], float]] = [
@@ -228,8 +261,7 @@ def main(argv: list[str] | None = None) -> int:
         check.left_out["drafters"] = f"not installed: {', '.join(lacking)} (make setup)"
     else:
         parts.append(("drafters", lambda: drafters(check), 40))
-    wanted = args.only.split(",") if args.only else None
-    parts = [part for part in parts if wanted is None or part[0].split()[0] in wanted]
+    parts = [part for part in parts if part[0].split()[0] in args.only]
     needs = [needs_s for _, _, needs_s in parts]
     keeps = sum(needs) <= 60 * args.minutes  # else the first ones would leave all to the last
     for i, (name, work, needs_s) in enumerate(parts):

@@ -24,6 +24,7 @@ from scripts.gpu_measurements import draft_model, load
 from scripts.gpu_toys import TOKENIZER, ToyFiles
 from specbench.drafter import Drafter
 from specbench.engine import Engine
+from specbench.errors import first_line
 from specbench.graph import GraphTarget
 from specbench.structs import DraftContext
 from specbench.verify import GreedyVerifier
@@ -91,8 +92,7 @@ def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
                 }
             except Exception as error:
                 traceback.print_exc()
-                why = f"{type(error).__name__}: {error}".splitlines()[0]
-                check.missing[f"steps {method}"] = why
+                check.missing[f"steps {method}"] = first_line(error)
             drafter.close()  # before the files go, which it may have mapped
     return found
 

@@ -92,7 +92,8 @@ def attend(
         # CUDA's fast kernels take either grouped heads or a mask. The queries that share a key
         # head can as well be more rows of one head.
         out = torch.nn.functional.scaled_dot_product_attention(
-            *folded_heads(query, key),
+            folded_heads(query, key.shape[1]),
+            key,
             value,
             attn_mask=None if mask is None else plan.fold(mask, groups),
             scale=scaling,
@@ -110,17 +111,17 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-def folded_heads(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries as rows of the key heads they look at, and the keys.
+def folded_heads(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Queries as rows of the key heads they look at.
 
     Args:
         query: ``[batch, heads, rows, head_dim]``; neighbouring heads share a key head.
-        key: ``[batch, kv_heads, keys, head_dim]``.
+        kv_heads: key heads.
 
     Returns:
-        Queries ``[batch, kv_heads, heads / kv_heads * rows, head_dim]`` and ``key``.
+        ``[batch, kv_heads, heads / kv_heads * rows, head_dim]``.
     """
-    return query.reshape(query.shape[0], key.shape[1], -1, query.shape[3]), key
+    return query.reshape(query.shape[0], kv_heads, -1, query.shape[3])
 
 
 def install(model: PreTrainedModel) -> None:

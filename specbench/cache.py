@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specbench.transfer import to_device
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -158,7 +160,7 @@ class KVCache:
         if rows is not None:
             start = self.length
             for device, storage in self._storage.items():
-                index = (rows + start).to(device)
+                index = to_device(rows + start, device)
                 storage[..., start : start + count + held, :] = storage.index_select(3, index)
         self.length += count
         self.held = held

@@ -66,10 +66,11 @@ _NOT_IDENTITY = (
     "runner.recordings",
 )
 
-_ONE_OF: Mapping[str, Sequence[str]] = {
+_ONE_OF: Mapping[str, Sequence[str | None]] = {
     "model.dtype": DTYPES,
     "model.template": TEMPLATES,
     "model.attention": ATTENTIONS,
+    "pair.draft.dtype": (None, *DTYPES),
     "dataset.sample": ("head", "stratified"),
     "dataset.dialogue": ("ar", "own"),
     "engine.overlap": ("auto", "serial", "thread", "stream"),
@@ -269,7 +270,8 @@ def check_values(cfg: DictConfig) -> None:
     for key, valid in _ONE_OF.items():
         value = OmegaConf.select(cfg, key)
         if value not in valid:
-            raise unknown_name(f"value of {key}:", str(value), valid)
+            names = ["null" if name is None else name for name in valid]
+            raise unknown_name(f"value of {key}:", str(value), names)
     for key, least in _AT_LEAST.items():
         value = OmegaConf.select(cfg, key)
         if value is not None and value < least:

@@ -12,7 +12,7 @@ import torch
 
 from specbench import models
 from specbench.draft_model import DraftModel
-from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
 from specbench.target import Target
 
 if TYPE_CHECKING:
@@ -108,13 +108,7 @@ def _placed(name: str, asked: str | None, target: Target) -> tuple[torch.device,
     """
     if asked is None:
         return target.device, len({target.device, *target.devices})
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"pair.draft.device={name!r} is no device: type e.g. pair.draft.device=cuda:1, or null "
-            "for the target's."
-        ) from error
+    device = torch.device(name)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda:0")
     wanted = len({device, *target.devices})
@@ -170,12 +164,20 @@ def check_same_tokenizer(node: Mapping[str, Any], tokenizer: PreTrainedTokenizer
 
     Raises:
         NeedsNotMet: with the first token that differs.
+        WeightsNotFound: its config.json is damaged.
     """
     folder = Path(str(node["id"]))
     remedy = f"Choose a draft of the same family, or type {node['remedy']}."
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
-        made_for = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if made_for.get(TOKENIZER_KEY) == models.tokenizer_hash(tokenizer):
+        try:
+            made_for = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            own = made_for.get(TOKENIZER_KEY)
+        except (OSError, ValueError, AttributeError) as error:
+            raise WeightsNotFound(
+                f"{node['key']}={folder}: its config.json cannot be read: {first_line(error)}. "
+                f"Fetch it again. {remedy}"
+            ) from error
+        if own == models.tokenizer_hash(tokenizer):
             return
         raise NeedsNotMet(
             f"{node['key']}={folder} has no tokenizer, and {TOKENIZER_KEY} in its config.json is "

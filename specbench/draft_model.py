@@ -21,6 +21,7 @@ import torch
 
 from specbench.errors import ConfigurationError
 from specbench.sampling import sample
+from specbench.transfer import to_device
 from specbench.tree import visibility
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class DraftModel:
         if cache.length == len(tokens) and self._last is None:
             cache.truncate(len(tokens) - 1)
         if cache.length < len(tokens):
-            new = torch.from_numpy(self._host_ids(tokens[cache.length :])).to(self.device)
+            new = to_device(self._host_ids(tokens[cache.length :]), self.device)
             self.forwards += 1
             self.tokens += len(new)
             self._last = self._target.append(new).logits[-1:]
@@ -255,7 +256,7 @@ class DraftModel:
                 "largest number in needs.draft_nodes"
             )
         if isinstance(tokens, np.ndarray):
-            ids = torch.from_numpy(self._host_ids(tokens)).to(self.device)
+            ids = to_device(self._host_ids(tokens), self.device)
         else:
             ids = tokens if self._own_ids is None else self._own_ids[tokens]
         branch = False
@@ -282,7 +283,7 @@ class DraftModel:
             self._depths[1 : first + 1] = self._numbers[:first]
             self._chain = False
         inside = isinstance(parents, np.ndarray) and bool((parents >= first).any())
-        above = torch.as_tensor(parents).to(self.device)
+        above = to_device(parents, self.device)
         if not inside:
             seen = self._visible[above + 1]
             depth = self._depths[above + 1] + 1
@@ -317,7 +318,7 @@ class DraftModel:
             self._target.cache.keep(None, len(path))
         else:
             rows = path if survivors is None else np.concatenate([path, survivors])
-            self._target.cache.keep(torch.from_numpy(rows).to(self.device), len(path), held)
+            self._target.cache.keep(to_device(rows, self.device), len(path), held)
         if held:
             assert survivors is not None
             self._renumber(survivors, len(path))
@@ -330,7 +331,7 @@ class DraftModel:
             if (survivors == np.arange(committed, committed + len(survivors))).all():
                 return
             raise ValueError("survivors of a single branch follow the path without a gap")
-        kept = torch.from_numpy(survivors).to(self.device)
+        kept = to_device(survivors, self.device)
         n = len(survivors)
         seen = self._visible[kept + 1]
         self._visible[1 : n + 1] = False

@@ -70,3 +70,10 @@ def unknown_name(what: str, name: str, valid: Iterable[str]) -> ConfigurationErr
     close = nearest(name, options)
     hint = f" Did you mean {close!r}?" if close else ""
     return ConfigurationError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(options)}.")
+
+
+def first_line(error: BaseException) -> str:
+    """``Type: message`` of any error, of the message the first line that says something."""
+    lines = (line.strip() for line in str(error).splitlines())
+    first = next((line for line in lines if line), None)
+    return type(error).__name__ + (f": {first}" if first else "")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from specbench.errors import CaseFailed
+from specbench.errors import CaseFailed, first_line
 from specbench.scores import Scores, StaticScores
 from specbench.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.target import Target, in_place
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
+_TOO_LARGE = f"more than {ROW_BUCKETS[-1]} rows"  # why a pass has no bucket
 SHORTEST_KEYS = 256  # key buckets double from here: a short text does not pay for a long one
 _NODES = 0  # in place of a batch: a pass over nodes that hang below no root
 
@@ -115,14 +116,22 @@ class GraphTarget(Target):
         super().reserve(max_len, padded - 1, batch)
         if self._sizes == before:
             return
-        self._passes.clear()  # their graphs point into the old cache
-        self.graphs.clear()
+        self._forget_passes()
         if self._captures:
             self._pool = torch.cuda.graph_pool_handle()
             for keys in self._key_buckets():
                 for rows, batch_rows in self._known_shapes():
                     if rows <= keys:
                         self._pass(rows, keys, batch_rows)
+
+    def _forget_passes(self) -> None:
+        """Their graphs point into a cache that is gone."""
+        for step in self._passes.values():
+            if isinstance(step, StaticPass):
+                # An unread outcome and its pass hold each other: frozen, the collector leaves them.
+                step.land()
+        self._passes.clear()
+        self.graphs.clear()
 
     def _key_buckets(self) -> list[int]:
         buckets = [key_bucket(0, self.cache.max_len)]
@@ -173,9 +182,7 @@ class GraphTarget(Target):
             self.cache.broadcast()
             step.load_rows(root, tree, length)
             step.run()
-            order = torch.arange(step.batch * step.rows, device=self.device).view(step.batch, -1)
-            select = torch.cat([order[0, :1], order[:, 1:].reshape(-1)])
-            return StaticScores(step.logits, n + 1, select)
+            return StaticScores(step.logits, n + 1, step.select)
         step.load(root, tree, self._depths, self._visible, length)
         step.run()
         if not self.commits:
@@ -238,7 +245,7 @@ class GraphTarget(Target):
             batch, rows = 1, len(tree) + 1
             bucket = row_bucket(rows)
         if bucket is None:
-            self.reasons.setdefault(f"{rows} rows", f"more than {ROW_BUCKETS[-1]} rows")
+            self.reasons.setdefault(f"{rows} rows", _TOO_LARGE)
             return None
         keys = self.cache.length + bucket
         if keys > self.cache.max_len:
@@ -253,18 +260,19 @@ class GraphTarget(Target):
         """As in ``Target``; padded where a shape that was made by ``reserve`` holds the nodes."""
         n, length = len(ids), self.cache.length
         bucket = row_bucket(n)
-        step = None
-        if bucket is None or bucket > self._sizes[1]:
+        step: FixedShape | None = None
+        keys = length + len(depths) - n + (bucket or 0)
+        if bucket is None:
+            self.reasons.setdefault(f"{n} nodes", _TOO_LARGE)
+        elif bucket > self._sizes[1]:
             self.reasons.setdefault(f"{n} nodes", f"more than the {self._sizes[1]} rows reserved")
+        elif keys > self.cache.max_len:
+            self.reasons.setdefault(
+                f"{bucket} nodes at the end of the cache",
+                f"padded, they exceed its {self.cache.max_len} rows",
+            )
         else:
-            keys = length + len(depths) - n + bucket
-            if keys <= self.cache.max_len:
-                step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES)
-            else:
-                self.reasons.setdefault(
-                    f"{bucket} nodes at the end of the cache",
-                    f"padded, they exceed its {self.cache.max_len} rows",
-                )
+            step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES)
         if step is None:
             return super()._nodes(ids, visible, depths, keep)
         assert isinstance(step, StaticNodes)
@@ -293,8 +301,10 @@ class GraphTarget(Target):
             with torch.inference_mode():
                 made.capture(self._pool)
         except RuntimeError as error:
-            self.reasons[name] = str(error).splitlines()[0]
+            self.reasons[name] = first_line(error)
             log.warning("no CUDA graph for %s: %s", name, self.reasons[name])
+            # The allocator may still count the old one as being recorded to, and refuse it.
+            self._pool = torch.cuda.graph_pool_handle()
             return None
         self.graphs.append(name)
         return made

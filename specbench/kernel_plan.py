@@ -15,7 +15,7 @@ import platform
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +112,14 @@ def _seconds(call: Callable[[], object], repeats: int = 3) -> float:
     return best
 
 
-def measure_plan(weights: Iterable[torch.Tensor]) -> dict[str, dict[int, str]]:
+def measure_plan(
+    weights: Iterable[torch.Tensor], *, without: Collection[str] = ()
+) -> dict[str, dict[int, str]]:
     """Fastest kernel by weight shape and row bucket, at most one packed format per shape.
 
     Args:
         weights: all weights ``[out, in]`` that would be packed.
+        without: kernels that are not to be chosen.
 
     Returns:
         ``{"OUTxIN": {rows: kernel}}``.
@@ -125,7 +128,7 @@ def measure_plan(weights: Iterable[torch.Tensor]) -> dict[str, dict[int, str]]:
     for weight in weights:
         out_features, in_features = weight.shape
         shapes[out_features, in_features].append(weight)
-    kinds = available_kernels()
+    kinds = [kind for kind in available_kernels() if kind not in without]
     plan: dict[str, dict[int, str]] = {}
     for (out_features, in_features), group in shapes.items():
         wanted = max(1, MEASURE_BYTES // (4 * out_features * in_features))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,9 +88,13 @@ def draft_node(draft: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, 
         None where no draft model is named.
 
     Raises:
-        ConfigurationError: a number of ``pair.draft.random`` is out of range.
+        ConfigurationError: a number of ``pair.draft.random`` is out of range, or ``device`` is no
+            device.
     """
     random = draft.get("random") or {"layers": 0}
+    if draft.get("device"):
+        remedy = "e.g. pair.draft.device=cuda:1, or null for the target's"
+        _check_device("pair.draft.device", str(draft["device"]), remedy)
     node = {
         "name": f"the draft of {model['name']}",
         "key": "pair.draft.path" if draft.get("path") else "pair.draft.id",
@@ -327,6 +332,12 @@ def _quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def _check_device(key: str, name: str, remedy: str) -> None:
+    """Refuse what is neither the CPU nor a CUDA device: passes are written for these two."""
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9]\d?))?", name):
+        raise ConfigurationError(f"{key}={name!r} is no device that this runs on: type {remedy}.")
+
+
 def choose_device(name: str) -> torch.device:
     """The device that ``model.device`` stands for; ``auto`` is the first GPU, else the CPU.
 
@@ -337,12 +348,8 @@ def choose_device(name: str) -> torch.device:
 
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"model.device={name!r} is no device: type model.device=auto, cpu or cuda:0."
-        ) from error
+    _check_device("model.device", name, "model.device=auto, cpu or cuda:0")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigurationError(
             f"model.device={name} is not there: this machine has {torch.cuda.device_count()} CUDA "

@@ -29,6 +29,11 @@ def verifier_name(chosen: str, temperature: float) -> str:
     return "greedy" if temperature == 0 else "rejection"
 
 
+def packed_bytes(packed: Any) -> int:
+    """Memory for packed linears, from ``engine.packed``; 0 switches them off."""
+    return int(packed.memory_gb * 1e9) if packed.enabled else 0
+
+
 @dataclass
 class ModelConfig:
     """The target model.
@@ -165,7 +170,7 @@ class PackedConfig:
 
     Attributes:
         enabled: whether the start-up measurement may swap them in where they are faster.
-        memory_gb: the packed copies may take this much memory, in GiB.
+        memory_gb: the packed copies may take this much memory, in GB (10^9 bytes).
     """
 
     enabled: bool = True

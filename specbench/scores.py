@@ -59,6 +59,21 @@ class Scores:
         return ids if self.select is None else ids.index_select(0, self.select)
 
 
+def batch_select(batch: int, rows: int, device: torch.device) -> torch.Tensor:
+    """``select`` of a batch layout: the first row's root, then the nodes of each row.
+
+    Args:
+        batch: rows of the batch.
+        rows: root and nodes of each.
+        device: where the logits are.
+
+    Returns:
+        ``[1 + batch * (rows - 1)]`` row numbers within ``[batch * rows]``.
+    """
+    order = torch.arange(batch * rows, device=device).view(batch, rows)
+    return torch.cat([order[0, :1], order[:, 1:].reshape(-1)])
+
+
 class Outcome:
     """What a queued pass finds out about itself; whoever asks first waits for the pass.
 

@@ -49,14 +49,15 @@ def passes_per_target_pass(
     Args:
         target: the target.
         draft: the draft model.
-        target_rows: rows of a target pass, the root included.
+        target_rows: rows of a target pass, the root included; fewer where the target has no room.
         draft_rows: nodes of a draft pass.
 
     Returns:
         At least 1.
     """
     text = np.zeros(_TEXT, dtype=np.int64)
-    chain = DraftTree.chain(text[: target_rows - 1])
+    # In a union the tree that all parts share may be smaller than a part's own.
+    chain = DraftTree.chain(text[: min(target_rows - 1, target.max_nodes)])
     nodes, parents = np.zeros(draft_rows, dtype=np.int64), np.full(draft_rows, -1)
     target.prefill(text)
     draft.begin(text)

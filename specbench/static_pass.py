@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from specbench.attention import AttentionPlan
-from specbench.scores import Outcome, Scores
+from specbench.scores import Outcome, Scores, batch_select
 
 if TYPE_CHECKING:
     from specbench.graph import GraphTarget
@@ -77,7 +77,8 @@ class FixedShape:
             RuntimeError: something in it needs the host (some models read positions there).
         """
         target = self._target
-        with target.on_device():
+        # Where a capture's end fails, torch leaves its stream current: the outer context restores.
+        with target.on_device(), torch.cuda.stream(torch.cuda.current_stream()):
             stream = target.capture_stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -167,7 +168,7 @@ class StaticPass(FixedShape):
         n_ids = batch * rows
         self._host = torch.zeros(n_ids + 3 * rows + 2, dtype=torch.int64, pin_memory=pinned)
         self._host_visible = torch.zeros(rows, rows, dtype=torch.bool, pin_memory=pinned)
-        self._result = torch.zeros(n_ids + rows + 2, dtype=torch.int64, pin_memory=pinned)
+        self._result = torch.zeros(2 * rows + 2, dtype=torch.int64, pin_memory=pinned)
         self.numbers = torch.zeros_like(self._host, device=device)
         self.visible = torch.zeros_like(self._host_visible, device=device)
         self._parts = (n_ids, n_ids + rows, n_ids + 2 * rows, n_ids + 3 * rows)
@@ -177,7 +178,8 @@ class StaticPass(FixedShape):
         self._done = torch.cuda.Event() if pinned else None
         # Of batch rows, and under a verifier that draws, the host works the acceptance out.
         self._verifies = batch == 1 and target.commits
-        self.outcome: Outcome | None = None  # of the last run
+        self.outcome: Outcome | None = None  # of the last run, where it verifies
+        self.select = batch_select(batch, rows, device) if batch > 1 else None
 
     @property
     def logits(self) -> torch.Tensor:
@@ -194,7 +196,7 @@ class StaticPass(FixedShape):
             visible: ``[>= n + 1, >= n + 1]`` ancestor matrix.
             length: committed rows of the cache.
         """
-        self._land()
+        self.land()
         n, host = len(tree), self._host.numpy()
         ids, parents, deep, candidate = self._parts
         host[:] = 0
@@ -218,7 +220,7 @@ class StaticPass(FixedShape):
 
     def load_rows(self, root: int, tree: DraftTree, length: int) -> None:
         """Bring the k chains of a batch layout into the buffers; waits as ``load`` does."""
-        self._land()
+        self.land()
         host = self._host.numpy()
         ids, parents, deep, candidate = self._parts
         rows = host[:ids].reshape(self.batch, self.rows)
@@ -230,13 +232,15 @@ class StaticPass(FixedShape):
         np.copyto(self._host_visible.numpy(), np.tri(self.rows, dtype=np.bool_))
         self._ship()
 
-    def _land(self) -> None:
+    def land(self) -> None:
         """Wait for the last run: until its copies are done, they read the pinned buffers.
 
-        What it found out is kept for those who hold its scores.
+        What it found out is kept for those who hold its scores; they no longer hold this pass.
         """
         if self.outcome is not None:
             self.outcome.read()
+        elif self._done is not None and not self._verifies:
+            self._done.synchronize()
 
     def _ship(self) -> None:
         self.numbers.copy_(self._host, non_blocking=True)
@@ -248,10 +252,10 @@ class StaticPass(FixedShape):
         """From the buffers to logits and outcome, without the host: what a graph captures.
 
         Returns:
-            Logits ``[batch * rows, vocab]``, and ``[batch * rows + rows + 2]`` int64: greedy
-            choices (-1 where not finite), rows of the accepted path with the root first (padded
-            with their own numbers), how many of them there are, and whether a draft token was
-            outside the vocabulary.
+            Logits ``[batch * rows, vocab]``, and of a pass that verifies ``[2 * rows + 2]`` int64:
+            greedy choices (-1 where not finite), rows of the accepted path with the root first
+            (padded with their own numbers), how many of them there are, and whether a draft token
+            was outside the vocabulary.
         """
         target, cache = self._target, self._target.cache
         ids, parents, deep, candidate = self._parts
@@ -263,14 +267,13 @@ class StaticPass(FixedShape):
         plan = self._plan(positions, slots, length)
         with cache.static(slots, self.keys):
             logits = target.run(tokens, positions.expand(self.batch, -1), plan).flatten(0, 1)
+        if not self._verifies:
+            return (logits,)
         choices = Scores(logits).greedy()
-        if self.batch > 1 or not target.commits:
-            path, count = self._row_numbers, torch.ones_like(length).view(1)
-        else:
-            parent_rows = self.numbers[ids:parents]
-            candidates = self.numbers[deep:candidate].bool()
-            path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
-            cache.move(slots, path + length)
+        parent_rows = self.numbers[ids:parents]
+        candidates = self.numbers[deep:candidate].bool()
+        path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
+        cache.move(slots, path + length)
         return logits, torch.cat([choices, path, count, self.numbers[-1:]])
 
     def _plan(
@@ -312,10 +315,10 @@ class StaticPass(FixedShape):
         super().run()
         if self._verifies:
             self._tell()
+            self.outcome = Outcome(self.read, self.rows)
         if self._done is not None:
             with self._target.on_device():
                 self._done.record()
-        self.outcome = Outcome(self.read, self.rows)
 
     def _tell(self) -> None:
         self._result.copy_(self.outputs[1], non_blocking=True)

@@ -1,7 +1,8 @@
 """The target model: the only place that knows transformers' calling convention.
 
-One pass takes the root and the draft nodes and returns the logits of every row. Masks and positions
-live in preallocated buffers; a pass allocates nothing but what the model itself does.
+One pass takes the root and the draft nodes and returns the logits of every row. The host works the
+tree out in buffers that are made once, and the mask of a tree lies in one, too. Ids, positions and
+masks of sliding windows are small tensors of each pass; ``specbench.graph`` has buffers for these.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from specbench.cache import KVCache
 from specbench.errors import CaseFailed
 from specbench.fused_layers import count_fused, fuse
 from specbench.packed import pack_linears, packing
-from specbench.scores import Scores
+from specbench.scores import Scores, batch_select
+from specbench.transfer import to_device
 from specbench.tree import BAD_AUX, BAD_TOKEN, NO_AUX, VALID, fill_tree, visibility
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class Target:
             self.packing["fused"] = count_fused(model)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
+        self._selects: dict[tuple[int, int], torch.Tensor] = {}  # by batch layout
         self.reserve(max_len, max_nodes, batch)
 
     def _find_layer_devices(self, n_layers: int) -> list[torch.device]:
@@ -263,17 +266,20 @@ class Target:
         rows = len(tree) + 1
         on_host = isinstance(tree.tokens, np.ndarray)
         self._check(tree, on_host)
-        if self.device.type == "cpu":
+        visible: torch.Tensor | None
+        if rows == 1:  # plain decoding: a row that sees all, at the next position
+            visible, depths = None, self._key_positions[:1]
+        elif self.device.type == "cpu":
             visible = torch.from_numpy(self._visible[:rows, :rows])
             depths = torch.from_numpy(self._depths[:rows])
         else:  # ship n numbers instead of n * n
-            visible, depths = visibility(torch.from_numpy(tree.parents).to(self.device))
+            visible, depths = visibility(to_device(tree.parents, self.device))
         if on_host:
             self._ids[0] = root
             self._ids[1:rows] = tree.tokens
-            ids = torch.from_numpy(self._ids[:rows]).to(self.device)
+            ids = to_device(self._ids[:rows], self.device)
         else:
-            own = torch.tensor([root], device=self.device)
+            own = to_device(torch.tensor([root]), self.device)
             ids = torch.cat([own, torch.as_tensor(tree.tokens)])
             # An id outside would end the whole process there; the verifier refuses the case.
             ids = ids.clamp(0, self.vocab_size - 1)
@@ -291,13 +297,13 @@ class Target:
         rows = np.empty((k, w + 1), dtype=np.int64)
         rows[:, 0] = root
         rows[:, 1:] = np.asarray(tree.tokens).reshape(k, w)
-        visible = torch.ones(w + 1, w + 1, dtype=torch.bool, device=self.device).tril()
+        visible = self._lower_triangle(w + 1) if w else None
         positions = self._key_positions[self.cache.length : self.cache.length + w + 1]
         plan = self._plan(w + 1, visible, positions)
-        out = self._call(torch.from_numpy(rows).to(self.device), positions.expand(k, -1), plan)
-        order = torch.arange(k * (w + 1), device=self.device).view(k, w + 1)
-        select = torch.cat([order[0, :1], order[:, 1:].reshape(-1)])
-        return Scores(out.logits.flatten(0, 1), select)
+        out = self._call(to_device(rows, self.device), positions.expand(k, -1), plan)
+        if (k, w) not in self._selects:
+            self._selects[k, w] = batch_select(k, w + 1, self.device)
+        return Scores(out.logits.flatten(0, 1), self._selects[k, w])
 
     def keep(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the root's row and the rows of the accepted path."""
@@ -345,11 +351,16 @@ class Target:
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(~seen, self._hidden_value)
 
-    def _plan(self, rows: int, visible: torch.Tensor, positions: torch.Tensor) -> AttentionPlan:
-        """Masks over the cached text (all visible, windows aside) and the pass's own rows."""
+    def _plan(
+        self, rows: int, visible: torch.Tensor | None, positions: torch.Tensor
+    ) -> AttentionPlan:
+        """Masks over the cached text (all visible, windows aside) and the pass's own rows.
+
+        ``visible [rows, rows]`` is None for a single row.
+        """
         past = self.cache.length
         plan = AttentionPlan()
-        if rows > 1:
+        if visible is not None:
             start, end = self._mask_span
             self._mask[:, start:end] = 0.0
             own = self._mask[:rows, past : past + rows]
@@ -360,7 +371,8 @@ class Target:
             if past + rows > window:
                 keys = torch.cat([self._key_positions[:past], positions])
                 seen = positions[:, None] - keys[None, :] < window
-                seen[:, past:] &= visible
+                if visible is not None:
+                    seen[:, past:] &= visible
                 plan.windowed[window] = self._additive(seen)[None, None]
         return plan
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench import embedded
-from specbench.errors import WeightsNotFound
+from specbench.errors import WeightsNotFound, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,11 @@ def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> 
     if not any(path for pattern in _WEIGHT_FILES for path in folder.glob(pattern)):
         raise refuse("there are no weights in it")
     for index in folder.glob("*.index.json"):
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        try:
+            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            shards = {str(name) for name in named}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise refuse(f"{index.name} is damaged ({first_line(error)})") from error
         missing = sorted(name for name in shards if not (folder / name).is_file())
         if missing:
             raise refuse(f"{index.name} names {', '.join(missing)}, which are missing")
@@ -153,14 +157,8 @@ def check_hub(model: Any) -> None:
         raise _not_found(model, f"this is no id of the hub ({error})") from error
     except Exception as error:
         # Which library speaks to the hub, and so what a dead network raises, differs by version.
-        raise _not_found(
-            model, f"the hub refused or did not answer: {_first_line(error)}"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}"
+        why = f"the hub refused or did not answer: {first_line(error)}"
+        raise _not_found(model, why) from error
 
 
 def _not_found(model: Any, reason: str) -> WeightsNotFound:
@@ -193,7 +191,7 @@ def translated(model: Any) -> Iterator[None]:
         raise _not_found(model, f"a weight file is corrupt or unsafe ({error})") from error
     except (OSError, ValueError) as error:
         # What the hub's and transformers' own errors for missing files derive from.
-        raise _not_found(model, _first_line(error)) from error
+        raise _not_found(model, first_line(error)) from error
 
 
 def identity(model: Any) -> str:

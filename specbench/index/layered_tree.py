@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
+from specbench.transfer import to_device
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -112,9 +114,9 @@ class LayeredTree:
         above = self._layers[-1]
         chances, children = above.chances, above.children
         if len(above) < len(chances):
-            rows = torch.from_numpy(above.rows).to(chances.device)
+            rows = to_device(above.rows, chances.device)
             chances, children = chances[rows], children[rows]
-        scores = torch.from_numpy(above.scores).to(chances.device)[:, None] + chances
+        scores = to_device(above.scores, chances.device)[:, None] + chances
         best, places = scores.flatten().topk(min(self.width, scores.numel()))
         chosen = torch.stack((best, places.double(), children.flatten()[places].double()))
         scores_, places_, tokens_ = chosen.cpu().numpy()

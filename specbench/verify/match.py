@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from specbench.sampling import Uniforms, sample
+from specbench.transfer import to_device
 from specbench.tree import row_depths
 from specbench.verify.greedy import GreedyVerifier
 from specbench.verify.interface import choices_and_tokens, row_by_row
@@ -82,7 +83,7 @@ class MatchVerifier(GreedyVerifier):
 
     def _draw(self, logits: torch.Tensor, uniforms: np.ndarray[Any, Any]) -> torch.Tensor:
         """``[r]`` one token per row of ``logits [r, vocab]``."""
-        on_device = torch.from_numpy(uniforms).to(logits.device)
+        on_device = to_device(uniforms, logits.device)
         return sample(self._sampling.probs(logits), on_device)
 
     def _draw_where_reached(

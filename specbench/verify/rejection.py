@@ -24,6 +24,7 @@ import torch
 
 from specbench.sampling import sample
 from specbench.structs import DraftTree, Proposal, Verdict
+from specbench.transfer import to_device
 from specbench.tree import NO_AUX, sibling_table
 from specbench.verify.interface import choices_and_tokens, row_by_row
 from specbench.verify.match import MatchVerifier
@@ -74,13 +75,12 @@ class RejectionVerifier(MatchVerifier):
         children = sibling_table(tree.parents, NO_AUX if tree.aux is None else tree.aux)
         logits = scores.logits
         # An id outside the vocabulary is refused below; here it must not end the process.
-        on_device = torch.as_tensor(tree.tokens, device=logits.device)
-        on_device = on_device.clamp(0, scores.vocab_size - 1)
+        on_device = to_device(tree.tokens, logits.device).clamp(0, scores.vocab_size - 1)
 
         def judge(some: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
-            p = self._sampling.probs(logits[torch.from_numpy(some).to(logits.device)])
+            p = self._sampling.probs(logits[to_device(some, logits.device)])
             odds, rest = ratio_tests(p, children[some], on_device, proposal)
-            threshold = torch.from_numpy(last).to(logits.device).expand(len(some))
+            threshold = to_device(last, logits.device).expand(len(some))
             return odds, sample(rest, threshold)
 
         lazy = row_by_row(logits)
@@ -182,11 +182,11 @@ def ratio_tests(
     for rank in range(children.shape[1]):
         holders = np.flatnonzero(children[:, rank] >= 0)
         nodes = children[holders, rank]
-        rows = torch.from_numpy(holders).to(device)
-        drawn = tokens[torch.from_numpy(nodes).to(device)].unsqueeze(-1)
+        rows = to_device(holders, device)
+        drawn = tokens[to_device(nodes, device)].unsqueeze(-1)
         law = rest[rows]
         if proposal.replacement or rank == 0:
-            q = proposal.q[torch.from_numpy(proposal.row[nodes]).to(device)].to(law.dtype)
+            q = proposal.q[to_device(proposal.row[nodes], device)].to(law.dtype)
         else:
             q = left[rows]
         mass = q.gather(1, drawn)

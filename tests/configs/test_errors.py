@@ -66,6 +66,7 @@ def test_our_own_error_passes_unchanged() -> None:
     ("override", "parts"),
     [
         ("model.dtype=float23", ["model.dtype", "'float23'", "'float32'"]),
+        ("pair.draft.dtype=float31", ["pair.draft.dtype", "'float31'", "'float32'", "null"]),
         ("model.template=vicunna_v1.1", ["model.template", "'vicuna_v1.1'"]),
         ("dataset.sample=stratify", ["dataset.sample", "'stratified'"]),
         ("dataset.dialogue=mine", ["dataset.dialogue", "ar, own"]),

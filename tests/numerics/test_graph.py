@@ -5,6 +5,8 @@ Capture itself needs a GPU (test_gpu.py); everything here runs the captured code
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -164,11 +166,44 @@ def test_rows_of_a_batch_layout(pairs, rng):
         parents = np.concatenate([np.arange(-1, w - 1) + i * w for i in range(k)])
         parents[::w] = -1
         tree = DraftTree(rng.integers(0, VOCAB, k * w), parents, rows=(k, w))
+        for target in (exact, fixed):  # made once, not by every step
+            assert target.forward(3, tree).select is target.forward(3, tree).select
         wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
         torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
         path = np.arange(w, 2 * w, dtype=np.int64)
         exact.keep(tree, path)
         fixed.keep(tree, path)
+
+
+def test_what_the_host_verifies_is_not_worked_out_on_the_device_too(rng):
+    rows = DraftTree(rng.integers(0, VOCAB, 4), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    for commits, tree in ((True, rows), (False, rows), (False, DraftTree.chain(np.arange(3)))):
+        target = GraphTarget(
+            tiny_model("llama"), capture=False, commits=commits, max_len=90, max_nodes=7, batch=2
+        )
+        target.prefill(np.arange(5))
+        assert target.forward(3, tree).verified is None
+        (step,) = target._passes.values()
+        assert len(step.outputs) == 1 and step.outcome is None
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_passes_of_buffers_that_grew_are_let_go_without_a_collection(commits, rng):
+    """Under ``gc.freeze`` those that hold themselves, and with them their graphs, would stay."""
+    target = GraphTarget(
+        tiny_model("llama"), capture=False, commits=commits, max_len=90, max_nodes=7, batch=2
+    )
+    rows = DraftTree(rng.integers(0, VOCAB, 4), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    target.prefill(np.arange(5))
+    gc.disable()
+    try:
+        for tree in (rows, DraftTree.chain(np.arange(3))):
+            target.forward(3, tree)  # nobody asks what it found out
+        old = [weakref.ref(step) for step in target._passes.values()]
+        target.reserve(600, 7, 2)
+        assert [ref() for ref in old] == [None, None]
+    finally:
+        gc.enable()
 
 
 def _only_warms_up(step: FixedShape, _pool: object) -> None:
@@ -238,6 +273,11 @@ def test_what_is_known_of_passes_is_captured_when_buffers_are_made(monkeypatch, 
 
 
 _SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "nonzero")
+_COPIES = {
+    # In a pass the model changes dtypes by ``to``, between passes buffers are filled by ``copy_``.
+    "inside": (*_SYNCS, "copy_"),
+    "between": (*_SYNCS, "to"),
+}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -249,7 +289,7 @@ def test_the_device_part_never_asks_the_host(architecture, monkeypatch, pairs, r
     padded.forward(3, tree)
     step = padded._pass(8, 256)
     calls: list[str] = []
-    for name in _SYNCS:
+    for name in _COPIES["inside"]:
         real = getattr(torch.Tensor, name)
         monkeypatch.setattr(
             torch.Tensor, name, lambda *a, n=name, f=real, **k: (calls.append(n), f(*a, **k))[1]
@@ -394,12 +434,18 @@ def test_fallbacks_for_hidden_states_and_for_lack_of_room_say_so(rng):
     }
 
 
-def test_a_failed_capture_falls_back_with_the_reason(monkeypatch):
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [("not permitted when capturing\nmore", "RuntimeError: not permitted when capturing"),
+     ("", "RuntimeError")],
+)  # fmt: skip
+def test_a_failed_capture_falls_back_with_the_reason(message, reason, monkeypatch):
     def fail(*_: object) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        raise RuntimeError(message)
 
     target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=10)
     target._capture = True
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(StaticPass, "capture", fail)
     target.prefill(np.arange(5))
     tree = DraftTree.chain(np.arange(3))
@@ -409,13 +455,30 @@ def test_a_failed_capture_falls_back_with_the_reason(monkeypatch):
     assert target.describe() == {
         "engine": "graph",
         "graphs": [],
-        "eager": {"1 x 4 rows, 256 keys": "operation not permitted when stream is capturing"},
+        "eager": {"1 x 4 rows, 256 keys": reason},
     }
 
 
-def _draft(**options):
+def test_what_is_captured_after_a_failure_has_memory_of_its_own(monkeypatch):
+    """The allocator may take the old pool for one that is still recorded to."""
+    handles = iter(range(9))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    pools = {}
+
+    def capture(step, pool):
+        pools[step.rows] = pool
+        if step.rows == 2:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(FixedShape, "capture", capture)
+    target = GraphTarget(tiny_model("llama"), capture=True, max_len=100, max_nodes=7)
+    assert pools == {1: 0, 2: 0, 4: 1, 8: 1}
+    assert list(target.reasons) == ["1 x 2 rows, 256 keys"]
+
+
+def _draft(max_nodes=6, **options):
     return tiny_draft(
-        Needs(max_nodes=6),
+        Needs(max_nodes=max_nodes),
         max_len=300,
         engine=partial(GraphTarget, drafts=True, **({"capture": False} | options)),
     )
@@ -437,7 +500,7 @@ def test_a_drafts_passes_are_padded_and_never_ask_the_host(monkeypatch, rng):
     assert draft._target.reasons == {}
     step = draft._target._pass(8, 256, 0)
     calls: list[str] = []
-    for name in _SYNCS:
+    for name in _COPIES["inside"]:
         real_call = getattr(torch.Tensor, name)
         monkeypatch.setattr(
             torch.Tensor,
@@ -449,13 +512,60 @@ def test_a_drafts_passes_are_padded_and_never_ask_the_host(monkeypatch, rng):
     assert calls == []
 
 
-def test_a_text_longer_than_a_drafts_passes_runs_eagerly_and_says_so(rng):
-    draft, exact = _draft(), tiny_draft(Needs(max_nodes=6), max_len=300)
-    text = rng.integers(0, VOCAB, 40)
+def test_drafting_asks_nothing_of_the_device(monkeypatch, rng):
+    """Between its passes too; ids and row numbers go there by the one way that does not wait."""
+    draft = _draft()
+    text = rng.integers(0, VOCAB, 20)
+    draft.begin(text[:17])
+    calls: list[str] = []
+    sent: list[list[int]] = []
+    inside: list[object] = []
+    for name in _COPIES["between"]:
+        real_call = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda *a, n=name, f=real_call, **k: (inside or calls.append(n), f(*a, **k))[1],
+        )
+    real_run = StaticNodes.run
+
+    def run(step):  # what a graph replays
+        inside.append(step)
+        real_run(step)
+        inside.clear()
+
+    def send(values, device):
+        inside.append(draft)
+        sent.append(torch.as_tensor(values).tolist())
+        inside.clear()
+        return torch.as_tensor(values)
+
+    monkeypatch.setattr(StaticNodes, "run", run)
+    for module in ("draft_model", "cache"):
+        monkeypatch.setattr(f"specbench.{module}.to_device", send)
+    logits = draft.catch_up(text, own=True)[None]
+    for last in range(3):
+        drawn = draft.to_target_ids(logits.argmax(-1))
+        logits = draft.extend(drawn, np.array([last - 1]), own=True)
+    assert calls == []
+    assert sent == [text[17:].tolist()]
+    draft.extend(np.array([5, 6]), np.array([-1, 3]))  # a branch of its own
+    draft.keep_path(np.array([3, 4]))
+    assert calls == []
+    assert sent[1:] == [[5, 6], [-1, 3], [3, 4], [23, 24]]
+
+
+@pytest.mark.parametrize(
+    ("max_nodes", "length", "why"),
+    [(6, 40, "more than the 8 rows reserved"), (140, 145, "more than 128 rows")],
+)
+def test_a_text_longer_than_a_drafts_passes_runs_eagerly_and_says_so(max_nodes, length, why, rng):
+    draft, exact = _draft(max_nodes), tiny_draft(Needs(max_nodes=max_nodes), max_len=300)
+    text = rng.integers(0, VOCAB, length)
     for each in (draft, exact):
         each.begin(text[:5])
     torch.testing.assert_close(draft.catch_up(text), exact.catch_up(text), atol=TOLERANCE, rtol=0)
-    assert "8 rows reserved" in draft._target.describe()["eager"]["35 nodes"]
+    assert draft._target.describe()["eager"] == {f"{length - 5} nodes": why}
 
 
 def test_every_pass_of_a_draft_is_captured_when_its_buffers_are_made(monkeypatch):
@@ -477,7 +587,7 @@ def test_queries_folded_into_rows_see_the_same(rows):
     attend = torch.nn.functional.scaled_dot_product_attention
     wanted = attend(query, key, value, attn_mask=mask, enable_gqa=True)
     plan = AttentionPlan(mask=mask)
-    got = attend(*folded_heads(query, key), value, attn_mask=plan.fold(mask, 2))
+    got = attend(folded_heads(query, 3), key, value, attn_mask=plan.fold(mask, 2))
     torch.testing.assert_close(got.view(query.shape), wanted, atol=TOLERANCE, rtol=0)
     assert plan.fold(mask, 2) is plan.fold(mask, 2)
 
@@ -502,7 +612,9 @@ def test_layers_on_another_device_get_the_mask_there():
 class _FakeCuda:
     """Stands in for ``torch.cuda``: the device that is current in each call, in ``calls``."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails  # at the end of a capture
+        self.present = self.now = self._stream()
         self.current = torch.device("cuda:0")
         self.calls: list[tuple[str, torch.device]] = []
         self.streams: list[object] = []
@@ -518,15 +630,23 @@ class _FakeCuda:
 
     def Stream(self, device):
         self.streams.append(device)
+        return self._stream()
+
+    def _stream(self):
         return SimpleNamespace(wait_stream=lambda _: self._called("wait"))
 
     def current_stream(self):
-        return SimpleNamespace(wait_stream=lambda _: self._called("wait"))
+        return self.now
 
     @contextmanager
-    def stream(self, _):
-        self._called("warm up")
-        yield
+    def stream(self, stream):
+        before, self.now = self.now, stream
+        if stream is not before:
+            self._called("warm up")
+        try:
+            yield
+        finally:
+            self.now = before
 
     def CUDAGraph(self):
         return SimpleNamespace(replay=lambda: self._called("replay"))
@@ -535,7 +655,11 @@ class _FakeCuda:
     def graph(self, _, *, pool, stream):
         assert stream is not None
         self._called("capture")
+        before, self.now = self.now, stream
         yield
+        if self.fails:  # torch then leaves the capture's stream the current one
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.now = before
 
 
 def test_graphs_are_made_and_replayed_on_the_models_device(monkeypatch, rng):
@@ -562,6 +686,18 @@ def test_graphs_are_made_and_replayed_on_the_models_device(monkeypatch, rng):
     target.device = torch.device("cpu")
     with target.on_device():
         assert fake.current == torch.device("cuda:0")
+
+
+def test_a_capture_that_fails_leaves_the_current_stream_as_it_was(monkeypatch, rng):
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=8)
+    target.prefill(rng.integers(0, VOCAB, 9))
+    step = target._pass(2, 256)
+    fake = _FakeCuda(fails=True)
+    monkeypatch.setattr(static_pass.torch, "cuda", fake)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="previous error"):
+        step.capture(None)
+    assert fake.now is fake.present
+    assert step._graph is None
 
 
 def test_an_engine_that_is_not_to_be_had_falls_back_and_says_why():

@@ -253,7 +253,8 @@ def _addresses(step: StaticPass) -> list[int]:
     return [buffer.data_ptr() for buffer in buffers]
 
 
-def test_steps_reuse_their_buffers(monkeypatch, rng):
+@pytest.mark.parametrize("batch", [1, 3], ids=["tree", "rows"])
+def test_steps_reuse_their_buffers(batch, monkeypatch, rng):
     """After a shape's first step, the host's part makes no tensor and moves no buffer."""
     target = GraphTarget(tiny_model("llama"), capture=False, **SIZES)
     verifier = GreedyVerifier()
@@ -281,20 +282,29 @@ def test_steps_reuse_their_buffers(monkeypatch, rng):
                     old.copy_(new)
                 step.outputs = outputs
 
+    def commit(tree: DraftTree, scores: object) -> int:
+        verdict, _ = verifier.verify(tree, scores)
+        target.keep(tree, verdict.path)
+        return int(verdict.tokens[-1])
+
     monkeypatch.setattr(FixedShape, "run", unwatched)
     target.prefill(rng.integers(0, VOCAB, 11))
     seen: dict[int, list[int]] = {}
     cache = target.cache.storage.data_ptr()
     root = 3
     for turn in range(3):
-        for n in (0, 1, 3, 7):
-            tree = DraftTree.chain(rng.integers(0, VOCAB, n))
+        for n in (0, 1, 3, 7) if batch == 1 else (1, 2):
+            places = np.arange(n * batch)
+            parents = np.where(places % n == 0, -1, places - 1) if n else places
+            layout = (batch, n) if batch > 1 else None
+            tree = DraftTree(rng.integers(0, VOCAB, n * batch), parents, rows=layout)
             with Made():
                 scores = target.forward(root, tree)
-                verdict, _ = verifier.verify(tree, scores)
-                target.keep(tree, verdict.path)
-            root = int(verdict.tokens[-1])
-            step = target._passes[n + 1, 256, 1]
+                if batch == 1:
+                    root = commit(tree, scores)
+            if batch > 1:  # the host verifies these
+                root = commit(tree, scores)
+            step = target._passes[n + 1, 256, batch]
             assert seen.setdefault(n, _addresses(step)) == _addresses(step)
             if turn == 0:
                 made.clear()  # the shape was made

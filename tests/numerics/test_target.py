@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from specbench.errors import CaseFailed
 from specbench.structs import DraftTree
 from specbench.target import Target
+from specbench.tree import visibility
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
 
 TOLERANCE = 1e-10
@@ -175,3 +178,20 @@ def test_reserve_keeps_what_is_large_enough():
     assert target.cache is cache
     target.reserve(1000, 5)
     assert target.cache is not cache and target.max_nodes == 10
+
+
+def test_plain_decoding_builds_no_mask(monkeypatch, rng):
+    """On a GPU its few launches would be a good part of a small model's pass."""
+    plain = Target(tiny_model("llama"), max_len=64, max_nodes=8)
+    text, tree = rng.integers(0, VOCAB, 9), DraftTree.chain(rng.integers(0, VOCAB, 3))
+    plain.prefill(text)
+    wanted = [plain.forward(3, each).logits for each in (DraftTree.empty(), tree)]
+    built: list[int] = []
+    monkeypatch.setattr(
+        "specbench.target.visibility", lambda p: (built.append(len(p)), visibility(p))[1]
+    )
+    monkeypatch.setattr("specbench.target.to_device", lambda values, _: torch.as_tensor(values))
+    plain.device = SimpleNamespace(type="cuda")  # as far as choosing goes
+    got = [plain.forward(3, each).logits for each in (DraftTree.empty(), tree)]
+    assert built == [3]
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))

@@ -4,12 +4,15 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
-from runners import cost, dispatch
+from runners import cost, dispatch, stage
 from runners.dispatch import Invocation
 from specbench import config, records
 from specbench.cost_surface import CostSurface
 from specbench.errors import ConfigurationError, OutputRefused
+from specbench.graph import GraphTarget
+from specbench.static_pass import FixedShape
 from specbench.structs import DraftTree
 
 GRID = [
@@ -100,6 +103,29 @@ def test_the_cache_is_left_as_it_was_by_every_pass(make_target):
     target.cache.truncate(9)
     again = target.forward(int(prompt[-1]), DraftTree.empty()).greedy().item()
     assert again == expected
+
+
+def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
+    """A batch layout is captured at its first pass, and once more where a text needs more keys."""
+    monkeypatch.setattr(stage, "no_graphs", lambda model: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(GraphTarget, "_captures", True)
+    events = []
+
+    def capture(step, _pool):
+        if step.batch > 1:
+            events.append((step.batch, step.rows, step.keys))
+
+    monkeypatch.setattr(FixedShape, "capture", capture)
+    monkeypatch.setattr(cost.log, "info", lambda text, *words: events.append(text % words))
+    longer = ["runner.contexts=[4,300]", "runner.batch_contexts=[4,300]", "engine=graph"]
+    command = [*TINY_SHAPE, *GRID, *longer, "method=pld", f"output_dir={tmp_path}/cost"]
+    assert execute(*command) == 0
+    begun = events.index("batch passes: warming up") + 1
+    timed = events.index("batch passes: round 1 of 2")
+    made = {(3, rows, keys) for rows in (1, 3) for keys in (256, 512)}
+    assert set(events[begun:timed]) == made
+    assert made.isdisjoint(events[timed:])
 
 
 def test_an_interrupted_measurement_keeps_its_rounds(tmp_path, monkeypatch):

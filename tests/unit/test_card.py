@@ -138,12 +138,14 @@ def test_the_report_holds_what_the_papers_table_needs():
     assert report["draft_params_x_new"] == pytest.approx(1000e-9 * per_pass)
 
 
-def test_r_can_be_measured(make_target):
+@pytest.mark.parametrize("knobs", [{}, {"max_depth": 5}, {"max_depth": 1}], ids=str)
+def test_r_can_be_measured(knobs, make_target):
+    """With the room that the method asks for, and no more."""
     from tests.conftest import VOCAB as TINY_VOCAB
     from tests.conftest import tiny_draft
 
-    target = make_target()
-    drafter = Card(k=4, r="auto")
+    drafter = Card(k=4, r="auto", **knobs)
+    target = make_target(max_nodes=drafter.needs.max_nodes)
     draft = tiny_draft(drafter.needs)
     drafter.setup(DraftContext(TINY_VOCAB, frozenset(), target=target, draft_model=draft))
     drafter.begin(None)

@@ -122,6 +122,11 @@ def test_a_folder_without_a_tokenizer_says_whose_it_uses(load, checkpoint, tmp_p
     content["tokenizer_hash"] = models.tokenizer_hash(tiny_tokenizer())
     file.write_text(json.dumps(content), encoding="utf-8")
     load(f"pair.draft.path={folder}")
+    for broken in ("{", "[]"):
+        file.write_text(broken, encoding="utf-8")
+        with pytest.raises(WeightsNotFound, match=r"config\.json cannot be read") as damaged:
+            load(f"pair.draft.path={folder}")
+        assert damaged.value.exit_code == 2
 
 
 def test_a_reduced_vocabulary_is_read_from_its_file(load, checkpoint, tmp_path):
@@ -144,8 +149,9 @@ def test_a_device_that_is_not_there_is_shared_and_said_so(load, monkeypatch, cap
     assert {"devices": 1, "devices_asked": 2}.items() <= draft.report().items()
     draft, _ = load("pair=random_draft", "pair.draft.device=cpu")
     assert {"devices": 1, "devices_asked": 1}.items() <= draft.report().items()
-    with pytest.raises(ConfigurationError, match="no device"):
-        load("pair=random_draft", "pair.draft.device=gpu7")
+    for name in ("gpu7", "mps", "auto"):
+        with pytest.raises(ConfigurationError, match=f"pair.draft.device='{name}' is no device"):
+            load("pair=random_draft", f"pair.draft.device={name}")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import weakref
@@ -302,19 +303,23 @@ def test_every_test_for_a_gpu_can_be_read_without_hydra_and_the_pytest_plugins(g
     assert not list(tmp_path.glob("failed-*.log"))
 
 
-def test_a_part_that_fails_is_named_and_the_others_go_on(gpu_check, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [("no such kernel\nmore", "RuntimeError: no such kernel"), ("", "RuntimeError")],
+)
+def test_a_part_that_fails_is_named_and_the_others_go_on(
+    message, said, gpu_check, tmp_path, monkeypatch
+):
     def fail(check: object) -> None:
-        raise RuntimeError("no such kernel\nmore")
+        raise RuntimeError(message)
 
     monkeypatch.setattr(gpu_check, "bandwidth", fail)
-    code = gpu_check.main(
-        ["--device", "cpu", "--models", "tiny", "--only", "bandwidth", "--out", str(tmp_path)]
-    )
-    assert code == 1
-    assert (
-        "not measured: bandwidth: RuntimeError: no such kernel"
-        in (tmp_path / "gpu_check.md").read_text()
-    )
+    monkeypatch.setattr(gpu_check, "numerics", lambda check: {"pytest": "1 passed", "skipped": []})
+    words = ["--device", "cpu", "--models", "tiny", "--only", "bandwidth,numerics"]
+    assert gpu_check.main([*words, "--out", str(tmp_path)]) == 1
+    report = (tmp_path / "gpu_check.md").read_text()
+    assert f"not measured: bandwidth: {said}\n" in report
+    assert "Numerics: 1 passed" in report
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -348,3 +353,22 @@ def test_a_machine_without_a_gpu_is_told_what_to_type(gpu_check, tmp_path, capsy
         gpu_check.main(["--out", str(tmp_path)])
     assert stop.value.code == 2
     assert "--device cpu --models tiny" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--contexts", "abc"], "whole numbers from 1"),
+        (["--contexts", "128,0"], "whole numbers from 1"),
+        (["--only", "bandwidth,decode"], "unknown: decode; .*decoding"),
+        (["--models", "vicuna7"], "unknown: vicuna7; .*vicuna7b"),
+    ],
+    ids=str,
+)
+def test_arguments_that_mean_nothing_are_refused_with_what_does(
+    words, said, gpu_check, tmp_path, capsys
+):
+    with pytest.raises(SystemExit) as stop:
+        gpu_check.main(["--device", "cpu", *words, "--out", str(tmp_path)])
+    assert stop.value.code == 2
+    assert re.search(said, capsys.readouterr().err)

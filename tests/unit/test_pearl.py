@@ -144,11 +144,13 @@ def test_overlapped_and_serial_steps_are_the_same_under_sampling():
         assert results[0].drafter == results[1].drafter
 
 
-def test_gamma_can_be_measured(make_target):
+@pytest.mark.parametrize("room", [{}, {"max_nodes": 2}], ids=["own", "union"])
+def test_gamma_can_be_measured(room, make_target):
+    """In a union too, whose common tree may be smaller than the chain that is timed."""
     from tests.conftest import VOCAB as TINY_VOCAB
     from tests.conftest import tiny_draft
 
-    target = make_target()
+    target = make_target(**room)
     drafter = Pearl(gamma="auto")
     draft = tiny_draft(drafter.needs)
     drafter.setup(DraftContext(TINY_VOCAB, frozenset(), target=target, draft_model=draft))
