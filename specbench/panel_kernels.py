@@ -210,6 +210,8 @@ def _memory(count: int) -> torch.Tensor:
             mapping = mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             mapping.madvise(mmap.MADV_HUGEPAGE)
-        left = torch.from_numpy(np.frombuffer(mapping, dtype=np.float32))
+        # An ordinary tensor: what inference mode makes cannot be written to outside of it.
+        with torch.inference_mode(False):
+            left = torch.from_numpy(np.frombuffer(mapping, dtype=np.float32))
     _arenas.left = left[-(-count // 16) * 16 :]
     return left[:count]

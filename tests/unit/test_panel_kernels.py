@@ -62,6 +62,15 @@ def test_packs_share_large_mappings():
     assert (first == 1).all() and (second == 1).all() and (large == 1).all()
 
 
+def test_memory_begun_in_inference_mode_may_be_filled_outside_of_it(monkeypatch):
+    monkeypatch.setattr(panel_kernels._arenas, "left", None, raising=False)
+    with torch.inference_mode():
+        panel_kernels.pack(torch.ones(16, 8))
+    weight = torch.rand(16, 8)
+    found = panel_kernels.multiply(torch.eye(8), panel_kernels.pack(weight), 16)
+    torch.testing.assert_close(found, weight.t().contiguous())
+
+
 def test_without_the_library_the_kernel_is_not_offered(monkeypatch):
     panel_kernels._compiled.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())  # has no GOMP_parallel
