@@ -69,7 +69,7 @@ def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_ru
     members = made()["ngrammys_figure5"]
     assert {run.experiment for run in members} == {"ngrammys_figure3"}
     (artifact,) = (a for a in ARTIFACTS if a.name == "ngrammys_figure5")
-    assert list(artifact.figures(members)) == ["mistral7b"]
+    assert [part for part, _ in artifact.figures(members)] == ["mistral7b"]
 
 
 def test_a_surface_without_an_experiment_is_no_artifact(tmp_path):

@@ -71,6 +71,7 @@ def test_all_files_are_in_a_known_group() -> None:
 PAPER_SCALE = sorted(path.stem for path in (CONF_DIR / "experiment/paper").glob("*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPER_SCALE)
 def test_every_experiment_composes_in_the_paper_s_size(name: str) -> None:
     small, paper = compose([f"experiment={name}"]), compose([f"experiment={name}", "scale=paper"])
@@ -107,6 +108,7 @@ def test_card_samples_gsm8k_alone(dataset: str, limit: int | None) -> None:
     assert compose([*paper, "dataset.limit=7"]).dataset.limit == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAPER_SCALE if name.startswith("card_")])
 def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name: str) -> None:
     from analysis.claims import load_ledger

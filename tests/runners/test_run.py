@@ -181,7 +181,7 @@ LINES_A_KILL = 15  # of the two repeats that a run has for each of its kills
     ("n_kills", "seed"),
     [
         # A start takes seconds, and many where others use the machine.
-        pytest.param(3, 0, marks=pytest.mark.timeout(300)),
+        pytest.param(2, 0, marks=pytest.mark.timeout(300)),
         pytest.param(20, 1, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )

@@ -247,6 +247,7 @@ def test_the_rows_are_cost_surfaces_too(gpu_check, tmp_path, monkeypatch, on_gpu
     assert (tmp_path / "surfaces").exists() == on_gpu
 
 
+@pytest.mark.slow  # a process of its own
 def test_without_hydra_the_passes_are_still_measured(tmp_path):
     """It is no part of the images that machines with GPUs start from."""
     program = (
@@ -286,6 +287,7 @@ def facts(drafter):
     }
 
 
+@pytest.mark.slow  # a process of its own
 def test_every_test_for_a_gpu_can_be_read_without_hydra_and_the_pytest_plugins(gpu_check, tmp_path):
     """And a run in which all of them were skipped is not taken for a success."""
     blocked = ("hydra", "omegaconf", "hypothesis", "pytest_timeout", "xdist")

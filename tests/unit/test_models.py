@@ -347,8 +347,8 @@ def test_shape(tmp_path: Path, name: str) -> None:
     numbers = SMALL | ({"head_dim": 16} if name == "qwen3_8b" else {})
     if name == "phi3_mini":
         numbers |= {"pad_token_id": 0}
-    small = [f"model.shape_config.{key}={value}" for key, value in numbers.items()
-             if key in compose([f"model={name}"]).model.shape_config]  # fmt: skip
+    real = compose([f"model={name}"]).model.shape_config
+    small = [f"model.shape_config.{key}={value}" for key, value in numbers.items() if key in real]
     cfg = config(tmp_path, f"model={name}", "model.shape=true", "model.dtype=float32", *small)
     models.model_files_present(cfg)
     one, again = models.load_model(cfg), models.load_model(cfg)
