@@ -105,6 +105,7 @@ def test_an_output_path_below_a_regular_file_exits_with_2(start, tmp_path):
     assert "Traceback" not in output
 
 
+@pytest.mark.slow  # three processes, one after the other
 def test_a_multirun_runs_all_jobs_and_exits_with_the_highest_code(start, tmp_path):
     # The first job is refused in its child (a knob out of range); the next one runs all the same.
     sweep = start("-m", "method.num_tokens=-1,2", f"output_dir={tmp_path}", "dataset.limit=2")
@@ -181,7 +182,7 @@ LINES_A_KILL = 15  # of the two repeats that a run has for each of its kills
     ("n_kills", "seed"),
     [
         # A start takes seconds, and many where others use the machine.
-        pytest.param(2, 0, marks=pytest.mark.timeout(300)),
+        pytest.param(2, 0, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
         pytest.param(20, 1, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )

@@ -212,6 +212,7 @@ def in_hub_cache(tmp_path: Path, **numbers: Any) -> Path:
     return repo / "snapshots" / commit
 
 
+@pytest.mark.slow  # a process of its own
 def test_complete_download_is_used_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = in_hub_cache(tmp_path)
     # A child process, since the client reads its environment once.
