@@ -277,8 +277,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def load_surfaces(paths: Iterable[Path | str]) -> list[Run]:
+def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list[Run]:
     """The cost surfaces that experiments measured at or below the given folders.
+
+    Args:
+        paths: run folders, or folders that hold some.
+        by_hand: those of no experiment too.
 
     Raises:
         ResultsError: a manifest or a surface cannot be used.
@@ -291,7 +295,7 @@ def load_surfaces(paths: Iterable[Path | str]) -> list[Run]:
         except (OSError, ValueError) as error:
             raise ResultsError(f"{path / SURFACE} cannot be read: {error}.") from error
         run = Run(path, manifest, (), True, surface)
-        if run.experiment is not None:
+        if by_hand or run.experiment is not None:
             runs.append(run)
     return runs
 

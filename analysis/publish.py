@@ -22,7 +22,7 @@ import matplotlib
 from analysis import surfaces
 from analysis.figures import mean_accepted_tokens, save, speedup_by_task
 from analysis.groups import caption, make_groups
-from analysis.load import SURFACE, ResultsError, load_runs
+from analysis.load import SURFACE, ResultsError, load_runs, load_surfaces
 from analysis.style import RC
 from specbench.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
 
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        runs = [*load_runs(options.runs), *surfaces.cost_runs(options.runs)]
+        runs = [*load_runs(options.runs), *load_surfaces(options.runs, by_hand=True)]
         if not runs:
             raise ResultsError(f"{options.runs[0]} holds no run with records and no cost surface.")
     except (ResultsError, OSError, json.JSONDecodeError) as error:

@@ -6,21 +6,19 @@ and cached tokens.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from analysis.artifacts import ARTIFACTS
-from analysis.load import SURFACE, Run
 from analysis.plots import Panel, Point, Series, curves
-from specbench.records import DONE, MANIFEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from matplotlib.figure import Figure
+
+    from analysis.load import Run
 
 PASS_COLUMNS = ("kind", "rows", "k", "w", "context", "median_ms")
 # The grids of a surface and their axes, in the order of the samples' own.
@@ -30,21 +28,6 @@ _TEXT = (
     "Medians of a target pass over a draft tree, root included, at so many cached tokens; random "
     "ids, verdict and copy to the host included."
 )
-
-
-def cost_runs(paths: Iterable[Path | str]) -> list[Run]:
-    """The finished cost runs at or below the given folders, those of no experiment too.
-
-    Raises:
-        OSError, ValueError: a file cannot be read.
-    """
-    runs = []
-    for path in sorted({file.parent for root in paths for file in Path(root).rglob(SURFACE)}):
-        if (path / MANIFEST).exists() and (path / DONE).exists():
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            surface = json.loads((path / SURFACE).read_text(encoding="utf-8"))
-            runs.append(Run(path, manifest, (), True, surface))
-    return runs
 
 
 def model_of(run: Run) -> str:

@@ -280,6 +280,19 @@ _COPIES = {
 }
 
 
+def _counted(monkeypatch, names, aside=()):
+    """Calls of a tensor's methods from now on, by name; none while ``aside`` holds something."""
+    calls: list[str] = []
+    for name in names:
+        real = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda *a, n=name, f=real, **k: (aside or calls.append(n), f(*a, **k))[1],
+        )
+    return calls
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_device_part_never_asks_the_host(architecture, monkeypatch, pairs, rng):
     """A copy to the host within a captured pass is an error; outside it would be a wait."""
@@ -288,12 +301,7 @@ def test_the_device_part_never_asks_the_host(architecture, monkeypatch, pairs, r
     tree = DraftTree.chain(rng.integers(0, VOCAB, 5))
     padded.forward(3, tree)
     step = padded._pass(8, 256)
-    calls: list[str] = []
-    for name in _COPIES["inside"]:
-        real = getattr(torch.Tensor, name)
-        monkeypatch.setattr(
-            torch.Tensor, name, lambda *a, n=name, f=real, **k: (calls.append(n), f(*a, **k))[1]
-        )
+    calls = _counted(monkeypatch, _COPIES["inside"])
     with torch.inference_mode():
         step.device_part()
     assert calls == []
@@ -311,12 +319,7 @@ def test_a_step_copies_once_to_the_host(monkeypatch, pairs, rng):
     verified = StaticScores.verified
     counted = property(lambda scores: (asked.append(1), verified.fget(scores))[1])
     monkeypatch.setattr(StaticScores, "verified", counted)
-    calls: list[str] = []
-    for name in ("item", "tolist", "cpu", "nonzero"):
-        f = getattr(torch.Tensor, name)
-        monkeypatch.setattr(
-            torch.Tensor, name, lambda *a, n=name, f=f, **k: (calls.append(n), f(*a, **k))[1]
-        )
+    calls = _counted(monkeypatch, ("item", "tolist", "cpu", "nonzero"))
     tree = DraftTree.chain(rng.integers(0, VOCAB, 5))
     verdict, _ = GreedyVerifier().verify(tree, padded.forward(3, tree))
     padded.keep(tree, verdict.path)
@@ -499,14 +502,7 @@ def test_a_drafts_passes_are_padded_and_never_ask_the_host(monkeypatch, rng):
     assert torch.equal(first, kept)  # not the buffer of the next pass
     assert draft._target.reasons == {}
     step = draft._target._pass(8, 256, 0)
-    calls: list[str] = []
-    for name in _COPIES["inside"]:
-        real_call = getattr(torch.Tensor, name)
-        monkeypatch.setattr(
-            torch.Tensor,
-            name,
-            lambda *a, n=name, f=real_call, **k: (calls.append(n), f(*a, **k))[1],
-        )
+    calls = _counted(monkeypatch, _COPIES["inside"])
     with torch.inference_mode():
         step.device_part()
     assert calls == []
@@ -517,16 +513,9 @@ def test_drafting_asks_nothing_of_the_device(monkeypatch, rng):
     draft = _draft()
     text = rng.integers(0, VOCAB, 20)
     draft.begin(text[:17])
-    calls: list[str] = []
     sent: list[list[int]] = []
     inside: list[object] = []
-    for name in _COPIES["between"]:
-        real_call = getattr(torch.Tensor, name)
-        monkeypatch.setattr(
-            torch.Tensor,
-            name,
-            lambda *a, n=name, f=real_call, **k: (inside or calls.append(n), f(*a, **k))[1],
-        )
+    calls = _counted(monkeypatch, _COPIES["between"], inside)
     real_run = StaticNodes.run
 
     def run(step):  # what a graph replays
