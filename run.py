@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import hydra
 
-from runners import dispatch
+from runners.launch import dispatch
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.command import with_runs
-from analysis.groups import make_groups
 from analysis.publish import metrics, settings
-from analysis.render import to_markdown
-from analysis.sheets import sheet
-from specbench.statistics import OVERALL, task_order
+from analysis.runs.command import with_runs
+from analysis.runs.comparisons import make_comparisons
+from analysis.tabular.comparison_tables import sheet
+from analysis.tabular.table import to_markdown
+from specbench.results.statistics import OVERALL, task_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from analysis.groups import Group
-    from analysis.load import Run
+    from analysis.runs.comparisons import Comparison
+    from analysis.runs.load import Run
 
 TITLE = "Speculative decoding compared"
 # What panels show, with its name and unit, in the order of the sections.
@@ -67,7 +67,7 @@ class Subject:
     entity: str
     project: str
     keys: frozenset[str]
-    groups: Sequence[Group]
+    groups: Sequence[Comparison]
 
     def of(self, figure: str, task: str) -> list[str]:
         """The summary keys of a figure for a task, one per label in the order of the runs."""
@@ -91,7 +91,7 @@ def subject(runs: Sequence[Run], entity: str | None = None, project: str | None 
         project: likewise.
     """
     nodes = [settings(run) for run in runs]
-    groups = make_groups(runs)
+    groups = make_comparisons(runs)
     return Subject(
         entity=entity or next(filter(None, (node["entity"] for node in nodes)), ""),
         project=project or str(nodes[0]["project"]),

@@ -1,6 +1,6 @@
 """Figures of runs: ``python -m analysis.figures RUNS...``; PNG for screens, SVG for papers.
 
-Runs of an experiment become the figure of the paper that it stands for (:mod:`analysis.artifacts`);
+Runs of an experiment become the figure of the paper that it stands for (:mod:`analysis.papers`);
 of other runs, those that agree in model, data and hardware share two bar charts.
 """
 
@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
-from analysis.artifacts import made_of
-from analysis.artifacts.artifact import MAT, SPEEDUP, claimed_words, task_panel
-from analysis.canvas import save
-from analysis.command import with_runs
-from analysis.groups import Group, caption, make_groups
-from analysis.plots import bars
-from analysis.style import RC
+from analysis.papers import made_of
+from analysis.papers.reproduction import MAT, SPEEDUP, claimed_words, task_panel
+from analysis.plots.charts import bars
+from analysis.plots.layout import save
+from analysis.plots.style import RC
+from analysis.runs.command import with_runs
+from analysis.runs.comparisons import Comparison, caption, make_comparisons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from matplotlib.figure import Figure
 
-    from analysis.load import Run
+    from analysis.runs.load import Run
 
 __all__ = ["FIGURES", "figures_of", "main", "mean_accepted_tokens", "save", "speedup_by_task"]
 
 
-def speedup_by_task(group: Group) -> Figure | None:
+def speedup_by_task(group: Comparison) -> Figure | None:
     """Bars of speedup per task and over the whole run, with 95 % intervals.
 
     Returns:
@@ -46,13 +46,13 @@ def speedup_by_task(group: Group) -> Figure | None:
     return bars([replace(panel, reference=(1.0, "ar"))], group.title, text)
 
 
-def _words(group: Group, key: str) -> str:
+def _words(group: Comparison, key: str) -> str:
     """The conditions, and whose claims are drawn."""
     conditions = caption(group, speedup=key == "speedup")
     return "\n".join(filter(None, [conditions, claimed_words([group], key)]))
 
 
-def mean_accepted_tokens(group: Group) -> Figure | None:
+def mean_accepted_tokens(group: Comparison) -> Figure | None:
     """Bars of MAT per task and over the whole run, with 95 % intervals."""
     panel = task_panel(group, "mat", MAT)
     if not panel.series:
@@ -67,7 +67,7 @@ FIGURES = {"speedup_by_task": speedup_by_task, "mat": mean_accepted_tokens}
 def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
     """All figures that the runs give, with the names of their files.
 
-    Drawn one after the other, within :data:`analysis.style.RC`.
+    Drawn one after the other, within :data:`analysis.plots.style.RC`.
     """
     drawn: Counter[str] = Counter()
     for stem, figure in _drawn(runs):
@@ -81,7 +81,7 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
     for artifact, members in made:
         for part, picture in artifact.figures(members):
             yield "_".join(filter(None, [artifact.name, part])), picture
-    for group in make_groups(others):
+    for group in make_comparisons(others):
         for name, draw in FIGURES.items():
             figure = draw(group)
             if figure is not None:

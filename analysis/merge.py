@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.load import ResultsError, Run, load_runs
-from specbench.records import (
+from analysis.runs.load import ResultsError, Run, load_runs
+from specbench.results.records import (
     CASES,
     DIALOGUE,
     DISTURBED,
@@ -30,7 +30,7 @@ from specbench.records import (
     STEPS,
     SUMMARY,
 )
-from specbench.statistics import exit_code, run_summary
+from specbench.results.statistics import exit_code, run_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

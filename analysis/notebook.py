@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
-from analysis.canvas import save
-from analysis.load import Run, usable_runs
-from analysis.style import RC
+from analysis.plots.layout import save
+from analysis.plots.style import RC
+from analysis.runs.load import Run, usable_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.figure import Figure
 
-    from analysis.groups import Entry
+    from analysis.runs.comparisons import ComparedLabel
 
 MOST = 6  # lines or kinds of bars that can be told apart
 
@@ -59,7 +59,7 @@ def by_experiment(*knobs: str) -> list[list[Run]]:
     return list(found.values())
 
 
-def readable(entries: Sequence[Entry]) -> tuple[Sequence[Entry], str]:
+def readable(entries: Sequence[ComparedLabel]) -> tuple[Sequence[ComparedLabel], str]:
     """As many as one picture can show, and, where there are more, words that say so."""
     if len(entries) <= MOST:
         return entries, ""

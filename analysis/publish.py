@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
-from analysis import surfaces
+from analysis import cost_surfaces
 from analysis.figures import mean_accepted_tokens, save, speedup_by_task
-from analysis.groups import caption, make_groups
-from analysis.load import SURFACE, ResultsError, load_runs, load_surfaces
-from analysis.style import RC
-from specbench.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
+from analysis.plots.style import RC
+from analysis.runs.comparisons import caption, make_comparisons
+from analysis.runs.load import SURFACE, ResultsError, load_runs, load_surfaces
+from specbench.results.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from analysis.groups import Group
-    from analysis.load import Run
+    from analysis.runs.comparisons import Comparison
+    from analysis.runs.load import Run
 
 DEFAULTS: dict[str, Any] = {
     "project": "specbench",
@@ -78,7 +78,7 @@ def identity(run: Run) -> dict[str, Any]:
         kind = str((config.get("method") or {}).get("name") or methods[0])
         tags = [run.model, run.dataset, *methods]
     else:
-        kind, tags = "cost", [surfaces.model_of(run), "cost"]
+        kind, tags = "cost", [cost_surfaces.model_of(run), "cost"]
     return {
         "id": run_id(run),
         "name": folder.name,
@@ -100,7 +100,7 @@ def configuration(run: Run) -> dict[str, Any]:
     return {key: run.manifest[key] for key in kept if key in run.manifest}
 
 
-def metrics(group: Group) -> dict[str, float]:
+def metrics(group: Comparison) -> dict[str, float]:
     """Flat numbers by ``<label>/<task>/<figure>``; what has no value is left out."""
     found = {}
     for entry in group.entries:
@@ -113,7 +113,7 @@ def metrics(group: Group) -> dict[str, float]:
     return found
 
 
-def summary_rows(group: Group) -> list[list[Any]]:
+def summary_rows(group: Comparison) -> list[list[Any]]:
     """Rows of ``SUMMARY_COLUMNS``: label by label, the whole run last."""
     rows = []
     for entry in group.entries:
@@ -127,7 +127,7 @@ def case_rows(run: Run) -> list[list[Any]]:
     return [[getattr(record, column) for column in CASE_COLUMNS] for record in run.records]
 
 
-def pictures(group: Group, folder: Path) -> dict[str, Path]:
+def pictures(group: Comparison, folder: Path) -> dict[str, Path]:
     """The group's bar charts as PNG, by the name that panels of a dashboard know them by."""
     drawn = {}
     context: Any = matplotlib.rc_context(RC)
@@ -197,7 +197,7 @@ def _send_records(live: Any, run: Run, folder: Path) -> None:
     import wandb
 
     live.log({"cases": wandb.Table(columns=list(CASE_COLUMNS), data=case_rows(run))})
-    for group in make_groups([run], None):
+    for group in make_comparisons([run], None):
         live.log({"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary_rows(group))})
         live.summary.update(metrics(group))
         live.summary["caption"] = caption(group)
@@ -208,13 +208,13 @@ def _send_records(live: Any, run: Run, folder: Path) -> None:
 def _send_surface(live: Any, run: Run, folder: Path) -> None:
     import wandb
 
-    columns = list(surfaces.PASS_COLUMNS)
-    live.log({"passes": wandb.Table(columns=columns, data=surfaces.pass_rows(run))})
-    live.summary.update(surfaces.pass_metrics(run))
-    live.summary["caption"] = surfaces.caption(run)
+    columns = list(cost_surfaces.PASS_COLUMNS)
+    live.log({"passes": wandb.Table(columns=columns, data=cost_surfaces.pass_rows(run))})
+    live.summary.update(cost_surfaces.pass_metrics(run))
+    live.summary["caption"] = cost_surfaces.caption(run)
     context: Any = matplotlib.rc_context(RC)
     with context:
-        for name, figure in surfaces.figures(run).items():
+        for name, figure in cost_surfaces.figures(run).items():
             live.log({f"figures/{name}": wandb.Image(str(save(figure, folder, name)[0]))})
 
 

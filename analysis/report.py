@@ -20,26 +20,27 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import matplotlib
 
-from analysis.artifacts import made_of
-from analysis.artifacts.artifact import drafting
-from analysis.canvas import CAPTION, TITLE
-from analysis.claims import VERDICT_RULE
-from analysis.command import with_runs
 from analysis.figures import FIGURES
-from analysis.groups import make_groups, name, verdict_words
-from analysis.provenance import settings, sources, surroundings
-from analysis.render import ABSENT, Measured, Sheet
-from analysis.sheets import FOOTING, footing_cells, pairs_sheet, sheet
-from analysis.style import RC
-from specbench.statistics import ESTIMATORS
+from analysis.papers import made_of
+from analysis.papers.reproduction import drafting
+from analysis.plots.layout import CAPTION, TITLE
+from analysis.plots.style import RC
+from analysis.runs.claims import VERDICT_RULE
+from analysis.runs.command import with_runs
+from analysis.runs.comparisons import make_comparisons, name, verdict_words
+from analysis.tabular.comparison_tables import FOOTING, footing_cells, pairs_sheet, sheet
+from analysis.tabular.provenance import environments, settings, sources
+from analysis.tabular.table import ResultTable
+from specbench.results.estimate import ABSENT, Measured
+from specbench.results.statistics import ESTIMATORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from matplotlib.figure import Figure
 
-    from analysis.groups import Group
-    from analysis.load import Run
+    from analysis.runs.comparisons import Comparison
+    from analysis.runs.load import Run
 
 TEMPLATE = "report.html.jinja"
 
@@ -66,7 +67,7 @@ class Section:
     """One artifact of a paper, or the runs that share model, data and hardware."""
 
     title: str
-    sheets: Sequence[Sheet]
+    sheets: Sequence[ResultTable]
     pictures: Sequence[Picture]
 
 
@@ -74,11 +75,11 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
     """The whole page.
 
     Args:
-        runs: as :func:`analysis.load.usable_runs` gives them.
+        runs: as :func:`analysis.runs.load.usable_runs` gives them.
         estimator: of the tables that belong to no artifact, and of the summary.
     """
     recorded = [run for run in runs if run.records]
-    groups = make_groups(recorded, estimator)
+    groups = make_comparisons(recorded, estimator)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -101,7 +102,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
         rule=VERDICT_RULE,
         lossless=lossless(groups),
         settings=settings(recorded),
-        surroundings=surroundings(runs),
+        surroundings=environments(runs),
         sources=sources(runs),
     )
 
@@ -117,7 +118,7 @@ def lead(runs: Sequence[Run]) -> str:
     return " ".join(words) + "."
 
 
-def warnings(groups: Iterable[Group]) -> list[tuple[str, str]]:
+def warnings(groups: Iterable[Comparison]) -> list[tuple[str, str]]:
     """What a reader must know before any number: in a word, and how much of it there is."""
     runs = [run for group in groups for run in group.runs]
     entries = [entry for group in groups for entry in group.entries]
@@ -152,7 +153,7 @@ def warnings(groups: Iterable[Group]) -> list[tuple[str, str]]:
     ]
 
 
-def summary(groups: Iterable[Group]) -> Sheet:
+def summary(groups: Iterable[Comparison]) -> ResultTable:
     """A row per group: the label that did best there, and how it stands to the claims."""
     headings = [
         "model and data", "best", "speedup [95 %]", *FOOTING, "MAT [95 %]", "cases",
@@ -188,19 +189,19 @@ def summary(groups: Iterable[Group]) -> Sheet:
         "It was picked after the fact, so its interval is a little too hopeful; the sections below "
         "have all labels."
     )
-    return Sheet("At a glance", text, headings, rows, [])
+    return ResultTable("At a glance", text, headings, rows, [])
 
 
 def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
     """The artifacts of the papers first, then every group of other runs.
 
-    Drawn one after the other, within :data:`analysis.style.RC`.
+    Drawn one after the other, within :data:`analysis.plots.style.RC`.
     """
     made, others = made_of(runs)
     for artifact, members in made:
         pictures = [picture(figure) for _, figure in artifact.figures(members)]
         yield Section(artifact.place, list(artifact.sheets(members)), pictures)
-    for group in make_groups(others, estimator):
+    for group in make_comparisons(others, estimator):
         sheets = [page for page in (sheet(group), pairs_sheet(group)) if page is not None]
         figures = (draw(group) for draw in FIGURES.values())
         yield Section(group.title, sheets, [picture(f) for f in figures if f is not None])
@@ -222,7 +223,7 @@ def picture(figure: Figure) -> Picture:
     return Picture(words[TITLE], words[CAPTION], shows, uri, round(figure.get_figwidth() * 96))
 
 
-def claims(groups: Iterable[Group]) -> Sheet:
+def claims(groups: Iterable[Comparison]) -> ResultTable:
     """Every label for which something is claimed, beside what was measured."""
     headings = [
         "model and data", "method", "MAT [95 %]", "claimed MAT", "speedup [95 %]",
@@ -253,10 +254,10 @@ def claims(groups: Iterable[Group]) -> Sheet:
                     entry.verdict(),
                 ]
             )
-    return Sheet("Claimed and measured", VERDICT_RULE, headings, rows, [])
+    return ResultTable("Claimed and measured", VERDICT_RULE, headings, rows, [])
 
 
-def lossless(groups: Iterable[Group]) -> Sheet:
+def lossless(groups: Iterable[Comparison]) -> ResultTable:
     """Turns of every label by verdict."""
     kinds = ("equal", "near_tie", "bug", "not_audited", "lossy")
     headings = ["model and data", "method", *(kind.replace("_", " ") for kind in kinds)]
@@ -275,10 +276,10 @@ def lossless(groups: Iterable[Group]) -> Sheet:
         "sampling, or a run without plain decoding. Lossy: the verifier does not aim at plain "
         "decoding's law."
     )
-    return Sheet("Losslessness", text, headings, rows, [])
+    return ResultTable("Losslessness", text, headings, rows, [])
 
 
-def numeric_columns(shown: Sheet) -> list[bool]:
+def numeric_columns(shown: ResultTable) -> list[bool]:
     """Whether each column of a sheet holds numbers, and so stands to the right."""
     return [
         all(isinstance(cell, Measured) or cell == ABSENT or _is_number(cell) for cell in column)

@@ -16,13 +16,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from analysis.load import ResultsError, load_runs
-from specbench.statistics import OVERALL, summarise
+from analysis.runs.load import ResultsError, load_runs
+from specbench.results.statistics import OVERALL, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.load import Run
+    from analysis.runs.load import Run
 
 _LIMIT = 0.07
 

@@ -1,7 +1,7 @@
 """Tables of runs, with the claimed values beside: ``python -m analysis.tables RUNS...``.
 
 Runs of an experiment become the table or figure of the paper that it stands for
-(:mod:`analysis.artifacts`); of other runs, those that agree in model, data and hardware share one.
+(:mod:`analysis.papers`); of other runs, those that agree in model, data and hardware share one.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from analysis.artifacts import made_of
-from analysis.command import with_runs
-from analysis.groups import Entry, Group, make_groups, run_names
-from analysis.render import Sheet, to_csv, to_latex, to_markdown, to_rich
-from analysis.sheets import pairs_sheet, sheet
-from specbench.statistics import ESTIMATORS
+from analysis.papers import made_of
+from analysis.runs.command import with_runs
+from analysis.runs.comparisons import ComparedLabel, Comparison, make_comparisons, run_names
+from analysis.tabular.comparison_tables import pairs_sheet, sheet
+from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
+from specbench.results.statistics import ESTIMATORS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from analysis.load import Run
+    from analysis.runs.load import Run
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 260
 
 
-def records_csv(groups: Sequence[Group]) -> str:
+def records_csv(groups: Sequence[Comparison]) -> str:
     """A line per run, label and task, for a program; numbers with six significant digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -55,7 +55,7 @@ def records_csv(groups: Sequence[Group]) -> str:
     return out.getvalue()
 
 
-def _csv_cells(entry: Entry, task: str, row: Mapping[str, Any]) -> list[str]:
+def _csv_cells(entry: ComparedLabel, task: str, row: Mapping[str, Any]) -> list[str]:
     run, claim = entry.run, entry.claim
     lossless = row["lossless"]
     claimed: list[Any] = [None] * 5
@@ -91,12 +91,12 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
     made, others = made_of(runs)
     # By file name; the runs that belong to no artifact share one.
     files: dict[str, dict[str, str]] = {}
-    pages: list[Sheet] = []
+    pages: list[ResultTable] = []
     for artifact, members in made:
         sheets = list(artifact.sheets(members))
         pages += sheets
         files[artifact.name] = _texts(sheets, to_csv(sheets))
-    groups = make_groups(others, options.estimator)
+    groups = make_comparisons(others, options.estimator)
     if groups:
         sheets = [sheet(group) for group in groups]
         if options.pairs:
@@ -118,11 +118,11 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
     return 0
 
 
-def _texts(pages: Sequence[Sheet], as_csv: str) -> dict[str, str]:
+def _texts(pages: Sequence[ResultTable], as_csv: str) -> dict[str, str]:
     return {"markdown": to_markdown(pages), "csv": as_csv, "latex": to_latex(pages)}
 
 
-def _print(pages: Sequence[Sheet]) -> None:
+def _print(pages: Sequence[ResultTable]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)

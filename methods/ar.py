@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbench.drafter import Drafter
-from specbench.structs import Needs
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import Needs
 
 
 @dataclass(kw_only=True, eq=False)

@@ -4,7 +4,7 @@ Paper: "Cacheback: Speculative Decoding With Nothing But Cache", EMNLP 2025, arX
 Reference code studied: the authors' Spec-Bench fork (``model/cacheback``), by its description.
 Tables: a dynamic one, filled from prompt and answer by a sliding window, and a frozen one built
     beforehand from a corpus. For the embedded model the frozen table is made on first use from the
-    English of installed documentation (``specbench.index.installed_text``), elsewhere by
+    English of installed documentation (``specbench.artifacts.installed_text``), elsewhere by
     ``scripts/build_frozen_table.py``; its header names the corpus.
 Where ours differs, and why:
     - The budget counts the tokens committed by the last step as the reference's does, although the
@@ -27,12 +27,19 @@ from typing import Any
 
 import numpy as np
 
-from specbench.drafter import Drafter
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    Artifact,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 from specbench.errors import ConfigurationError, unknown_name
-from specbench.index.cache_kernels import DYNAMIC, FROZEN, SCRATCH, grow_tree
-from specbench.index.frozen_table import FrozenTable
-from specbench.index.lru_table import LruTable
-from specbench.structs import Artefact, DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+from specbench.index.lru.frozen_table import FrozenTable
+from specbench.index.lru.kernels import DYNAMIC, FROZEN, SCRATCH, grow_tree
+from specbench.index.lru.table import LruTable
 
 _KINDS = {"dual": ("dynamic", "frozen"), "dynamic": ("dynamic",), "frozen": ("frozen",)}
 _COUNTS = ("paper", "fixed")
@@ -213,12 +220,12 @@ class Cacheback(Drafter):
         return plan
 
 
-def _artefact(entry: _Table, name: str) -> Artefact:
+def _artefact(entry: _Table, name: str) -> Artifact:
     params = {key: getattr(entry, key) for key in _SHAPE}
     options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in params.items())
-    return Artefact(
+    return Artifact(
         name=name,
-        builder="specbench.index.frozen_builder:build_default",
+        builder="specbench.artifacts.frozen_table:build_default",
         command=f"python scripts/build_frozen_table.py --model MODEL {options}",
         path=entry.frozen_table,
         params=params,

@@ -4,14 +4,14 @@ Paper: "CARD: A Cache-Assisted Parallel Speculative Decoding Framework via Query
     Paradigm for Accelerating LLM Inference".
 Reference code studied: hunzhizi/CARD (``drafter_decoding``), the synchronous version that its
     benchmarks run, by its description.
-Method: the cache is a tree of layers with K nodes each (``specbench.index.layered_tree``). While
-    the target verifies the path it found there (*query*), the draft model adds r layers. Then the
-    tree is pruned to what the target committed (*correct*), and the next path is chosen: the most
-    likely child, layer by layer. The target's own token is looked for in the layers that have
+Method: the cache is a tree of layers with K nodes each (``specbench.index.tree.layered_tree``).
+    While the target verifies the path it found there (*query*), the draft model adds r layers. Then
+    the tree is pruned to what the target committed (*correct*), and the next path is chosen: the
+    most likely child, layer by layer. The target's own token is looked for in the layers that have
     arrived meanwhile: where the tree has it (a *hit*) drafting goes on below it, else (a *miss*)
-    the tree starts anew from the text, at the cost of one of the next r draft passes.
-    The target verifies a chain. A layer that pruning has emptied is filled from the children that
-    its parents kept (the secondary cache); nothing else uses them, a miss least of all.
+    the tree starts anew from the text, at the cost of one of the next r draft passes. The target
+    verifies a chain. A layer that pruning has emptied is filled from the children that its parents
+    kept (the secondary cache); nothing else uses them, a miss least of all.
 What overlaps: one target pass on the path chosen after the step before, and r draft passes on the
     tree that path came from. ``engine.overlap=serial`` runs the same schedule one after the other,
     with the same tokens.
@@ -47,16 +47,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specbench.drafter import Drafter
-from specbench.index.layered_tree import LayeredTree
-from specbench.speed_ratio import measured_once
-from specbench.structs import DraftTree, Needs
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import DraftTree, Needs
+from specbench.index.tree.layered_tree import LayeredTree
+from specbench.models.speed_ratio import latency_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.draft_model import DraftModel
-    from specbench.structs import DecodeState, DraftContext, StepOutcome
+    from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
+    from specbench.models.draft_model import DraftModel
 
 _NODE_LIMIT = 2**14  # that the draft holds at once: its mask has a byte for each pair
 _ROWS = 8  # of the target's passes when r is measured, at most; the paper's r is 4 to 7
@@ -114,7 +114,7 @@ class Card(Drafter):
             self._target_weights = sum(p.numel() for p in context.target.model.parameters())
         if self.r == "auto":
             rows = min(_ROWS, self.max_depth + 1)  # the target has room for no longer chain
-            ratio = measured_once(context, "r", target_rows=rows, draft_rows=self.k)
+            ratio = latency_ratio(context, "r", target_rows=rows, draft_rows=self.k)
             self._ratio = min(ratio, self.max_depth)
 
     def begin(self, state: DecodeState) -> None:

@@ -26,9 +26,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.drafter import Drafter
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    IntArray,
+    Needs,
+    StepOutcome,
+)
 from specbench.errors import unknown_name
-from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, Needs, StepOutcome
 
 _FILLS = ("prompt", "vocabulary", "last")
 

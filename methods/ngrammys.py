@@ -20,7 +20,7 @@ Where ours differs, and why:
     - ``bos: false``: the paper does not say whether a begin token precedes the single token.
     - The listing of the context n-gram has no recency and returns the query, too.
     - The unigram is the listing's, by an inner product: the text's, nearest to the mean output
-      embedding, ranks rare words first (``specbench.index.bigram_table.rank_unigrams``).
+      embedding, ranks rare words first (``specbench.artifacts.bigram_table.rank_unigrams``).
     - A bigram row equal to a context row is left out for the next best one.
     - Where ``context`` finds fewer than k rows, the batch keeps its shape: the last row is
       repeated, or without any the last token. A tree has only the rows there are.
@@ -38,11 +38,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench.drafter import Drafter
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    Artifact,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 from specbench.errors import ConfigurationError, unknown_name
-from specbench.index.bigram_table import TOP, BigramTable
-from specbench.index.context_ngrams import context_rows, merge_rows, table_rows
-from specbench.structs import Artefact, DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+from specbench.index.ngram.bigram_table import TOP, BigramTable
+from specbench.index.ngram.context_rows import context_rows, merge_rows, table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,9 +136,9 @@ class NGrammys(Drafter):
             params = {"top": max(TOP, self.k), "bos": self.bos}
             options = " ".join(["--bos"] * self.bos + [f"--top {self.k}"] * (params["top"] > TOP))
             files = (
-                Artefact(
+                Artifact(
                     name="bigram_table",
-                    builder="specbench.index.bigram_table:build_default",
+                    builder="specbench.artifacts.bigram_table:build_default",
                     command=f"python scripts/build_bigram_table.py --model MODEL {options}".strip(),
                     path=self.bigram_table,
                     params=params,

@@ -28,14 +28,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from specbench.drafter import Drafter
-from specbench.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.draft_model import DraftModel
-    from specbench.structs import IntArray
+    from specbench.decoding.structs import IntArray
+    from specbench.models.draft_model import DraftModel
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -13,8 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.drafter import Drafter
-from specbench.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, IntArray, Needs
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    IntArray,
+    Needs,
+)
 
 
 @dataclass(kw_only=True, eq=False)

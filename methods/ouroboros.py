@@ -35,17 +35,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench.drafter import Drafter
-from specbench.index.lookahead_window import LookaheadWindow
-from specbench.index.ngram_pool import NgramPool
-from specbench.structs import NO_TOKENS, DraftTree, IntArray, Needs
-from specbench.tree import longest_match
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import NO_TOKENS, DraftTree, IntArray, Needs
+from specbench.decoding.tree import longest_match
+from specbench.index.ngram.lookahead_window import LookaheadWindow
+from specbench.index.ngram.pool import NgramPool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.draft_model import DraftModel
-    from specbench.structs import DecodeState, DraftContext, StepOutcome
+    from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
+    from specbench.models.draft_model import DraftModel
 
 _DRAFT, _PHRASE = 0, 1
 

@@ -42,15 +42,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from specbench.drafter import Drafter
-from specbench.speed_ratio import measured_once
-from specbench.structs import NO_TOKENS, DraftTree, Guess, Needs, Proposal
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import NO_TOKENS, BonusProposal, DraftTree, Needs, Proposal
+from specbench.models.speed_ratio import latency_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.draft_model import DraftModel
-    from specbench.structs import DecodeState, DraftContext, IntArray, StepOutcome
+    from specbench.decoding.structs import DecodeState, DraftContext, IntArray, StepOutcome
+    from specbench.models.draft_model import DraftModel
 
 _GAMMA_LIMIT = 64
 _ROWS = 4  # of the target's passes when gamma is measured; the reference's gamma is 3 to 5
@@ -97,7 +97,7 @@ class Pearl(Drafter):
         self._sampling = context.sampling
         self._device = torch.device("cpu") if context.target is None else context.target.device
         if self.gamma == "auto":
-            ratio = measured_once(context, "gamma", target_rows=_ROWS, draft_rows=1)
+            ratio = latency_ratio(context, "gamma", target_rows=_ROWS, draft_rows=1)
             self._gamma = min(ratio, _GAMMA_LIMIT)
 
     def begin(self, state: DecodeState) -> None:
@@ -114,7 +114,7 @@ class Pearl(Drafter):
         proposal = Proposal(self._pending_q, np.arange(len(chain)))
         return DraftTree(chain.tokens, chain.parents, probs=proposal)
 
-    def overlap(self, state: DecodeState, tree: DraftTree) -> Guess | None:
+    def overlap(self, state: DecodeState, tree: DraftTree) -> BonusProposal | None:
         draft, pending = self._draft, self._pending
         if not self._read:
             draft.begin(state.tokens, state.seed)
@@ -147,7 +147,7 @@ class Pearl(Drafter):
         if not laws:
             return None
         self._block_q = torch.cat(laws).to(self._device)
-        return Guess(int(self._block[0]), self._block_q[0])
+        return BonusProposal(int(self._block[0]), self._block_q[0])
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         if outcome.finished or not len(outcome.committed):

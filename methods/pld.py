@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.drafter import Drafter
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs
 from specbench.errors import ConfigurationError, unknown_name
-from specbench.index.lookup import NEWEST, OLDEST, OLDEST_FULL, find_continuation
-from specbench.structs import DecodeState, DraftContext, DraftTree, Needs
+from specbench.index.ngram.prompt_lookup import NEWEST, OLDEST, OLDEST_FULL, find_continuation
 
 _RULES = {"specbench": OLDEST_FULL, "hf": OLDEST, "vllm": OLDEST, "recent": NEWEST}
 _MAX_NGRAM = {"specbench": 3, "hf": 2, "vllm": 5, "recent": 3}

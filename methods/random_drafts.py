@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.drafter import Drafter
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs
 from specbench.errors import unknown_name
-from specbench.structs import DecodeState, DraftContext, DraftTree, Needs
 
 _SHAPES = ("random", "chain", "wide")
 

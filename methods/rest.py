@@ -5,7 +5,7 @@ Reference code studied, by its description: FasterDecoding/REST (``DraftRetrieve
     Spec-Bench (``model/rest``).
 Datastore: a corpus with its suffix array, built beforehand by ``scripts/build_datastore.py`` (the
     paper: ShareGPT, UltraChat, The Stack). For the embedded model it is made on first use from the
-    English of installed documentation (``specbench.index.installed_text``).
+    English of installed documentation (``specbench.artifacts.installed_text``).
 A step: the last 16 tokens are looked up, then 15, … 2, until some chunk of the datastore has them;
     the prefixes of up to 5000 continuations are counted, the 64 most frequent kept, and cut so that
     their distinct tokens sum up to 64 at most.
@@ -30,11 +30,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.drafter import Drafter
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import Artifact, DecodeState, DraftContext, DraftTree, Needs
 from specbench.errors import unknown_name
-from specbench.index.datastore import Datastore
-from specbench.index.suffix_queries import retrieve_tree
-from specbench.structs import Artefact, DecodeState, DraftContext, DraftTree, Needs
+from specbench.index.suffix.array_queries import retrieve_tree
+from specbench.index.suffix.datastore import Datastore
 
 _MATCHES = ("even", "first")
 
@@ -85,9 +85,9 @@ class Retrieval(Drafter):
 
     @property
     def needs(self) -> Needs:
-        file = Artefact(
+        file = Artifact(
             name="datastore",
-            builder="specbench.index.datastore:build_default",
+            builder="specbench.artifacts.datastore:build_default",
             command="python scripts/build_datastore.py --model MODEL",
             path=self.datastore,
         )

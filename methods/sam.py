@@ -5,8 +5,9 @@ Reference code studied, by its description: the authors' repository (``samd``, `
     and its copy in Spec-Bench (``model/samd``).
 Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
     static one of a corpus, which counts occurrences. For the embedded model the static one is made
-    on first use from the English of installed documentation (``specbench.index.installed_text``),
-    elsewhere by ``scripts/build_static_sam.py`` from texts or from the target's own answers.
+    on first use from the English of installed documentation
+    (``specbench.artifacts.installed_text``), elsewhere by ``scripts/build_static_sam.py`` from
+    texts or from the target's own answers.
 Two modes, the reference's:
     alone           the longer match wins (the static one by more than ``len_bias``) and drafts
                     ``int(alpha × length)`` tokens: a copy of the text, or a tree of the corpus's
@@ -32,25 +33,25 @@ from typing import Any
 
 import numpy as np
 
-from specbench.composite import Composite
-from specbench.drafter import Drafter
-from specbench.errors import ConfigurationError, unknown_name
-from specbench.index.static_automaton import (
-    StaticAutomaton,
-    follow,
-    grow_best_first,
-    most_frequent_chain,
-)
-from specbench.index.suffix_automaton import SuffixAutomaton, repeated_suffix
-from specbench.structs import (
+from specbench.decoding.composite import Composite
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
     NO_TOKENS,
-    Artefact,
+    Artifact,
     DecodeState,
     DraftContext,
     DraftTree,
     IntArray,
     Needs,
     StepOutcome,
+)
+from specbench.errors import ConfigurationError, unknown_name
+from specbench.index.suffix.automaton import SuffixAutomaton, repeated_suffix
+from specbench.index.suffix.static_automaton import (
+    StaticAutomaton,
+    follow,
+    grow_best_first,
+    most_frequent_chain,
 )
 
 _AUTOMATA = ("both", "dynamic", "static")
@@ -130,12 +131,12 @@ class SuffixAutomatonDecoding(Composite):
 
     @property
     def own_needs(self) -> Needs:
-        files: tuple[Artefact, ...] = ()
+        files: tuple[Artifact, ...] = ()
         if self.automata != "dynamic":
             files = (
-                Artefact(
+                Artifact(
                     name="static_automaton",
-                    builder="specbench.index.automaton_builder:build_default",
+                    builder="specbench.artifacts.static_automaton:build_default",
                     command="python scripts/build_static_sam.py --model MODEL --outputs RUN_FOLDER",
                     path=self.static_automaton,
                 ),

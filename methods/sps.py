@@ -26,14 +26,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from specbench.drafter import Drafter
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    Proposal,
+    StepOutcome,
+)
 from specbench.errors import unknown_name
-from specbench.structs import DecodeState, DraftContext, DraftTree, Needs, Proposal, StepOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.draft_model import DraftModel
+    from specbench.models.draft_model import DraftModel
 
 _SCHEDULES = ("constant", "heuristic")
 

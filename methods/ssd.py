@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench.drafter import Drafter
-from specbench.errors import ArtefactError, unknown_name
-from specbench.index.recorded_text import recorded_turns
-from specbench.index.suffix_queries import frequent_continuation
-from specbench.index.token_ring import RingIndex, Staleness
-from specbench.structs import Artefact, DecodeState, DraftContext, DraftTree, Needs
+from specbench.artifacts.recorded_text import recorded_turns
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import Artifact, DecodeState, DraftContext, DraftTree, Needs
+from specbench.errors import ArtifactError, unknown_name
+from specbench.index.suffix.array_queries import frequent_continuation
+from specbench.index.suffix.ring import RingIndex, Staleness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,7 +106,7 @@ class Spacelike(Drafter):
         files = ()
         if self.warm_start is not None:
             files = (
-                Artefact(
+                Artifact(
                     name="warm_start",
                     builder="",
                     command="python run.py (its run folder holds a cases.jsonl)",
@@ -146,7 +146,7 @@ class Spacelike(Drafter):
         for prompt, answer in recorded_turns(path, context.tokenizer_hash or None):
             text = np.concatenate((prompt, answer))
             if len(text) and (text.min() < 0 or text.max() >= context.vocab_size):
-                raise ArtefactError(
+                raise ArtifactError(
                     f"{path} holds ids outside this model's vocabulary of {context.vocab_size}; "
                     "name a run of this model."
                 )

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench.drafter import Drafter
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import DecodeState, DraftTree, Needs
 from specbench.errors import unknown_name
-from specbench.index.suffix_tree import SuffixTree
-from specbench.index.suffix_tree_kernels import speculate
-from specbench.structs import DecodeState, DraftTree, Needs
+from specbench.index.suffix.tree import SuffixTree
+from specbench.index.suffix.tree_kernels import speculate
 
 if TYPE_CHECKING:
-    from specbench.structs import DraftContext, IntArray, StepOutcome
+    from specbench.decoding.structs import DraftContext, IntArray, StepOutcome
 
 _DRAFTS = ("path", "tree")
 _LOCAL, _GLOBAL = 0, 1

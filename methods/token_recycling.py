@@ -9,10 +9,10 @@ Method: a matrix holds the top k candidates seen after every token of the vocabu
     overwrite the rows of their tokens.
 Trees: the template of the reference code, 80 nodes in 6 levels (the paper counts the root among its
     80). Trees of other sizes, as in the paper's Figure 3, are grown by our own rule, since neither
-    paper nor code has one (``specbench.index.static_tree.grow_tree``): at 80 nodes and 6 levels it
-    shares 70 of the template's 80 nodes. SAM-Decoding's copy has levels of 7, 20, 21, 8 and 4
-    nodes; ``levels`` makes a tree of those sizes. Which nodes they are was not to be had: ours are
-    the cheapest of each level.
+    paper nor code has one (``specbench.index.tree.static_tree.grow_tree``): at 80 nodes and 6
+    levels it shares 70 of the template's 80 nodes. SAM-Decoding's copy has levels of 7, 20, 21, 8
+    and 4 nodes; ``levels`` makes a tree of those sizes. Which nodes they are was not to be had:
+    ours are the cheapest of each level.
 Where ours differs, and why:
     - The paper writes rows of repeated tokens in parallel, in no defined order. ``update: last`` is
       one of its outcomes, always the same one; the paper finds it the best by a hair.
@@ -34,22 +34,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from specbench.drafter import Drafter
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import DraftTree, Needs
 from specbench.errors import ConfigurationError, unknown_name
-from specbench.index.adjacency import UPDATE_RULES, AdjacencyMatrix
-from specbench.index.static_tree import (
+from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
+from specbench.index.tree.static_tree import (
     TOKEN_RECYCLING_TREE,
     StaticTree,
     grow_tree,
     load_tree,
     tree_of_levels,
 )
-from specbench.structs import DraftTree, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from specbench.structs import DecodeState, DraftContext, IntArray, StepOutcome
+    from specbench.decoding.structs import DecodeState, DraftContext, IntArray, StepOutcome
 
 _BREADTH, _DEPTH = 80, 6  # the paper's tree
 

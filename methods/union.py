@@ -2,7 +2,7 @@
 
 Paper: none; ours. It answers what the drafters know together: every part proposes, equal branches
     are shared, and each accepted token is traced to the part it came from.
-Merging (``specbench.index.draft_merge``): ``fill: ranked`` takes nodes of all parts by their cost,
+Merging (``specbench.index.tree.merge``): ``fill: ranked`` takes nodes of all parts by their cost,
     the sum over a node's path of its rank among its siblings (a part's own order of preference) and
     ``depth_cost``; of equal costs, the part first in priority. ``fill: priority`` takes all of the
     first part up to its quota, then the next. A shared node takes one place and is credited to the
@@ -24,16 +24,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench.composite import Composite
-from specbench.drafter import Drafter
+from specbench.decoding.composite import Composite
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    DecodeState,
+    DraftTree,
+    IntArray,
+    Needs,
+    StepOutcome,
+)
 from specbench.errors import ConfigurationError, unknown_name
-from specbench.index.draft_merge import merge_trees, part_view
-from specbench.structs import NO_TOKENS, DecodeState, DraftTree, IntArray, Needs, StepOutcome
+from specbench.index.tree.merge import merge_trees, part_view
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.structs import DraftContext
+    from specbench.decoding.structs import DraftContext
 
 _FILLS = ("ranked", "priority")
 _ANY = np.iinfo(np.int64).max

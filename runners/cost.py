@@ -19,24 +19,27 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from runners import folder, manifest
-from runners.contenders import build_contenders
-from runners.player import Player
-from specbench import durable, environment, models, records
-from specbench.cost_surface import FREE, CostSurface, Grid
+from runners.run_folder import folder, manifest
+from runners.session.method_runs import build_method_runs
+from specbench.decoding.structs import DraftTree
+from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError, SpecBenchError
-from specbench.structs import DraftTree
-from specbench.traces import PLAIN, Traces, Turn
-from specbench.verify import GreedyVerifier
+from specbench.models import loading
+from specbench.replay.cost_surface import FREE, CostSurface, Grid
+from specbench.replay.replayer import Replayer
+from specbench.replay.traces import PLAIN, Traces, Turn
+from specbench.results import records
+from specbench.storage import jsonl
+from specbench.system import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from runners.contenders import Contender
     from runners.job import Job
-    from specbench.cases import Case
-    from specbench.models import LoadedModel
-    from specbench.target import Target
+    from runners.session.method_runs import MethodRun
+    from specbench.data.cases import Case
+    from specbench.models.loading import LoadedModel
+    from specbench.models.target import Target
 
 IN_PROCESS = False
 
@@ -91,7 +94,7 @@ def questions(cfg: DictConfig) -> tuple[Case, ...]:
     Raises:
         WeightsNotFound: there is no model to measure; says what to type.
     """
-    models.model_files_present(cfg)
+    loading.model_files_present(cfg)
     return ()
 
 
@@ -104,19 +107,19 @@ def run(job: Job) -> int:
         DiskError: the surface cannot be written.
     """
     with folder.held(job.folder):
-        contenders = build_contenders(job)
+        contenders = build_method_runs(job)
         surroundings = environment.describe()
         book = manifest.begin(job, contenders, surroundings)
         if (job.folder / ROUNDS).exists():
-            book = durable.read_json(job.folder / records.MANIFEST)
+            book = jsonl.read_json(job.folder / records.MANIFEST)
             manifest.check_resume(book, surroundings, force=job.config["resume"] == "force")
         manifest.add_start(book, 0, 0)
-        durable.write_json(job.folder / records.MANIFEST, book)
+        jsonl.write_json(job.folder / records.MANIFEST, book)
         surface = _measure(job, contenders, surroundings, book)
         surface.write(job.folder / SURFACE)
         manifest.close(book, "complete", 0)
-        durable.write_json(job.folder / records.MANIFEST, book)
-        durable.write_text(job.folder / records.DONE, "")
+        jsonl.write_json(job.folder / records.MANIFEST, book)
+        jsonl.write_text(job.folder / records.DONE, "")
     return 0
 
 
@@ -167,17 +170,17 @@ def show(path: Path) -> None:
 
 def _measure(
     job: Job,
-    contenders: Sequence[Contender],
+    contenders: Sequence[MethodRun],
     surroundings: dict[str, Any],
     book: dict[str, Any],
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
-    from runners.stage import make_target
-    from specbench.graph import GraphTarget
+    from runners.session.build import make_target
+    from specbench.models.graph_target import GraphTarget
 
     config = OmegaConf.create(dict(job.config))
     grid = config.runner
-    loaded = models.load_model(config)
+    loaded = loading.load_model(config)
     longest = max([*grid.contexts, *grid.batch_contexts])
     target = make_target(loaded.model, config, max_len=longest, max_nodes=max(grid.tree_rows))
     model = {
@@ -277,9 +280,9 @@ class _Rounds:
     """
 
     def __init__(self, path: Path, wanted: int, *, warm_all: bool) -> None:
-        self.done, truncated = durable.read_jsonl(path)
+        self.done, truncated = jsonl.read_jsonl(path)
         if truncated:
-            durable.rewrite_jsonl(path, self.done)
+            jsonl.rewrite_jsonl(path, self.done)
         self._path = path
         self._wanted, self._warm_all = wanted, warm_all
 
@@ -295,7 +298,7 @@ class _Rounds:
         while len(found) < self._wanted:
             log.info("%s passes: round %d of %d", kind, len(found) + 1, self._wanted)
             found.append({"kind": kind, **once(every)})
-            writer = durable.JsonlWriter(self._path)
+            writer = jsonl.JsonlWriter(self._path)
             writer.append([found[-1]])
             writer.close()
         return found
@@ -342,7 +345,7 @@ def _random_rows(k: int, w: int, vocab: int, rng: np.random.Generator) -> DraftT
 
 def _drafting(
     config: DictConfig,
-    contenders: Sequence[Contender],
+    contenders: Sequence[MethodRun],
     loaded: LoadedModel,
     vocab: int,
     rng: np.random.Generator,
@@ -352,12 +355,12 @@ def _drafting(
     facts = {
         "eos_ids": (),
         "vocab_size": vocab,
-        "tokenizer_hash": "" if tokenizer is None else models.tokenizer_hash(tokenizer),
+        "tokenizer_hash": "" if tokenizer is None else loading.tokenizer_hash(tokenizer),
     }
     rows: list[dict[str, Any]] = []
     for context in map(int, config.runner.contexts):
         limit = max(loaded.context_length, context + _TEXT_TOKENS)
-        player = Player(
+        player = Replayer(
             _made_up_traces({**facts, "context_length": limit}, context, rng),
             None,
             model=config.model,

@@ -23,17 +23,18 @@ from typing import TYPE_CHECKING
 
 from runners import offline
 from runners.job import Entry
-from specbench import models
-from specbench.drafter import Drafter
+from specbench.config.draft import draft_node
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import Needs
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, unknown_name
-from specbench.structs import Needs
+from specbench.models import loading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runners.contenders import Contender
     from runners.job import Job
-    from runners.stage import Stage
+    from runners.session.method_runs import MethodRun
+    from runners.session.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +100,9 @@ def _peers(job: Job) -> list[Entry]:
 
 def _no_assistant(job: Job) -> str:
     """Why the run's draft model cannot assist, or an empty text."""
-    from specbench.draft_loading import ID_MAP_FILE
+    from specbench.models.draft_loading import ID_MAP_FILE
 
-    node = models.draft_node(job.config["pair"]["draft"], job.config["model"])
+    node = draft_node(job.config["pair"]["draft"], job.config["model"])
     if node is None:
         return "no draft model is named: type pair.draft.path=FOLDER or pair=random_draft"
     if not node["shape"] and (Path(node["id"]) / ID_MAP_FILE).is_file():
@@ -112,13 +113,15 @@ def _no_assistant(job: Job) -> str:
             "model's own vocabulary, or pair=random_draft"
         )
     try:
-        models.model_files_present(node)
+        loading.model_files_present(node)
     except WeightsNotFound as error:
         return str(error).rstrip(".")
     return ""
 
 
-def _make_stage(job: Job, contenders: Sequence[Contender]) -> Stage:
-    from runners.hf_stage import PeerStage  # torch and transformers, where something is measured
+def _make_stage(job: Job, contenders: Sequence[MethodRun]) -> Session:
+    from runners.session.transformers_session import (
+        TransformersSession,  # torch and transformers, where something is measured
+    )
 
-    return PeerStage(job, contenders)
+    return TransformersSession(job, contenders)

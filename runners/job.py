@@ -6,13 +6,13 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from specbench.schema import verifier_name
+from specbench.config.schema import verifier_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from specbench.cases import Case
+    from specbench.data.cases import Case
 
 BASELINE = "ar"
 EAGER_BASELINE = "ar_eager"
@@ -100,11 +100,11 @@ class Job:
         twin = replace(own, label=EAGER_BASELINE, method={**own.method, "eager": True})
         return replace(self, entries=(*self.entries, twin))
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[CaseBlock]:
         """All blocks of this shard in the order they are measured."""
         i, n = self.shard
         return [
-            Block(repeat, index, case, stream_index=repeat * len(self.cases) + index)
+            CaseBlock(repeat, index, case, stream_index=repeat * len(self.cases) + index)
             for repeat in range(self.repeats)
             for index, case in enumerate(self.cases)
             if index % n == i
@@ -112,7 +112,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CaseBlock:
     """One case in one repeat: the unit of interleaving and of resume.
 
     Attributes:

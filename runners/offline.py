@@ -8,30 +8,35 @@ import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
-from runners import devices, disturbance, folder, manifest, table, warmup
-from runners.contenders import build_contenders, keep_state
 from runners.job import BASELINE, EAGER_BASELINE
-from runners.progress import RunProgress
-from specbench import cases, durable, environment, models, nvml, records
+from runners.run_folder import folder, manifest
+from runners.session import device_lock, interference_rule, warmup
+from runners.session.method_runs import build_method_runs, keep_state
+from runners.session.progress import RunProgress
+from specbench.data import cases
 from specbench.errors import ConfigurationError
-from specbench.statistics import exit_code, run_summary
-from specbench.surroundings import Watch
+from specbench.models import loading
+from specbench.results import console, records
+from specbench.results.statistics import exit_code, run_summary
+from specbench.storage import jsonl
+from specbench.system import environment, nvml
+from specbench.system.interference import SystemMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from omegaconf import DictConfig
 
-    from runners.blocks import BlockRunner
-    from runners.contenders import Contender
-    from runners.folder import ResultFiles
-    from runners.job import Block, Job
-    from runners.stage import Stage
-    from specbench.records import CaseRecord
+    from runners.job import CaseBlock, Job
+    from runners.run_folder.folder import ResultFiles
+    from runners.session.blocks import BlockRunner
+    from runners.session.method_runs import MethodRun
+    from runners.session.session import Session
+    from specbench.results.records import CaseRecord
 
-    MakeStage = Callable[[Job, Sequence[Contender]], Stage]
+    MakeStage = Callable[[Job, Sequence[MethodRun]], Session]
     Measure = Callable[
-        [Job, Sequence[Contender], list[Block], ResultFiles, dict[str, Any], bool], None
+        [Job, Sequence[MethodRun], list[CaseBlock], ResultFiles, dict[str, Any], bool], None
     ]
 
 log = logging.getLogger(__name__)
@@ -40,7 +45,7 @@ _CANDIDATES = 16  # ids kept at each position under record=true; Token Recycling
 
 IN_PROCESS = False
 
-show = table.print_folder
+show = console.print_folder
 
 
 def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -55,7 +60,7 @@ def questions(cfg: DictConfig) -> tuple[cases.Case, ...]:
         WeightsNotFound: there is no model to ask.
         DatasetError: a file is missing or malformed.
     """
-    models.model_files_present(cfg)
+    loading.model_files_present(cfg)
     return tuple(cases.load_cases(cfg.dataset, cfg.data_dir))
 
 
@@ -64,7 +69,7 @@ def run(job: Job, make_stage: MakeStage | None = None) -> int:
 
     Args:
         job: what is run.
-        make_stage: loads what the labels share; by default ``runners.stage.Stage``.
+        make_stage: loads what the labels share; by default ``runners.session.session.Session``.
 
     Returns:
         0, or 1 where a case failed or an output is not what plain decoding gives.
@@ -84,14 +89,14 @@ def both_baselines(job: Job) -> Job:
     """
     path = job.folder / records.MANIFEST
     if path.exists():
-        wanted = EAGER_BASELINE in durable.read_json(path).get("labels", {})
+        wanted = EAGER_BASELINE in jsonl.read_json(path).get("labels", {})
     else:
         wanted = (
             bool(job.config["engine"]["eager_baseline"])
             and job.config["engine"]["name"] in ("auto", "graph")
             and not job.config["measure"]["phases"]  # no headline numbers come of it
             and job.config["model"].get("device_map") is None  # spread, it has no graphs
-            and devices.names(job) != ["cpu"]
+            and device_lock.names(job) != ["cpu"]
         )
     has_one = any(
         entry.label == EAGER_BASELINE or (entry.name == BASELINE and entry.method.get("eager"))
@@ -115,12 +120,12 @@ def complete(job: Job, measure: Measure) -> int:
         DiskError: results cannot be written.
     """
     with folder.held(job.folder):
-        contenders = build_contenders(job)
+        contenders = build_method_runs(job)
         surroundings = environment.describe()
         book, forced = _open_manifest(job, contenders, surroundings)
         files = folder.ResultFiles(job)
         manifest.add_start(book, len(files.done), files.redone)
-        durable.write_json(job.folder / records.MANIFEST, book)
+        jsonl.write_json(job.folder / records.MANIFEST, book)
         try:
             pending = _pending(job, files.done)
             if pending or _disturbed(job, files):
@@ -130,8 +135,8 @@ def complete(job: Job, measure: Measure) -> int:
             status = "failed" if isinstance(error, Exception) else "interrupted"
             manifest.close(book, status, None)
             # The reason why it could not be written is the error on its way up.
-            with contextlib.suppress(durable.DiskError):
-                durable.write_json(job.folder / records.MANIFEST, book)
+            with contextlib.suppress(jsonl.DiskError):
+                jsonl.write_json(job.folder / records.MANIFEST, book)
             raise
         finally:
             files.close()
@@ -140,7 +145,7 @@ def complete(job: Job, measure: Measure) -> int:
 
 
 def _open_manifest(
-    job: Job, contenders: Sequence[Contender], surroundings: dict[str, Any]
+    job: Job, contenders: Sequence[MethodRun], surroundings: dict[str, Any]
 ) -> tuple[dict[str, Any], bool]:
     """The folder's manifest or a new one, and whether records must be marked as forced."""
     path = job.folder / records.MANIFEST
@@ -148,58 +153,58 @@ def _open_manifest(
     if not path.exists() or not cases.exists() or cases.stat().st_size == 0:
         return manifest.begin(job, contenders, surroundings), False
     folder.check_owner(job.folder, job.run_key, job.identity)
-    book = durable.read_json(path)
+    book = jsonl.read_json(path)
     if manifest.check_resume(book, surroundings, force=job.config["resume"] == "force"):
         book["forced_resume"] = True
     return book, bool(book["forced_resume"])
 
 
-def _pending(job: Job, done: list[CaseRecord]) -> list[Block]:
+def _pending(job: Job, done: list[CaseRecord]) -> list[CaseBlock]:
     present = {record.key for record in done}
     return [block for block in job.blocks() if not block.keys(job.labels) <= present]
 
 
-def _disturbed(job: Job, files: ResultFiles) -> list[Block]:
+def _disturbed(job: Job, files: ResultFiles) -> list[CaseBlock]:
     """Judge all turns together, and say which blocks are to be measured again."""
     limits = job.config["measure"]["disturbed"]
-    files.mark(disturbance.judge(files.done, files.traces(), limits))
+    files.mark(interference_rule.judge(files.done, files.traces(), limits))
     again = {place[:2] for place in files.superseded}
-    return disturbance.to_measure_again(job, files.done, len(again))
+    return interference_rule.to_measure_again(job, files.done, len(again))
 
 
 def _measure(
     make_stage: MakeStage | None,
     job: Job,
-    contenders: Sequence[Contender],
-    pending: list[Block],
+    contenders: Sequence[MethodRun],
+    pending: list[CaseBlock],
     files: ResultFiles,
     book: dict[str, Any],
     forced: bool,
 ) -> None:
     # Heavy imports only where something is left to measure.
-    from runners.answers import PlainAnswers
-    from runners.blocks import BlockRunner
-    from runners.stage import Stage
+    from runners.run_folder.baseline_cache import BaselineCache
+    from runners.session.blocks import BlockRunner
+    from runners.session.session import Session
 
     measure = job.config["measure"]
-    with devices.held(job) as gpus:
+    with device_lock.held(job) as gpus:
         if measure["energy"]:
-            nvml.check_energy(gpus, devices.names(job))
+            nvml.check_energy(gpus, device_lock.names(job))
         known = (book.get("model") or {}).get("measured") or {}
         for contender in contenders:
             contender.measured.update(known.get(contender.label, {}))
-        stage = (make_stage or Stage)(job, contenders)
+        stage = (make_stage or Session)(job, contenders)
         model = stage.describe()
         manifest.check_subject(book, job, model)
         earlier = book.get("model") or {}
         _keep_reasons(model, earlier)
         book["model"] = model
-        durable.write_json(job.folder / records.MANIFEST, book)
+        jsonl.write_json(job.folder / records.MANIFEST, book)
         log.info("warming up %s", ", ".join(job.labels))
         lengths = [len(stage.render([(case.turns[0], None)])) for case in job.cases]
         warmup.warm_up(stage, contenders, lengths, rounds=int(measure["warmup"]))
-        answers = PlainAnswers(job.folder / records.DIALOGUE, stage.plain)
-        watch = Watch(gpus, energy=bool(measure["energy"]))
+        answers = BaselineCache(job.folder / records.DIALOGUE, stage.plain)
+        watch = SystemMonitor(gpus, energy=bool(measure["energy"]))
         runner = BlockRunner(job, stage, contenders, answers, files.done, forced, watch)
         # What exists by now lives to the end: the collector need not walk it meanwhile.
         gc.collect()
@@ -236,7 +241,7 @@ def _keep_reasons(model: dict[str, Any], earlier: Mapping[str, Any]) -> None:
             now["passes"]["eager"] = {**reasons, **now["passes"]["eager"]}
 
 
-def _candidates_file(job: Job) -> durable.JsonlWriter | None:
+def _candidates_file(job: Job) -> jsonl.JsonlWriter | None:
     """Where the likeliest ids go, under record=true.
 
     Raises:
@@ -250,13 +255,13 @@ def _candidates_file(job: Job) -> durable.JsonlWriter | None:
             "type baseline=true and generation.temperature=0, or drop record."
         )
     path = job.folder / records.CANDIDATES
-    lines, truncated = durable.read_jsonl(path)
+    lines, truncated = jsonl.read_jsonl(path)
     if truncated:
-        durable.rewrite_jsonl(path, lines)
-    return durable.JsonlWriter(path)
+        jsonl.rewrite_jsonl(path, lines)
+    return jsonl.JsonlWriter(path)
 
 
-def _candidates(stage: Stage, job: Job, made: Sequence[CaseRecord]) -> list[dict[str, Any]]:
+def _candidates(stage: Session, job: Job, made: Sequence[CaseRecord]) -> list[dict[str, Any]]:
     """A line for each finished turn of the baseline; a block that is redone writes it again."""
     return [
         {
@@ -283,7 +288,7 @@ def _measure_again(job: Job, files: ResultFiles, runner: BlockRunner) -> None:
 
 
 def _finish(job: Job, files: ResultFiles, book: dict[str, Any]) -> int:
-    errors, _ = durable.read_jsonl(job.folder / records.ERRORS)
+    errors, _ = jsonl.read_jsonl(job.folder / records.ERRORS)
     code = exit_code(files.done, errors)
     summary = run_summary(files.done, errors, book)
     manifest.close(book, "complete", code)

@@ -1,9 +1,9 @@
 """The runner of recorded outputs: any drafter against them, without a model, in this process.
 
 Steps are exactly the live run's for drafters that look at tokens alone; for those that learn from
-logits they are an approximation (``specbench.recorded``), and methods that need the model in other
-ways are refused. Without a cost surface there are steps and no times. With one, the target's part
-of every time is predicted and the drafter's is measured here.
+logits they are an approximation (``specbench.replay.recorded_target``), and methods that need the
+model in other ways are refused. Without a cost surface there are steps and no times. With one, the
+target's part of every time is predicted and the drafter's is measured here.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from runners import offline, table
-from runners.blocks import BlockResult
-from runners.contenders import build_contenders
-from runners.player import EXACT, Player, replay_kind
-from runners.replay_blocks import BlockReplayer
-from specbench import durable, records
-from specbench.cases import Case
-from specbench.cost_surface import CostSurface
+from runners import offline
+from runners.session.blocks import BlockResult
+from runners.session.method_runs import build_method_runs
+from runners.session.replay_blocks import BlockReplayer
+from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
-from specbench.traces import PLAIN, Traces, load_traces
+from specbench.replay.cost_surface import CostSurface
+from specbench.replay.replayer import EXACT, Replayer, replay_kind
+from specbench.replay.traces import PLAIN, Traces, load_traces
+from specbench.results import console, records
+from specbench.storage import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runners.contenders import Contender
-    from runners.folder import ResultFiles
-    from runners.job import Block, Job
+    from runners.job import CaseBlock, Job
+    from runners.run_folder.folder import ResultFiles
+    from runners.session.method_runs import MethodRun
 
 IN_PROCESS = True
 
-show = table.print_folder
+show = console.print_folder
 
 _GROUPS = ("model", "dataset", "generation")  # taken from the traces
 # Keys of them that may be typed differently: where things lie, and which cases are replayed.
@@ -137,15 +138,15 @@ def run(job: Job) -> int:
         ConfigurationError: the input cannot be used; see its subclasses.
     """
     traces = load_traces(job.config["runner"]["traces"])
-    for contender in build_contenders(job):
+    for contender in build_method_runs(job):
         replay_kind(contender.drafter, traces)  # refuses before the folder is anybody's
     return offline.complete(job, _replay)
 
 
 def _replay(
     job: Job,
-    contenders: Sequence[Contender],
-    pending: list[Block],
+    contenders: Sequence[MethodRun],
+    pending: list[CaseBlock],
     files: ResultFiles,
     book: dict[str, Any],
     forced: bool,
@@ -153,7 +154,7 @@ def _replay(
     options = job.config["runner"]
     traces = load_traces(options["traces"])
     surface = CostSurface.read(Path(options["surface"])) if options["surface"] else None
-    player = Player(
+    player = Replayer(
         traces,
         surface,
         model=job.config["model"],
@@ -191,7 +192,7 @@ def _replay(
     files.append(batch.records, batch.errors, batch.steps)
     book["replay_s"] = time.perf_counter() - start
     book["notes"] = _notes(job, surface, kinds, traces, replayer.covered)
-    durable.write_json(job.folder / records.MANIFEST, book)
+    jsonl.write_json(job.folder / records.MANIFEST, book)
 
 
 def _notes(

@@ -14,11 +14,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench import artefacts, building, models, weights
-from specbench.config import compose
+from specbench.artifacts import resolve
+from specbench.artifacts.bigram_table import BUILDER_VERSION, begin_token, build_table
+from specbench.artifacts.build import command, replacing
+from specbench.config.compose import compose
+from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError
-from specbench.index.bigram_table import TOP, begin_token, build_table, digest
-from specbench.structs import Artefact
+from specbench.index.ngram.bigram_table import TOP, digest
+from specbench.models import loading, weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,19 +47,19 @@ def build(options: argparse.Namespace) -> Path:
         if getattr(options, key) < 1:
             raise ConfigurationError(f"--{key} {getattr(options, key)} must be at least 1.")
     cfg = compose([f"model={options.model}", *options.overrides])
-    tokenizer = models.load_tokenizer(cfg)
+    tokenizer = loading.load_tokenizer(cfg)
     params = {"top": options.top, "bos": options.bos}
-    builder = "specbench.index.bigram_table:build_default"
-    out: Path = options.out or artefacts.default_path(
-        Artefact("bigram_table", builder, "", None, params, per_model=True),
+    builder = "specbench.artifacts.bigram_table:build_default"
+    out: Path = options.out or resolve.default_path(
+        Artifact("bigram_table", builder, "", None, params, per_model=True),
         tokenizer=tokenizer,
         cache_dir=cfg.cache_dir,
         model_key=weights.identity(cfg),
     )
     bos_id = begin_token(tokenizer) if options.bos else None
-    loaded = models.load_model(cfg, tokenizer)
-    with building.replacing(out) as partial:
-        with artefacts.shown_progress() as progress:
+    loaded = loading.load_model(cfg, tokenizer)
+    with replacing(out) as partial:
+        with resolve.shown_progress() as progress:
             table = build_table(
                 loaded.model,
                 top=options.top,
@@ -67,9 +70,10 @@ def build(options: argparse.Namespace) -> Path:
             )
         table.write(
             partial,
-            tokenizer_hash=models.tokenizer_hash(tokenizer),
+            tokenizer_hash=loading.tokenizer_hash(tokenizer),
             header={
                 "weights": digest(table.sample),
+                "builder_version": BUILDER_VERSION,
                 "model": loaded.id,
                 "revision": loaded.revision,
                 "dtype": loaded.dtype,
@@ -84,7 +88,7 @@ def what(header: Mapping[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
-    return building.command(lambda: build(options), what)
+    return command(lambda: build(options), what)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench import artefacts, building, models
-from specbench.config import compose
+from specbench.artifacts import resolve
+from specbench.artifacts.build import command, replacing
+from specbench.artifacts.datastore import build_datastore, build_default, encode_texts
+from specbench.artifacts.hub_corpora import HUB, hub_texts
+from specbench.artifacts.recorded_text import recorded_turns
+from specbench.artifacts.text_files import file_texts
+from specbench.config.compose import compose
+from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError
-from specbench.index import datastore
-from specbench.index.corpora import HUB, hub_texts
-from specbench.index.recorded_text import recorded_turns
-from specbench.index.text_files import file_texts
-from specbench.structs import Artefact
+from specbench.index.suffix import datastore
+from specbench.models import loading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,25 +93,25 @@ def documents(
     else:
         facts |= {"id": HUB[options.corpus].id, "revision": options.revision}
         texts = hub_texts(options.corpus, options.revision)
-    return datastore.encode_texts(texts, tokenizer), facts
+    return encode_texts(texts, tokenizer), facts
 
 
 def build(options: argparse.Namespace) -> Path:
     check(options)
     cfg = compose([f"model={options.model}"])
-    tokenizer = models.load_tokenizer(cfg)
-    tokenizer_hash = models.tokenizer_hash(tokenizer)
-    out: Path = options.out or artefacts.default_path(
-        Artefact("datastore", "specbench.index.datastore:build_default", ""),
+    tokenizer = loading.load_tokenizer(cfg)
+    tokenizer_hash = loading.tokenizer_hash(tokenizer)
+    out: Path = options.out or resolve.default_path(
+        Artifact("datastore", "specbench.artifacts.datastore:build_default", ""),
         tokenizer=tokenizer,
         cache_dir=cfg.cache_dir,
     )
-    with building.replacing(out) as partial, artefacts.shown_progress() as progress:
+    with replacing(out) as partial, resolve.shown_progress() as progress:
         if options.corpus == "documentation":
-            datastore.build_default(tokenizer, partial, progress)
+            build_default(tokenizer, partial, progress)
         else:
             ids, corpus = documents(options, tokenizer, tokenizer_hash)
-            datastore.build_datastore(
+            build_datastore(
                 ids,
                 partial,
                 tokenizer_hash=tokenizer_hash,
@@ -130,7 +133,7 @@ def what(header: Mapping[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
-    return building.command(lambda: build(options), what)
+    return command(lambda: build(options), what)
 
 
 if __name__ == "__main__":

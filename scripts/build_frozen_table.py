@@ -18,13 +18,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench import artefacts, building, models
-from specbench.config import compose
+from specbench.artifacts import resolve
+from specbench.artifacts.build import command, replacing
+from specbench.artifacts.frozen_table import build_default, build_from_texts, sample_documents
+from specbench.artifacts.hub_corpora import HUB, hub_texts
+from specbench.artifacts.text_files import file_texts
+from specbench.config.compose import compose
+from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError
-from specbench.index.corpora import HUB, hub_texts
-from specbench.index.frozen_builder import build_default, build_from_texts, sample_documents
-from specbench.index.text_files import file_texts
-from specbench.structs import Artefact
+from specbench.models import loading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,19 +77,19 @@ def check(options: argparse.Namespace) -> None:
 def build(options: argparse.Namespace) -> Path:
     check(options)
     cfg = compose([f"model={options.model}"])
-    tokenizer = models.load_tokenizer(cfg)
+    tokenizer = loading.load_tokenizer(cfg)
     shape = {
         "leader_len": options.leader_len,
         "follower_len": options.follower_len,
         "leader_capacity": options.leader_capacity,
         "follower_capacity": options.follower_capacity,
     }
-    out: Path = options.out or artefacts.default_path(
-        Artefact("frozen_table", "specbench.index.frozen_builder:build_default", "", None, shape),
+    out: Path = options.out or resolve.default_path(
+        Artifact("frozen_table", "specbench.artifacts.frozen_table:build_default", "", None, shape),
         tokenizer=tokenizer,
         cache_dir=cfg.cache_dir,
     )
-    with building.replacing(out) as partial, artefacts.shown_progress() as progress:
+    with replacing(out) as partial, resolve.shown_progress() as progress:
         if options.corpus == "documentation":
             build_default(tokenizer, partial, progress, **shape)
         else:
@@ -116,7 +118,7 @@ def write(
         seed=options.seed,
         progress=progress,
     )
-    table.write(path, tokenizer_hash=models.tokenizer_hash(tokenizer), header=header)
+    table.write(path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header=header)
 
 
 def what(header: Mapping[str, Any]) -> str:
@@ -128,7 +130,7 @@ def what(header: Mapping[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
-    return building.command(lambda: build(options), what)
+    return command(lambda: build(options), what)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench import artefacts, building, models
-from specbench.config import compose
-from specbench.index.automaton_builder import build_default, build_from_ids, build_from_texts
-from specbench.index.recorded_text import recorded_turns
-from specbench.index.text_files import file_texts
-from specbench.structs import Artefact
+from specbench.artifacts import resolve
+from specbench.artifacts.build import command, replacing
+from specbench.artifacts.recorded_text import recorded_turns
+from specbench.artifacts.static_automaton import build_default, build_from_ids, build_from_texts
+from specbench.artifacts.text_files import file_texts
+from specbench.config.compose import compose
+from specbench.decoding.structs import Artifact
+from specbench.models import loading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,13 +60,13 @@ def recorded_documents(paths: list[Path], tokenizer_hash: str) -> Iterator[np.nd
 
 def build(options: argparse.Namespace) -> Path:
     cfg = compose([f"model={options.model}"])
-    tokenizer = models.load_tokenizer(cfg)
-    out: Path = options.out or artefacts.default_path(
-        Artefact("static_automaton", "specbench.index.automaton_builder:build_default", ""),
+    tokenizer = loading.load_tokenizer(cfg)
+    out: Path = options.out or resolve.default_path(
+        Artifact("static_automaton", "specbench.artifacts.static_automaton:build_default", ""),
         tokenizer=tokenizer,
         cache_dir=cfg.cache_dir,
     )
-    with building.replacing(out) as partial, artefacts.shown_progress() as progress:
+    with replacing(out) as partial, resolve.shown_progress() as progress:
         if options.documentation:
             build_default(tokenizer, partial, progress)
         else:
@@ -73,7 +75,7 @@ def build(options: argparse.Namespace) -> Path:
 
 
 def write(options: argparse.Namespace, tokenizer: Any, path: Path, progress: Any) -> None:
-    tokenizer_hash = models.tokenizer_hash(tokenizer)
+    tokenizer_hash = loading.tokenizer_hash(tokenizer)
     limits = {"max_tokens": options.max_tokens, "progress": progress}
     if options.outputs:
         documents = recorded_documents(options.outputs, tokenizer_hash)
@@ -96,7 +98,7 @@ def what(header: Mapping[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
-    return building.command(lambda: build(options), what)
+    return command(lambda: build(options), what)
 
 
 if __name__ == "__main__":

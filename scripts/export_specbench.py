@@ -20,10 +20,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench import durable
 from specbench.errors import ConfigurationError, SpecBenchError
-from specbench.interchange import to_answers, usable_blocks
-from specbench.records import MANIFEST, read_records
+from specbench.results.records import MANIFEST, read_records
+from specbench.results.spec_bench_format import to_answers, usable_blocks
+from specbench.storage import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    manifest = durable.read_json(options.run / MANIFEST)
+    manifest = jsonl.read_json(options.run / MANIFEST)
     records, _ = read_records(options.run)
     if "imported" in manifest:
         raise ConfigurationError(f"{options.run} was made of answer files: it holds no tokens.")
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             blocks = [block for block in usable.blocks if block[0] == repeat]
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{model_id}.jsonl"
-            durable.rewrite_jsonl(path, to_answers(own, blocks, model_id, decode))
+            jsonl.rewrite_jsonl(path, to_answers(own, blocks, model_id, decode))
             print(f"{path}: {len(blocks)} questions")
     for count, reason in ((usable.failed, "a label failed"), (usable.disturbed, "disturbed")):
         if count:
@@ -76,7 +76,7 @@ def _no_text(tokens: Sequence[int]) -> str:
 
 
 def _decoder(model: object) -> Callable[[Sequence[int]], str]:
-    from specbench.models import load_tokenizer  # brings torch
+    from specbench.models.loading import load_tokenizer  # brings torch
 
     try:
         tokenizer = load_tokenizer(model)

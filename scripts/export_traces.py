@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from specbench.errors import SpecBenchError
-from specbench.traces import load_traces, write_pack
+from specbench.replay.traces import load_traces, write_pack
 
 
 def main() -> int:

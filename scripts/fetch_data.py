@@ -18,8 +18,8 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.cases import hub_rows, load_cases
-from specbench.config import compose, option_names
+from specbench.config.compose import compose, option_names
+from specbench.data.cases import hub_rows, load_cases
 from specbench.errors import DatasetError, SpecBenchError, unknown_name
 
 if TYPE_CHECKING:

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 import yaml
 
-from specbench import environment, roofline
-from specbench.cost_surface import CostSurface, Grid
-from specbench.draft_model import DraftModel
-from specbench.drafter import Drafter
-from specbench.engine import Engine
-from specbench.graph import GraphTarget
-from specbench.models import shape_model
-from specbench.structs import DraftTree
-from specbench.target import Target
-from specbench.verify import GreedyVerifier
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DraftTree
+from specbench.decoding.verify import GreedyVerifier
+from specbench.models.draft_model import DraftModel
+from specbench.models.graph_target import GraphTarget
+from specbench.models.loading import shape_model
+from specbench.models.target import Target
+from specbench.replay.cost_surface import CostSurface, Grid
+from specbench.system import bandwidth, environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,9 +74,9 @@ def load(check: Check, name: str) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def bandwidth(check: Check) -> dict[str, float]:
+def copy_bandwidth(check: Check) -> dict[str, float]:
     """GB/s of a copy within the device's memory."""
-    return {"copy_gb_per_s": roofline.copy_bandwidth(check.device) / 1e9}
+    return {"copy_gb_per_s": bandwidth.copy_bandwidth(check.device) / 1e9}
 
 
 def engines(check: Check, model: PreTrainedModel, **sizes: int) -> dict[str, Target]:
@@ -145,7 +145,7 @@ def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, An
         kind: (tokens - 1) / statistics.median(after_prompt[kind]) for kind in ("graph", "eager")
     } | {"generate": rates["generate"]}
     copied = check.results.get("bandwidth", {}).get("copy_gb_per_s")
-    size = roofline.streamed_bytes(model)
+    size = bandwidth.streamed_bytes(model)
     return {
         "tokens": tokens,
         "prompt": PROMPT,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from specbench.drafter import Drafter
+    from specbench.decoding.drafter import Drafter
 
 FOLDER = Path(__file__).resolve().parent.parent / "conf" / "method"
-PART_KNOBS = ("auxiliary", "drafters")  # name other methods, as specbench.config has them
+PART_KNOBS = ("auxiliary", "drafters")  # name other methods, as specbench.config.compose has them
 # Knobs that a timed method has otherwise than its yaml: nothing may depend on a thread's turn.
 TIMED: dict[str, dict[str, Any]] = {"ssd": {"rebuild": "sync"}}
 

@@ -11,7 +11,7 @@ import torch
 
 from scripts import gpu_steps
 from scripts.gpu_measurements import DRAFT_NODES, DRAFT_TEXT, ROWS
-from specbench import environment
+from specbench.system import environment
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,19 +22,19 @@ import torch
 from scripts import gpu_methods
 from scripts.gpu_measurements import draft_model, load
 from scripts.gpu_toys import TOKENIZER, ToyFiles
-from specbench.drafter import Drafter
-from specbench.engine import Engine
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DraftContext
+from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import first_line
-from specbench.graph import GraphTarget
-from specbench.structs import DraftContext
-from specbench.verify import GreedyVerifier
+from specbench.models.graph_target import GraphTarget
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from scripts.gpu_check import Check
-    from specbench.static_pass import StaticPass
-    from specbench.structs import DraftTree, IntArray
+    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.models.static_pass import StaticPass
 
 STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two
 WORDS, SUCCESSORS = 30, 5  # of a prompt: enough branches to fill a tree of 96 nodes

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench.index.automaton_builder import DocumentAutomaton
-from specbench.index.bigram_table import BigramTable, sample_weights
-from specbench.index.datastore import build_datastore
-from specbench.index.ngram_counts import WindowCounter, frequent_followers
+from specbench.artifacts.datastore import build_datastore
+from specbench.artifacts.static_automaton import DocumentAutomaton
+from specbench.index.lru.ngram_counts import WindowCounter, frequent_followers
+from specbench.index.ngram.bigram_table import BigramTable, sample_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
-    from specbench.drafter import Drafter
-    from specbench.structs import Artefact, IntArray
+    from specbench.decoding.drafter import Drafter
+    from specbench.decoding.structs import Artifact, IntArray
 
 TOKENIZER = "toy"  # in place of a tokenizer's hash
 HEADER = {"corpus": {"name": "toy", "description": "made-up text of a few words"}}
@@ -51,7 +51,7 @@ class ToyFiles:
         """
         return {file.name: self._file(file) for file in drafter.needs.artefacts}
 
-    def _file(self, artefact: Artefact) -> Path:
+    def _file(self, artefact: Artifact) -> Path:
         key = f"{artefact.builder} {sorted(artefact.params.items())}"
         if key not in self._made:
             path = self._folder / f"toy-{len(self._made)}.bin"

@@ -19,9 +19,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench import durable
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
-from specbench.interchange import (
+from specbench.results.records import (
+    CASES,
+    DONE,
+    ERRORS,
+    MANIFEST,
+    SCHEMA_VERSION,
+    SUMMARY,
+    CaseRecord,
+)
+from specbench.results.spec_bench_format import (
     UNKNOWN_FIELDS,
     UNKNOWN_SCOPE,
     AnswerError,
@@ -29,8 +37,8 @@ from specbench.interchange import (
     from_answer,
     mean_accept_length,
 )
-from specbench.records import CASES, DONE, ERRORS, MANIFEST, SCHEMA_VERSION, SUMMARY, CaseRecord
-from specbench.statistics import OVERALL, summarise
+from specbench.results.statistics import OVERALL, summarise
+from specbench.storage import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +94,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    lines, cut = durable.read_jsonl(path)
+    lines, cut = jsonl.read_jsonl(path)
     if cut or not lines:
         raise AnswerError(f"{path}: {'the last line is cut off' if cut else 'no answer in it'}.")
     asked = [str(line.get("question_id")) for line in lines]
@@ -171,11 +179,11 @@ def _write(
         "model": {"dtype": options.dtype, "device": model["device"]},
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    durable.rewrite_jsonl(options.out / CASES, (record.to_json() for record in records))
-    durable.rewrite_jsonl(options.out / ERRORS, errors)
-    durable.write_json(options.out / SUMMARY, {"rows": _rows(records, labels, options)})
-    durable.write_json(options.out / MANIFEST, manifest)
-    durable.write_text(options.out / DONE, "")
+    jsonl.rewrite_jsonl(options.out / CASES, (record.to_json() for record in records))
+    jsonl.rewrite_jsonl(options.out / ERRORS, errors)
+    jsonl.write_json(options.out / SUMMARY, {"rows": _rows(records, labels, options)})
+    jsonl.write_json(options.out / MANIFEST, manifest)
+    jsonl.write_text(options.out / DONE, "")
 
 
 def _number(value: float | None) -> str:

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis import figures, tables
-from analysis.artifacts import ARTIFACTS
-from specbench.config import compose
+from analysis.papers import REPRODUCTIONS
+from specbench.config.compose import compose
 from specbench.errors import SpecBenchError, unknown_name
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the highest exit code of what was run."""
     options = _parser().parse_intermixed_args(arguments)  # words may stand on both sides
     if options.list:
-        for artifact in ARTIFACTS:
+        for artifact in REPRODUCTIONS:
             sys.stdout.write(f"{artifact.name:28} {artifact.place}\n")
         return 0
     try:
@@ -72,11 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _experiments(wanted: Sequence[str]) -> list[str]:
-    by_name = {artifact.name: artifact for artifact in ARTIFACTS}
+    by_name = {artifact.name: artifact for artifact in REPRODUCTIONS}
     for name in wanted:
         if name not in by_name:
             raise unknown_name("artifact", name, by_name)
-    chosen = [by_name[name] for name in wanted] or ARTIFACTS
+    chosen = [by_name[name] for name in wanted] or REPRODUCTIONS
     names = dict.fromkeys(name for artifact in chosen for name in artifact.experiments)
     return sorted(names, key=lambda name: name != _SURFACE)  # the others stay in their order
 

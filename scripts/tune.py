@@ -29,16 +29,18 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from runners.player import Player
-from specbench.config import check_method, compose, option_names, with_parts
-from specbench.cost_surface import CostSurface
+from specbench.config.compare import with_parts
+from specbench.config.compose import compose, option_names
+from specbench.config.knobs import check_method
 from specbench.errors import ConfigurationError, SpecBenchError, unknown_name
-from specbench.traces import load_traces
+from specbench.replay.cost_surface import CostSurface
+from specbench.replay.replayer import Replayer
+from specbench.replay.traces import load_traces
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from specbench.traces import Traces, Turn
+    from specbench.replay.traces import Traces, Turn
 
 SPACES = Path(__file__).with_name("search_spaces.yaml")
 DEFAULT, TUNED, HINDSIGHT = "default", "tuned", "best in hindsight"
@@ -64,7 +66,7 @@ class Scorer:
 
     def __init__(self, traces: Traces, surface: CostSurface, share: float, seed: int) -> None:
         config = compose([f"model={traces.config['model']['name']}"])
-        self._player = Player(
+        self._player = Replayer(
             traces,
             surface,
             model=config.model,

@@ -37,7 +37,7 @@ class DatasetError(ConfigurationError):
     """A data set is missing, or a line of it is malformed (file, line number and reason)."""
 
 
-class ArtefactError(ConfigurationError):
+class ArtifactError(ConfigurationError):
     """A table, datastore or automaton is corrupt or was built for something else."""
 
 

@@ -14,14 +14,15 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
-from specbench import kernel_plan
-from specbench.draft_model import DraftModel
-from specbench.target import Target
+from specbench.kernels import autotune
+from specbench.models.draft_model import DraftModel
+from specbench.models.target import Target
+from tests.small_run import checkpoint, environment, questions, small  # noqa: F401 (fixtures)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from specbench.structs import Needs
+    from specbench.decoding.structs import Needs
 
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")
@@ -107,12 +108,12 @@ def rng() -> np.random.Generator:
 @pytest.fixture
 def everything_packed(monkeypatch):
     """The last usable kernel for every shape and row count, without measuring."""
-    kind = kernel_plan.available_kernels()[-1]
+    kind = autotune.available_kernels()[-1]
     monkeypatch.setattr(
-        kernel_plan,
+        autotune,
         "measure_plan",
         lambda ws: {
-            f"{w.shape[0]}x{w.shape[1]}": dict.fromkeys(kernel_plan.ROW_BUCKETS, kind) for w in ws
+            f"{w.shape[0]}x{w.shape[1]}": dict.fromkeys(autotune.ROW_BUCKETS, kind) for w in ws
         },
     )
     return kind

@@ -12,7 +12,7 @@ How far to trust a comparison:
 - *Small cells.* Texts that are expected fewer than five times are counted together, with the next
   rarest ones until five are expected there too. A text that cannot occur must not.
 - *Power.* With ``TRIALS`` turns an error of 2 % in total variation of one token's law is found with
-  a probability of at least 99 % (``tests/numerics/test_sampling.py`` computes it).
+  a probability of at least 99 % (``tests/decoding/test_sampling.py`` computes it).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from scipy import stats
 
-from specbench.clock import NullClock
-from specbench.drafter import Drafter
-from specbench.engine import Engine
-from specbench.sampling import Sampling, Uniforms, sample
-from specbench.structs import DraftTree, Proposal
-from specbench.tree import NO_AUX, sibling_table
-from specbench.verify.rejection import descend, ratio_tests
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.sampling import Sampling, Uniforms, sample
+from specbench.decoding.structs import DraftTree, Proposal
+from specbench.decoding.tree import NO_AUX, sibling_table
+from specbench.decoding.verify.rejection import descend, ratio_tests
+from specbench.system.clock import NullClock
 from tests import table_models
 from tests.table_models import TableTarget
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specbench.scores import Scores
+from specbench.models.scores import Scores
 
 
 def table(seed: int, vocab_size: int, spread: float = 1.5) -> torch.Tensor:
@@ -52,7 +52,7 @@ class TableTarget:
 
 
 class TableDraft:
-    """``specbench.draft_model.DraftModel`` in the plainest form; nodes are whole texts."""
+    """``specbench.models.draft_model.DraftModel`` in the plainest form; nodes are whole texts."""
 
     device = torch.device("cpu")
     n_parameters = 1000

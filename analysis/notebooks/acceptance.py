@@ -5,12 +5,12 @@
 
 # %%
 from analysis import notebook
-from analysis.anatomy import by_depth, by_position
-from analysis.artifacts.artifact import captions, drafting, measured_point
-from analysis.groups import make_groups, name
-from analysis.plots import Panel, Series, curves
+from analysis.papers.reproduction import captions, drafting, measured_point
+from analysis.plots.charts import Panel, Series, curves
+from analysis.runs.acceptance import by_depth, by_position
+from analysis.runs.comparisons import make_comparisons, name
 
-groups = make_groups(notebook.runs())
+groups = make_comparisons(notebook.runs())
 
 # %% [markdown]
 # By depth: share of all steps that accepted at least so many draft tokens. A straight line on a

@@ -6,13 +6,13 @@
 
 # %%
 from analysis import notebook
-from analysis.anatomy import by_position, stream_parts
-from analysis.artifacts.artifact import captions, drafting, measured_point
-from analysis.estimates import mat
-from analysis.groups import make_groups, name
-from analysis.plots import Panel, Series, curves
+from analysis.papers.reproduction import captions, drafting, measured_point
+from analysis.plots.charts import Panel, Series, curves
+from analysis.runs.acceptance import by_position, stream_parts
+from analysis.runs.comparisons import make_comparisons, name
+from analysis.runs.estimates import mat
 
-groups = make_groups(notebook.runs())
+groups = make_comparisons(notebook.runs())
 
 # %%
 for group in groups:

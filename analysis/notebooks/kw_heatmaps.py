@@ -8,7 +8,7 @@
 
 # %%
 from analysis import notebook
-from analysis.artifacts.ngrammys import grid_figures
+from analysis.papers.ngrammys import grid_figures
 
 swept = notebook.by_experiment("k", "w")
 

@@ -7,7 +7,7 @@
 
 # %%
 from analysis import notebook
-from analysis.artifacts.cacheback import length_figures
+from analysis.papers.cacheback import length_figures
 
 # %%
 for runs in notebook.by_experiment("leader_len", "follower_len"):

@@ -6,15 +6,15 @@
 
 # %%
 from analysis import notebook
-from analysis.artifacts.artifact import captions, drafting, measured_point
-from analysis.estimates import pooled_ratio
 from analysis.figures import mean_accepted_tokens
-from analysis.groups import make_groups, name
-from analysis.plots import Panel, Series, bars
-from analysis.render import Measured
-from specbench.records import CaseRecord
+from analysis.papers.reproduction import captions, drafting, measured_point
+from analysis.plots.charts import Panel, Series, bars
+from analysis.runs.comparisons import make_comparisons, name
+from analysis.runs.estimates import pooled_ratio
+from specbench.results.estimate import Measured
+from specbench.results.records import CaseRecord
 
-groups = make_groups(notebook.runs())
+groups = make_comparisons(notebook.runs())
 
 # %%
 for group in groups:

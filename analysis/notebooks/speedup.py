@@ -8,10 +8,10 @@
 # %%
 from analysis import notebook
 from analysis.figures import speedup_by_task
-from analysis.groups import make_groups
-from analysis.sheets import pairs_sheet
+from analysis.runs.comparisons import make_comparisons
+from analysis.tabular.comparison_tables import pairs_sheet
 
-groups = make_groups([run for run in notebook.runs() if run.timing == "measured"])
+groups = make_comparisons([run for run in notebook.runs() if run.timing == "measured"])
 
 # %% [markdown]
 # The headline: ratio of total tokens/s, paired over the same cases, with 95 % intervals of a

@@ -6,11 +6,11 @@
 
 # %%
 from analysis import notebook
-from analysis.estimates import pooled_ratio
-from analysis.groups import caption, make_groups, name
-from analysis.render import Measured
-from analysis.stacks import stacks
-from specbench.records import CaseRecord
+from analysis.plots.stacked_bars import stacks
+from analysis.runs.comparisons import caption, make_comparisons, name
+from analysis.runs.estimates import pooled_ratio
+from specbench.results.estimate import Measured
+from specbench.results.records import CaseRecord
 
 PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
 phased = [run for run in notebook.runs() if any(record.phase_s for record in run.records)]
@@ -24,7 +24,7 @@ def milliseconds(records: list[CaseRecord], phase: str) -> Measured:
 
 
 # %%
-for group in make_groups(phased):
+for group in make_comparisons(phased):
     rows = {}
     for entry in group.entries:
         own = [r for r in entry.run.records if r.label == entry.label and r.phase_s]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis.claims import LEDGER, Claim, claims_not_run, compare, find_claim, load_ledger
-from analysis.load import ResultsError, Run, load_runs
+from analysis.runs.claims import LEDGER, Claim, claims_not_run, compare, find_claim, load_ledger
+from analysis.runs.load import ResultsError, Run, load_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "records"

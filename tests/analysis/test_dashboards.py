@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from analysis import dashboards, publish
-from analysis.groups import make_groups
-from analysis.load import load_runs
-from analysis.render import Measured
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import load_runs
+from specbench.results.estimate import Measured
 
 # Theirs, while they import their own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")
@@ -46,7 +46,7 @@ def names(made):
 
 @pytest.mark.parametrize("make", [dashboards.workspace, dashboards.report])
 def test_every_panel_shows_a_key_that_is_sent(make, compared, runs):
-    sent = {key for group in make_groups(runs) for key in publish.metrics(group)}
+    sent = {key for group in make_comparisons(runs) for key in publish.metrics(group)}
     shown = names(dashboards.description(make(compared)))
     assert shown <= sent
     for figure in dashboards.FIGURES:

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex, to_rgb
 
-from analysis import figures, heatmaps, plots, stacks
-from analysis.artifacts import ARTIFACTS
-from analysis.artifacts.artifact import speedups
-from analysis.groups import make_groups
-from analysis.load import load_runs, usable_runs
-from analysis.plots import Panel, Point, Series
-from analysis.style import bar_style, line_style
+from analysis import figures
+from analysis.papers import REPRODUCTIONS
+from analysis.papers.reproduction import speedups
+from analysis.plots import charts, heatmaps, stacked_bars
+from analysis.plots.charts import Panel, Point, Series
+from analysis.plots.style import bar_style, line_style
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import load_runs, usable_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "records"
@@ -31,7 +32,7 @@ def results(tmp_path):
 
 @pytest.fixture
 def group():
-    return make_groups(load_runs([GOLDEN]))[0]
+    return make_comparisons(load_runs([GOLDEN]))[0]
 
 
 def test_png_and_svg_are_written_beside_the_runs(results, capsys):
@@ -84,7 +85,7 @@ def test_a_second_machine_has_figures_of_its_own(name):
 
 def test_a_label_of_two_runs_is_drawn_for_each():
     (run,) = load_runs([GOLDEN])
-    (group,) = make_groups([run, replace(run, path=run.path.with_name("again"))])
+    (group,) = make_comparisons([run, replace(run, path=run.path.with_name("again"))])
     names = [series.name for series in speedups([group])]
     assert sorted(names) == sorted(
         f"{label} ({where})"
@@ -114,7 +115,7 @@ def test_axes_have_units(group):
 def test_no_speedup_figure_without_a_baseline(results):
     path = results / "one" / "manifest.json"
     path.write_text(path.read_text().replace('"baseline": "ar"', '"baseline": null'))
-    (group,) = make_groups(load_runs([results]))
+    (group,) = make_comparisons(load_runs([results]))
     assert figures.speedup_by_task(group) is None
     assert figures.mean_accepted_tokens(group) is not None
 
@@ -180,7 +181,7 @@ def test_claims_are_hollow_markers_over_their_own_bars():
         Series("pld", "pld", [Point(0, 1.2), Point(1, 1.4)], claimed=[Point(1, 1.5)]),
         Series("sam", "sam", [Point(0, 1.3), Point(1, 1.1)]),
     ]
-    figure = plots.bars([Panel("", "", "speedup", series, ["qa", "rag"])], "t", "c")
+    figure = charts.bars([Panel("", "", "speedup", series, ["qa", "rag"])], "t", "c")
     axes = figure.axes[0]
     (marker,) = [line for line in axes.lines if len(line.get_xdata()) and line.get_marker() == "D"]
     bar = next(c for c in axes.containers if c.get_label() == "pld").patches[1]
@@ -194,7 +195,7 @@ def test_claims_are_hollow_markers_over_their_own_bars():
 def test_claims_far_above_leave_what_was_measured_readable():
     series = [Series("ar", "ar", [Point(0, 18.0, (17.0, 19.0))], claimed=[Point(0, 60.0)])]
     panel = Panel("", "tokens", "tokens/s", series, ratios=True)
-    axes = plots.curves([[panel]], "t", "c").axes[0]
+    axes = charts.curves([[panel]], "t", "c").axes[0]
     assert axes.get_yscale() == "log"
     low, high = axes.get_ylim()
     assert 10 < low < 17
@@ -203,8 +204,8 @@ def test_claims_far_above_leave_what_was_measured_readable():
 
 def test_a_huge_interval_does_not_flatten_the_bars():
     series = [Series("pld", "pld", [Point(0, 2.0, (0.0, 2000.0))])]
-    axes = plots.bars([Panel("", "", "speedup", series, ["qa"])], "t", "c").axes[0]
-    assert axes.get_ylim()[1] <= 2.0 * plots.HEADROOM
+    axes = charts.bars([Panel("", "", "speedup", series, ["qa"])], "t", "c").axes[0]
+    assert axes.get_ylim()[1] <= 2.0 * charts.HEADROOM
     assert any(line.get_marker() == "^" for line in axes.lines)
 
 
@@ -212,9 +213,9 @@ def test_a_method_keeps_its_colour_in_every_kind_of_figure():
     points = [Point(0, 1.0), Point(1, 2.0)]
     series = [Series(method, method, points) for method in ("pld", "ssd")]
     panel = Panel("", "x", "y", series, ["a", "b"])
-    drawn = plots.bars([panel], "t", "c").axes[0].containers
+    drawn = charts.bars([panel], "t", "c").axes[0].containers
     bars = [container for container in drawn if hasattr(container, "patches")]
-    lines = plots.curves([[panel]], "t", "c").axes[0].containers
+    lines = charts.curves([[panel]], "t", "c").axes[0].containers
     for bar, line, method in zip(bars, lines, ("pld", "ssd"), strict=True):
         colour = bar_style(method)["facecolor"]
         assert to_hex(bar.patches[0].get_facecolor()).upper() == colour
@@ -225,7 +226,7 @@ def test_two_settings_of_one_method_differ_and_keep_their_look_in_all_panels():
     first = Series("a", "ssd", [Point(0, 1.0)])
     second = Series("b", "ssd", [Point(0, 1.0)])
     panels = [Panel("", "x", "y", [first, second]), Panel("", "x", "y", [second])]
-    axes = plots.curves([panels], "t", "c").axes
+    axes = charts.curves([panels], "t", "c").axes
     looks = [
         {c.get_label(): (c.lines[0].get_marker(), c.lines[0].get_linestyle()) for c in a.containers}
         for a in axes
@@ -236,19 +237,19 @@ def test_two_settings_of_one_method_differ_and_keep_their_look_in_all_panels():
 
 def test_error_bars_are_the_intervals():
     points = [Point(1, 2.0, (1.5, 2.5)), Point(2, None), Point(3, 4.0, (3.0, 5.5))]
-    axes = plots.curves([[Panel("", "x", "y", [Series("s", "ssd", points)])]], "t", "c").axes[0]
+    axes = charts.curves([[Panel("", "x", "y", [Series("s", "ssd", points)])]], "t", "c").axes[0]
     segments = axes.containers[0].lines[2][0].get_segments()
     assert [tuple(segment[:, 1]) for segment in segments] == [(1.5, 2.5), (3.0, 5.5)]
 
 
 def test_a_heatmap_writes_numbers_and_intervals_and_says_where_there_are_none():
-    grid = heatmaps.Grid("g", [[1.0, None]], ["r"], ["a", "b"], [[(0.5, 1.5), None]])
+    grid = heatmaps.HeatmapGrid("g", [[1.0, None]], ["r"], ["a", "b"], [[(0.5, 1.5), None]])
     axes = heatmaps.heatmaps([grid], "x", "y", "unit", "t", "c").axes[0]
     assert [text.get_text() for text in axes.texts] == ["1.00", "0.50\n1.50", "–"]
 
 
 def test_the_papers_three_heatmaps_stand_side_by_side_on_a_page():
-    grid = heatmaps.Grid("g", [[1.0] * 7] * 5, list("abcde"), list("abcdefg"))
+    grid = heatmaps.HeatmapGrid("g", [[1.0] * 7] * 5, list("abcde"), list("abcdefg"))
     figure = heatmaps.heatmaps([grid] * 3, "x", "y", "unit", "t", "c")
     figure.draw_without_rendering()
     assert len({round(axes.get_position().y0, 3) for axes in figure.axes[:3]}) == 1
@@ -257,7 +258,7 @@ def test_the_papers_three_heatmaps_stand_side_by_side_on_a_page():
 
 def test_stacks_add_up():
     rows = {"ar": {"draft": (0.25, (0.2, 0.3)), "verify": (0.75, None), "none": (0.0, None)}}
-    axes = stacks.stacks(rows, "share", "t", "c").axes[0]
+    axes = stacked_bars.stacks(rows, "share", "t", "c").axes[0]
     widths = [bar.get_width() for bar in axes.patches if bar.get_width() < 1]
     assert widths == [0.25, 0.75]
     assert {text.get_text() for text in axes.texts} == {"25%", "75%"}
@@ -265,14 +266,14 @@ def test_stacks_add_up():
 
 def test_a_part_that_is_nearly_all_does_not_hide_the_others():
     rows = {"ar": {"verify": (0.98, None), "draft": (0.0002, (0.0001, 0.0003))}}
-    below = stacks.stacks(rows, "share", "t", "c").axes[1]
+    below = stacked_bars.stacks(rows, "share", "t", "c").axes[1]
     assert below.get_xscale() == "log"
     assert [label.get_text() for label in below.get_yticklabels()] == ["verify", "draft"]
     low, high = below.get_xlim()
     assert low < 0.0002 < 0.98 < high
 
 
-@pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact.name)
+@pytest.mark.parametrize("artifact", REPRODUCTIONS, ids=lambda artifact: artifact.name)
 def test_every_artifact_s_figures_are_drawn_with_caption_and_units(artifact):
     runs, _ = usable_runs([ROOT / "tests/golden/experiments"], surfaces=True)
     members = [run for run in runs if run.experiment in artifact.experiments]

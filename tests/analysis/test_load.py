@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.load import ResultsError, find_runs, frame, load_runs, usable_runs
+from analysis.runs.load import ResultsError, find_runs, frame, load_runs, usable_runs
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records"
 

@@ -11,8 +11,8 @@ import jupytext
 import pytest
 
 from analysis import notebook
-from analysis.artifacts.ngrammys import grid_figures
-from analysis.load import ResultsError
+from analysis.papers.ngrammys import grid_figures
+from analysis.runs.load import ResultsError
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from analysis import figures, publish
-from analysis.groups import make_groups
-from analysis.load import load_runs
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import load_runs
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records" / "synthetic"
 
@@ -71,7 +71,7 @@ def test_what_a_run_sends(run, fake):
     assert arguments["config"]["config"] == run.manifest["config"]
     assert len(fake.logged["cases"].data) == len(run.records)
     assert "figures/mat" in fake.logged
-    (group,) = make_groups([run], None)
+    (group,) = make_comparisons([run], None)
     pld = next(entry for entry in group.entries if entry.label == "pld")
     assert fake.summary["pld/overall/mat"] == pytest.approx(pld.overall["mat"])
     assert fake.summary["complete"] is True
@@ -139,7 +139,7 @@ def test_runs_of_an_experiment_share_its_name_as_their_group(run):
 
 def test_pictures_are_the_figures_command_s(run, tmp_path):
     assert figures.main([str(run.path), "-o", str(tmp_path / "drawn")]) == 0
-    (group,) = make_groups([run], None)
+    (group,) = make_comparisons([run], None)
     made = publish.pictures(group, tmp_path / "sent")
     for name, stem in (("speedup", "speedup_by_task"), ("mat", "mat")):
         (drawn,) = (tmp_path / "drawn").glob(f"*_{stem}.png")

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis import provenance, report
-from analysis.groups import make_groups
-from analysis.load import load_runs
-from analysis.render import Measured, Sheet
-from analysis.style import RC
+from analysis import report
+from analysis.plots.style import RC
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import load_runs
+from analysis.tabular import provenance
+from analysis.tabular.table import ResultTable
+from specbench.results.estimate import Measured
 from tests.analysis import browser
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -97,14 +99,14 @@ def test_the_summary_comes_first_with_its_warnings(text):
 
 
 def test_numbers_are_those_of_the_tables(text):
-    (group,) = make_groups(load_runs([GOLDEN / "records"]))
+    (group,) = make_comparisons(load_runs([GOLDEN / "records"]))
     for entry in group.entries:
         value = str(entry.measured("mat"))
         assert value in re.sub(r"<[^>]+>", "", text), entry.label
 
 
 def test_a_claim_stands_beside_the_measured_value():
-    groups = make_groups(load_runs([GOLDEN / "records"]))
+    groups = make_comparisons(load_runs([GOLDEN / "records"]))
     rows = {str(row[1]): [str(cell) for cell in row] for row in report.claims(groups).rows}
     assert rows["pld"][2].startswith("1.65")
     assert rows["pld"][3] == "1.75"
@@ -123,7 +125,7 @@ def test_pictures_have_words_and_tables_have_heads(read):
 
 
 def test_a_picture_s_words_stand_beside_it_not_in_it(run):
-    (group,) = make_groups([run])
+    (group,) = make_comparisons([run])
     figure = report.FIGURES["mat"](group)
     made = report.picture(figure)
     assert made.title == group.title
@@ -160,7 +162,7 @@ def test_a_bug_is_the_first_thing_said(run):
     wrong = next(line for line in records if line["label"] == "pld" and line["status"] == "ok")
     wrong["lossless"]["verdict"] = "bug"
     (run.path / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
-    groups = make_groups(load_runs([run.path]))
+    groups = make_comparisons(load_runs([run.path]))
     assert report.warnings(groups)[0] == ("BUG: output that is not plain decoding's", "turns: 1")
 
 
@@ -169,7 +171,7 @@ def test_runs_that_agree_in_their_surroundings_share_them(run, tmp_path):
     newer = shutil.copytree(run.path, tmp_path / "newer")
     manifest = json.loads((newer / "manifest.json").read_text())
     (newer / "manifest.json").write_text(json.dumps(manifest | {"versions": {"torch": "9"}}))
-    apart, shared = provenance.surroundings(load_runs([run.path, other, newer]))
+    apart, shared = provenance.environments(load_runs([run.path, other, newer]))
     assert (apart.runs, shared.runs) == ([str(newer)], [str(other), str(run.path)])
     assert apart.facts["versions.torch"] == "9"
 
@@ -183,9 +185,9 @@ def test_settings_are_listed_once_with_their_runs(run, tmp_path):
 
 
 def test_columns_of_numbers_are_told_from_words():
-    shown = Sheet("", "", ["a", "b", "c"], [["x", "1.5", Measured(2.0)], ["–", "–", "–"]], [])
+    shown = ResultTable("", "", ["a", "b", "c"], [["x", "1.5", Measured(2.0)], ["–", "–", "–"]], [])
     assert report.numeric_columns(shown) == [False, True, True]
-    assert report.numeric_columns(Sheet("", "", ["a"], [], [])) == [False]
+    assert report.numeric_columns(ResultTable("", "", ["a"], [], [])) == [False]
 
 
 def test_nothing_to_show_exits_2(tmp_path, capsys):

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from analysis import residuals
-from analysis.load import ResultsError, load_runs
-from specbench import durable
-from specbench.records import CASES, DONE, MANIFEST, CaseRecord
+from analysis.runs.load import ResultsError, load_runs
+from specbench.results.records import CASES, DONE, MANIFEST, CaseRecord
+from specbench.storage import jsonl
 
 
 def write(folder, timing, seconds, cases=("a", "b")):
@@ -22,7 +22,7 @@ def write(folder, timing, seconds, cases=("a", "b")):
         for i, case in enumerate(cases)
         for label, s in seconds.items()
     ]  # fmt: skip
-    durable.rewrite_jsonl(folder / CASES, lines)
+    jsonl.rewrite_jsonl(folder / CASES, lines)
     labels = {label: {} for label in seconds}
     manifest = {"schema_version": 1, "labels": labels, "baseline": "ar", "config": {}}
     (folder / MANIFEST).write_text(json.dumps(manifest))

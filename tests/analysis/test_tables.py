@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from analysis import tables
-from analysis.groups import caption, make_groups
-from analysis.load import load_runs
-from analysis.render import Sheet, to_latex, to_markdown, to_rich
-from analysis.sheets import settings_sheet
+from analysis.runs.comparisons import caption, make_comparisons
+from analysis.runs.load import load_runs
+from analysis.tabular.comparison_tables import settings_sheet
+from analysis.tabular.table import ResultTable, to_latex, to_markdown, to_rich
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "records"
@@ -107,7 +107,7 @@ def test_runs_share_a_table_only_if_they_may_be_compared(results):
         shutil.copytree(results / "one", results / name)
     edit_records(results / "three", lambda record: {**record, "model": "mistral7b"})
     edit_manifest(results / "four", hardware={"cpu": "Another CPU", "cpus_usable": 8, "gpus": []})
-    groups = make_groups(load_runs([results]))
+    groups = make_comparisons(load_runs([results]))
     assert sorted(tuple(run.path.name for run in group.runs) for group in groups) == [
         ("four",), ("one", "two"), ("three",),
     ]  # fmt: skip
@@ -127,7 +127,7 @@ def test_runs_of_different_size_do_not_share_a_table(results):
     limit = {"generation": {"temperature": 0.0, "max_new_tokens": 24}}
     edit_manifest(results / "shorter", config={**config, **limit})
     edit_records(results / "mixed", lambda r: {**r, "stream_index": 99 - r["stream_index"]})
-    groups = make_groups(load_runs([results]))
+    groups = make_comparisons(load_runs([results]))
     assert sorted(tuple(run.path.name for run in group.runs) for group in groups) == [
         ("again", "mixed", "one"), ("fewer",), ("shorter",),
     ]  # fmt: skip
@@ -138,7 +138,7 @@ def test_runs_of_different_size_do_not_share_a_table(results):
 def test_other_prompts_under_the_same_ids_do_not_share_a_table(results):
     shutil.copytree(results / "one", results / "other")
     edit_records(results / "other", lambda record: {**record, "prompt_ids": [7, 8, 9]})
-    assert len(make_groups(load_runs([results]))) == 2
+    assert len(make_comparisons(load_runs([results]))) == 2
 
 
 def test_shards_of_a_run_share_a_table(results):
@@ -146,13 +146,13 @@ def test_shards_of_a_run_share_a_table(results):
     for name, rest in (("one", 0), ("two", 1)):
         edit_manifest(results / name, prompt_set_hash="abc")
         keep_cases(results / name, lambda record, rest=rest: int(record["case_id"]) % 2 == rest)
-    (group,) = make_groups(load_runs([results]))
+    (group,) = make_comparisons(load_runs([results]))
     assert [run.path.name for run in group.runs] == ["one", "two"]
 
 
 def test_rows_that_only_the_run_tells_apart_name_it(results):
     shutil.copytree(results / "one", results / "sweep" / "one")
-    groups = make_groups(load_runs([results]))
+    groups = make_comparisons(load_runs([results]))
     columns = {"setting": lambda entry: entry.label}
     page = settings_sheet("t", groups, columns)
     assert page.headings[:2] == ["run", "setting"]
@@ -160,20 +160,20 @@ def test_rows_that_only_the_run_tells_apart_name_it(results):
     assert len(set(rows)) == len(rows)
     assert (str(results / "sweep" / "one"), "pld") in rows, "the folders have one name"
     assert ("–", "medusa") in rows
-    alone = settings_sheet("t", make_groups(load_runs([results / "sweep"])), columns)
+    alone = settings_sheet("t", make_comparisons(load_runs([results / "sweep"])), columns)
     assert alone.headings[0] == "setting"
 
 
 def test_several_runs_in_one_table_are_told_apart(results):
     shutil.copytree(results / "one", results / "two")
-    (group,) = make_groups(load_runs([results]))
+    (group,) = make_comparisons(load_runs([results]))
     page = tables.sheet(group)
     assert page.headings[:2] == ["run", "method"]
     assert [row[0] for row in page.rows[:8]] == ["one"] * 4 + ["two"] * 4
 
 
 def test_the_caption_tells_all_that_belongs_to_the_numbers(results):
-    (group,) = make_groups(load_runs([results]))
+    (group,) = make_comparisons(load_runs([results]))
     text = caption(group)
     for words in (
         "SYNTHETIC RECORDS, not a measurement", "vicuna7b (float32, greedy) on specbench",
@@ -192,7 +192,7 @@ def test_a_bug_is_shouted(results):
         return record
 
     edit_records(results / "one", spoil)
-    (group,) = make_groups(load_runs([results]))
+    (group,) = make_comparisons(load_runs([results]))
     assert "2 BUG" in caption(group), "both turns of the case"
 
 
@@ -202,7 +202,7 @@ def test_the_same_hardware_lets_speed_be_compared(results):
         hardware={"cpu": "c", "gpus": [{"name": "NVIDIA GeForce RTX 4090"}]},
         model={"device": "cuda:0", "dtype": "float16"},
     )
-    (group,) = make_groups(load_runs([results]))
+    (group,) = make_comparisons(load_runs([results]))
     verdicts = {entry.label: entry.verdict() for entry in group.entries}
     assert verdicts["cacheback"] == verdicts["no_frozen"] == "reproduced"
     assert verdicts["pld"] == "MAT only", "its claim is from another GPU"
@@ -225,7 +225,7 @@ def test_a_run_without_baseline(results):
     path = results / "one" / "cases.jsonl"
     kept = [line for line in path.read_text().splitlines() if '"label":"ar"' not in line]
     path.write_text("\n".join(kept) + "\n")
-    (group,) = make_groups(load_runs([results]))
+    (group,) = make_comparisons(load_runs([results]))
     row = tables.sheet(group).rows[0]
     assert row[0] == "cacheback"
     assert row[1:7] == ["–"] * 6
@@ -244,7 +244,9 @@ def test_csv_has_the_claim_of_each_task(results, capsys):
     assert len(rows) == 4 * 7
 
 
-PAGE = Sheet("a_b", "50 % & more", ["method", "x"], [["no_frozen", "1 [0.9, 1.1] | –"]], ["n#1"])
+PAGE = ResultTable(
+    "a_b", "50 % & more", ["method", "x"], [["no_frozen", "1 [0.9, 1.1] | –"]], ["n#1"]
+)
 
 
 def test_latex_is_escaped():
@@ -261,5 +263,5 @@ def test_the_terminal_shows_brackets_as_they_are():
     from rich.console import Console
 
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(to_rich(Sheet("t", "c", ["method"], [["[bold]x[/bold]"]], [])))
+    console.print(to_rich(ResultTable("t", "c", ["method"], [["[bold]x[/bold]"]], [])))
     assert "[bold]x[/bold]" in console.export_text()

@@ -16,11 +16,12 @@ import hydra.utils
 import numpy as np
 from omegaconf import OmegaConf
 
-from specbench import artefacts
-from specbench.config import check_method, compose, option_names, with_parts
-from specbench.index import bigram_table, installed_text
-from specbench.sampling import GREEDY, Sampling
-from specbench.structs import DecodeState, DraftContext, DraftTree, IntArray, StepOutcome
+from specbench.artifacts import bigram_table, installed_text, resolve
+from specbench.config.compare import with_parts
+from specbench.config.compose import compose, option_names
+from specbench.config.knobs import check_method
+from specbench.decoding.sampling import GREEDY, Sampling
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, IntArray, StepOutcome
 from tests.conftest import tiny_draft, tiny_model
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from specbench.drafter import Drafter
-    from specbench.structs import Needs
+    from specbench.decoding.drafter import Drafter
+    from specbench.decoding.structs import Needs
 
 VOCABULARY = 60
 EOS = 2
@@ -95,11 +96,11 @@ def toy_context(
     words = np.random.default_rng(5).zipf(1.4, (40, 60)) % 90
     paragraphs = [" ".join(f"w{i}" for i in row) for row in words]
     monkeypatch.setattr(installed_text, "installed_prose", lambda: iter([("toy", paragraphs)]))
-    monkeypatch.setattr("specbench.models.tokenizer_hash", lambda tokenizer: "toy")
+    monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
     monkeypatch.setattr(
         bigram_table, "load_beside", lambda _: tiny_model("llama", vocab_size=VOCABULARY)
     )
-    files = artefacts.resolve(
+    files = resolve.resolve(
         drafter.needs.artefacts,
         tokenizer=WordTokenizer(),
         embedded=True,

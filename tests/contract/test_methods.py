@@ -8,10 +8,10 @@ import hydra.errors
 import numpy as np
 import pytest
 
-from specbench.config import CONF_DIR
-from specbench.drafter import STATE_SCOPES, Drafter
+from specbench.decoding.drafter import STATE_SCOPES, Drafter
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
 from specbench.errors import ConfigurationError
-from specbench.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
+from specbench.paths import CONF_DIR
 from tests.contract import driver
 
 METHODS = driver.method_names()

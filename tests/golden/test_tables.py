@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from analysis import tables
-from analysis.artifacts import ARTIFACTS
-from analysis.load import load_runs
+from analysis.papers import REPRODUCTIONS
+from analysis.runs.load import load_runs
 
 HERE = Path(__file__).parent
 
@@ -57,7 +57,7 @@ def artifacts(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact.name)
+@pytest.mark.parametrize("artifact", REPRODUCTIONS, ids=lambda artifact: artifact.name)
 @pytest.mark.parametrize("suffix", ["md", "csv", "tex"])
 def test_every_artifact_is_byte_identical(artifact, suffix, artifacts):
     made = artifacts / f"{artifact.name}.{suffix}"
@@ -68,7 +68,7 @@ def test_no_artifact_is_left_over(artifacts):
     assert {p.name for p in artifacts.iterdir()} == {p.name for p in (HERE / "artifacts").iterdir()}
 
 
-@pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact.name)
+@pytest.mark.parametrize("artifact", REPRODUCTIONS, ids=lambda artifact: artifact.name)
 def test_every_page_says_what_it_rests_on(artifact, artifacts):
     text = (artifacts / f"{artifact.name}.md").read_text()
     assert "SYNTHETIC RECORDS" in text

@@ -6,7 +6,7 @@ import pytest
 
 from methods.oracle import Oracle
 from runners.job import derive_seed
-from specbench.drafter import Drafter
+from specbench.decoding.drafter import Drafter
 from tests.runners.toy import NEW_TOKENS, Recorder, make_job, run_all
 
 

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from runners import cost, dispatch, stage
-from runners.dispatch import Invocation
-from specbench import config, records
-from specbench.cost_surface import CostSurface
+from runners import cost
+from runners.launch import dispatch
+from runners.launch.dispatch import Invocation
+from runners.session import build
+from specbench.config import compose
+from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError, OutputRefused
-from specbench.graph import GraphTarget
-from specbench.static_pass import FixedShape
-from specbench.structs import DraftTree
+from specbench.models.graph_target import GraphTarget
+from specbench.models.static_pass import FixedShape
+from specbench.replay.cost_surface import CostSurface
+from specbench.results import records
 
 GRID = [
     "runner=cost",
@@ -52,7 +55,7 @@ def unfrozen():
 
 
 def execute(*overrides, launch=in_process):
-    return dispatch.execute(config.compose([*overrides]), Invocation(tuple(overrides)), launch)
+    return dispatch.execute(compose.compose([*overrides]), Invocation(tuple(overrides)), launch)
 
 
 def test_a_surface_of_real_weights(small, tmp_path, capsys):
@@ -107,7 +110,7 @@ def test_the_cache_is_left_as_it_was_by_every_pass(make_target):
 
 def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
     """A batch layout is captured at its first pass, and once more where a text needs more keys."""
-    monkeypatch.setattr(stage, "no_graphs", lambda model: None)
+    monkeypatch.setattr(build, "no_graphs", lambda model: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(GraphTarget, "_captures", True)
     events = []

@@ -9,10 +9,15 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from runners import dispatch, offline
-from runners.dispatch import Invocation
-from specbench import config, durable, environment, records
+from runners import offline
+from runners.launch import dispatch
+from runners.launch.dispatch import Invocation
+from specbench.config import compose
+from specbench.config.run_key import run_key
 from specbench.errors import ConfigurationError, OutputRefused
+from specbench.results import records
+from specbench.storage import jsonl
+from specbench.system import environment
 
 
 def in_process(work, job):
@@ -28,7 +33,7 @@ def execute(small):
     """Compose, then run in this process."""
 
     def run(*overrides, launch=in_process, **invocation):
-        cfg = config.compose([*small, *overrides])
+        cfg = compose.compose([*small, *overrides])
         return dispatch.execute(cfg, Invocation(tuple(overrides), **invocation), launch)
 
     return run
@@ -44,7 +49,7 @@ def unfrozen():
 
 
 def lines(folder, name=records.CASES):
-    return durable.read_jsonl(folder / name)[0]
+    return jsonl.read_jsonl(folder / name)[0]
 
 
 def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
@@ -66,14 +71,14 @@ def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
     assert {r.lossless.verdict for r in done} == {"equal"}
     assert all(set(r.accepted_per_step) <= {1} for r in done if r.label == "ar")
     assert all(r.wall_s == r.prefill_s + r.decode_s > 0 for r in done)
-    assert {r.run_key for r in done} == {durable.read_json(out / "manifest.json")["run_key"]}
+    assert {r.run_key for r in done} == {jsonl.read_json(out / "manifest.json")["run_key"]}
     steps = pq.read_table(out / "steps.parquet").to_pylist()
     assert len(steps) == sum(r.n_target_passes for r in done)
-    rows = {(r["task"], r["label"]): r for r in durable.read_json(out / "summary.json")["rows"]}
+    rows = {(r["task"], r["label"]): r for r in jsonl.read_json(out / "summary.json")["rows"]}
     assert rows["overall", "ar"]["mat"] == 1.0
     assert rows["overall", "oracle"]["mat"] > rows["overall", "pld"]["mat"] >= 1.0
     assert rows["overall", "pld"]["n_cases"] == 5
-    manifest = durable.read_json(out / "manifest.json")
+    manifest = jsonl.read_json(out / "manifest.json")
     assert (manifest["status"], manifest["exit_code"]) == ("complete", 0)
     assert manifest["model"]["weights_hash"]
     assert manifest["model"]["dtype"] == "float64"
@@ -130,7 +135,7 @@ def test_what_does_not_move_a_number_does_not_make_another_run(execute, tmp_path
 
 
 def test_folders_are_named_by_experiment_label_and_key(execute, tmp_path, small):
-    key = config.run_key(config.compose([*small, "dataset.limit=1"]))[:8]
+    key = run_key(compose.compose([*small, "dataset.limit=1"]))[:8]
     root = f"paths.results={tmp_path}"
     execute(root, "dataset.limit=1")
     execute(root, "dataset.limit=1", experiment="table9")
@@ -225,7 +230,7 @@ def test_typical_acceptance_is_called_lossy_wherever_it_shows(execute, tmp_path,
     done = records.read_records(tmp_path)[0]
     assert {r.verifier for r in done} == {"typical"} and all(r.lossy for r in done)
     assert {r.lossless.verdict for r in done} == {"not_audited"}
-    rows = durable.read_json(tmp_path / records.SUMMARY)["rows"]
+    rows = jsonl.read_json(tmp_path / records.SUMMARY)["rows"]
     assert all(row["lossless"]["lossy"] == sum(row["lossless"].values()) > 0 for row in rows)
     shown = capsys.readouterr().out
     assert "LOSSY" in shown and "3 lossy" in shown
@@ -248,11 +253,13 @@ def test_a_prompt_longer_than_the_context_fails_and_the_run_goes_on(
 def test_an_output_that_is_not_plain_decodings_fails_the_run(
     execute, tmp_path, monkeypatch, capsys
 ):
-    from specbench.records import Lossless
+    from specbench.results.records import Lossless
 
-    monkeypatch.setattr("runners.stage.audit_output", lambda *a, **k: Lossless("bug", 3, 2.5))
+    monkeypatch.setattr(
+        "runners.session.session.audit_output", lambda *a, **k: Lossless("bug", 3, 2.5)
+    )
     assert execute(f"output_dir={tmp_path}", "dataset.limit=2") == 1
-    row = durable.read_json(tmp_path / records.SUMMARY)["rows"][-1]
+    row = jsonl.read_json(tmp_path / records.SUMMARY)["rows"][-1]
     assert row["lossless"]["bug"] > 0
     assert "BUG" in capsys.readouterr().out
 
@@ -299,16 +306,16 @@ def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(
         interrupt_after(patch, 7, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             execute(f"output_dir={tmp_path}/parts", *what)
-    assert durable.read_json(tmp_path / "parts" / records.MANIFEST)["status"] == "interrupted"
+    assert jsonl.read_json(tmp_path / "parts" / records.MANIFEST)["status"] == "interrupted"
     assert execute(f"output_dir={tmp_path}/parts", *what) == 0
     assert comparable(tmp_path / "parts") == comparable(tmp_path / "whole")
-    starts = durable.read_json(tmp_path / "parts" / records.MANIFEST)["starts"]
+    starts = jsonl.read_json(tmp_path / "parts" / records.MANIFEST)["starts"]
     assert [start["records_found"] for start in starts] == [0, 20]
 
 
 def test_a_folder_s_id_is_its_own_and_stays_when_it_is_resumed(execute, tmp_path, monkeypatch):
     def made(name):
-        return durable.read_json(tmp_path / name / records.MANIFEST)
+        return jsonl.read_json(tmp_path / name / records.MANIFEST)
 
     with monkeypatch.context() as patch:
         interrupt_after(patch, 2, KeyboardInterrupt())
@@ -346,7 +353,7 @@ def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path, monkeypa
     sweep([1, 2, 3])
     assert launched == [2, 3]
     assert (complete / records.CASES).stat().st_mtime_ns == stamp
-    manifests = [durable.read_json(p) for p in (tmp_path / "sweep").rglob(records.MANIFEST)]
+    manifests = [jsonl.read_json(p) for p in (tmp_path / "sweep").rglob(records.MANIFEST)]
     found = {
         m["config"]["method"]["num_tokens"]: [s["records_found"] for s in m["starts"]]
         for m in manifests
@@ -367,8 +374,8 @@ def test_a_full_disk_is_reported_and_loses_nothing(execute, tmp_path, monkeypatc
         return write(fd, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "write", nearly_full)
-        with pytest.raises(durable.DiskError, match=r"cases\.jsonl: No space left") as refusal:
+        patch.setattr(jsonl.os, "write", nearly_full)
+        with pytest.raises(jsonl.DiskError, match=r"cases\.jsonl: No space left") as refusal:
             execute(f"output_dir={tmp_path}/run")
     assert refusal.value.exit_code == 1
     assert len({r.case_id for r in records.read_records(tmp_path / "run")[0]}) == 2

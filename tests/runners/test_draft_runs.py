@@ -7,11 +7,14 @@ import shutil
 
 import pytest
 
-from runners import dispatch
-from runners.dispatch import Invocation
-from runners.folder import ResultFiles
-from specbench import config, durable, models, records, speed_ratio
+from runners.launch import dispatch
+from runners.launch.dispatch import Invocation
+from runners.run_folder.folder import ResultFiles
+from specbench.config import compose
 from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.models import loading, speed_ratio
+from specbench.results import records
+from specbench.storage import jsonl
 
 METHODS = (
     "compare=[{method: opt_tree, nodes: 12},"
@@ -34,10 +37,10 @@ def execute(small, checkpoint, tmp_path):
             f"pair.draft.path={checkpoint}",
             f"output_dir={tmp_path}/{name}",
         ]
-        cfg = config.compose([*small, *own, "measure.warmup=0", *overrides])
+        cfg = compose.compose([*small, *own, "measure.warmup=0", *overrides])
         code = dispatch.execute(cfg, Invocation(tuple(overrides)), lambda work, job: work(job))
         folder = tmp_path / name
-        manifest = durable.read_json(folder / records.MANIFEST)
+        manifest = jsonl.read_json(folder / records.MANIFEST)
         return code, records.read_records(folder)[0], manifest
 
     return run
@@ -129,7 +132,7 @@ def test_a_resumed_run_goes_on_with_what_its_first_start_measured(execute, monke
     monkeypatch.setattr(ResultFiles, "append", killed)
     with pytest.raises(KeyboardInterrupt):
         execute(methods)
-    begun = durable.read_json(tmp_path / "run" / records.MANIFEST)["model"]["measured"]
+    begun = jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]["measured"]
     assert begun == {"card": {"r": 2}, "pearl": {"gamma": 3}}
     code, done, manifest = execute(methods)
     assert code == 0 and len(blocks) == 5
@@ -148,7 +151,7 @@ def test_another_tokenizer_is_refused_before_weights_load(
     vocabulary = content["model"]["vocab"]
     vocabulary["ship"], vocabulary["harbour"] = vocabulary["harbour"], vocabulary["ship"]
     file.write_text(json.dumps(content), encoding="utf-8")
-    monkeypatch.setattr(models, "load_model", lambda *a: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(loading, "load_model", lambda *a: pytest.fail("weights were loaded"))
     said = r"another tokenizer than the target: id \d+ is 'harbour' there and 'ship' here"
     with pytest.raises(NeedsNotMet, match=said):
         execute(f"pair.draft.path={folder}")
@@ -171,7 +174,7 @@ def test_another_tokenizer_is_refused_before_weights_load(
     ],
 )
 def test_bad_input_is_refused_before_weights_load(execute, overrides, said, monkeypatch):
-    monkeypatch.setattr(models, "load_model", lambda *a: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(loading, "load_model", lambda *a: pytest.fail("weights were loaded"))
     with pytest.raises(ConfigurationError, match=said) as refused:
         execute(*overrides)
     assert refused.value.exit_code == 2

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runners import folder, manifest
-from specbench import durable, records
+from runners.run_folder import folder, manifest
 from specbench.errors import OutputRefused
+from specbench.results import records
+from specbench.storage import jsonl
 from tests.runners.test_blocks import TWO
 from tests.runners.toy import Recorder, make_job, make_runner
 
@@ -44,7 +45,7 @@ def test_a_folder_without_a_run_is_anybodys(tmp_path):
 def test_a_folder_of_another_configuration_is_refused_by_naming_the_keys(tmp_path):
     theirs = {"model": {"name": "tiny", "dtype": "float32"}, "seed": 0, "compare": []}
     ours = {"model": {"name": "tiny", "dtype": "float64"}, "seed": 0, "compare": ["pld"]}
-    durable.write_json(tmp_path / records.MANIFEST, {"run_key": "theirs", "identity": theirs})
+    jsonl.write_json(tmp_path / records.MANIFEST, {"run_key": "theirs", "identity": theirs})
     folder.check_owner(tmp_path, "theirs", ours)
     with pytest.raises(OutputRefused) as refusal:
         folder.check_owner(tmp_path, "ours", ours)
@@ -81,7 +82,7 @@ def test_a_full_disk_is_no_mistake_of_the_configuration(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(durable.DiskError) as refusal:
+    with pytest.raises(jsonl.DiskError) as refusal:
         folder.make_folder(tmp_path / "run")
     assert refusal.value.exit_code == 1
 
@@ -118,9 +119,7 @@ def test_a_cut_off_line_drops_its_block_and_nothing_else(job, tmp_path, caplog):
     assert files.redone == 1
     assert "1 incomplete block is dropped" in caplog.text
     assert {record.case_id for record in files.done} == {"d0"}
-    assert {line["case_id"] for line in durable.read_jsonl(tmp_path / records.STEPS_LOG)[0]} == {
-        "d0"
-    }
+    assert {line["case_id"] for line in jsonl.read_jsonl(tmp_path / records.STEPS_LOG)[0]} == {"d0"}
     measure(job, files)
     files.close()
     assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
@@ -164,8 +163,8 @@ def test_a_full_disk_in_the_middle_of_a_block_leaves_whole_blocks(job, tmp_path,
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data)
 
-    monkeypatch.setattr(durable.os, "write", full)
-    with pytest.raises(durable.DiskError, match="No space left"):
+    monkeypatch.setattr(jsonl.os, "write", full)
+    with pytest.raises(jsonl.DiskError, match="No space left"):
         measure(job, files, only=1)
     monkeypatch.undo()
     files.close()

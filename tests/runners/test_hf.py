@@ -4,16 +4,18 @@ import shutil
 
 import pytest
 
-from runners import dispatch
-from runners.dispatch import Invocation
-from specbench import config, durable, records
+from runners.launch import dispatch
+from runners.launch.dispatch import Invocation
+from specbench.config import compose
 from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.results import records
+from specbench.storage import jsonl
 
 
 @pytest.fixture
 def execute(small, tmp_path):
     def run(*overrides):
-        cfg = config.compose([*small, "runner=hf", f"output_dir={tmp_path}/run", *overrides])
+        cfg = compose.compose([*small, "runner=hf", f"output_dir={tmp_path}/run", *overrides])
         return dispatch.execute(cfg, Invocation(tuple(overrides)), lambda work, job: work(job))
 
     yield run
@@ -52,7 +54,7 @@ def test_the_peers_run_beside_the_method_and_are_audited(execute, tmp_path):
     assert sum(r.n_drafted for r in assisted) > 0
     lookup = [r for r in found if r.label == "hf_prompt_lookup"]
     assert sum(r.n_target_passes for r in lookup) < sum(r.n_new - 1 for r in lookup)
-    rows = durable.read_json(tmp_path / "run" / records.SUMMARY)["rows"]
+    rows = jsonl.read_json(tmp_path / "run" / records.SUMMARY)["rows"]
     assert all(row["speedup"] is not None for row in rows if row["task"] == "overall")
     assert execute(*chosen) == 0  # nothing is left
 
@@ -85,7 +87,7 @@ def test_a_draft_with_a_reduced_vocabulary_cannot_assist_and_says_why(
     import numpy as np
     from safetensors.numpy import save_file
 
-    from specbench.draft_loading import ID_MAP_FILE
+    from specbench.models.draft_loading import ID_MAP_FILE
 
     folder = shutil.copytree(checkpoint, tmp_path / "reduced")
     save_file({"ids": np.arange(5)}, folder / ID_MAP_FILE)
@@ -128,9 +130,9 @@ def test_bad_input_is_refused(execute, tmp_path, overrides, said):
 def test_the_heuristic_schedule_starts_afresh_in_every_turn(execute, tmp_path, monkeypatch):
     """It writes its last value into the assistant's configuration, where the next turn reads it."""
     starts = []
-    from runners.hf_stage import PeerStage
+    from runners.session.transformers_session import TransformersSession
 
-    options = PeerStage._options
+    options = TransformersSession._options
 
     def noted(stage, loop):
         chosen = options(stage, loop)
@@ -139,16 +141,16 @@ def test_the_heuristic_schedule_starts_afresh_in_every_turn(execute, tmp_path, m
             starts.append(own.num_assistant_tokens)
         return chosen
 
-    monkeypatch.setattr(PeerStage, "_options", noted)
+    monkeypatch.setattr(TransformersSession, "_options", noted)
     knobs = ["method=ar", "runner.hf.loops=[assisted]", "runner.hf.schedule=heuristic"]
     assert execute("pair=random_draft", "runner.hf.num_assistant_tokens=3", *knobs) == 0
     assert len(starts) > 5 and set(starts) == {3}
-    drafted = durable.read_json(tmp_path / "run" / records.MANIFEST)["config"]["runner"]["hf"]
+    drafted = jsonl.read_json(tmp_path / "run" / records.MANIFEST)["config"]["runner"]["hf"]
     assert drafted["schedule"] == "heuristic"
 
 
 def test_a_draft_of_another_size_is_refused(execute, monkeypatch):
-    from specbench import draft_loading
+    from specbench.models import draft_loading
 
     made = draft_loading._random_network
     monkeypatch.setattr(

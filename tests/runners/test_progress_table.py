@@ -4,9 +4,9 @@ import io
 
 from rich.console import Console
 
-from runners import table
-from runners.progress import RunProgress
-from specbench import durable, records
+from runners.session.progress import RunProgress
+from specbench.results import console, records
+from specbench.storage import jsonl
 
 
 def test_away_from_a_terminal_there_is_a_line_every_few_cases_with_the_time_left(caplog):
@@ -69,12 +69,12 @@ def test_the_table_shows_every_number_and_the_whole_run_last(tmp_path):
         row("ar", "qa"),  # as summaries were before there were columns of the baselines
         row("pld", "qa", speedup=None, geomean_speedup=None, mat=None),
     ]
-    durable.write_json(
+    jsonl.write_json(
         tmp_path / records.SUMMARY, {"rows": rows, "caption": "tiny", "notes": ["one dropped"]}
     )
     (tmp_path / records.CASES).touch()
     out = io.StringIO()
-    table.print_folder(tmp_path, Console(file=out, width=160))
+    console.print_folder(tmp_path, Console(file=out, width=160))
     text = out.getvalue()
     assert text.index("qa") < text.index("overall")
     line = next(line for line in text.splitlines() if "1.46" in line)
@@ -101,9 +101,9 @@ def test_pairs_and_joules_are_shown_where_there_are_any(tmp_path):
     rows = [row("ar", "overall"), row("pld", "overall", joules_per_token=0.3456)]
     summary = {"rows": [r | {"joules_per_token": r.get("joules_per_token")} for r in rows]}
     for pairs, shown in (([pair], True), ([], False), ([pair] * 91, False)):
-        durable.write_json(tmp_path / records.SUMMARY, summary | {"pairs": pairs})
+        jsonl.write_json(tmp_path / records.SUMMARY, summary | {"pairs": pairs})
         out = io.StringIO()
-        table.print_folder(tmp_path, Console(file=out, width=118))
+        console.print_folder(tmp_path, Console(file=out, width=118))
         text = out.getvalue()
         assert "J/token" in text
         assert "0.35" in text

@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runners import dispatch, replay
-from runners.dispatch import Invocation
-from runners.folder import ResultFiles
-from specbench import config, durable, records
-from specbench.cost_surface import CostSurface, Grid
+from runners import replay
+from runners.launch import dispatch
+from runners.launch.dispatch import Invocation
+from runners.run_folder.folder import ResultFiles
+from specbench.config import compose
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
-from specbench.records import CaseRecord
+from specbench.replay.cost_surface import CostSurface, Grid
+from specbench.results import records
+from specbench.results.records import CaseRecord
+from specbench.storage import jsonl
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +54,7 @@ def unfrozen():
 def live(small, tmp_path_factory):
     """The live run of the tiny model, every label and two repeats, with candidates."""
     out = tmp_path_factory.mktemp("live") / "run"
-    cfg = config.compose([*small, COMPARE, "repeats=2", "record=true", f"output_dir={out}"])
+    cfg = compose.compose([*small, COMPARE, "repeats=2", "record=true", f"output_dir={out}"])
     assert dispatch.execute(cfg, Invocation(), in_process) == 0
     return out
 
@@ -63,7 +66,7 @@ def again(small, live, tmp_path):
 
     def run(*typed, out="replay"):
         base = [*plain, "runner=replay", f"runner.traces={live}", f"output_dir={tmp_path / out}"]
-        cfg = config.compose([*base, *typed])
+        cfg = compose.compose([*base, *typed])
         return dispatch.execute(cfg, Invocation(tuple(typed))), tmp_path / out
 
     return run
@@ -111,12 +114,12 @@ def test_without_a_surface_there_are_steps_and_no_times(live, again):
     assert {(r.prefill_s, r.decode_s, r.wall_s) for r in done} == {(0.0, 0.0, 0.0)}
     assert {r.lossless.verdict for r in done} == {"not_audited"}
     assert {r.dataset for r in done} == {"jsonl"}
-    summary = durable.read_json(out / records.SUMMARY)
+    summary = jsonl.read_json(out / records.SUMMARY)
     assert {row["tokens_per_s"] for row in summary["rows"]} == {None}
     assert {row["speedup"] for row in summary["rows"]} == {None}
     theirs = {
         (row["task"], row["label"]): row["mat"]
-        for row in durable.read_json(live / records.SUMMARY)["rows"]
+        for row in jsonl.read_json(live / records.SUMMARY)["rows"]
     }
     for row in summary["rows"]:
         assert row["mat"] == theirs[row["task"], row["label"]]
@@ -138,7 +141,7 @@ def test_times_are_the_surfaces_and_say_so(again, surface, capsys):
         }[record.label]
         assert passes < record.decode_s < passes + 0.05 + 1e-3 * record.n_target_passes
         assert record.wall_s == record.prefill_s + record.decode_s
-    summary = durable.read_json(out / records.SUMMARY)
+    summary = jsonl.read_json(out / records.SUMMARY)
     assert {row["timing"] for row in summary["rows"]} == {"predicted"}
     assert any(row["speedup"] for row in summary["rows"])
     assert summary["caption"].startswith("PREDICTED")
@@ -151,7 +154,7 @@ def test_token_recycling_is_replayed_and_labelled_approximate(again):
     done = [r for r in records.read_records(out)[0] if r.label == "token_recycling"]
     assert {r.drafter["replay"] for r in done} == {"approximate"}
     assert any(max(r.accepted_per_step, default=0) > 1 for r in done)
-    notes = durable.read_json(out / records.SUMMARY)["notes"]
+    notes = jsonl.read_json(out / records.SUMMARY)["notes"]
     assert any(note.startswith("token_recycling: APPROXIMATE") for note in notes)
 
 
@@ -210,13 +213,13 @@ def test_a_folder_belongs_to_the_ids_and_not_to_their_place(again, live, tmp_pat
     assert again(f"runner.traces={pack}")[0] == code == 0
     assert (out / records.CASES).read_bytes() == before
     short = tmp_path / "short.jsonl"
-    lines = durable.read_jsonl(live / records.CASES)[0]
+    lines = jsonl.read_jsonl(live / records.CASES)[0]
     for line in lines:
         line["output_ids"][0] += 1
     other = tmp_path / "other"
     other.mkdir()
     (other / records.MANIFEST).write_bytes((live / records.MANIFEST).read_bytes())
-    durable.rewrite_jsonl(other / records.CASES, lines)
+    jsonl.rewrite_jsonl(other / records.CASES, lines)
     assert not short.exists()
     with pytest.raises(OutputRefused, match="traces_sha"):
         again(f"runner.traces={other}")
@@ -259,7 +262,7 @@ def test_a_drafter_that_fails_costs_its_turn_alone(again, monkeypatch):
     assert code == 1
     failed = [r for r in records.read_records(out)[0] if r.status == "failed"]
     assert [(r.label, r.case_id, r.turn) for r in failed] == [("suffix_run", "81", 1)]
-    (error,) = durable.read_jsonl(out / records.ERRORS)[0]
+    (error,) = jsonl.read_jsonl(out / records.ERRORS)[0]
     assert (error["type"], error["message"]) == ("ValueError", "on purpose")
     others = {key: value for key, value in good.items() if key[3] != "suffix_run"}
     assert {key: value for key, value in steps(out).items() if key[3] != "suffix_run"} == others
@@ -269,8 +272,8 @@ def test_a_run_without_plain_rows_needs_baseline_false(small, again, live, tmp_p
     only = tmp_path / "only"
     only.mkdir()
     (only / records.MANIFEST).write_bytes((live / records.MANIFEST).read_bytes())
-    lines = [line for line in durable.read_jsonl(live / records.CASES)[0] if line["label"] == "pld"]
-    durable.rewrite_jsonl(only / records.CASES, lines)
+    lines = [line for line in jsonl.read_jsonl(live / records.CASES)[0] if line["label"] == "pld"]
+    jsonl.rewrite_jsonl(only / records.CASES, lines)
     with pytest.raises(ConfigurationError, match="baseline=false"):
         again(f"runner.traces={only}")
     code, out = again(f"runner.traces={only}", "baseline=false")

@@ -13,8 +13,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from runners import dispatch
-from specbench import config, durable, records
+from runners.launch import dispatch
+from specbench.config import compose
+from specbench.results import records
+from specbench.storage import jsonl
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 90
@@ -56,14 +58,14 @@ def result(folder):
     """Everything a run leaves, sorted by key, without times, hosts and time stamps."""
     free = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s"}
     free |= {"cpu_steal", "cpu_waiting", "cpu_others", "cpu_load", "gpu", "started_at", "host"}
-    lines = durable.read_jsonl(folder / records.CASES)[0]
+    lines = jsonl.read_jsonl(folder / records.CASES)[0]
     cases = [{k: v for k, v in line.items() if k not in free} for line in lines]
     cases.sort(key=lambda r: (r["repeat"], r["case_id"], r["turn"], r["label"]))
     steps = pq.read_table(folder / records.STEPS).to_pylist()
     for row in steps:
         del row["step_s"]
     steps.sort(key=lambda r: (r["repeat"], r["case_id"], r["turn"], r["label"], r["step"]))
-    rows = durable.read_json(folder / records.SUMMARY)["rows"]
+    rows = jsonl.read_json(folder / records.SUMMARY)["rows"]
     timed = ("tokens_per_s", "end_to_end_tokens_per_s", "speedup", "geomean_speedup")
     timed += ("speedup_ci", "geomean_speedup_ci", "bandwidth_share")
     timed += ("speedup_eager", "speedup_eager_ci", "speedup_graph", "speedup_graph_ci")
@@ -114,7 +116,7 @@ def test_a_multirun_runs_all_jobs_and_exits_with_the_highest_code(start, tmp_pat
     assert "method.num_tokens=-1" in output
     assert "Traceback" not in output
     (done,) = [path.parent for path in tmp_path.rglob(records.DONE)]
-    assert durable.read_json(done / records.MANIFEST)["config"]["method"]["num_tokens"] == 2
+    assert jsonl.read_json(done / records.MANIFEST)["config"]["method"]["num_tokens"] == 2
 
 
 # -- kills -----------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ def _lines(path):
 
 def run_here(overrides):
     """A run in this process, which saves the seconds that a start takes."""
-    cfg = config.compose(overrides)
+    cfg = compose.compose(overrides)
     assert dispatch.execute(cfg, dispatch.Invocation(), lambda work, job: work(job)) == 0
     gc.unfreeze()
 
@@ -199,7 +201,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_left_alone(
         kill_somewhere(start(*overrides, f"output_dir={folder}"), folder, rng)
         assert not (folder / records.DONE).exists()
     run_here([*small, *overrides, f"output_dir={folder}"])
-    starts = durable.read_json(folder / records.MANIFEST)["starts"]
+    starts = jsonl.read_json(folder / records.MANIFEST)["starts"]
     assert 1 < len(starts) <= n_kills + 1  # some are killed before they note it
     assert len(_lines(folder / records.CASES)) == repeats * LINES
     assert result(folder) == result(tmp_path / "whole")
@@ -220,7 +222,7 @@ def test_a_second_process_is_refused_and_an_interrupt_leaves_the_files_in_order(
     code, output = finish(first)
     assert code == 130
     assert "Traceback" not in output
-    assert durable.read_json(folder / records.MANIFEST)["status"] == "interrupted"
+    assert jsonl.read_json(folder / records.MANIFEST)["status"] == "interrupted"
     found, truncated = records.read_records(folder)
     assert not truncated
     assert len(found) % 2 == 0

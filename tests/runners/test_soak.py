@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from specbench import durable, records
-from tests.runners.conftest import _WORDS
+from specbench.results import records
+from specbench.storage import jsonl
+from tests.small_run import _WORDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,12 +94,12 @@ class Saboteur:
 
         def full(fd, data):
             if os.readlink(f"/proc/self/fd/{fd}").endswith(records.CASES):
-                durable.os.write = write
+                jsonl.os.write = write
                 write(fd, bytes(data)[:200])
                 raise OSError(errno.ENOSPC, "No space left on device")
             return write(fd, data)
 
-        durable.os.write = full
+        jsonl.os.write = full
         return []
 
 
@@ -106,16 +107,17 @@ def measure(overrides, faults, fired, memory):
     """The measuring process: a run in this process, sabotaged."""
     import torch
 
-    from runners import blocks, dispatch
-    from specbench import config
+    from runners.launch import dispatch
+    from runners.session import blocks
+    from specbench.config import compose
 
     torch.set_num_threads(1)  # the model is too small for more
     saboteur, run = Saboteur(faults, fired, memory), blocks.BlockRunner.run
     blocks.BlockRunner.run = lambda runner, block: saboteur.run(runner, block, run)
-    cfg = config.compose(overrides)
+    cfg = compose.compose(overrides)
     try:
         code = dispatch.execute(cfg, dispatch.Invocation(), lambda work, job: work(job))
-    except durable.DiskError:
+    except jsonl.DiskError:
         code = 9
     os._exit(code)
 
@@ -152,7 +154,7 @@ FREE |= {"cpu_waiting", "cpu_others", "cpu_load", "started_at", "host"}
 
 
 def by_key(folder):
-    lines, truncated = durable.read_jsonl(folder / records.CASES)
+    lines, truncated = jsonl.read_jsonl(folder / records.CASES)
     assert not truncated
     found = {
         (x["repeat"], x["case_id"], x["turn"], x["label"]): {
@@ -201,7 +203,7 @@ def test_a_thousand_cases_with_a_fault_in_every_fiftieth(overrides, tmp_path):
     failed = {key for key, record in loud.items() if record["status"] == "failed"}
     assert failed == expected
     assert all(loud[key] == quiet[key] for key in quiet.keys() - failed)
-    errors, _ = durable.read_jsonl(tmp_path / "loud" / records.ERRORS)
+    errors, _ = jsonl.read_jsonl(tmp_path / "loud" / records.ERRORS)
     assert {(e["repeat"], e["case_id"], e["turn"], e["label"]) for e in errors} == failed
     assert Counter(e["type"] for e in errors) == {
         "KeyError": n_each["exception"],

@@ -4,17 +4,17 @@ import time
 
 import numpy as np
 
-from runners.answers import PlainAnswers
-from runners.blocks import BlockRunner
-from runners.contenders import Contender
 from runners.job import Entry, Job
-from specbench.clock import NullClock
-from specbench.drafter import Drafter
-from specbench.engine import Engine
+from runners.run_folder.baseline_cache import BaselineCache
+from runners.session.blocks import BlockRunner
+from runners.session.method_runs import MethodRun
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import Needs
+from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
-from specbench.records import Lossless
-from specbench.structs import Needs
-from specbench.verify import GreedyVerifier
+from specbench.results.records import Lossless
+from specbench.system.clock import NullClock
 
 VOCAB = 23
 EOS = 22
@@ -65,7 +65,7 @@ class FormulaTarget:
 
 
 class ToyStage:
-    """Stands in for ``runners.stage.Stage``: words are tokens, times are zero."""
+    """Stands in for ``runners.session.session.Session``: words are tokens, times are zero."""
 
     def __init__(self):
         self.engine = Engine(
@@ -169,9 +169,9 @@ def make_job(folder, labels, cases, **changes):
 def make_runner(job, drafters, done=None, stage=None):
     stage = stage or ToyStage()
     contenders = [
-        Contender(entry, drafter) for entry, drafter in zip(job.entries, drafters, strict=True)
+        MethodRun(entry, drafter) for entry, drafter in zip(job.entries, drafters, strict=True)
     ]
-    answers = PlainAnswers(job.folder / "dialogue.jsonl", stage.plain)
+    answers = BaselineCache(job.folder / "dialogue.jsonl", stage.plain)
     done = [] if done is None else done
     return BlockRunner(job, stage, contenders, answers, done), stage, done
 

@@ -1,0 +1,334 @@
+"""CARD: Tables 1 to 3, Figures 1, 5 and 6."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from analysis.papers.reproduction import (
+    MAT,
+    SPEEDUP,
+    Reproduction,
+    by_model,
+    captions,
+    claimed_groups,
+    claimed_words,
+    drafting,
+    label,
+    measured_point,
+    point,
+    speed_point,
+    speedups,
+)
+from analysis.plots.charts import Panel, Point, Series, bars, curves
+from analysis.runs.claims import NOT_RUN, load_ledger
+from analysis.runs.estimates import pooled_ratio
+from analysis.tabular.comparison_tables import FOOTING, footing_cells, settings_sheet, with_rule
+from analysis.tabular.table import ResultTable
+from specbench.results.estimate import ABSENT, Measured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from analysis.papers.reproduction import Pictures
+    from analysis.runs.claims import Claim
+    from analysis.runs.comparisons import ComparedLabel, Comparison
+    from analysis.runs.load import Run
+    from specbench.results.records import CaseRecord
+
+PAPER = "card"
+_GPUS_TEXT = (
+    "The paper gives CARD one GPU more than plain decoding; here all methods share one machine."
+)
+_FIGURE1_TEXT = (
+    "Time of the draft model over that of all steps, by the number r of tokens it drafts in a step "
+    "(measure=phases). The paper's curve has no numbers in its text."
+)
+_FIGURE6_TEXT = (
+    "Hit rate: share of queries whose corrected token was in the cache. The dotted lines are "
+    "summed from logs in the authors' repository: 5 (GSM8K) and 10 two-turn (MT-Bench) "
+    "prompts, Llama-3 70B and 1B, 3 A800-80GB, r = 7."
+)
+_STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
+_TABLE3_TEXT = (
+    "Params × L_new: billions of parameters times tokens of one pass. What it hides: the passes of "
+    "the draft model per target pass, and that they cost tokens too; hence the draft's "
+    "token-passes per committed token beside it."
+)
+
+
+def _temperature(entry: ComparedLabel) -> str:
+    return f"{entry.run.temperature:g}"
+
+
+def _own(entry: ComparedLabel) -> list[CaseRecord]:
+    return [record for record in entry.run.records if record.label == entry.label]
+
+
+def _table1(runs: Sequence[Run]) -> list[ResultTable]:
+    columns = {"method": label, "temperature": _temperature}
+    groups = claimed_groups(runs, PAPER, "table1")
+    return [settings_sheet("CARD, Table 1", groups, columns, _GPUS_TEXT)]
+
+
+def _table2(runs: Sequence[Run]) -> list[ResultTable]:
+    groups = claimed_groups(runs, PAPER, "table2")
+    title = "CARD, Table 2: query, and query and correct"
+    return [settings_sheet(title, groups, {"setting": label}, _GPUS_TEXT)]
+
+
+def _figure5(runs: Sequence[Run]) -> list[ResultTable]:
+    groups = claimed_groups(runs, PAPER, "figure5")
+    return [settings_sheet("CARD, Figure 5: code", groups, {"method": label}, _GPUS_TEXT)]
+
+
+def _figure5_figure(runs: Sequence[Run]) -> Pictures:
+    for model, members in by_model(claimed_groups(runs, PAPER, "figure5")):
+        ticks = [f"{g.runs[0].dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
+        panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
+        text = captions(members, claimed_words(members, "speedup"))
+        yield model, bars([panel], f"CARD, Figure 5 ({model})", text)
+
+
+# --- Table 3 --------------------------------------------------------------------------------------
+
+
+def _table3(runs: Sequence[Run]) -> list[ResultTable]:
+    headings = [
+        "model", "method", "L_new of a target pass [95 %]", "target Params × L_new",
+        "L_new of a draft pass [95 %]", "draft Params × L_new",
+        "draft passes per target pass [95 %]", "draft token-passes per token [95 %]",
+        "speedup [95 %]", *FOOTING, "cases", "claimed target / draft load",
+        "claimed speedup", "claimed on", "verdict",
+    ]  # fmt: skip
+    groups = claimed_groups(runs, PAPER, "table3")
+    rows: list[list[str | Measured]] = []
+    notes: list[str] = []
+    for group in groups:
+        for entry in drafting(group):
+            rows.append(_load_row(entry))
+            claim = entry.claim
+            notes += [f"{entry.label}: claimed by {claim.describe()}."] if claim else []
+        run_methods = {str(entry.overall["method"]) for entry in group.entries}
+        for claim in _table3_claims():
+            if claim.method not in run_methods:
+                cells = [*[ABSENT] * 10, "0", *_claimed_load(claim)]
+                rows.append([claim.model, claim.method, *cells, NOT_RUN])
+                notes.append(f"{claim.method}: claimed by {claim.describe()}.")
+    text = captions(groups, _TABLE3_TEXT)
+    return [
+        ResultTable("CARD, Table 3: computation of a pass", text, headings, rows, with_rule(notes))
+    ]
+
+
+def _table3_claims() -> list[Claim]:
+    return [c for c in load_ledger() if c.paper == PAPER and c.artifact == "table3"]
+
+
+def _claimed_load(claim: Claim | None) -> list[str]:
+    if claim is None:
+        return [ABSENT] * 3
+    loads = [claim.value("target_load"), claim.value("draft_load")]
+    return [
+        " / ".join(ABSENT if load is None else f"{load:g}" for load in loads),
+        f"{claim.value('speedup'):g}",
+        f"{claim.model}, {claim.hardware}",
+    ]
+
+
+def _load_row(entry: ComparedLabel) -> list[str | Measured]:
+    own, seed = _own(entry), entry.run.seed
+    target = pooled_ratio(
+        own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes, seed
+    )
+    draft = pooled_ratio(own, counter("draft_tokens"), counter("draft_forwards"), seed)
+    passes = pooled_ratio(own, counter("draft_forwards"), lambda r: r.n_target_passes, seed)
+    work = pooled_ratio(own, counter("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
+    return [
+        entry.run.model,
+        entry.label,
+        replace(target, digits=1),
+        _load(target, entry.run.parameters(None)),
+        replace(draft, digits=1),
+        _load(draft, entry.run.parameters(entry.label)),
+        passes,
+        work,
+        entry.measured("speedup"),
+        *footing_cells(entry.overall),
+        str(entry.overall["n_cases"]),
+        *_claimed_load(entry.claim),
+        entry.verdict(),  # on the speedup: none is about loads
+    ]
+
+
+def _load(tokens: Measured, parameters: float | None) -> str:
+    if tokens.value is None or parameters is None:
+        return ABSENT
+    return f"{tokens.value * parameters / 1e9:.3g}"
+
+
+def counter(key: str) -> Callable[[CaseRecord], float | None]:
+    """What a drafter, or a part of it, counted in a turn; None where neither did.
+
+    Parts put their name and a dot before: ``sps.draft_forwards`` in a union.
+    """
+
+    def of(record: CaseRecord) -> float | None:
+        found = [v for k, v in record.drafter.items() if k == key or k.endswith(f".{key}")]
+        return float(sum(found)) if found else None
+
+    return of
+
+
+# --- Figure 1 -------------------------------------------------------------------------------------
+
+
+def draft_share(entry: ComparedLabel) -> Measured:
+    """The draft phase's share of an entry's steps; no number without phases."""
+    return pooled_ratio(
+        [record for record in _own(entry) if record.phase_s],
+        lambda r: (r.phase_s or {}).get("draft"),
+        lambda r: sum((r.phase_s or {}).get(phase, 0.0) for phase in _STEP_PHASES),
+        entry.run.seed,
+        at_most=1,
+    )
+
+
+def _draft_shares(group: Comparison) -> list[tuple[int, ComparedLabel, Measured]]:
+    """Draft length, entry, and the draft phase's share of its steps."""
+    found = [
+        (int(entry.run.knobs(entry.label)["gamma"]), entry, draft_share(entry))
+        for entry in drafting(group)
+    ]
+    return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
+
+
+def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
+    groups = claimed_groups(runs, PAPER, "figure1")
+    rows: list[list[str | Measured]] = []
+    for group in groups:
+        for r, entry, share in _draft_shares(group):
+            mat, cases = entry.measured("mat"), str(entry.overall["n_cases"])
+            rows.append([group.title, entry.label, str(r), share, mat, cases])
+    headings = ["run", "setting", "r", "draft share of time [95 %]", "MAT [95 %]", "cases"]
+    text = captions(groups, _FIGURE1_TEXT, speedup=False)
+    return [ResultTable("CARD, Figure 1: time of the draft model", text, headings, rows, [])]
+
+
+def _figure1_figure(runs: Sequence[Run]) -> Pictures:
+    for group in claimed_groups(runs, PAPER, "figure1"):
+        points = [measured_point(r, share) for r, _, share in _draft_shares(group)]
+        panel = Panel(
+            "", "r (tokens drafted per step)", "draft's share of time",
+            [Series("sps", "sps", points)], top=1.0,
+        )  # fmt: skip
+        figure = curves(
+            [[panel]],
+            f"CARD, Figure 1 ({group.title})",
+            captions([group], _FIGURE1_TEXT, speedup=False),
+        )
+        yield group.runs[0].model, figure
+
+
+# --- Figure 6 -------------------------------------------------------------------------------------
+
+
+def _cache_sizes(group: Comparison) -> list[tuple[int, ComparedLabel, Measured]]:
+    """K, entry and hit rate."""
+    return sorted(
+        ((int(e.run.knobs(e.label)["k"]), e, hit_rate(e)) for e in drafting(group)),
+        key=lambda item: (item[0], str(item[1].run.path)),
+    )
+
+
+def hit_rate(entry: ComparedLabel) -> Measured:
+    """Share of queries whose corrected token was in the cache; no number without a cache."""
+    hits, misses = counter("hits"), counter("misses")
+
+    def queries(record: CaseRecord) -> float | None:
+        found = hits(record), misses(record)
+        return None if found[0] is None or found[1] is None else found[0] + found[1]
+
+    return pooled_ratio(_own(entry), hits, queries, entry.run.seed, 1)
+
+
+def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
+    groups = claimed_groups(runs, PAPER, "figure6_logs")
+    headings = [
+        "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]",
+        *FOOTING, "cases", "claimed hit rate", "claimed MAT", "claimed on", "verdict",
+    ]  # fmt: skip
+    rows: list[list[str | Measured]] = []
+    notes: list[str] = []
+    for group in groups:
+        for size, entry, hit_rate in _cache_sizes(group):
+            claim = entry.claim
+            claimed = [claim.value(key) if claim else None for key in ("hit_rate", "mat")]
+            rows.append(
+                [
+                    group.runs[0].dataset,
+                    str(size),
+                    hit_rate,
+                    entry.measured("mat"),
+                    entry.speed(),
+                    entry.measured("speedup"),
+                    *footing_cells(entry.overall),
+                    str(entry.overall["n_cases"]),
+                    *(ABSENT if value is None else f"{value:g}" for value in claimed),
+                    f"{claim.model}, {claim.hardware}" if claim else ABSENT,
+                    entry.verdict(),
+                ]
+            )
+            notes += [f"K = {size}: claimed by {claim.describe()}."] if claim else []
+    text = captions(groups, _FIGURE6_TEXT)
+    return [
+        ResultTable("CARD, Figure 6: size of the cache", text, headings, rows, with_rule(notes))
+    ]
+
+
+def _figure6_figure(runs: Sequence[Run]) -> Pictures:
+    for model, groups in by_model(claimed_groups(runs, PAPER, "figure6_logs")):
+        figure = curves(
+            [_figure6_row(group) for group in groups],
+            f"CARD, Figure 6 ({model})",
+            captions(groups, _FIGURE6_TEXT, speedup=False),
+        )
+        yield model, figure
+
+
+def _figure6_row(group: Comparison) -> list[Panel]:
+    sizes = _cache_sizes(group)
+    dataset = group.runs[0].dataset
+    hits = [measured_point(size, rate) for size, _, rate in sizes]
+    mats = [point(size, entry, "mat") for size, entry, _ in sizes]
+    speeds = [speed_point(size, entry) for size, entry, _ in sizes]
+    return [
+        Panel(
+            dataset, "K (nodes per layer)", "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02
+        ),
+        Panel("", "K (nodes per layer)", MAT, _beside(mats, dataset, "mat"), bottom=1.0),
+        Panel("", "K (nodes per layer)", "tokens/s", _beside(speeds, dataset, None)),
+    ]
+
+
+def _beside(points: list[Point], dataset: str, metric: str | None) -> list[Series]:
+    """What was measured, and the published logs' values of the metric."""
+    drawn = [Series("card, measured", PAPER, points)]
+    logs = [
+        Point(float(claim.knobs["k"]), claim.value(metric or ""))
+        for claim in load_ledger()
+        if (claim.paper, claim.artifact, claim.dataset) == (PAPER, "figure6_logs", dataset)
+    ]
+    if metric and logs:
+        drawn.append(Series("card, published logs", PAPER, logs, dashed=True))
+    return drawn
+
+
+ARTIFACTS = (
+    Reproduction("card_table1", "CARD, Table 1", _table1),
+    Reproduction("card_table2", "CARD, Table 2", _table2),
+    Reproduction("card_table3", "CARD, Table 3", _table3),
+    Reproduction("card_figure1", "CARD, Figure 1", _figure1, _figure1_figure),
+    Reproduction("card_figure5", "CARD, Figure 5", _figure5, _figure5_figure),
+    Reproduction("card_figure6", "CARD, Figure 6", _figure6, _figure6_figure),
+)

@@ -1,0 +1,193 @@
+"""The methods with a draft model: what each gains and takes, and what each paper claims."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from analysis.papers.card import counter, draft_share, hit_rate
+from analysis.papers.reproduction import Reproduction, captions, drafting
+from analysis.runs.claims import VERDICT_RULE, compare, load_ledger
+from analysis.runs.comparisons import conditions, make_comparisons, verdict_words
+from analysis.runs.estimates import pooled_ratio
+from analysis.tabular.comparison_tables import FOOTING, footing_cells
+from analysis.tabular.table import ResultTable
+from specbench.results.estimate import ABSENT, Measured
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.runs.claims import Claim
+    from analysis.runs.comparisons import ComparedLabel
+    from analysis.runs.load import Run
+
+# They draft while the target verifies; only the serial emulation can tell the two times apart.
+_OVERLAPPED = ("card", "pearl")
+_TEXT = (
+    "Draft passes and draft tokens (rows of those passes): per committed token; the prompt's pass "
+    "counts for neither model. Draft share: of the steps' time, where a run with measure=phases "
+    "has it; for CARD and PEARL in serial emulation. Hit rate: share of queries whose corrected "
+    "token was in CARD's cache. Params × L_new: billions of parameters times tokens of a pass. "
+    "Devices: those that both models were on, of those asked for. Memory: weights (packed copies "
+    "too) and caches of both models, as the method needs them by itself."
+)
+_CLAIMS_TEXT = (
+    "Of each source its largest speedup at the run's temperature. CARD's paper gives CARD one GPU "
+    "more than plain decoding and ran the others' code itself; PEARL's draft needs a GPU of its "
+    "own. Load: Params × L_new. No source states memory or draft passes per token."
+)
+
+
+def _sheets(runs: Sequence[Run]) -> list[ResultTable]:
+    # The clock inside the steps costs time: speeds are those of the other runs, if any.
+    timed = [run for run in runs if not run.phases] or list(runs)
+    groups = make_comparisons(timed, ledger=())
+    entries = [entry for group in groups for entry in drafting(group)]
+    phased = make_comparisons([run for run in runs if run.phases], ledger=())
+    inside = {_place(entry): entry for group in phased for entry in drafting(group)}
+    text = captions(groups, _TEXT)
+    rows = [_row(entry, inside.get(_place(entry))) for entry in entries]
+    claims = [(entry, claim) for entry in entries for claim in _claims(entry)]
+    return [
+        ResultTable("Draft models: gains and resources", text, _HEADINGS, rows, []),
+        ResultTable(
+            "Draft models: claimed and measured",
+            captions(groups, _CLAIMS_TEXT),
+            _CLAIM_HEADINGS,
+            [_claim_row(entry, claim) for entry, claim in claims],
+            [VERDICT_RULE],
+        ),
+    ]
+
+
+def _place(entry: ComparedLabel) -> tuple[Any, ...]:
+    run = entry.run
+    prompts = run.manifest.get("prompt_set_hash")
+    return (run.model, run.dataset, conditions(run), prompts, entry.label)
+
+
+_HEADINGS = [
+    "model", "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "draft share [95 %]",
+    "hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "target Params × L_new",
+    "draft Params × L_new", "devices", "memory, GB", "cases", "lossless",
+]  # fmt: skip
+
+
+def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> list[str | Measured]:
+    run, label, row = entry.run, entry.label, entry.overall
+    own = [record for record in run.records if record.label == label]
+    share = Measured(None)
+    if inside is not None and (not _overlapped(entry) or inside.run.overlap == "serial"):
+        share = draft_share(inside)
+    passes, tokens = counter("draft_forwards"), counter("draft_tokens")
+    per_token = [
+        pooled_ratio(own, count, lambda r: max(0, r.n_new - 1), run.seed)
+        for count in (passes, tokens)
+    ]
+    rows_of_target = pooled_ratio(
+        own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes
+    )
+    rows_of_draft = pooled_ratio(own, tokens, passes)
+    return [
+        run.model,
+        label,
+        entry.measured("mat"),
+        entry.measured("speedup"),
+        *footing_cells(row),
+        share,
+        hit_rate(entry),
+        *per_token,
+        _load(rows_of_target.value, run.parameters()),
+        _load(rows_of_draft.value, run.parameters(label)),
+        _devices(entry),
+        _memory(entry),
+        str(row["n_cases"]),
+        verdict_words(row["lossless"]),
+    ]
+
+
+def _load(rows: float | None, parameters: float | None) -> str:
+    return ABSENT if rows is None or parameters is None else f"{rows * parameters / 1e9:.3g}"
+
+
+def _overlapped(entry: ComparedLabel) -> bool:
+    """Whether the entry, or a part of a union, drafts while the target verifies."""
+    own = [record for record in entry.run.records if record.label == entry.label]
+    parts = {part for r in own for key in r.drafter for part in key.split(".")[:-1]}
+    return not parts.isdisjoint(_OVERLAPPED) or entry.overall["method"] in _OVERLAPPED
+
+
+def _devices(entry: ComparedLabel) -> str:
+    """``1 of 2`` where two were asked for and one did it."""
+    used, asked_for = counter("devices"), counter("devices_asked")
+    found = set()
+    for record in entry.run.records:
+        devices = used(record) if record.label == entry.label else None
+        if devices is not None:
+            found.add((int(devices), int(asked_for(record) or devices)))
+    words = [str(n) if n == asked else f"{n} of {asked}" for n, asked in sorted(found)]
+    return ", ".join(words) or ABSENT
+
+
+def _memory(entry: ComparedLabel) -> str:
+    """Both models' gigabytes."""
+    found = entry.run.memory(entry.label)
+    return " + ".join(f"{found[part] / 1e9:.2f}" for part in ("target", "draft") if part in found)
+
+
+_CLAIM_HEADINGS = [
+    "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "cases", "measured on", "claimed MAT",
+    "claimed speedup", "claimed for", "claimed on", "GPUs", "claimed target / draft load", "source",
+    "verdict",
+]  # fmt: skip
+
+
+def _claims(entry: ComparedLabel) -> list[Claim]:
+    """Of each paper that has numbers for the method, the claim of the largest speedup."""
+    best: dict[str, Claim] = {}
+    for claim in load_ledger():
+        speedup = claim.value("speedup")
+        if claim.method != entry.overall["method"] or claim.over or claim.quoted:
+            continue
+        if claim.temperature != entry.run.temperature or speedup is None:
+            continue
+        known = best.get(claim.paper)
+        if known is None or speedup > (known.value("speedup") or 0.0):
+            best[claim.paper] = claim
+    return list(best.values())
+
+
+def _claimed_loads(claim: Claim) -> str:
+    """Params × L_new of target and draft, where the same paper states them for the method."""
+    for other in load_ledger():
+        loads = [other.value("target_load"), other.value("draft_load")]
+        if (other.paper, other.method) == (claim.paper, claim.method) and None not in loads:
+            return " / ".join(f"{load:g}" for load in loads)
+    return ABSENT
+
+
+def _claim_row(entry: ComparedLabel, claim: Claim) -> list[str | Measured]:
+    run, row = entry.run, entry.overall
+    mat = claim.value("mat")
+    qualifier = f"{claim.qualifier} " if claim.qualifier else ""
+    models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
+    same_data = claim.dataset == run.dataset
+    verdict = compare(claim, row, run.model, run.gpus, "overall") if same_data else "other data"
+    return [
+        entry.label,
+        entry.measured("mat"),
+        entry.measured("speedup"),
+        *footing_cells(row),
+        str(row["n_cases"]),
+        f"{run.model}, {run.dataset}, {run.hardware}",
+        ABSENT if mat is None else f"{mat:.2f}",
+        f"{qualifier}{claim.value('speedup'):.2f}",
+        f"{models}, {claim.dataset}",
+        claim.hardware,
+        ABSENT if claim.gpu is None else str(claim.gpu_count),
+        _claimed_loads(claim),
+        f"{claim.paper}, {claim.source}",
+        verdict,
+    ]
+
+
+ARTIFACTS = (Reproduction("draft_models", "Draft models side by side", _sheets),)

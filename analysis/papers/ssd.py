@@ -1,0 +1,165 @@
+"""SSD, "Spacelike" (a blog post): speed over the stream, against store size, and beside REST."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.papers.reproduction import (
+    MAT,
+    Reproduction,
+    captions,
+    claimed_groups,
+    drafting,
+    knob,
+    label,
+    measured_point,
+    point,
+    speed_point,
+)
+from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.runs.acceptance import stream_parts
+from analysis.runs.claims import load_ledger
+from analysis.runs.comparisons import name
+from analysis.runs.estimates import mat, tokens_per_s, usable_turns
+from analysis.tabular.comparison_tables import settings_sheet
+from analysis.tabular.table import ResultTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.papers.reproduction import Pictures
+    from analysis.runs.claims import Claim
+    from analysis.runs.comparisons import ComparedLabel
+    from analysis.runs.load import Run
+    from specbench.results.estimate import Measured
+
+PAPER = "ssd"
+_WARM = "cache of megabytes"  # the post's words for a store that has filled
+_PARTS = 5  # parts of the stream; its interval needs several requests in each
+_STREAM_TEXT = (
+    "The requests of the stream in {n} equal parts; a point stands at the part's middle, in tokens "
+    "of finished requests (the store of SSD; REST's does not change). The post: about 60 tokens/s "
+    "without, 100 to 120 with a store of megabytes, up to 200 for single requests (Llama-7B, a "
+    "consumer GPU, workload not stated; its figure has no numbers)."
+)
+_HOLLOW_TEXT = "Hollow markers, at the end of the stream: the post's claims (see below)."
+_SIZE_TEXT = (
+    "Room of the store in tokens; older ones are overwritten. The post speaks of megabytes and has "
+    "no numbers by size."
+)
+
+
+def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, Measured]]:
+    """MAT or tokens/s over the stream: tokens in the store, requests that count, the number."""
+    parts = stream_parts([r for r in run.records if r.label == of_label], _PARTS)
+    if kind == "mat":
+        return [(size, len(turns), mat(turns, run.seed)) for size, turns in parts]
+    quiet = {(record.repeat, record.case_id) for record in usable_turns(run.records)}
+    kept = [
+        (size, [turn for turn in turns if (turn.repeat, turn.case_id) in quiet])
+        for size, turns in parts
+    ]
+    return [(size, len(turns), tokens_per_s(turns, run.seed)) for size, turns in kept]
+
+
+def _post() -> list[Claim]:
+    """What the post says about speed on a stream."""
+    found = [c for c in load_ledger() if (c.paper, c.artifact) == (PAPER, "results")]
+    return [c for c in found if c.value("tokens_per_s") and c.setting in (None, _WARM)]
+
+
+def _hollow(entry: ComparedLabel) -> list[Point]:
+    """The post's tokens/s for the method, at the end of the stream."""
+    method = str(entry.overall["method"])
+    end = max((size for size, _, _ in _over_stream(entry.run, entry.label, "mat")), default=0.0)
+    return [Point(end, claim.value("tokens_per_s")) for claim in _post() if claim.method == method]
+
+
+def _stream(runs: Sequence[Run]) -> list[ResultTable]:
+    groups = claimed_groups(runs, PAPER, "results")
+    rows: list[list[str | Measured]] = []
+    for group in groups:
+        for entry in group.entries:
+            mats = _over_stream(entry.run, entry.label, "mat")
+            speeds = _over_stream(entry.run, entry.label, "tokens_per_s")
+            for (size, n, accepted), (_, n_timed, speed) in zip(mats, speeds, strict=True):
+                place = [group.title, name(group, entry), f"{size:.0f}"]
+                rows.append([*place, str(n), accepted, str(n_timed), speed])
+    headings = [
+        "run", "method", "tokens of finished requests", "requests", "MAT [95 %]",
+        "undisturbed", "tokens/s [95 %]",
+    ]  # fmt: skip
+    text = captions(groups, _STREAM_TEXT.format(n=_PARTS), speedup=False)
+    return [
+        settings_sheet(
+            "SSD against REST, over the whole stream", groups, {"method": label}, beside=_post()
+        ),
+        ResultTable("SSD over the stream of requests", text, headings, rows, []),
+    ]
+
+
+def _stream_figure(runs: Sequence[Run]) -> Pictures:
+    for group in claimed_groups(runs, PAPER, "results"):
+        panels = [
+            Panel(
+                "", "tokens of finished requests", words,
+                [
+                    Series(
+                        name(group, entry),
+                        str(entry.overall["method"]),
+                        [
+                            measured_point(size, value)
+                            for size, _, value in _over_stream(entry.run, entry.label, kind)
+                        ],
+                        claimed=_hollow(entry) if kind == "tokens_per_s" else (),
+                    )
+                    for entry in group.entries
+                ],
+                ratios=kind == "tokens_per_s",
+                bottom=1.0 if kind == "mat" else None,
+            )
+            for kind, words in (("mat", MAT), ("tokens_per_s", "tokens/s (logarithmic)"))
+        ]  # fmt: skip
+        figure = curves(
+            [panels],
+            f"SSD over the stream of requests ({group.title})",
+            captions([group], _HOLLOW_TEXT, _STREAM_TEXT.format(n=_PARTS), speedup=False),
+        )
+        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
+
+
+def _store_size(runs: Sequence[Run]) -> list[ResultTable]:
+    groups = claimed_groups(runs, PAPER, "results")
+    columns = {"method": label, "store (tokens)": knob("buffer_tokens")}
+    return [settings_sheet("SSD against the size of its store", groups, columns, _SIZE_TEXT)]
+
+
+def _store_size_figure(runs: Sequence[Run]) -> Pictures:
+    for group in claimed_groups(runs, PAPER, "results"):
+        sizes = sorted(
+            (int(entry.run.knobs(entry.label)["buffer_tokens"]), i, entry)
+            for i, entry in enumerate(drafting(group))
+        )
+        mats = [point(size, entry, "mat") for size, _, entry in sizes]
+        speeds = [speed_point(size, entry) for size, _, entry in sizes]
+        panels = [_size_panel(mats, MAT)]
+        if any(p.y is not None for p in speeds):
+            panels.append(_size_panel(speeds, "tokens/s"))
+        figure = curves(
+            [panels],
+            f"SSD against the size of its store ({group.title})",
+            captions([group], _SIZE_TEXT),
+        )
+        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
+
+
+def _size_panel(points: Sequence[Point], ylabel: str) -> Panel:
+    # A pass always yields one token.
+    bottom = 1.0 if ylabel == MAT else 0.0
+    return Panel("", "store (tokens)", ylabel, [Series("ssd", PAPER, points)], log=2, bottom=bottom)
+
+
+ARTIFACTS = (
+    Reproduction("ssd_stream", "SSD, section Results; SSD against REST", _stream, _stream_figure),
+    Reproduction("ssd_store_size", "SSD against store size", _store_size, _store_size_figure),
+)

@@ -1,0 +1,219 @@
+"""Token Recycling (arXiv 2408.08696): Table 1, Figures 3 and 4."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from analysis.papers.reproduction import (
+    MAT,
+    SPEEDUP,
+    Reproduction,
+    captions,
+    claimed_groups,
+    claimed_words,
+    drafting,
+    knob,
+    label,
+    measured_point,
+    point,
+    speed_point,
+    task_panel,
+)
+from analysis.plots.charts import Panel, Series, bars, curves
+from analysis.plots.stacked_bars import stacks
+from analysis.runs.comparisons import name
+from analysis.runs.estimates import pooled_ratio
+from analysis.tabular.comparison_tables import settings_sheet, sheet, task_sheet
+from analysis.tabular.table import ResultTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from analysis.papers.reproduction import Pictures
+    from analysis.plots.charts import Point
+    from analysis.runs.comparisons import ComparedLabel, Comparison
+    from analysis.runs.load import Run
+    from specbench.results.estimate import Measured
+    from specbench.results.records import CaseRecord
+
+PAPER = "token_recycling"
+_FIGURE3_TEXT = (
+    "The paper's curves have no numbers; it says that tokens/s falls beyond 80 nodes, that MAT "
+    "hardly grows beyond 6 levels, and that the update rules differ little in MAT (Vicuna-7B, "
+    "A100-80GB)."
+)
+_FIGURE4_TEXT = (
+    "Share of the time of all steps (measure=phases: the clock looks into the steps, so no speed "
+    "is taken from here). The paper: most of it is the forward pass, then verification; retrieving "
+    "and updating take about the same; its bars have no numbers."
+)
+# The paper's words for the phases of a step, in its order.
+_PHASES = {
+    "draft": "retrieve draft",
+    "verify": "forward pass",
+    "accept": "verify",
+    "cache": "update KV cache",
+    "observe": "update matrix",
+    "other": "other",
+}
+
+
+def _table1_groups(runs: Sequence[Run]) -> list[Comparison]:
+    return claimed_groups(runs, PAPER, "table1", "table1_mbpp")
+
+
+def _table1(runs: Sequence[Run]) -> list[ResultTable]:
+    pages = []
+    for group in _table1_groups(runs):
+        pages.append(sheet(group))
+        if len(group.tasks) > 1:
+            title = f"Token Recycling, Table 1 by task ({group.title})"
+            pages.append(task_sheet(group, title))
+    return pages
+
+
+def _table1_figure(runs: Sequence[Run]) -> Pictures:
+    for group in _table1_groups(runs):
+        figure = bars(
+            [
+                task_panel(group, "mat", MAT),
+                replace(task_panel(group, "speedup", SPEEDUP), reference=(1.0, "ar")),
+            ],
+            f"Token Recycling, Table 1 ({group.title})",
+            captions([group], claimed_words([group], "mat", "speedup")),
+        )
+        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
+
+
+def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
+    groups = claimed_groups(runs, PAPER, "figure3")
+    columns = {
+        "setting": label,
+        "nodes": knob("breadth"),
+        "levels": knob("depth"),
+        "update": knob("update"),
+    }
+    title = "Token Recycling, Figure 3: the tree's breadth and depth, and the update rule"
+    return [settings_sheet(title, groups, columns, _FIGURE3_TEXT)]
+
+
+def _figure3_figure(runs: Sequence[Run]) -> Pictures:
+    for group in claimed_groups(runs, PAPER, "figure3"):
+        figure = curves(
+            [_figure3_row(group, *row) for row in _FIGURE3_ROWS],
+            f"Token Recycling, Figure 3 ({group.title})",
+            captions([group], _FIGURE3_TEXT, speedup=False),
+        )
+        yield group.runs[0].model, figure
+
+
+def _figure3_mat(x: float, entry: ComparedLabel) -> Point:
+    return point(x, entry, "mat")
+
+
+_FIGURE3_ROWS: tuple[tuple[Callable[[float, ComparedLabel], Point], str], ...] = (
+    (_figure3_mat, MAT),
+    (speed_point, "tokens/s"),
+)
+
+
+def _figure3_row(
+    group: Comparison, point_of: Callable[[float, ComparedLabel], Point], ylabel: str
+) -> list[Panel]:
+    entries = drafting(group)
+    sizes = [(entry, entry.run.knobs(entry.label)) for entry in entries]
+    grown = [(e, int(k["breadth"]), int(k["depth"])) for e, k in sizes if k.get("breadth")]
+    breadth = sorted(((nodes, e) for e, nodes, levels in grown if levels == 6), key=_first)
+    depth = sorted(((levels, e) for e, nodes, levels in grown if nodes == 80), key=_first)
+    rules = [(str(k["update"]), e) for e, k in sizes if not k.get("breadth")]
+
+    bottom = 1.0 if ylabel == MAT else None
+
+    def series(name: str, points: Sequence[Point]) -> list[Series]:
+        return [Series(name, PAPER, points)]
+
+    return [
+        Panel(
+            "(a) breadth, 6 levels", "nodes", ylabel,
+            series("grown tree", [point_of(nodes, entry) for nodes, entry in breadth]),
+            bottom=bottom,
+        ),
+        Panel(
+            "(b) depth, 80 nodes", "levels", ylabel,
+            series("grown tree", [point_of(levels, entry) for levels, entry in depth]),
+            bottom=bottom,
+        ),
+        Panel(
+            "(c) update rule", "", ylabel,
+            [Series("template", PAPER, [point_of(x, e) for x, (_, e) in enumerate(rules)])],
+            ticks=[name for name, _ in rules], bottom=bottom,
+        ),
+    ]  # fmt: skip
+
+
+def _first(pair: tuple[int, ComparedLabel]) -> int:
+    return pair[0]
+
+
+def _phase_shares(run: Run, of_label: str) -> dict[str, Measured]:
+    records = [r for r in run.records if r.label == of_label and r.phase_s]
+
+    def steps_s(record: CaseRecord) -> float:
+        return sum((record.phase_s or {}).get(phase, 0.0) for phase in _PHASES)
+
+    def of(phase: str) -> Callable[[CaseRecord], float]:
+        return lambda record: (record.phase_s or {}).get(phase, 0.0)
+
+    return {
+        words: pooled_ratio(records, of(phase), steps_s, run.seed, at_most=1)
+        for phase, words in _PHASES.items()
+    }
+
+
+def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
+    rows: list[list[str | Measured]] = []
+    for group in claimed_groups(runs, PAPER, "figure4"):
+        for entry in group.entries:
+            for part, share in _phase_shares(entry.run, entry.label).items():
+                # Most parts are below a hundredth.
+                digits = replace(share, digits=4)
+                cases = str(entry.overall["n_cases"])
+                rows.append([group.title, name(group, entry), part, digits, cases])
+    text = captions(claimed_groups(runs, PAPER, "figure4"), _FIGURE4_TEXT, speedup=False)
+    headings = ["run", "method", "part", "share of the steps' time [95 %]", "cases"]
+    return [ResultTable("Token Recycling, Figure 4: time of a step", text, headings, rows, [])]
+
+
+def _figure4_figure(runs: Sequence[Run]) -> Pictures:
+    for group in claimed_groups(runs, PAPER, "figure4"):
+        rows = {}
+        for entry in group.entries:
+            points = {
+                part: measured_point(0, share)
+                for part, share in _phase_shares(entry.run, entry.label).items()
+            }
+            rows[name(group, entry)] = {
+                part: (p.y, p.interval) for part, p in points.items() if p.y is not None
+            }
+        figure = stacks(
+            rows,
+            "share of the time of all steps",
+            f"Token Recycling, Figure 4: where a step's time goes ({group.title})",
+            captions([group], _FIGURE4_TEXT, speedup=False),
+        )
+        yield group.runs[0].model, figure
+
+
+ARTIFACTS = (
+    Reproduction(
+        "token_recycling_table1", "Token Recycling, Table 1", _table1, _table1_figure,
+        also=("token_recycling_table1_shuffle", "token_recycling_table1_mbpp"),
+    ),
+    Reproduction(
+        "token_recycling_figure3", "Token Recycling, Figure 3", _figure3, _figure3_figure
+    ),
+    Reproduction(
+        "token_recycling_figure4", "Token Recycling, Figure 4", _figure4, _figure4_figure
+    ),
+)  # fmt: skip

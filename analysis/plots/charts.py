@@ -1,0 +1,317 @@
+"""Kinds of figure: numbers in, picture out.
+
+Every function takes values with their 95 % intervals, draws both, and writes the caption below the
+picture. What the numbers are is the caller's business, how they look is
+:mod:`analysis.plots.style`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+
+from analysis.plots.layout import CLAIMED, finish, legend_of
+from analysis.plots.style import REFERENCE, bar_style, claimed_style, line_style
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+    from specbench.results.statistics import Interval
+
+HEADROOM = 1.6  # height of a picture over its tallest bar, at most
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured number at a place of the horizontal axis; ``y`` None leaves a gap."""
+
+    x: float
+    y: float | None
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one method.
+
+    Attributes:
+        name: in the legend.
+        method: decides the colour.
+        points: in the order of the axis.
+        dashed: claimed by a paper, not measured here.
+        claimed: what a paper claims for the same, drawn as hollow markers at the same places.
+    """
+
+    name: str
+    method: str
+    points: Sequence[Point]
+    dashed: bool = False
+    claimed: Sequence[Point] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        title: above it; "" for none.
+        xlabel, ylabel: with units.
+        ticks: names of the places 0, 1, … where the horizontal axis has no numbers.
+        reference: value and name of a line across, e.g. plain decoding.
+        log: logarithmic horizontal axis with this base.
+        ratios: logarithmic vertical axis, where claims are many times what was measured.
+        bottom: where the vertical axis begins.
+        top: where it ends at most, e.g. 1 for a share.
+        bars: bars instead of lines, in a table of panels too.
+    """
+
+    title: str
+    xlabel: str
+    ylabel: str
+    series: Sequence[Series]
+    ticks: Sequence[str] | None = None
+    reference: tuple[float, str] | None = None
+    log: float | None = None
+    ratios: bool = False
+    bottom: float | None = None
+    top: float | None = None
+    bars: bool = False
+
+
+def bars(panels: Sequence[Panel], title: str, caption: str) -> Figure:
+    """Groups of bars at named places, one panel below the other."""
+    sizes = [(len(panel.series), len(panel.ticks or ())) for panel in panels]
+    inches = max(5.0, *(1.2 + 0.22 * series * places + 0.65 * places for series, places in sizes))
+    figure = Figure(figsize=(inches, 2.8 * len(panels)), layout="constrained")
+    all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    variants = _variants(panels)
+    cut = False
+    for axes, panel in zip(all_axes, panels, strict=True):
+        _bars(axes, panel, variants)
+        cut |= _limit_height([(axes, panel)])
+    finish(figure, title, _with_arrow(caption, cut), legend=legend_of(all_axes))
+    return figure
+
+
+def _with_arrow(caption: str, cut: bool) -> str:
+    return f"{caption}\n▲: an interval goes on beyond the picture." if cut else caption
+
+
+def _variants(panels: Iterable[Panel]) -> dict[tuple[str, str], int]:
+    """A number for each name of a method, the same in all panels of a figure."""
+    names: dict[str, list[str]] = {}
+    for panel in panels:
+        for series in panel.series:
+            own = names.setdefault(series.method, [])
+            if series.name not in own:
+                own.append(series.name)
+    return {(m, name): i for m, own in names.items() for i, name in enumerate(own)}
+
+
+def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> None:
+    width = 0.8 / max(1, len(panel.series))
+    for i, series in enumerate(panel.series):
+        style = bar_style(series.method, variants[series.method, series.name])
+        points = [point for point in series.points if point.y is not None]
+        offset = (i - (len(panel.series) - 1) / 2) * width
+        axes.bar(
+            [point.x + offset for point in points], [point.y or 0.0 for point in points],
+            0.9 * width, label=series.name, linewidth=0.5, yerr=_errors(points),
+            error_kw={"elinewidth": 0.9, "capsize": 2}, **style,
+        )  # fmt: skip
+        _claims(axes, series, offset)
+    if panel.ticks is None:
+        places = [point.x for series in panel.series for point in series.points] or [0.0]
+        axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    else:
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+    axes.tick_params(axis="x", length=0)
+    _label(axes, panel)
+
+
+def _claims(axes: Axes, series: Series, offset: float) -> None:
+    found = [(point.x + offset, point.y) for point in series.claimed if point.y is not None]
+    if found:
+        axes.plot(*zip(*found, strict=True), **claimed_style(series.method))
+        axes.plot([], [], label=CLAIMED, **claimed_style())
+
+
+def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Figure:
+    """Lines with error bars, or bars; ``panels`` is a table of them, rows first.
+
+    Panels of a row that have the same unit on an axis have the same range there, too.
+    """
+    n_rows, n_columns = len(panels), max(len(row) for row in panels)
+    size = (max(5.0, 3.1 * n_columns), 2.5 * n_rows)
+    figure = Figure(figsize=size, layout="constrained")
+    table = figure.subplots(n_rows, n_columns, squeeze=False)
+    variants = _variants(panel for row in panels for panel in row)
+    cut = False
+    for row, line in zip(table, panels, strict=True):
+        for axes in row[len(line) :]:
+            axes.set_axis_off()
+        drawn = list(zip(row, line, strict=False))
+        for axes, panel in drawn:
+            (_bars if panel.bars else _curve)(axes, panel, variants)
+        for unit in dict.fromkeys(panel.ylabel for panel in line):
+            cut |= _limit_height([(axes, panel) for axes, panel in drawn if panel.ylabel == unit])
+        for unit in dict.fromkeys(panel.xlabel for panel in line if panel.ticks is None):
+            _same_width([axes for axes, panel in drawn if panel.xlabel == unit])
+    all_axes = [axes for row in table for axes in row]
+    finish(figure, title, _with_arrow(caption, cut), legend=legend_of(all_axes))
+    return figure
+
+
+def _same_width(all_axes: Sequence[Axes]) -> None:
+    limits = [axes.get_xlim() for axes in all_axes]
+    for axes in all_axes:
+        axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> None:
+    places = [point.x for series in panel.series for point in series.points] or [0.0]
+    # A little aside from each other, so that intervals at one place can be told apart.
+    aside = 0.007 * (max(places) - min(places)) if panel.log is None else 0.0
+    for i, series in enumerate(panel.series):
+        offset = aside * (i - (len(panel.series) - 1) / 2)
+        variant = variants[series.method, series.name]
+        style = line_style(series.method, variant, series.dashed)
+        if panel.ticks is not None:
+            style["linestyle"] = "none"  # between names there is nothing
+        points = [point for point in series.points if point.y is not None]
+        axes.errorbar(
+            [point.x + offset for point in points], [point.y or 0.0 for point in points],
+            yerr=_errors(points), label=series.name, elinewidth=0.9, capsize=2, **style,
+        )  # fmt: skip
+        _claims(axes, series, offset)
+    if panel.log is not None:
+        axes.set_xscale("log", base=panel.log)
+    elif all(float(p.x).is_integer() for series in panel.series for p in series.points):
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    if panel.ticks is not None:
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
+    _label(axes, panel)
+
+
+def _errors(points: Sequence[Point]) -> Any:
+    """Lengths below and above; a point without an interval has none."""
+    if not points:
+        return None
+    pairs = [(p.y or 0.0, p.interval or (math.nan, math.nan)) for p in points]
+    # Never negative, although a rounded interval may miss its value by a hair.
+    return [
+        [_length(value - low) for value, (low, _) in pairs],
+        [_length(high - value) for value, (_, high) in pairs],
+    ]
+
+
+def _length(difference: float) -> float:
+    return difference if math.isnan(difference) else max(0.0, difference)
+
+
+def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
+    """Give the axes one height, and say whether an interval reaches beyond it.
+
+    An interval of two prompts may reach hundreds of times its value: it runs out of the picture,
+    marked by an arrow, rather than flattening everything.
+    """
+    panels = [panel for _, panel in drawn]
+    series = [one for panel in panels for one in panel.series]
+    values = [p.y for one in series for p in (*one.points, *one.claimed) if p.y is not None]
+    if not values:
+        return False
+    references = [panel.reference[0] for panel in panels if panel.reference]
+    top = min([HEADROOM * max(values + references)] + [p.top for p in panels if p.top is not None])
+    bottom = min(panel.bottom or 0.0 for panel in panels)
+    ratios = any(panel.ratios for panel in panels) and min(values) > 0
+    if ratios:
+        bottom = min([low for s in series for p in s.points for low in _lows(p)] + values) / 1.15
+    highest = max(axes.get_ylim()[1] for axes, _ in drawn)
+    cut = False
+    for axes, _ in drawn:
+        for container in list(axes.containers):
+            lines = getattr(container, "lines", None) or getattr(container, "errorbar", None)
+            lines = getattr(lines, "lines", lines)
+            if not lines or not lines[2]:
+                continue
+            for segment in lines[2][0].get_segments():
+                if len(segment) and segment[1][1] > top:  # empty: there is no interval
+                    place = 0.97 * top if ratios else bottom + 0.985 * (top - bottom)
+                    axes.plot(segment[1][0], place, marker="^", color=REFERENCE, markersize=4)
+                    cut = True
+        if ratios:
+            _ratio_scale(axes, bottom, max(min(highest, top), 1.2 * max(values)))
+            continue
+        end = max(min(highest, top), bottom + 0.1)
+        # Room for the markers of a line that runs along the bottom, where that is not 0.
+        room = 0.03 * (end - bottom) if bottom and bottom in values else 0.0
+        axes.set_ylim(bottom - room, end)
+    return cut
+
+
+def _lows(point: Point) -> list[float]:
+    """The interval's lower end, unless it is so low that it would flatten everything."""
+    if point.y is None or point.interval is None:
+        return []
+    return [point.interval[0]] if point.interval[0] > point.y / HEADROOM else []
+
+
+def _ratio_scale(axes: Axes, bottom: float, top: float) -> None:
+    axes.set_yscale("log")
+    axes.set_ylim(bottom, top)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _label(axes: Axes, panel: Panel) -> None:
+    axes.set_ylabel(panel.ylabel)
+    axes.set_xlabel(panel.xlabel)
+    if panel.title:
+        axes.set_title(panel.title, loc="left", fontsize=9)
+    if panel.reference is not None:
+        value, name = panel.reference
+        axes.axhline(value, color=REFERENCE, linewidth=0.8, linestyle="--")
+        axes.annotate(
+            name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(4, 0),
+            textcoords="offset points", va="center",
+        )  # fmt: skip
+
+
+def bars_and_radar(
+    panel: Panel, spokes: Sequence[str], around: Sequence[Series], title: str, caption: str
+) -> Figure:
+    """Bars on the left and, on the right, the values of each series around a circle of spokes."""
+    wide = 0.6 * len(panel.series) * len(panel.ticks or ()) ** 0.5
+    figure = Figure(figsize=(max(8.5, 5.0 + wide), 3.8), layout="constrained")
+    variants = _variants([panel])
+    left = figure.add_subplot(1, 2, 1)
+    _bars(left, panel, variants)
+    cut = _limit_height([(left, panel)])
+    axes: Any = figure.add_subplot(1, 2, 2, projection="polar")
+    angles = np.linspace(0, 2 * np.pi, len(spokes), endpoint=False)
+    for series in around:
+        style = line_style(series.method, variants[series.method, series.name], series.dashed)
+        values = [math.nan if point.y is None else point.y for point in series.points]
+        axes.plot([*angles, angles[0]], [*values, values[0]], label=series.name, **style)
+    axes.set_xticks(angles, spokes)
+    if panel.reference is not None:
+        around_it = np.linspace(0, 2 * np.pi, 181)
+        level = np.full_like(around_it, panel.reference[0])
+        axes.plot(around_it, level, color=REFERENCE, linewidth=0.8, linestyle="--")
+    axes.tick_params(axis="x", pad=15)
+    axes.set_rlabel_position(180 / max(1, len(spokes)))  # between the first two spokes
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True)
+    axes.legend(fontsize=6.5, loc="upper left", bbox_to_anchor=(1.08, 1.05))
+    finish(figure, title, _with_arrow(caption, cut), legend=legend_of([left]))
+    return figure

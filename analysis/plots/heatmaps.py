@@ -1,0 +1,115 @@
+"""Heatmaps: grids of numbers on one colour scale."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+
+from analysis.plots.layout import finish
+from analysis.plots.style import HEATMAP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+
+    from specbench.results.statistics import Interval
+
+
+# Inches: narrow, so that three grids stand side by side as in the papers and are hardly reduced on
+# a page; the interval's ends stand below each other.
+_CELL = (0.36, 0.46)
+_PAGE = 9.0  # inches across, beyond which grids stand below each other
+_MANYFOLD = 5.0  # largest number over smallest from which colours go by ratios
+
+
+@dataclass(frozen=True)
+class HeatmapGrid:
+    """One heatmap.
+
+    Attributes:
+        values: ``[rows, columns]``; None where there is no number.
+        intervals: of the same shape, or None where no cell has one.
+        rows, columns: names along the axes.
+    """
+
+    title: str
+    values: Sequence[Sequence[float | None]]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    intervals: Sequence[Sequence[Interval | None]] | None = None
+
+
+def heatmaps(
+    grids: Sequence[HeatmapGrid], xlabel: str, ylabel: str, unit: str, title: str, caption: str
+) -> Figure:
+    """Grids of numbers on one colour scale; a cell's interval stands below its number.
+
+    One beside the other where a page is wide enough, else one below the other.
+    """
+    numbers = [value for grid in grids for row in grid.values for value in row if value is not None]
+    low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
+    high = high if high > low else low + 1.0
+    n_rows, n_columns = max(len(g.rows) for g in grids), max(len(g.columns) for g in grids)
+    wide, high_one = _CELL[0] * n_columns + 0.4, max(2.2, 0.8 + _CELL[1] * n_rows)
+    beside = len(grids) * wide <= _PAGE
+    across = len(grids) if beside else 1
+    figure = Figure(
+        figsize=(1.4 + across * wide, high_one * (len(grids) // across)), layout="constrained"
+    )
+    all_axes = figure.subplots(len(grids) // across, across, squeeze=False).flatten()
+    # Even steps of a ratio that grows manyfold would paint all but the last cells alike.
+    manyfold = low > 0 and high > _MANYFOLD * low
+    scale = LogNorm(low, high) if manyfold else Normalize(low, high)
+    image = None
+    for axes, grid in zip(all_axes, grids, strict=True):
+        cells = np.array(
+            [[math.nan if value is None else value for value in row] for row in grid.values]
+        )
+        image = axes.imshow(cells, cmap=HEATMAP, norm=scale, aspect="auto")
+        axes.grid(visible=False)
+        axes.set_xticks(range(len(grid.columns)), grid.columns)
+        axes.set_yticks(range(len(grid.rows)), grid.rows)
+        axes.tick_params(length=0)
+        axes.set_title(grid.title, loc="left", fontsize=9)
+        if beside or axes is all_axes[-1]:
+            axes.set_xlabel(xlabel)
+        if not beside or axes is all_axes[0]:
+            axes.set_ylabel(ylabel)
+        _write_cells(axes, grid, math.sqrt(low * high) if manyfold else (low + high) / 2)
+    bar = figure.colorbar(image, ax=list(all_axes), fraction=0.03, pad=0.02)
+    if manyfold:
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        bar.ax.yaxis.set_major_formatter(ScalarFormatter())
+        bar.ax.yaxis.set_minor_locator(NullLocator())
+    bar.set_label(unit, fontsize=8)
+    bar.outline.set_visible(False)
+    finish(figure, title, caption)
+    return figure
+
+
+def _write_cells(axes: Axes, grid: HeatmapGrid, middle: float) -> None:
+    for i, row in enumerate(grid.values):
+        for j, value in enumerate(row):
+            if value is None:
+                axes.text(j, i, "–", ha="center", va="center", fontsize=7)
+                continue
+            colour = "white" if value < middle else "black"
+            interval = grid.intervals[i][j] if grid.intervals is not None else None
+            digits = 1 if value >= 10 else 2
+            axes.text(
+                j, i - (0.25 if interval else 0), f"{value:.{digits}f}", ha="center", va="center",
+                fontsize=7.5, color=colour,
+            )  # fmt: skip
+            if interval:
+                text = "\n".join(f"{end:.{digits}f}" for end in interval)
+                axes.text(
+                    j, i + 0.19, text, ha="center", va="center", fontsize=6, color=colour,
+                    linespacing=1.0,
+                )  # fmt: skip

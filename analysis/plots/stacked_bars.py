@@ -1,0 +1,108 @@
+"""Parts of a whole: stacked bars, and below them every part on a logarithmic axis.
+
+Where one part is nearly all, the others are hardly seen in the bars; by ratios all can be read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatter, LogLocator
+
+from analysis.plots.layout import finish, legend_of
+from analysis.plots.style import REFERENCE, part_style, row_marker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+
+    from specbench.results.statistics import Interval
+
+    Rows = Mapping[str, Mapping[str, tuple[float, Interval | None]]]
+
+
+def stacks(rows: Rows, xlabel: str, title: str, caption: str, form: str = "{:.0%}") -> Figure:
+    """Stacked horizontal bars: for each row its parts, in their order, with intervals.
+
+    Below, the parts one by one on a logarithmic axis.
+
+    Args:
+        rows: by name, the parts' lengths.
+        xlabel: what a length is, with its unit.
+        title: above.
+        caption: below.
+        form: of the number written into a part that has room for it.
+    """
+    named = [(part, length) for row in rows.values() for part, (length, _) in row.items()]
+    parts = list(dict.fromkeys(part for part, length in named if length > 0))
+    heights = (0.8 + 0.5 * len(rows), 0.9 + 0.24 * len(parts))
+    figure = Figure(figsize=(7.0, sum(heights)), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=heights)
+    _stack(above, rows, parts, xlabel, form)
+    _one_by_one(below, rows, parts, xlabel)
+    finish(figure, title, caption, legend=legend_of([above]))
+    return figure
+
+
+def _stack(axes: Axes, rows: Rows, parts: list[str], xlabel: str, form: str) -> None:
+    longest = max((sum(v for v, _ in row.values()) for row in rows.values()), default=1.0)
+    left = np.zeros(len(rows))
+    for i, part in enumerate(parts):
+        values = [row.get(part, (0.0, None)) for row in rows.values()]
+        widths = np.array([value for value, _ in values])
+        axes.barh(range(len(rows)), widths, left=left, label=part, height=0.6, **part_style(i))
+        for place, (value, interval) in enumerate(values):
+            if value > 0.04 * longest:
+                # The interval belongs to the part's length, so it is drawn at the part's end.
+                text = form.format(value)
+                axes.text(
+                    left[place] + value / 2, place, text, ha="center", va="center", fontsize=7,
+                    bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0},
+                )  # fmt: skip
+            if interval:
+                end = left[place] + value
+                axes.errorbar(
+                    [end], [place + 0.36], xerr=[[value - interval[0]], [interval[1] - value]],
+                    color=REFERENCE, elinewidth=0.9, capsize=2,
+                )  # fmt: skip
+        left = left + widths
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 1.02 * longest)
+    axes.set_xlabel(xlabel)
+
+
+def _one_by_one(axes: Axes, rows: Rows, parts: list[str], xlabel: str) -> None:
+    """A line per part and a marker per row."""
+    aside = 0.5 / max(1, len(rows))
+    for i, row in enumerate(rows.values()):
+        offset = aside * (i - (len(rows) - 1) / 2)
+        for place, part in enumerate(parts):
+            value, interval = row.get(part, (0.0, None))
+            if value <= 0:
+                continue
+            low, high = interval or (value, value)
+            axes.errorbar(
+                [value], [place + offset], xerr=[[max(0.0, value - low)], [max(0.0, high - value)]],
+                color=REFERENCE, elinewidth=0.9, capsize=2, marker=row_marker(i), markersize=5,
+                markerfacecolor=part_style(place)["facecolor"], markeredgewidth=0.7,
+            )  # fmt: skip
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=10))
+    axes.xaxis.set_major_formatter(LogFormatter(labelOnlyBase=True))
+    axes.set_yticks(range(len(parts)), parts)
+    axes.set_ylim(len(parts) - 0.5, -0.5)
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(f"{xlabel}, logarithmic")
+    handles = [
+        Line2D([], [], color=REFERENCE, marker=row_marker(i), linestyle="none", label=name)
+        for i, name in enumerate(rows)
+    ]
+    axes.legend(handles=handles, fontsize=7, loc="lower right")

@@ -1,0 +1,96 @@
+"""Acceptance taken apart: by depth in the draft, by position in the answer, over the stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.runs.estimates import pooled_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from specbench.results.estimate import Measured
+    from specbench.results.records import CaseRecord
+
+
+def by_depth(
+    records: Sequence[CaseRecord], seed: int = 0, deepest: int = 12
+) -> list[tuple[int, Measured]]:
+    """Share of all steps that accepted at least so many draft tokens.
+
+    Args:
+        records: of one label.
+        seed: of the intervals.
+        deepest: depth to stop at.
+
+    Returns:
+        Depth from 1 to where nothing is accepted any more, and the share.
+    """
+    reached = max((n - 1 for record in records for n in record.accepted_per_step), default=0)
+
+    def accepted(depth: int) -> Callable[[CaseRecord], float]:
+        return lambda record: sum(n > depth for n in record.accepted_per_step)
+
+    return [
+        (depth, pooled_ratio(records, accepted(depth), lambda r: r.n_target_passes, seed, 1))
+        for depth in range(1, min(reached, deepest) + 1)
+    ]
+
+
+def by_position(
+    records: Sequence[CaseRecord], width: int = 16, seed: int = 0
+) -> list[tuple[float, Measured]]:
+    """MAT of the steps that begin within each stretch of the answer.
+
+    Args:
+        records: of one label.
+        width: tokens of a stretch.
+        seed: of the intervals.
+
+    Returns:
+        Middle of the stretch in tokens of the answer, and MAT.
+    """
+    longest = max((record.n_new for record in records), default=0)
+
+    def steps(record: CaseRecord, stretch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        counts = np.asarray(record.accepted_per_step, dtype=np.int64)
+        begins = 1 + np.cumsum(counts) - counts  # the first token came from the prompt's pass
+        inside: np.ndarray[Any, np.dtype[np.int64]] = counts[begins // width == stretch]
+        return inside
+
+    def committed(stretch: int) -> Callable[[CaseRecord], float]:
+        return lambda record: int(steps(record, stretch).sum())
+
+    def passes(stretch: int) -> Callable[[CaseRecord], float]:
+        return lambda record: len(steps(record, stretch))
+
+    return [
+        ((stretch + 0.5) * width, pooled_ratio(records, committed(stretch), passes(stretch), seed))
+        for stretch in range((longest + width - 1) // width)
+    ]
+
+
+def stream_parts(records: Sequence[CaseRecord], parts: int) -> list[tuple[float, list[CaseRecord]]]:
+    """The turns of one label in equal parts of the stream of requests.
+
+    Args:
+        records: of one label.
+        parts: how many; fewer where there are fewer turns.
+
+    Returns:
+        Tokens (prompt and answer) of the requests finished by the part's middle, and its turns.
+    """
+    turns = sorted(
+        (record for record in records if record.status != "failed"),
+        key=lambda record: (record.stream_index, record.turn),
+    )
+    seen = 0
+    found = []
+    for part in np.array_split(np.arange(len(turns)), max(1, min(parts, len(turns)))):
+        members = [turns[i] for i in part]
+        size = sum(turn.n_prompt + turn.n_new for turn in members)
+        found.append((seen + size / 2, members))
+        seen += size
+    return found

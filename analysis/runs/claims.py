@@ -1,0 +1,358 @@
+"""The claims ledger: what papers state, and how a measured row compares with it.
+
+Verdicts, for a claim about the same model, data set, task and settings:
+
+- MAT agrees where the claimed value lies within the measured 95 % interval widened by 5 % at both
+  ends; definitions differ that much (some count the prompt's pass as a step).
+- Speedup agrees likewise with 10 %, and is compared only where the hardware is the same.
+- An interval whose upper end is more than 1.5 times its lower one agrees with nearly anything, and
+  fewer than three cases have none: neither agrees nor disagrees.
+- ``reproduced``: all that is claimed and can be compared agrees, speedup among it;
+  ``MAT only``: MAT agrees, but speedup does not or cannot be compared; ``not``: MAT does not agree,
+  or speedup alone is claimed and does not; ``too few to tell``: what could be compared has such a
+  wide interval or none; ``not compared``: there is nothing to compare; ``other model``: the claim
+  is about another model and stands there for orientation. Of those that are stated it is the
+  nearest in size (by ratio; the sizes are in the ledger).
+
+A claim stands beside a row only where the row's settings are those it was made with: the knobs that
+the claim names, and what the ledger's ``settings`` (or the artifact's own) say of the method, as
+far as the run knows them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from analysis.runs.load import ResultsError
+from specbench.results.estimate import FEWEST
+from specbench.results.statistics import OVERALL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from analysis.runs.load import Run
+
+LEDGER = Path(__file__).with_name("claims.yaml")
+MAT_TOLERANCE = 0.05
+SPEEDUP_TOLERANCE = 0.10
+WIDEST = 1.5  # upper end of an interval over its lower one, for a verdict
+
+REPRODUCED, MAT_ONLY, NOT, TOO_FEW = "reproduced", "MAT only", "not", "too few to tell"
+NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
+
+# The rule at the head of this module, for the foot of a table.
+VERDICT_RULE = (
+    "Verdict: MAT agrees where the claim lies in the 95 % interval widened by "
+    f"{100 * MAT_TOLERANCE:.0f} %; speed (widened by {100 * SPEEDUP_TOLERANCE:.0f} %) is compared "
+    'on the same hardware only; without it, agreement is "MAT only". Where the upper end of an '
+    f"interval is more than {WIDEST:g} times its lower one, or there are fewer than {FEWEST} "
+    f'cases, it is "{TOO_FEW}". A claim stands beside its own settings only; one for another '
+    "model, the nearest in size that is stated, for orientation."
+)
+
+QUALIFIERS = ("up to", "about", "more than", "less than")
+_ARTIFACT_KEYS = {
+    "paper", "artifact", "source", "hardware", "dataset", "claims", "own", "own_of", "settings",
+}  # fmt: skip
+_CLAIM_KEYS = {
+    "method", "model", "draft", "temperature", "knobs", "setting", "qualifier", "over", "quoted",
+    "speedup_sd",
+}  # fmt: skip
+# What a verdict is about; speed in tokens/s alone stands there for orientation.
+_COMPARED = ("speedup", "mat")
+# A claim that no table of ours can stand beside.
+_NO_MODEL = re.compile(r"all|unspecified.*")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of an artifact.
+
+    Attributes:
+        paper: key of the source; ``title`` and ``source`` say where the numbers stand.
+        hardware: in words; ``gpu`` is a pattern of its GPUs' name or None, ``gpu_count`` how many.
+        values: by metric, then by task; ``overall`` is the whole data set.
+        knobs, setting, qualifier, over, quoted, own: see the head of the ledger.
+        usual: the method's settings where the claim names no others; a list has several values,
+            each of which the source may have used.
+        size: of the model, nominal, in billions of parameters; None where it is not stated.
+        speedup_sd: standard deviation of the overall speedup, where stated.
+    """
+
+    paper: str
+    title: str
+    artifact: str
+    source: str
+    hardware: str
+    gpu: str | None
+    gpu_count: int
+    dataset: str
+    method: str
+    model: str
+    values: Mapping[str, Mapping[str, float]]
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    size: float | None = None
+    draft: str | None = None
+    temperature: float = 0.0
+    setting: str | None = None
+    qualifier: str | None = None
+    over: str | None = None
+    quoted: bool = False
+    own: bool = False
+    speedup_sd: float | None = None
+
+    def value(self, metric: str, task: str = OVERALL) -> float | None:
+        """The number for a task, None where the source has none."""
+        return self.values.get(metric, {}).get(task)
+
+    def fits(self, knobs: Mapping[str, Any]) -> bool:
+        """Whether a label with these settings may stand beside the claim.
+
+        A knob of the claim's own must be there; the usual ones count where the run has recorded
+        them, which files of others have not.
+        """
+        own = all(key in knobs and knobs[key] == value for key, value in self.knobs.items())
+        usual = {key: value for key, value in self.usual.items() if key not in self.knobs}
+        return own and all(
+            knobs[key] == value or (isinstance(value, list) and knobs[key] in value)
+            for key, value in usual.items()
+            if key in knobs
+        )
+
+    def same_hardware(self, gpus: Sequence[str]) -> bool:
+        """Whether a run with these GPUs may compare its times with this claim's."""
+        if self.gpu is None or len(gpus) < self.gpu_count:
+            return False
+        return all(re.search(self.gpu, name) for name in gpus)
+
+    def describe(self) -> str:
+        """Where the numbers come from, in one line."""
+        title = self.title.partition(":")[0]
+        words = [title, self.source, self.model, self.dataset, self.hardware]
+        return "; ".join(word for word in words if word)
+
+
+@functools.cache
+def load_ledger(path: Path = LEDGER) -> tuple[Claim, ...]:
+    """All claims, in the order of the file.
+
+    Raises:
+        ResultsError: the ledger does not follow its own rules; names the place.
+    """
+    ledger = yaml.safe_load(path.read_text(encoding="utf-8"))
+    claims: list[Claim] = []
+    for number, artifact in enumerate(ledger["artifacts"], start=1):
+        place = f"{path.name}, artifact {number} ({artifact.get('paper')})"
+        unknown = artifact.keys() - _ARTIFACT_KEYS
+        missing = {"paper", "artifact", "source", "hardware", "dataset", "claims"} - artifact.keys()
+        if unknown or missing:
+            raise ResultsError(f"{place}: unknown {sorted(unknown)}, missing {sorted(missing)}.")
+        for group in ("paper", "hardware"):
+            known = ledger["papers" if group == "paper" else group]
+            if artifact[group] not in known:
+                raise ResultsError(f"{place}: {group} {artifact[group]!r} is not described.")
+        claims += [
+            _claim(ledger, artifact, entry, f"{place}, claim {i}")
+            for i, entry in enumerate(artifact["claims"], start=1)
+        ]
+    return tuple(claims)
+
+
+def _claim(
+    ledger: Mapping[str, Any], artifact: Mapping[str, Any], entry: Mapping[str, Any], place: str
+) -> Claim:
+    unknown = entry.keys() - _CLAIM_KEYS - ledger["metrics"].keys()
+    metrics = entry.keys() & ledger["metrics"].keys()
+    if unknown or not metrics or not {"method", "model"} <= entry.keys():
+        raise ResultsError(
+            f"{place}: unknown {sorted(unknown)}, metrics {sorted(metrics)}; it must have a "
+            "method, a model and a metric."
+        )
+    if entry.get("qualifier") not in (None, *QUALIFIERS):
+        raise ResultsError(f"{place}: qualifier {entry['qualifier']!r}; use one of {QUALIFIERS}.")
+    if bool(metrics & {"gain", "speed_ratio", "load_ratio"}) != ("over" in entry):
+        raise ResultsError(f"{place}: `over` goes with gain, speed_ratio and load_ratio alone.")
+    values: dict[str, dict[str, float]] = {}
+    for metric in sorted(metrics):
+        by_task = entry[metric] if isinstance(entry[metric], dict) else {OVERALL: entry[metric]}
+        if not all(isinstance(v, int | float) and v == v for v in by_task.values()):
+            raise ResultsError(f"{place}: {metric} must be numbers.")
+        values[metric] = {task: float(value) for task, value in by_task.items()}
+    hardware = ledger["hardware"][artifact["hardware"]]
+    return Claim(
+        paper=artifact["paper"],
+        title=ledger["papers"][artifact["paper"]]["title"],
+        artifact=artifact["artifact"],
+        source=artifact["source"],
+        hardware=hardware["text"],
+        gpu=hardware["gpu"],
+        gpu_count=hardware["count"],
+        dataset=artifact["dataset"],
+        method=entry["method"],
+        model=entry["model"],
+        values=values,
+        knobs=entry.get("knobs", {}),
+        usual={**ledger["settings"], **artifact.get("settings", {})}.get(entry["method"], {}),
+        size=_size(ledger["sizes"], entry["model"], place),
+        draft=entry.get("draft"),
+        temperature=float(entry.get("temperature", 0)),
+        setting=entry.get("setting"),
+        qualifier=entry.get("qualifier"),
+        over=entry.get("over"),
+        quoted=bool(entry.get("quoted")),
+        own=bool(artifact.get("own")) or entry["method"] in artifact.get("own_of", ()),
+        speedup_sd=entry.get("speedup_sd"),
+    )
+
+
+def _size(sizes: Mapping[str, float], model: str, place: str) -> float | None:
+    if _NO_MODEL.fullmatch(model):
+        return None
+    if model not in sizes:
+        raise ResultsError(f"{place}: the size of model {model!r} is not stated under `sizes`.")
+    return float(sizes[model])
+
+
+def _distance(claim: Claim, run: Run) -> float:
+    """0 for the same model, else how many times one is as large as the other (logarithm, above 0).
+
+    Larger than any where a size is not known.
+    """
+    if claim.model == run.model:
+        return 0.0
+    parameters = run.parameters()
+    if claim.size is None or not parameters:
+        return math.inf
+    return 1e-9 + abs(math.log(claim.size * 1e9 / parameters))
+
+
+def _applies(claim: Claim, dataset: str, temperature: float) -> bool:
+    """Whether a claim can stand in a table of this data set at all."""
+    return (
+        claim.dataset == dataset
+        and claim.temperature == temperature
+        and claim.over is None
+        and not _NO_MODEL.fullmatch(claim.model)
+        and any(claim.value(metric) is not None for metric in (*_COMPARED, "tokens_per_s"))
+    )
+
+
+def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Claim | None:
+    """The claim that comes closest to a label of a run.
+
+    Of the claims about the method, the data set and the settings, those about the same model come
+    first, then the model nearest in size, then those on the same hardware, those that name
+    settings, those by the method's authors, and last the order of the ledger.
+    """
+    knobs = run.knobs(label)
+    gpus = run.gpus
+    fitting = [
+        claim
+        for claim in ledger
+        if claim.method == method
+        and _applies(claim, run.dataset, run.temperature)
+        and (claim.setting in (None, label))
+        and claim.fits(knobs)
+    ]
+    return min(
+        fitting,
+        key=lambda claim: (
+            claim.setting != label,
+            all(claim.value(metric) is None for metric in _COMPARED),
+            _distance(claim, run),
+            not claim.same_hardware(gpus),
+            claim.quoted,
+            claim.qualifier is not None,
+            not claim.knobs,
+            not claim.own,
+        ),
+        default=None,
+    )
+
+
+def claim_of_setting(
+    claims: Sequence[Claim], setting: str, method: str, model: str, dataset: str
+) -> Claim | None:
+    """The claim for a variant that is no knob (``setting`` in the ledger), whatever the knobs.
+
+    None where there is none about this model.
+    """
+    wanted = (setting, method, model, dataset)
+    return next((c for c in claims if (c.setting, c.method, c.model, c.dataset) == wanted), None)
+
+
+def claims_not_run(run: Run, methods: set[str], ledger: Sequence[Claim]) -> list[Claim]:
+    """One claim per method that has numbers for the run's data set but was not run.
+
+    About the run's model where the ledger knows it, else about the model it says most on.
+    """
+    fitting = [
+        claim
+        for claim in ledger
+        if _applies(claim, run.dataset, run.temperature)
+        and not claim.quoted
+        and claim.qualifier is None
+        and claim.setting is None
+    ]
+    models = [claim.model for claim in fitting]
+    if not models:
+        return []
+    model = run.model if run.model in models else max(models, key=models.count)
+    chosen: dict[str, Claim] = {}
+    for claim in sorted(fitting, key=lambda claim: not claim.own):
+        if claim.model == model and claim.method not in methods:
+            chosen.setdefault(claim.method, claim)
+    return [chosen[method] for method in sorted(chosen)]
+
+
+def compare(
+    claim: Claim | None, row: Mapping[str, Any], model: str, gpus: Sequence[str], task: str
+) -> str:
+    """The verdict on a row of a summary, by the rule at the head of this module; "" without claim.
+
+    Args:
+        claim: from :func:`find_claim`.
+        row: as :func:`specbench.results.statistics.summarise` gives it.
+        model: of the run.
+        gpus: of the run, by name; empty for a CPU.
+        task: of the row.
+    """
+    if claim is None:
+        return ""
+    if claim.model != model:
+        return OTHER_MODEL
+    mat = speed = None
+    if claim.qualifier is None:
+        mat = _agrees(claim, "mat", row, task, MAT_TOLERANCE)
+        if claim.same_hardware(gpus):
+            speed = _agrees(claim, "speedup", row, task, SPEEDUP_TOLERANCE)
+    # Speed is asked where MAT agrees or is not claimed.
+    if mat is not None and mat != REPRODUCED:
+        return mat
+    if mat is None:
+        return speed or NOT_COMPARED
+    return REPRODUCED if speed == REPRODUCED else MAT_ONLY
+
+
+def _agrees(
+    claim: Claim, metric: str, row: Mapping[str, Any], task: str, tolerance: float
+) -> str | None:
+    """One number's part of the verdict: reproduced, not, or too few to tell.
+
+    None where it is not claimed or not measured.
+    """
+    claimed, measured = claim.value(metric, task), row[metric]
+    if claimed is None or measured is None:
+        return None
+    low, high = row[f"{metric}_ci"] or (measured, measured)
+    if high > WIDEST * low or row.get("n_cases", FEWEST) < FEWEST:
+        return TOO_FEW
+    return REPRODUCED if low / (1 + tolerance) <= claimed <= high * (1 + tolerance) else NOT

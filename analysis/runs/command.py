@@ -1,0 +1,38 @@
+"""What the commands over runs share: reading them, and errors as exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from analysis.runs.load import usable_runs
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+    from analysis.runs.load import Run
+
+
+def with_runs(options: argparse.Namespace, show: Callable[[Sequence[Run]], int]) -> int:
+    """Read the runs that a command names and show them.
+
+    Args:
+        options: with ``runs`` (folders) and ``incomplete``.
+        show: what the command does with the runs; returns the exit code.
+
+    Returns:
+        What ``show`` returns, or 2 where there is nothing to show or a file is damaged.
+    """
+    try:
+        runs, hidden = usable_runs(options.runs, options.incomplete, surfaces=True)
+        for run in hidden:
+            sys.stderr.write(f"not shown, because incomplete: {run.path}\n")
+        return show(runs)
+    except Exception as error:
+        # The project's own errors carry their exit code and a message meant for the user.
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        return int(code)

@@ -1,0 +1,297 @@
+"""Runs that may stand in one table: rows, claims, and the caption that belongs below."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_ledger
+from analysis.runs.estimates import tokens_per_s, usable_turns
+from specbench.results.estimate import FEWEST, Measured
+from specbench.results.statistics import OVERALL, summarise, task_order
+from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from analysis.runs.load import Run
+
+
+@dataclass(frozen=True)
+class ComparedLabel:
+    """One label of one run: its rows by task, and what is claimed."""
+
+    run: Run
+    label: str
+    rows: Mapping[str, Mapping[str, Any]]
+    claim: Claim | None
+
+    @property
+    def overall(self) -> Mapping[str, Any]:
+        """The row over the whole run."""
+        return self.rows[OVERALL]
+
+    def measured(self, key: str, task: str = OVERALL) -> Measured:
+        """A number of a task's row with its interval; none where the run lacks the task."""
+        return measured(self.rows.get(task, {}), key)
+
+    def speed(self) -> Measured:
+        """Tokens/s over the run with its own interval; none by Spec-Bench's formula."""
+        if self.overall["estimator"] != "paired":
+            return Measured(self.overall["tokens_per_s"], digits=1)
+        own = [record for record in usable_turns(self.run.records) if record.label == self.label]
+        return tokens_per_s(own, self.run.seed)
+
+    def verdict(self, task: str = OVERALL) -> str:
+        """How the claim compares with what was measured."""
+        return compare(self.claim, self.rows[task], self.run.model, self.run.gpus, task)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that share model, questions and conditions: one table."""
+
+    runs: Sequence[Run]
+    entries: Sequence[ComparedLabel]
+    not_run: Sequence[Claim]
+    estimator: str
+
+    @property
+    def title(self) -> str:
+        """What the table is about."""
+        return f"{self.runs[0].model} on {self.runs[0].dataset}"
+
+    @property
+    def tasks(self) -> list[str]:
+        """All tasks in their usual order, without the overall one."""
+        tasks = {task for entry in self.entries for task in entry.rows} - {OVERALL}
+        return sorted(tasks, key=task_order)
+
+
+def make_comparisons(
+    runs: Sequence[Run], estimator: str | None = None, ledger: Sequence[Claim] | None = None
+) -> list[Comparison]:
+    """Summarise the runs and put those that may stand in one table together.
+
+    Args:
+        runs: in the order of the rows.
+        estimator: ``paired`` or ``specbench``; by default the one each run was made with.
+        ledger: the claims that may stand beside; all by default.
+    """
+    ledger = load_ledger() if ledger is None else ledger
+    by_key: dict[tuple[Any, ...], list[Run]] = {}
+    for run, questions in zip(runs, _questions(runs), strict=True):
+        kind = estimator or run.estimator
+        key = (run.model, run.dataset, *conditions(run), len(questions), questions, kind)
+        by_key.setdefault(key, []).append(run)
+    groups = []
+    for key, members in sorted(by_key.items(), key=lambda item: item[0]):
+        kind = key[-1]
+        entries = [entry for run in members for entry in _entries(run, kind, ledger)]
+        methods = {str(entry.overall["method"]) for entry in entries} | {"ar"}
+        groups.append(
+            Comparison(members, entries, claims_not_run(members[0], methods, ledger), kind)
+        )
+    return groups
+
+
+def conditions(run: Run) -> tuple[Any, ...]:
+    """What runs in one table share besides model and data; may be sorted."""
+    made = (run.verifier, run.timing, run.imported or "", run.max_new_tokens or 0)
+    return (run.dtype, run.hardware, run.temperature, run.synthetic, *made)
+
+
+def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
+    """For each run the questions that it was to ask, whatever their order.
+
+    A shard has asked a part of them; other runs of the same prompt set know the rest.
+    """
+    sets = [(run.model, run.manifest.get("prompt_set_hash") or run.path) for run in runs]
+    asked: dict[Any, dict[str, int]] = {}
+    for run, prompts in zip(runs, sets, strict=True):
+        asked.setdefault(prompts, {}).update(run.questions)
+    known = {prompts: tuple(sorted(found.items())) for prompts, found in asked.items()}
+    return [known[prompts] for prompts in sets]
+
+
+def run_names(runs: Iterable[Run]) -> dict[Path, str]:
+    """What to call the runs, by folder: its name, or all of its path where names are alike."""
+    folders = {run.path for run in runs}
+    counts = Counter(path.name for path in folders)
+    return {path: path.name if counts[path.name] == 1 else str(path) for path in folders}
+
+
+def name(group: Comparison, entry: ComparedLabel) -> str:
+    """The label, and the run where the group has the label more than once."""
+    labels = [other.label for other in group.entries]
+    if labels.count(entry.label) == 1:
+        return entry.label
+    return f"{entry.label} ({run_names(group.runs)[entry.run.path]})"
+
+
+def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[ComparedLabel]:
+    rows = summarise(
+        run.records,
+        run.labels,
+        run.baseline,
+        seed=run.seed,
+        estimator=estimator,
+        footing=baseline_context(run.manifest),
+    )
+    entries = []
+    for label in run.labels:
+        own = {row["task"]: _shown(row) for row in rows if row["label"] == label}
+        # Plain decoding is what claims are relative to.
+        is_baseline = label == run.baseline
+        claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], ledger)
+        entries.append(ComparedLabel(run, label, own, claim))
+    return entries
+
+
+def measured(row: Mapping[str, Any], key: str) -> Measured:
+    """A number of a summary's row with its interval; plain decoding's are 1 by definition."""
+    if row.get("method") == "ar":
+        return Measured(row.get(key))
+    few = row.get("n_cases", FEWEST) < FEWEST
+    return Measured(row.get(key), row.get(f"{key}_ci"), few=few)
+
+
+def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A summary's row without the intervals that say nothing; a pass yields a token at least."""
+    if row["n_cases"] < FEWEST:
+        return {**row, **{key: None for key in row if key.endswith("_ci")}}
+    if row["mat_ci"] is not None:
+        low, high = row["mat_ci"]
+        return {**row, "mat_ci": (max(1.0, low), high)}
+    return row
+
+
+# What a caption says first about times that were not measured.
+_TIMES = {
+    "measured": "",
+    "predicted": "PREDICTED times (replay with a cost surface), not measured ones. ",
+    "none": "Replay without times: steps only. ",
+}
+
+
+def caption(group: Comparison, speedup: bool = True) -> str:
+    """Model, data, state, hardware, number of cases, verdict on losslessness, code.
+
+    Args:
+        group: whose conditions they are.
+        speedup: whether what stands above shows speedups, which are then explained.
+    """
+    first = group.runs[0]
+    made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
+    made_up += _TIMES[first.timing]
+    if first.imported:
+        made_up += f"IMPORTED from {first.imported}'s files: not run here, no tokens to audit. "
+    counts = sorted({entry.overall["n_cases"] for entry in group.entries})
+    cases = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    repeats = sorted({1 + max(record.repeat for record in run.records) for run in group.runs})
+    decoding = "greedy" if first.temperature == 0 else f"temperature {first.temperature:g}"
+    limit = first.max_new_tokens
+    dropped = _lost(group, "n_dropped")
+    disturbed = _lost(group, "n_disturbed")
+    speed = (
+        "Speedup: tokens/s over that of ar on the same cases of the same run"
+        if group.estimator == "paired"
+        else "Speedup and tokens/s by Spec-Bench's formula (mean of per-question speeds)"
+    )
+    return " ".join(
+        [
+            f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"
+            + (f" of at most {limit} new tokens a turn" if limit else "")
+            + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
+            + (f", {dropped} dropped because one label failed" if dropped else "")
+            + (f", {disturbed}{_of_runs(group)} with a disturbed turn " if disturbed else "")
+            + (_how_counted(group) if disturbed else "")
+            + ".",
+            f"Hardware: {first.hardware}.",
+            f"State kept per {_scopes(group)}.",
+            f"Lossless: {_lossless(group)}.",
+            (f"{speed}. " if speedup and first.timing != "none" else "")
+            + f"Intervals: 95 %, bootstrap over prompts within categories{_too_few(group)}.",
+            *_slow_baseline(group),
+            f"Code: {', '.join(sorted({run.code for run in group.runs}))}.",
+        ]
+    )
+
+
+def _too_few(group: Comparison) -> str:
+    counts = [row["n_cases"] for entry in group.entries for row in entry.rows.values()]
+    return f"; none for fewer than {FEWEST}" if min(counts) < FEWEST else ""
+
+
+def _slow_baseline(group: Comparison) -> list[str]:
+    """A warning where a run's baseline reads its weights at less than half the memory's speed."""
+    shares = [
+        share
+        for entry in group.entries
+        if entry.label == entry.run.baseline
+        and (share := entry.overall["bandwidth_share"]) is not None
+    ]
+    if not shares or min(shares) >= SLOW_BASELINE:
+        return []
+    span = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
+    return [
+        f"SLOW BASELINE: ar takes {span} of the copy bandwidth, under {SLOW_BASELINE:.0%}, so a "
+        "part of each speedup is its slowness."
+    ]
+
+
+def _lost(group: Comparison, kind: str) -> int:
+    """Cases lost over all runs; all labels of a run lose the same ones."""
+    by_run = {str(entry.run.path): int(entry.overall[kind]) for entry in group.entries}
+    return sum(by_run.values())
+
+
+def _of_runs(group: Comparison) -> str:
+    """What cases over all runs are counted out of, where there are several runs."""
+    if len(group.runs) == 1:
+        return ""
+    cases = {str(entry.run.path): int(entry.overall["n_cases"]) for entry in group.entries}
+    return f" of {sum(cases.values())} in {len(cases)} runs"
+
+
+def _how_counted(group: Comparison) -> str:
+    """What became of disturbed cases, as :mod:`specbench.results.statistics.summary` states it."""
+    if any(entry.overall["disturbed_counted"] for entry in group.entries):
+        return "(of one run more than half, and counted there)"
+    return "not timed"
+
+
+def _scopes(group: Comparison) -> str:
+    by_scope: dict[str, list[str]] = {}
+    for entry in group.entries:
+        if entry.label == entry.run.baseline:
+            continue
+        labels = by_scope.setdefault(str(entry.overall["state_scope"]), [])
+        if entry.label not in labels:
+            labels.append(entry.label)
+    parts = [f"{scope} ({', '.join(labels)})" for scope, labels in sorted(by_scope.items())]
+    return "; ".join(parts) or "nothing but ar was run"
+
+
+def _lossless(group: Comparison) -> str:
+    totals: dict[str, int] = {}
+    for entry in group.entries:
+        if entry.label != entry.run.baseline:
+            for kind, count in entry.overall["lossless"].items():
+                totals[kind] = totals.get(kind, 0) + count
+    return verdict_words(totals)
+
+
+def verdict_words(counts: Mapping[str, int]) -> str:
+    """``3 near tie, 45 equal``; kinds that did not occur are left out."""
+    words = {
+        "bug": "BUG",
+        "near_tie": "near tie",
+        "equal": "equal",
+        "not_audited": "not audited",
+        "lossy": "lossy",
+    }
+    parts = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
+    return ", ".join(parts) or "nothing audited"

@@ -1,0 +1,99 @@
+"""Where a report's numbers come from: how methods were set, on what they ran, in which folders."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from analysis.tabular.table import ResultTable
+from specbench.results.estimate import ABSENT, Measured
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from analysis.runs.load import Run
+
+# Of a manifest; what is left out is long and stands there.
+_SURROUNDINGS = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
+_LONG = {"packed", "drafts"}
+_NOT_KNOBS = {"name", "version", "state_scope", "_target_"}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What runs were measured on, and which of them."""
+
+    title: str
+    facts: Mapping[str, str]
+    runs: Sequence[str] = field(default_factory=list)
+
+
+def settings(runs: Iterable[Run]) -> list[ResultTable]:
+    """A table per method: every setting that was run, once, with the number of its runs."""
+    counts: dict[str, Counter[tuple[str, str, str]]] = {}
+    for run in runs:
+        for label in run.labels:
+            node = (run.manifest.get("labels") or {}).get(label) or {}
+            knobs = {key: v for key, v in run.knobs(label).items() if key not in _NOT_KNOBS}
+            setting = (label, str(node.get("state_scope", ABSENT)), json.dumps(knobs))
+            counts.setdefault(str(node.get("method", label)), Counter())[setting] += 1
+    return [_settings_sheet(method, found) for method, found in sorted(counts.items())]
+
+
+def _settings_sheet(method: str, found: Mapping[tuple[str, str, str], int]) -> ResultTable:
+    knobs = [json.loads(text) for _, _, text in found]
+    names = list(dict.fromkeys(key for setting in knobs for key in setting))
+    rows: list[list[str | Measured]] = [
+        [label, scope, *(_plain(own.get(key)) for key in names), str(count)]
+        for ((label, scope, _), count), own in zip(found.items(), knobs, strict=True)
+    ]
+    return ResultTable(method, "", ["label", "state kept per", *names, "runs"], rows, [])
+
+
+def environments(runs: Iterable[Run]) -> list[Environment]:
+    """Model, hardware, versions and code of the runs; runs that agree in all of it once."""
+    found: dict[str, Environment] = {}
+    for run in runs:
+        kept = {key: run.manifest[key] for key in _SURROUNDINGS if run.manifest.get(key)}
+        facts = dict(_flat(kept))
+        key = json.dumps(facts)
+        if key not in found:
+            title = f"{run.hardware}, {run.code}"
+            found[key] = Environment(title, facts, [])
+        found[key] = Environment(found[key].title, facts, [*found[key].runs, str(run.path)])
+    return list(found.values())
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in node.items():
+        if isinstance(value, dict) and value:
+            if key not in _LONG:
+                yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return ABSENT
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def sources(runs: Iterable[Run]) -> ResultTable:
+    """The run folders, so that every number can be traced to its records."""
+    headings = ["folder", "experiment", "typed", "began", "turns", "run key", "seed"]
+    rows: list[list[str | Measured]] = [
+        [
+            str(run.path),
+            run.experiment or ABSENT,
+            " ".join(map(str, run.manifest.get("overrides") or [])) or ABSENT,
+            min((record.started_at for record in run.records), default="")[:19] or ABSENT,
+            str(len(run.records)),
+            str(run.manifest.get("run_key") or ABSENT)[:8],
+            str(run.seed),
+        ]
+        for run in runs
+    ]
+    return ResultTable("Runs", "", headings, rows, [])

@@ -1,0 +1,303 @@
+"""From a composed configuration to a finished folder: checks, the child process, exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from runners.job import BASELINE, Entry, Job
+from runners.launch import prerequisites
+from runners.launch.child_process import run_in_child
+from runners.launch.publish import publish
+from runners.run_folder import folder
+from specbench.config import compose
+from specbench.config.compare import compose_entry, with_parts
+from specbench.config.hydra_errors import translate_hydra_error
+from specbench.config.run_key import identity, run_key
+from specbench.config.validate import check_values
+from specbench.data import cases
+from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError, unknown_name
+from specbench.results import records
+from specbench.storage import jsonl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+log = logging.getLogger(__name__)
+
+_NO_EXPERIMENT = "runs"  # where runs without an experiment go below paths.results
+
+
+class ExitCode(int):
+    """The exit code of a job, which registers where it arrives.
+
+    A launcher may run jobs in other processes and Hydra keeps the values they return to itself.
+    They come back pickled, so unpickling is where the process that must exit learns of them.
+    """
+
+    def __new__(cls, code: int) -> ExitCode:
+        """The code, noted in this process."""
+        _codes.append(int(code))
+        return super().__new__(cls, code)
+
+    def __reduce__(self) -> tuple[type[ExitCode], tuple[int]]:
+        return (ExitCode, (int(self),))
+
+
+_codes: list[int] = []
+
+
+class Runner(Protocol):
+    """What a module named by ``conf/runner/<name>.yaml`` has.
+
+    Attributes:
+        IN_PROCESS: it loads no model, so that the jobs of a sweep share one process.
+    """
+
+    IN_PROCESS: bool
+
+    @staticmethod
+    def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """The configuration with what the runner's own input decides filled in."""
+
+    @staticmethod
+    def questions(cfg: DictConfig) -> tuple[cases.Case, ...]:
+        """What is asked, after a check that the rest of the input can be had."""
+
+    @staticmethod
+    def run(job: Job) -> int:
+        """Do what is missing in the job's folder; returns 0 or 1."""
+
+    @staticmethod
+    def show(path: Path) -> None:
+        """Print the result that a complete folder holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """How a job was asked for, as far as Hydra alone knows it.
+
+    Attributes:
+        overrides: what was typed for this job.
+        multirun: whether ``output_dir`` is the root of several jobs' folders.
+        experiment: the ``experiment`` group's choice, or None.
+    """
+
+    overrides: tuple[str, ...] = ()
+    multirun: bool = False
+    experiment: str | None = None
+
+    @staticmethod
+    def from_hydra() -> Invocation:
+        """The invocation of the job that Hydra is running."""
+        hydra = HydraConfig.get()
+        experiment = hydra.runtime.choices.get("experiment")
+        return Invocation(
+            overrides=tuple(hydra.overrides.task),
+            multirun=hydra.mode == RunMode.MULTIRUN,
+            experiment=None if experiment in (None, "null") else str(experiment),
+        )
+
+
+def run_application(main: Callable[[], Any]) -> int:
+    """Call a ``hydra.main`` function and return the process's exit code.
+
+    Nothing that a user can cause ends in a traceback: composition errors of Hydra and OmegaConf
+    are translated like ours. ``HYDRA_FULL_ERROR=1`` shows the traceback all the same.
+    """
+    _codes.clear()
+    verbose = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints and exits by itself, with 1
+    try:
+        main()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception as error:
+        return max([_report(error, verbose), *_codes])
+    return max(_codes, default=0)
+
+
+def run_job(cfg: DictConfig) -> ExitCode:
+    """Run one job of Hydra's; errors are reported here so that a sweep goes on.
+
+    Raises:
+        SystemExit: the run was asked to stop.
+    """
+    try:
+        return ExitCode(execute(cfg, Invocation.from_hydra()))
+    except Exception as error:
+        return ExitCode(_report(error))
+
+
+def execute(
+    cfg: DictConfig,
+    invocation: Invocation,
+    launch: Callable[[Callable[[Job], int], Job], int] | None = None,
+) -> int:
+    """Check everything that is cheap to check, measure what is missing, print the table.
+
+    Args:
+        cfg: the composed configuration.
+        invocation: what Hydra knows besides.
+        launch: how the runner's work is called; by default in a child process, or in this one
+            where the runner loads no model.
+
+    Returns:
+        The exit code of a run that got to its end: 0 or 1.
+
+    Raises:
+        ConfigurationError: bad configuration or input.
+        SpecBenchError: the run could not go to its end.
+    """
+    runner = _runner(cfg)
+    check_values(cfg)
+    cfg = prerequisites.ensure(cfg, lambda first: execute(first, Invocation(), launch))
+    cfg = runner.adopt(cfg, invocation.overrides)
+    shard = _parse_shard(cfg.shard)
+    entries = resolve_entries(cfg)
+    # Shards of one run share its key, so that their records can be put together.
+    key = run_key(cfg)
+    own = {**identity(cfg), "shard": cfg.shard}
+    path = _output_folder(cfg, invocation, key)
+    if cfg.fresh:
+        path = folder.fresh_folder(path)
+    else:
+        folder.check_owner(path, key, own)
+        if folder.is_complete(path):
+            _check_questions(cfg, path, runner)
+            exit_code = _reprint(path, runner)
+            publish(cfg.logger, path)
+            return exit_code
+    questions = runner.questions(cfg)
+    folder.make_folder(path)
+    job = Job(
+        config=OmegaConf.to_container(cfg, resolve=True),
+        overrides=invocation.overrides,
+        identity=own,
+        run_key=key,
+        folder=path,
+        entries=entries,
+        cases=questions,
+        shard=shard,
+    )
+    launch = launch or (_run_here if runner.IN_PROCESS else run_in_child)
+    exit_code = launch(runner.run, job)
+    if folder.is_complete(path):
+        runner.show(path)
+        publish(cfg.logger, path)
+    return exit_code
+
+
+def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
+    """The contenders: the baseline (unless switched off or chosen itself), the method, compare.
+
+    Raises:
+        ConfigurationError: an unknown method or knob, or two entries with one label.
+    """
+    entries = [_entry(cfg)]
+    if cfg.baseline and entries[0].label != BASELINE:
+        entries.insert(0, _entry(compose_entry(cfg, BASELINE)))
+    entries += [_entry(compose_entry(cfg, extra)) for extra in cfg.compare]
+    labels = [entry.label for entry in entries]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigurationError(
+                f"the label {label!r} occurs {labels.count(label)} times among the run's entries "
+                f"({', '.join(labels)}). Name the second one, e.g. "
+                f"'compare=[{{method: {label}, label: {label}_2}}]'."
+            )
+    return tuple(entries)
+
+
+def _entry(cfg: DictConfig) -> Entry:
+    method = OmegaConf.to_container(cfg.method, resolve=True)
+    pair = OmegaConf.to_container(cfg.pair, resolve=True)
+    assert isinstance(method, dict)
+    assert isinstance(pair, dict)
+    label = str(method.pop("label", None) or method["name"])
+    return Entry(
+        label=label,
+        method=with_parts({str(key): value for key, value in method.items()}),
+        pair={str(key): value for key, value in pair.items()},
+    )
+
+
+def _check_questions(cfg: DictConfig, path: Path, runner: Runner) -> None:
+    """Refuse to show a table for a file of the user's that has changed since it was measured."""
+    if cfg.dataset.path is None:
+        return  # the project's own data sets are pinned
+    measured = jsonl.read_json(path / records.MANIFEST).get("prompt_set_hash")
+    if measured != cases.prompt_set_hash(runner.questions(cfg)):
+        raise OutputRefused(
+            f"{path} was measured on other questions: {cfg.dataset.path} has changed since. "
+            "Type fresh=true to measure into a new folder."
+        )
+
+
+def _reprint(path: Path, runner: Runner) -> int:
+    exit_code = int(jsonl.read_json(path / records.MANIFEST)["exit_code"])
+    runner.show(path)
+    log.info("%s is complete: nothing was measured (fresh=true measures again)", path)
+    return exit_code
+
+
+def _runner(cfg: DictConfig) -> Runner:
+    name = str(cfg.runner.name)
+    if name not in compose.option_names("runner"):
+        raise unknown_name("runner", name, compose.option_names("runner"))
+    runner: Runner = importlib.import_module(f"runners.{name}")
+    return runner
+
+
+def _run_here(work: Callable[[Job], int], job: Job) -> int:
+    return work(job)
+
+
+def _output_folder(cfg: DictConfig, invocation: Invocation, run_key: str) -> Path:
+    label = re.sub(r"[^\w.+-]", "_", str(cfg.method.get("label") or cfg.method.name))
+    name = f"{label}-{run_key[:8]}"
+    if cfg.shard is not None:
+        name += "-shard" + str(cfg.shard).replace("/", "of")
+    if cfg.output_dir is None:
+        return Path(cfg.paths.results) / (invocation.experiment or _NO_EXPERIMENT) / name
+    root = Path(cfg.output_dir)
+    return root / name if invocation.multirun else root
+
+
+def _parse_shard(shard: str | None) -> tuple[int, int]:
+    if shard is None:
+        return (0, 1)
+    match = re.fullmatch(r"(\d+)/(\d+)", str(shard))
+    if match is None or not int(match[1]) < int(match[2]):
+        raise ConfigurationError(
+            f"shard={shard} is no part of a whole: it must be i/n with i from 0 to n - 1, "
+            "e.g. shard=0/4."
+        )
+    return (int(match[1]), int(match[2]))
+
+
+def _report(error: Exception, verbose: bool = False) -> int:
+    """Tell the user what went wrong; returns the exit code."""
+    known: Exception | None = error
+    if isinstance(error, OSError) and error.filename is not None:
+        known = folder.unwritable(error.filename, error)
+    elif not isinstance(error, SpecBenchError):
+        known = translate_hydra_error(error)
+    if verbose or known is None:
+        traceback.print_exception(error)
+    if isinstance(known, SpecBenchError):
+        sys.stderr.write(f"error: {known}\n")
+        return known.exit_code
+    return 1

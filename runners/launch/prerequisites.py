@@ -1,0 +1,87 @@
+"""What a replay reads, made first where an experiment asks for it: recorded answers, a surface.
+
+``runner.traces=record`` and ``runner.surface=measure`` make an experiment of replays a single
+command. Both results lie below ``runner.recordings``, where the jobs of a sweep, and other
+experiments with the same questions, find them.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
+
+from runners.job import BASELINE
+from runners.run_folder import folder
+from specbench.config import compose
+from specbench.config.compare import compose_entry
+from specbench.config.run_key import run_key
+from specbench.errors import SpecBenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RECORD, MEASURE = "record", "measure"
+_SURFACE = "surface.json"
+
+log = logging.getLogger(__name__)
+
+
+def ensure(cfg: DictConfig, execute: Callable[[DictConfig], int]) -> DictConfig:
+    """The configuration with ``record`` and ``measure`` replaced by what they stand for.
+
+    Args:
+        cfg: of a replay; another runner's is returned as it is.
+        execute: runs a job to its end and returns its exit code.
+
+    Raises:
+        SpecBenchError: the recording or the measurement did not get to its end.
+    """
+    if cfg.runner.name != "replay":
+        return cfg  # an experiment in the paper's size measures, whatever its small one replays
+    wanted = {
+        "traces": (cfg.runner.traces == RECORD, _recording),
+        "surface": (cfg.runner.surface == MEASURE, _measurement),
+    }
+    for key, (asked, describe) in wanted.items():
+        if not asked:
+            continue
+        job = describe(cfg)
+        path = _home(cfg, job)
+        if not folder.is_complete(path):
+            log.info("first, for runner.%s: %s", key, path)
+            job.output_dir = str(path)
+            if execute(job):
+                raise SpecBenchError(f"{path} failed, which runner.{key} was to be read from.")
+        cfg = cfg.copy()
+        cfg.runner[key] = str(path / _SURFACE if key == "surface" else path)
+    return cfg
+
+
+def _home(cfg: DictConfig, job: DictConfig) -> Path:
+    """Where the same job was done before, be it by hand or for a figure, else where it is to go."""
+    key = run_key(job)
+    for path in sorted(Path(cfg.paths.results).glob(f"*/*-{key}")):
+        if folder.is_complete(path):
+            return path
+    return Path(cfg.runner.recordings) / f"{cfg.model.name}_{job.runner.name}-{key}"
+
+
+def _recording(cfg: DictConfig) -> DictConfig:
+    """Plain decoding of the run's questions."""
+    job = compose_entry(cfg, BASELINE)
+    job.runner = compose.compose(["runner=offline"]).runner
+    for key, value in {"compare": [], "repeats": 1, "shard": None, "fresh": False}.items():
+        OmegaConf.update(job, key, value)
+    job.engine.eager_baseline = False  # a replay asks for no other times than the surface's
+    return job
+
+
+def _measurement(cfg: DictConfig) -> DictConfig:
+    """The cost surface of the run's model, whatever the questions."""
+    job = compose.compose([f"method={BASELINE}", "runner=cost"])
+    for key in ("model", "engine", "paths", "cache_dir"):
+        job[key] = cfg[key]
+    return job

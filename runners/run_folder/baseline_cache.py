@@ -1,0 +1,64 @@
+"""Plain greedy answers that no measured run gives: computed once, untimed, kept on disk.
+
+Needed as the first turn's answer in a dialogue where no greedy baseline runs, and as the
+reference of a method that asks for one before the baseline has run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specbench.storage import jsonl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from specbench.decoding.structs import IntArray
+
+
+class BaselineCache:
+    """Looks answers up in ``dialogue.jsonl`` and computes the missing ones.
+
+    Args:
+        path: the file; a line cut off by a crash is dropped.
+        decode: the plain greedy output ``[n_new]`` of a prompt.
+    """
+
+    def __init__(self, path: Path, decode: Callable[[IntArray], IntArray]) -> None:
+        lines, truncated = jsonl.read_jsonl(path)
+        if truncated:
+            jsonl.rewrite_jsonl(path, lines)
+        self._known = {
+            (line["case_id"], line["turn"], line["prompt_sha"]): line["output_ids"]
+            for line in lines
+        }
+        self._path = path
+        self._decode = decode
+        self._writer: jsonl.JsonlWriter | None = None
+
+    def get(self, case_id: str, turn: int, prompt: IntArray) -> IntArray:
+        """The plain greedy output for a prompt of a case's turn.
+
+        Raises:
+            CaseFailed: the prompt cannot be decoded.
+            DiskError: the answer cannot be kept.
+        """
+        sha = hashlib.sha256(np.ascontiguousarray(prompt, dtype="<i8").tobytes()).hexdigest()
+        key = (case_id, turn, sha)
+        if key not in self._known:
+            output = [int(token) for token in self._decode(prompt)]
+            line = {"case_id": case_id, "turn": turn, "prompt_sha": sha, "output_ids": output}
+            if self._writer is None:
+                self._writer = jsonl.JsonlWriter(self._path)
+            self._writer.append([line])
+            self._known[key] = output
+        return np.asarray(self._known[key], dtype=np.int64)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,278 @@
+"""The output folder: whose it is, who may write, and what of it is already done."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from runners.run_folder.config_diff import config_diff
+from specbench.errors import OutputRefused
+from specbench.results import records
+from specbench.storage import jsonl
+from specbench.storage.jsonl import DiskError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from runners.job import Job
+    from specbench.results.records import CaseRecord
+
+log = logging.getLogger(__name__)
+
+_LOCK = ".lock"
+_HOLDER = ".holder.json"
+
+
+def make_folder(path: Path) -> None:
+    """Create the folder.
+
+    Raises:
+        OutputRefused: the path cannot be a folder, or may not be written.
+        DiskError: the disk is full.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path | str, error: OSError) -> OutputRefused | DiskError:
+    """What to tell the user when ``path`` cannot be created or written."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskError(f"cannot write {path}: {reason}. Make room and run the command again.")
+    return OutputRefused(
+        f"output_dir={path} cannot be used: {reason}. Give a folder that can be created and "
+        "written: output_dir=DIR."
+    )
+
+
+def fresh_folder(path: Path) -> Path:
+    """``path`` where nothing was measured yet, else the first free of ``path-2``, ``path-3`` …."""
+    candidate, number = path, 2
+    while (candidate / records.MANIFEST).exists() or (candidate / records.CASES).exists():
+        candidate = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return candidate
+
+
+def is_complete(path: Path) -> bool:
+    """Whether everything of the folder's run was measured."""
+    return (path / records.DONE).exists()
+
+
+def check_owner(path: Path, run_key: str, identity: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds another configuration's run.
+
+    Args:
+        path: the folder; it need not exist.
+        run_key: this run's.
+        identity: the part of the configuration that ``run_key`` is the hash of, and ``shard``.
+
+    Raises:
+        OutputRefused: the folder belongs to another run; names the keys that differ.
+    """
+    manifest_path = path / records.MANIFEST
+    if not manifest_path.exists():
+        if (path / records.CASES).exists():
+            raise OutputRefused(
+                f"{path} holds {records.CASES} but no {records.MANIFEST}, so it cannot be told "
+                "which run it belongs to. Give another output_dir, or fresh=true."
+            )
+        return
+    manifest = jsonl.read_json(manifest_path)
+    theirs = manifest.get("identity", {})
+    if manifest.get("run_key") == run_key and theirs.get("shard") == identity.get("shard"):
+        return
+    differing = config_diff(theirs, identity)
+    raise OutputRefused(
+        f"{path} belongs to a run with another configuration. Differing keys:\n"
+        + "\n".join(differing)
+        + "\nGive another output_dir, or fresh=true to measure into a new folder beside it."
+    )
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the folder's lock.
+
+    Raises:
+        OutputRefused: another process holds it; names its pid and host.
+    """
+    lock = FileLock(path / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise OutputRefused(
+            f"{path} is being written by {_holder(path)}. Wait for it, end it, or give another "
+            "output_dir."
+        ) from None
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        holder = {"pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname()}
+        jsonl.write_json(path / _HOLDER, holder)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (path / _HOLDER).unlink()
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads((path / _HOLDER).read_text())
+        return f"process {holder['parent']} (child {holder['pid']}) on host {holder['host']}"
+    except (OSError, ValueError, KeyError):
+        return "another process that has just started"
+
+
+class ResultFiles:
+    """The growing files of a run, opened under the lock; whole blocks only.
+
+    Attributes:
+        done: records of the complete blocks, in the order they were written.
+        redone: number of blocks that were found incomplete and dropped.
+        superseded: ``(repeat, case_id, attempt)`` of the measurements in ``disturbed.jsonl``.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._folder = job.folder
+        self.done, self.redone = self._keep_complete_blocks(job)
+        self.superseded = self._keep_superseded()
+        self._open()
+
+    def _open(self) -> None:
+        self._cases = jsonl.JsonlWriter(self._folder / records.CASES)
+        self._errors = jsonl.JsonlWriter(self._folder / records.ERRORS)
+        self._steps = jsonl.JsonlWriter(self._folder / records.STEPS_LOG)
+
+    def _keep_superseded(self) -> set[tuple[int, str, int]]:
+        """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
+        path = self._folder / records.DISTURBED
+        lines, cut = jsonl.read_jsonl(path)
+        present = {(r.repeat, r.case_id, r.attempt) for r in self.done}
+        keep = [x for x in lines if (x["repeat"], x["case_id"], x["attempt"]) not in present]
+        if cut or len(keep) < len(lines):
+            jsonl.rewrite_jsonl(path, keep)
+        return {(line["repeat"], line["case_id"], line["attempt"]) for line in keep}
+
+    def _keep_complete_blocks(self, job: Job) -> tuple[list[CaseRecord], int]:
+        folder = self._folder
+        found, truncated = records.read_records(folder / records.CASES)
+        present = {record.key for record in found}
+        complete = {
+            (block.repeat, block.case.case_id)
+            for block in job.blocks()
+            if block.keys(job.labels) <= present
+        }
+        started = {(record.repeat, record.case_id) for record in found}
+        incomplete = started - complete
+        redone = max(len(incomplete), int(truncated))
+        if redone:
+            log.info(
+                "%s: the last run was cut off in the middle of a case%s; %d incomplete block%s "
+                "dropped and measured again",
+                folder / records.CASES,
+                " (truncated line)" if truncated else "",
+                redone,
+                "s are" if redone > 1 else " is",
+            )
+        kept = [record for record in found if (record.repeat, record.case_id) in complete]
+        if redone:
+            jsonl.rewrite_jsonl(folder / records.CASES, (r.to_json() for r in kept))
+        # These are written before the block's records, so they may run ahead of them.
+        for name in (records.ERRORS, records.STEPS_LOG):
+            lines, cut = jsonl.read_jsonl(folder / name)
+            keep = [line for line in lines if (line["repeat"], line["case_id"]) in complete]
+            if cut or len(keep) < len(lines):
+                jsonl.rewrite_jsonl(folder / name, keep)
+        return kept, redone
+
+    def append(
+        self,
+        block: list[CaseRecord],
+        errors: list[dict[str, Any]],
+        steps: list[records.StepTrace],
+    ) -> None:
+        """Write a finished block; its records go last, as one write, and make it count.
+
+        Raises:
+            DiskError: the disk is full or broken; the block is then redone on resume.
+        """
+        self._steps.append(trace.to_json() for trace in steps)
+        self._errors.append(errors)
+        self._cases.append(record.to_json() for record in block)
+        self.done.extend(block)
+
+    def replace(
+        self,
+        block: list[CaseRecord],
+        errors: list[dict[str, Any]],
+        steps: list[records.StepTrace],
+    ) -> None:
+        """Put a new measurement of a block in the old one's place.
+
+        The old records go to ``disturbed.jsonl`` first, and the new ones take their place last, so
+        that a process killed in between leaves the old measurement.
+
+        Raises:
+            DiskError: the disk is full or broken; the old measurement stays.
+        """
+        place = (block[0].repeat, block[0].case_id)
+        old = [r for r in self.done if (r.repeat, r.case_id) == place]
+        writer = jsonl.JsonlWriter(self._folder / records.DISTURBED)
+        writer.append(record.to_json() for record in old)
+        writer.close()
+        for name, new in (
+            (records.STEPS_LOG, [trace.to_json() for trace in steps]),
+            (records.ERRORS, errors),
+        ):
+            lines, _ = jsonl.read_jsonl(self._folder / name)
+            keep = [line for line in lines if (line["repeat"], line["case_id"]) != place]
+            jsonl.rewrite_jsonl(self._folder / name, [*keep, *new])
+        at = self.done.index(old[0])
+        # In the old place, so that what learns over a run is fed in the same order ever after.
+        self._rewrite([*self.done[:at], *block, *self.done[at + len(old) :]])
+        self.superseded |= {(*place, record.attempt) for record in old}
+
+    def mark(self, changed: Mapping[tuple[int, str, int, str], CaseRecord]) -> None:
+        """Replace single records by ones that say otherwise about disturbance."""
+        if changed:
+            self._rewrite([changed.get(record.key, record) for record in self.done])
+
+    def _rewrite(self, done: list[CaseRecord]) -> None:
+        jsonl.rewrite_jsonl(self._folder / records.CASES, (r.to_json() for r in done))
+        self.done[:] = done  # others hold this list
+        self.close()  # the open files are no longer those of these names
+        self._open()
+
+    def traces(self) -> list[dict[str, Any]]:
+        """The step traces so far, one per turn."""
+        return jsonl.read_jsonl(self._folder / records.STEPS_LOG)[0]
+
+    def finish(self, summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+        """Write the closing files; ``DONE`` last."""
+        folder = self._folder
+        self.close()
+        records.write_steps(folder / records.STEPS, self.traces())
+        jsonl.write_json(folder / records.SUMMARY, summary)
+        jsonl.write_json(folder / records.MANIFEST, manifest)
+        jsonl.write_text(folder / records.DONE, "")
+        (folder / records.STEPS_LOG).unlink()
+
+    def close(self) -> None:
+        """Close the growing files."""
+        for writer in (self._cases, self._errors, self._steps):
+            writer.close()

@@ -1,0 +1,103 @@
+"""From configuration to the engine's parts: target and verifier."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.config.schema import VERIFIERS, packed_bytes, verifier_name
+from specbench.decoding.verify import (
+    GreedyVerifier,
+    MatchVerifier,
+    RejectionVerifier,
+    TypicalVerifier,
+)
+from specbench.errors import unknown_name
+from specbench.models.graph_target import GraphTarget, no_graphs
+from specbench.models.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from omegaconf import DictConfig
+    from transformers import PreTrainedModel
+
+    from runners.session.method_runs import MethodRun
+    from specbench.decoding.sampling import Sampling
+    from specbench.decoding.verify import Verifier
+
+log = logging.getLogger(__name__)
+
+ENGINES = ("auto", "eager", "graph")
+
+
+def make_target(
+    model: PreTrainedModel,
+    config: DictConfig,
+    *,
+    max_len: int,
+    max_nodes: int,
+    batch: int = 1,
+    drafts: bool = False,
+    layouts: Sequence[tuple[int, int]] = (),
+) -> Target:
+    """The target of the ``engine`` group, or the eager one where the machine has no other.
+
+    With ``drafts`` it is a draft model's (``DraftModel``). ``layouts`` are the batch layouts that
+    ``GraphTarget`` captures beforehand.
+
+    ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
+    ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
+    """
+    sizes = {"max_len": max_len, "max_nodes": max_nodes, "batch": batch}
+    if config.engine.name not in ENGINES:
+        raise unknown_name("engine", config.engine.name, ENGINES)
+    if config.engine.name == "graph" or (config.engine.name == "auto" and _on_cuda(model)):
+        reason = no_graphs(model)
+        if reason is None:
+            verifier = verifier_name(config.verifier.name, float(config.generation.temperature))
+            commits = verifier == "greedy"
+            return GraphTarget(model, commits=commits, drafts=drafts, layouts=layouts, **sizes)
+        log.warning("engine=graph runs eagerly: %s", reason)
+        return Target(model, reason=reason, **sizes, **_packing(config))
+    return Target(model, **sizes, **_packing(config))
+
+
+def batch_layouts(contenders: Sequence[MethodRun]) -> list[tuple[int, int]]:
+    """Batch rows, and rows of each with the root's, of all labels that run in a batch layout."""
+    needs = [c.drafter.needs for c in contenders if c.drafter.needs.batch > 1]
+    return sorted({(need.batch, need.max_nodes // need.batch + 1) for need in needs})
+
+
+def _on_cuda(model: PreTrainedModel) -> bool:
+    return model.device.type == "cuda"
+
+
+def _packing(config: DictConfig) -> dict[str, Any]:
+    return {
+        "packed_bytes": packed_bytes(config.engine.packed),
+        "cache_dir": Path(config.cache_dir),
+    }
+
+
+def build_verifier(config: DictConfig, sampling: Sampling) -> Verifier:
+    """The verifier that the ``verifier`` group names.
+
+    Args:
+        config: the group's node.
+        sampling: how the target chooses its tokens.
+
+    Raises:
+        ConfigurationError: an unknown name.
+    """
+    name = verifier_name(str(config.name), sampling.temperature)
+    if name == "greedy":
+        return GreedyVerifier()
+    if name == "match":
+        return MatchVerifier(sampling)
+    if name == "rejection":
+        return RejectionVerifier(sampling)
+    if name == "typical":
+        return TypicalVerifier(sampling, epsilon=float(config.epsilon), delta=float(config.delta))
+    raise unknown_name("verifier", name, VERIFIERS)

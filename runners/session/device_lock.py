@@ -1,0 +1,110 @@
+"""The devices a run computes on, and the lock that keeps other timed jobs away from them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from specbench.errors import OutputRefused
+from specbench.models import loading
+from specbench.storage import jsonl
+from specbench.system import nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from runners.job import Job
+
+log = logging.getLogger(__name__)
+
+_LOCKS = "locks"
+# A waiting job looks so seldom in order not to disturb the one that measures.
+_LOOK_EVERY_S = 1.0
+
+
+def names(job: Job) -> list[str]:
+    """What the run computes on: ``cpu``, or the UUIDs of its GPUs."""
+    import torch
+
+    model = job.config["model"]
+    device = loading.choose_device(str(model["device"]))
+    if device.type != "cuda":
+        return [device.type]
+    several = model.get("device_map") is not None
+    indices = range(torch.cuda.device_count()) if several else [device.index or 0]
+    return sorted(f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices)
+
+
+@contextlib.contextmanager
+def held(job: Job) -> Iterator[nvml.Gpus | None]:
+    """Have the run's devices for oneself, as far as this project's timed jobs go.
+
+    A lock per machine and device in ``cache_dir``. Where another job holds it, this one waits:
+    so the jobs of a parallel launcher come one after the other on one device and side by side on
+    several. ``measure.exclusive=false`` takes no lock.
+
+    Yields:
+        The GPUs in NVML, None where there are none or it cannot be asked.
+
+    Raises:
+        OutputRefused: ``cache_dir`` cannot be written.
+    """
+    devices = names(job)
+    with contextlib.ExitStack() as stack:
+        if job.config["measure"]["exclusive"]:
+            folder = Path(job.config["cache_dir"]) / _LOCKS
+            for device in devices:  # sorted, so that two jobs never wait for each other
+                stack.enter_context(_lock(folder, device))
+        gpus = nvml.open_gpus([device for device in devices if device.startswith("GPU-")])
+        if gpus is not None:
+            stack.callback(gpus.close)
+        yield gpus
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, device: str) -> Iterator[None]:
+    # The folder may be shared by machines; their devices are not.
+    name = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-{device}")
+    path = folder / f"{name}.lock"
+    holder = path.with_suffix(".json")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            log.warning(
+                "waiting: %s is measuring on %s. Timed jobs never share a device "
+                "(measure.exclusive=false does not wait).",
+                _who(holder),
+                device,
+            )
+            lock.acquire(poll_interval=_LOOK_EVERY_S)
+    except OSError as error:
+        raise OutputRefused(
+            f"{path} cannot be written: {error.strerror or error}. Give a folder that can: "
+            "cache_dir=DIR (or take no lock: measure.exclusive=false)."
+        ) from error
+    try:
+        jsonl.write_json(holder, {"pid": os.getpid(), "host": socket.gethostname()})
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            holder.unlink()
+        lock.release()
+
+
+def _who(holder: Path) -> str:
+    try:
+        found = json.loads(holder.read_text())
+        return f"process {found['pid']}"
+    except (OSError, ValueError, KeyError):
+        return "another process"

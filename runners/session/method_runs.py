@@ -1,0 +1,232 @@
+"""The methods of a run as live objects: built, checked against the run, set up, restored."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import hydra.utils
+import numpy as np
+
+from specbench import paths
+from specbench.config.draft import draft_node
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
+from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
+from specbench.models import loading
+from specbench.storage import jsonl
+from specbench.storage.arrays import open_array_file, write_array_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from runners.job import Entry, Job
+    from specbench.results.records import CaseRecord
+
+log = logging.getLogger(__name__)
+
+_STATE = "state"  # folder of the kept states, and their kind
+
+
+@dataclass(slots=True)
+class MethodRun:
+    """One label of the run with its drafter.
+
+    Attributes:
+        entry: the configuration's entry.
+        drafter: made of it.
+        state_file: where the drafter's state is kept while the run goes on, if anywhere.
+        measured: what the drafter measured in ``setup``, or an earlier start of the run did.
+    """
+
+    entry: Entry
+    drafter: Drafter
+    state_file: Path | None = None
+    measured: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The label, unique in the run."""
+        return self.entry.label
+
+    @property
+    def scope(self) -> str:
+        """How long the drafter keeps what it learnt."""
+        return self.drafter.state_scope
+
+
+def build_method_runs(job: Job) -> list[MethodRun]:
+    """Instantiate every entry's drafter and check what it needs against the run.
+
+    Raises:
+        NeedsNotMet: a method cannot work in this run; says what to change.
+        ConfigurationError: a knob is out of range, or a class is no drafter.
+    """
+    return [
+        MethodRun(entry, _build(entry, job), job.folder / _STATE / f"{index}.bin")
+        for index, entry in enumerate(job.entries)
+    ]
+
+
+def _build(entry: Entry, job: Job) -> Drafter:
+    try:
+        drafter = hydra.utils.instantiate(dict(entry.method), _convert_="all")
+    except hydra.errors.InstantiationException as error:
+        # Hydra wraps what a constructor raises; our own messages are meant for the user.
+        if isinstance(error.__cause__, ConfigurationError):
+            raise error.__cause__ from None
+        raise ConfigurationError(f"method={entry.name} (label {entry.label!r}): {error}") from error
+    if not isinstance(drafter, Drafter):
+        raise ConfigurationError(
+            f"method={entry.name}: {entry.method['_target_']} is no "
+            "specbench.decoding.drafter.Drafter."
+        )
+    needs = drafter.needs
+    if not needs.sampling and not job.greedy:
+        raise NeedsNotMet(
+            f"method={entry.name} works only greedily, but generation.temperature="
+            f"{job.config['generation']['temperature']}. Type generation.temperature=0."
+        )
+    if needs.draft_model:
+        _check_draft(entry, job)
+    if drafter.state_scope == "run" and job.shard[1] > 1:
+        raise ConfigurationError(
+            f"shard={job.config['shard']} cannot be combined with state_scope=run (method="
+            f"{entry.name}): every block learns from all before it. Drop shard, or type "
+            "method.state_scope=prompt."
+        )
+    return drafter
+
+
+def _check_draft(entry: Entry, job: Job) -> None:
+    """Refuse a missing draft model in a second, before anything is loaded."""
+    model = job.config["model"]
+    node = draft_node(entry.draft, model)
+    if node is None:
+        raise NeedsNotMet(_no_draft(entry.name, model["name"], job.config["pair"]["tuned"]))
+    loading.model_files_present(node)
+
+
+def _no_draft(method: str, model: str, tuned: bool) -> str:
+    """Which files name a draft model for the two, whether they are there, and what to type."""
+    options = [f"{method}_{model}", f"draft_{model}"]
+    there = [name for name in options if (paths.CONF_DIR / "pair" / f"{name}.yaml").is_file()]
+    files = [f"conf/pair/{name}.yaml" for name in there or options]
+    if not there:
+        why = f"there is neither {' nor '.join(files)}"
+    elif not tuned:
+        why = f"pair=none leaves out {' and '.join(files)}"
+    else:
+        why = f"{' and '.join(files)} name none"
+    typed = [*(f"pair={name}" for name in there), "pair.draft.path=FOLDER", "pair.draft.id=HUB_ID"]
+    return (
+        f"method={method} needs a draft model for model={model}, and {why}. Type "
+        f"{', '.join(typed)}, or pair=random_draft, which shows that everything works."
+    )
+
+
+def restore(
+    contender: MethodRun, done: Iterable[CaseRecord], redecode: Callable[[CaseRecord], None]
+) -> None:
+    """Bring a drafter with ``run`` scope to the state it had after the given turns.
+
+    What `keep_state` wrote is taken as it is. Later turns are fed to a drafter that looks at
+    committed tokens alone, in the recorded order, which takes no target pass. One that also looks
+    at logits or hidden states decodes them again, untimed.
+
+    Args:
+        contender: its drafter is emptied first.
+        done: the records of the present repeat; those of other labels and failed ones are skipped.
+        redecode: decodes a record's prompt again with the contender's drafter.
+    """
+    contender.drafter.reset()
+    turns = _learnt_from(contender, done)
+    for record in turns[_reload(contender, turns) :]:
+        if contender.drafter.needs.tokens_only:
+            feed(contender.drafter, record)
+        else:
+            redecode(record)
+
+
+def keep_state(contender: MethodRun, done: Iterable[CaseRecord]) -> None:
+    """Write what a drafter with ``run`` scope has learnt, where it gives a snapshot; never timed.
+
+    Args:
+        contender: its drafter is between two turns.
+        done: the records of the present repeat, whose turns it has learnt from.
+
+    Raises:
+        DiskError: the disk is full or broken.
+    """
+    if contender.scope != "run" or contender.state_file is None:
+        return
+    arrays = contender.drafter.snapshot()
+    if arrays is None:
+        return
+    path = contender.state_file
+    partial = path.with_suffix(".partial")
+    with jsonl.reporting(path):
+        path.parent.mkdir(exist_ok=True)
+        write_array_file(
+            partial,
+            kind=_STATE,
+            version=contender.drafter.version,
+            tokenizer_hash="",  # the folder's run is of one model
+            arrays=arrays,
+            header={"turns": _keys(_learnt_from(contender, done)), "method": contender.entry.name},
+        )
+        partial.replace(path)
+
+
+def _reload(contender: MethodRun, turns: Sequence[CaseRecord]) -> int:
+    """Load a kept state that some of these turns led to; of how many, from the first."""
+    path = contender.state_file
+    if contender.scope != "run" or path is None or not path.is_file():
+        return 0
+    try:
+        header, arrays = open_array_file(
+            path, kind=_STATE, version=contender.drafter.version, tokenizer_hash=None
+        )
+    except ArtifactError as error:
+        log.warning("%s: the state is learnt again from the records: %s", contender.label, error)
+        return 0
+    known = len(header["turns"])
+    if header["turns"] != _keys(turns[:known]):  # of another repeat, or of a block measured again
+        return 0
+    contender.drafter.load(arrays)
+    return known
+
+
+def _learnt_from(contender: MethodRun, done: Iterable[CaseRecord]) -> list[CaseRecord]:
+    return [r for r in done if r.label == contender.label and r.status != "failed"]
+
+
+def _keys(turns: Iterable[CaseRecord]) -> list[list[Any]]:
+    return [[r.repeat, r.case_id, r.turn, r.started_at] for r in turns]
+
+
+def feed(drafter: Drafter, record: CaseRecord) -> None:
+    """Let a drafter see a recorded turn step by step, as if it had drafted nothing."""
+    output = np.asarray(record.output_ids, dtype=np.int64)
+    state = DecodeState(np.asarray(record.prompt_ids, dtype=np.int64), len(output))
+    state.commit(output[:1])
+    drafter.begin(state)
+    position = 1
+    for count in record.accepted_per_step:
+        committed = output[position : position + count]
+        position += count
+        state.step += 1
+        state.commit(committed)
+        drafter.observe(
+            state,
+            StepOutcome(
+                tree=DraftTree.empty(),
+                path=NO_TOKENS,
+                committed=committed,
+                next_tokens=None,
+                finished=position == len(output),
+            ),
+        )
+    drafter.end(state)

@@ -1,0 +1,76 @@
+"""Warm-up on text that is never measured, at the prompt lengths that will be."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runners.session.method_runs import MethodRun
+    from runners.session.session import Session
+    from specbench.decoding.structs import IntArray
+
+log = logging.getLogger(__name__)
+
+_NEW_TOKENS = 16
+
+# Plain prose with a few repeats, so that drafters which look for repeats draft something.
+_TEXT = """\
+The harbour master keeps two books. In the first book he writes the name of every ship that
+enters the harbour, the hour at which it enters, and the depth of water below its keel. In the
+second book he writes the name of every ship that leaves the harbour, the hour at which it
+leaves, and the cargo that it carries. At the end of the month he compares the two books line by
+line: a ship that stands in the first book but not in the second is still in the harbour. When the
+numbers do not agree, he walks along the quay and counts the ships himself, because a book can be
+wrong and a ship cannot. Then he corrects the books, signs both, and begins a new page.
+"""
+
+
+def warm_up(
+    stage: Session, contenders: Sequence[MethodRun], lengths: Sequence[int], rounds: int
+) -> None:
+    """Decode a few tokens with every label at several prompt lengths, then forget it all.
+
+    Allocators, kernels, compiled code and row buckets are then in the state that the measured
+    cases find them in. A label that fails here is not excused: it fails again where it is counted.
+
+    Args:
+        stage: model and engine.
+        contenders: every label is warmed.
+        lengths: prompt lengths of the measured cases, in tokens.
+        rounds: how often each bucket is run; 0 for no warm-up.
+    """
+    text = stage.encode(_TEXT)
+    longest = stage.context_length - _NEW_TOKENS
+    fitting = [length for length in lengths if length <= longest]
+    for _ in range(rounds):
+        for length in buckets(fitting):
+            prompt: IntArray = np.resize(text, length)
+            for contender in contenders:
+                try:
+                    _decode(stage, contender, prompt)
+                except Exception as error:
+                    log.warning("warm-up of %s failed: %s", contender.label, error)
+                    stage.recover()
+    for contender in contenders:
+        contender.drafter.reset()
+
+
+def _decode(stage: Session, contender: MethodRun, prompt: IntArray) -> None:
+    drafter = contender.drafter
+    drafter.reset()
+    if drafter.needs.reference:
+        drafter.set_reference(stage.plain(prompt, _NEW_TOKENS))
+    stage.decode(prompt, drafter, seed=0, max_new_tokens=_NEW_TOKENS)
+
+
+def buckets(lengths: Sequence[int]) -> list[int]:
+    """At most three lengths that stand for all: shortest, median, longest."""
+    if not lengths:
+        return []
+    ordered = sorted(lengths)
+    return sorted({ordered[0], ordered[len(ordered) // 2], ordered[-1]})

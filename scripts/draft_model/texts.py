@@ -1,0 +1,248 @@
+"""The texts that a draft model learns from: prompts, answered by the target.
+
+For every position of prompt and answer the target's most likely next tokens are kept: they are
+computed anyway, and say far more than the token that was chosen. Groups of texts are files, each
+with a seed of its own, so that a stopped job goes on and several processes share the work.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from scripts.draft_model.prompts import prompts_of_group, read_paragraphs, seed_of_group
+from specbench.config.compose import compose
+from specbench.data.chat_templates import PromptTemplate
+from specbench.errors import ConfigurationError
+from specbench.models import loading
+from specbench.models.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+TEMPERATURE = 0.7
+TOP = 16  # next tokens of the target kept for each position; sampling draws from them
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Prompts with the target's answers, one after the other in flat tensors.
+
+    Attributes:
+        tokens: ``[n]`` int32 ids of all texts.
+        starts: ``[texts + 1]`` int64 border of each text.
+        prompts: ``[texts]`` int64 length of each prompt.
+        greedy: ``[texts]`` bool, whether the answer was decoded greedily.
+        top_ids: ``[n, TOP]`` int32 the target's likeliest next tokens after each token.
+        top_logprobs: ``[n, TOP]`` float16 their log-probabilities. After an answer's last token
+            the target was not asked: minus infinity.
+    """
+
+    tokens: torch.Tensor
+    starts: torch.Tensor
+    prompts: torch.Tensor
+    greedy: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+    @staticmethod
+    def joined(parts: list[Texts]) -> Texts:
+        """All texts of ``parts`` in order."""
+        offsets = np.cumsum([0] + [len(p.tokens) for p in parts])
+        starts = [p.starts[:-1] + int(at) for p, at in zip(parts, offsets, strict=False)]
+        fields = ("tokens", "prompts", "greedy", "top_ids", "top_logprobs")
+        return Texts(
+            starts=torch.cat([*starts, torch.tensor([int(offsets[-1])])]),
+            **{name: torch.cat([getattr(p, name) for p in parts]) for name in fields},
+        )
+
+
+def is_answer(texts: Texts) -> torch.Tensor:
+    """``[n]`` bool: tokens that the target wrote."""
+    place = torch.arange(len(texts.tokens))
+    lengths = texts.starts.diff()
+    start = torch.repeat_interleave(texts.starts[:-1], lengths)
+    return place - start >= torch.repeat_interleave(texts.prompts, lengths)
+
+
+def top_next(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids ``[rows, TOP]`` and log-probabilities of the likeliest next tokens."""
+    logits = logits.float()
+    values, ids = logits.topk(TOP, dim=-1)
+    return ids, values - logits.logsumexp(-1, keepdim=True)
+
+
+@torch.inference_mode()
+def answers(
+    target: PreTrainedModel,
+    prompts: list[list[int]],
+    greedy: list[bool],
+    *,
+    eos_ids: frozenset[int],
+    limit: int,
+    seed: int,
+) -> Texts:
+    """Let the target answer prompts in one batch, and keep its likeliest tokens everywhere.
+
+    Args:
+        target: a transformers causal LM.
+        prompts: ids of each prompt.
+        greedy: for each, whether to take the likeliest token, else a drawn one.
+        eos_ids: ids that end an answer.
+        limit: new tokens at most.
+        seed: of the draws.
+    """
+    device = target.device
+    generator = torch.Generator(device).manual_seed(seed)
+    rows, longest = len(prompts), max(map(len, prompts))
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    # Padding on the left: all rows then write the same cache column.
+    ids = torch.zeros(rows, longest, dtype=torch.long, device=device)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+    real = torch.zeros(rows, longest + limit, dtype=torch.bool, device=device)
+    real[:, longest:] = True
+    real[:, :longest] = torch.arange(longest, device=device) >= (longest - lengths)[:, None]
+    config = target.config
+    heads = config.num_attention_heads
+    cache = KVCache(
+        [device] * config.num_hidden_layers,
+        batch=rows,
+        kv_heads=config.num_key_value_heads,
+        max_len=longest + limit,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=target.dtype,
+    )
+
+    def hidden(batch: torch.Tensor, shown: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(shown.shape, dtype=target.dtype, device=device)
+        mask.masked_fill_(~shown, torch.finfo(target.dtype).min)
+        out = target.model(
+            input_ids=batch,
+            attention_mask=mask[:, None],
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache.keep(None, batch.shape[1])
+        return out.last_hidden_state
+
+    column = torch.arange(longest, device=device)
+    causal = column[None, :] <= column[:, None]
+    states = hidden(
+        ids,
+        causal[None] & real[:, None, :longest],
+        (column[None] - (longest - lengths)[:, None]).clamp(min=0),
+    )
+    tops: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+    for row, prompt in enumerate(prompts):
+        tops.append([top_next(target.lm_head(states[row, longest - len(prompt) :]))])
+    texts = [list(p) for p in prompts]
+    active = list(range(rows))
+    take_first = torch.tensor(greedy, device=device)
+    last_ids = torch.stack([tops[row][0][0][-1] for row in active])
+    last_logprobs = torch.stack([tops[row][0][1][-1] for row in active])
+    for step in range(limit):
+        weights = (last_logprobs / TEMPERATURE).softmax(-1)
+        drawn = torch.multinomial(weights, 1, generator=generator)
+        choice = last_ids.gather(1, drawn.masked_fill_(take_first[active][:, None], 0))[:, 0]
+        for row, token in zip(active, choice.tolist(), strict=True):
+            texts[row].append(token)
+        kept = [i for i, token in enumerate(choice.tolist()) if token not in eos_ids]
+        if not kept or step == limit - 1:
+            break
+        if len(kept) < len(active):
+            stored = cache.storage[..., : cache.length, :]
+            stored[:, : len(kept)] = stored[:, kept]
+            active, choice = [active[i] for i in kept], choice[kept]
+        positions = (lengths[active] + step)[:, None]
+        states = hidden(choice[:, None], real[active][:, None, : cache.length + 1], positions)
+        last_ids, last_logprobs = top_next(target.lm_head(states[:, -1]))
+        for i, row in enumerate(active):
+            tops[row].append((last_ids[i : i + 1], last_logprobs[i : i + 1]))
+    unknown = (
+        torch.zeros(1, TOP, dtype=torch.long, device=device),
+        torch.full((1, TOP), -torch.inf, device=device),
+    )
+    for found in tops:
+        found.append(unknown)
+    return Texts(
+        tokens=torch.tensor([token for text in texts for token in text], dtype=torch.int32),
+        starts=torch.tensor([0, *np.cumsum([len(text) for text in texts]).tolist()]),
+        prompts=lengths.cpu(),
+        greedy=torch.tensor(greedy),
+        top_ids=torch.cat([t[0] for found in tops for t in found]).int().cpu(),
+        top_logprobs=torch.cat([t[1] for found in tops for t in found]).half().cpu(),
+    )
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Generate the groups of texts that are not there yet."""
+    share, shares = options.share
+    wanted = [i for i in range(options.groups) if i % shares == share]
+    missing = [i for i in wanted if not group_file(options.work, i).is_file()]
+    if not missing:
+        return
+    # Half the precision is twice the speed, and what is learnt here need not be exact.
+    cfg = compose(["model=smollm2_135m", "model.dtype=bfloat16"])
+    tokenizer = loading.load_tokenizer(cfg)
+    loaded = loading.load_model(cfg, tokenizer)
+    template = PromptTemplate(tokenizer, str(cfg.model.template))
+    paragraphs = read_paragraphs()
+    options.work.mkdir(parents=True, exist_ok=True)
+    for i in missing:
+        start = time.perf_counter()
+        style, asked = prompts_of_group(options.seed, i, options.batch, paragraphs)
+        prompts = [template.render([(prompt, None)]) for prompt in asked]
+        texts = answers(
+            loaded.model,
+            prompts,
+            [row % 2 == 0 for row in range(options.batch)],
+            eos_ids=loaded.eos_ids,
+            limit=options.new_tokens,
+            seed=seed_of_group(options.seed, i),
+        )
+        path = group_file(options.work, i)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        save_file(vars(texts), partial, metadata={"style": style})
+        partial.replace(path)
+        answered = len(texts.tokens) - int(texts.prompts.sum())
+        print(
+            f"group {i} of {options.groups} ({style}): {len(texts.tokens)} tokens, {answered} of "
+            f"them answers, {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
+
+
+def group_file(work: Path, i: int) -> Path:
+    return work / f"texts-{i:04d}.safetensors"
+
+
+def read_texts(work: Path, groups: int) -> tuple[Texts, list[str]]:
+    """All texts, and the style of each.
+
+    Raises:
+        ConfigurationError: groups are missing.
+    """
+    parts, styles = [], []
+    for i in range(groups):
+        path = group_file(work, i)
+        if not path.is_file():
+            raise ConfigurationError(
+                f"{path} is missing: {i} of {groups} groups of texts are there. Type the command "
+                f"without --only, or with --groups {i}."
+            )
+        parts.append(Texts(**load_file(path)))
+        with safe_open(path, "pt") as opened:
+            styles += [opened.metadata()["style"]] * len(parts[-1].prompts)
+    return Texts.joined(parts), styles

@@ -1,0 +1,110 @@
+"""Builds REST's datastore for the bundled model, and tokenises the texts of one."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specbench.errors import ArtifactError
+from specbench.index.suffix.datastore import CHUNK, DatastoreWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from specbench.index.suffix.datastore import Array
+
+    Progress = Callable[[str, int, int], None]
+
+# The name of built files begins with the stem; raise the version when the same text gives another
+# datastore, and every machine builds again.
+STEM = "datastore"
+BUILDER_VERSION = 1
+
+# Texts tokenised at once.
+_BATCH = 512
+
+
+def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
+    """Token ids of each text, without special tokens; texts are read lazily."""
+    stream = iter(texts)
+    while batch := list(islice(stream, _BATCH)):
+        yield from tokenizer(batch, add_special_tokens=False)["input_ids"]
+
+
+def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
+    """The embedded model's datastore, from the prose of installed documentation.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        out_path: the file to write.
+        progress: see `build_datastore`.
+    """
+    from specbench.artifacts.installed_text import documentation
+    from specbench.models.loading import tokenizer_hash
+
+    texts, corpus = documentation(progress)
+    build_datastore(
+        encode_texts(texts, tokenizer),
+        out_path,
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        corpus=corpus,
+        vocab_size=len(tokenizer),
+        progress=progress,
+    )
+
+
+def build_datastore(
+    documents: Iterable[Sequence[int] | Array],
+    path: Path,
+    *,
+    tokenizer_hash: str,
+    corpus: Mapping[str, Any],
+    vocab_size: int,
+    chunk: int = CHUNK,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write a datastore of documents.
+
+    Args:
+        documents: token ids; read lazily.
+        path: the file to write; temporary files of its size lie beside it meanwhile.
+        tokenizer_hash: what the ids belong to.
+        corpus: JSON-ready facts about the documents, for the header.
+        vocab_size: ids must be below it.
+        chunk: tokens sorted at once; bounds the memory.
+        max_tokens: stop after about so many.
+        progress: called with what is being done, and how much of how much (0 where unknown).
+
+    Raises:
+        ArtefactError: there is no document, or an id is outside the vocabulary.
+    """
+    digest = hashlib.sha256()
+    with DatastoreWriter(path.parent, chunk=chunk) as writer:
+        for ids in documents:
+            document = np.asarray(ids, dtype=np.int32)
+            if len(document) and (document.min() < 0 or document.max() >= vocab_size):
+                raise ArtifactError(
+                    f"document {writer.n_documents} holds ids outside the vocabulary of "
+                    f"{vocab_size}: it belongs to another model."
+                )
+            digest.update(document.tobytes() + b"\0")
+            writer.add(document)
+            if progress is not None:
+                progress("adding tokens", writer.n_tokens, max_tokens or 0)
+            if max_tokens is not None and writer.n_tokens >= max_tokens:
+                break
+        if not writer.n_documents:
+            raise ArtifactError("the corpus has no text; a datastore of nothing drafts nothing.")
+        if progress is not None:
+            progress("sorting the last chunk", 0, 0)
+        header = {
+            "builder_version": BUILDER_VERSION,
+            "corpus": {**corpus, "ids_sha256": digest.hexdigest()},
+            "chunk": chunk,
+        }
+        writer.write(path, tokenizer_hash=tokenizer_hash, header=header)

@@ -1,0 +1,213 @@
+"""Files that a method needs besides the model: found, or built for the embedded model.
+
+A file the user named is taken as it is. The default place is the cache folder, under a name made
+from the builder's stem and version, its parameters and the tokenizer's hash, and the weights' where
+the file is made by running the model. For the embedded model a missing one is built there once; for
+another model the message says what to type.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import logging
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import filelock
+
+from specbench.errors import ArtifactError, NeedsNotMet
+from specbench.storage.arrays import read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from specbench.decoding.structs import Artifact
+
+    Progress: TypeAlias = Callable[[str, int, int], None]
+
+# Builders end within minutes; who waits longer than this waits for a hung process.
+_LOCK_TIMEOUT_S = 1800.0
+_SECONDS_BETWEEN_LINES = 5.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTokenizer:
+    """A tokenizer that is known by its hash and loaded only where something must be built.
+
+    Attributes:
+        sha: ``specbench.models.loading.tokenizer_hash`` of it.
+        load: gives the transformers tokenizer.
+    """
+
+    sha: str
+    load: Callable[[], Any]
+
+
+def resolve(
+    artefacts: Iterable[Artifact],
+    *,
+    tokenizer: Any,
+    embedded: bool,
+    cache_dir: str | Path,
+    model_key: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Path]:
+    """The file of each artefact, built now if it is missing and may be built.
+
+    Args:
+        artefacts: what a method needs.
+        tokenizer: a transformers tokenizer, or a `NamedTokenizer`; files belong to one.
+        embedded: whether the run's model is the embedded one, whose files are built on first use.
+        cache_dir: default files lie in its folder ``artefacts``.
+        model_key: ``specbench.models.weights.identity`` of the run's model; required where an
+            artefact is ``per_model``.
+        progress: called with what is being done, and how much of how much (0 where unknown);
+            None shows a bar on a terminal and a line every few seconds elsewhere.
+
+    Returns:
+        Paths by ``Artefact.name``.
+
+    Raises:
+        NeedsNotMet: a file is missing; the message has the command that builds it.
+    """
+    files: dict[str, Path] = {}
+    for artefact in artefacts:
+        if artefact.path is not None:
+            path = Path(artefact.path)
+            if not path.is_file():
+                raise NeedsNotMet(
+                    f"there is no file {path} for {artefact.name}. Name an existing one, leave "
+                    f"{artefact.name}=null for the default, or type: {artefact.command}"
+                )
+        else:
+            path = default_path(
+                artefact, tokenizer=tokenizer, cache_dir=cache_dir, model_key=model_key
+            )
+            if not path.is_file():
+                if not embedded:
+                    owner = "model" if artefact.per_model else "model's tokenizer"
+                    raise NeedsNotMet(
+                        f"{artefact.name} has not been built for this {owner} (looked: {path}). "
+                        f"Type, with the run's model for MODEL: {artefact.command}"
+                    )
+                _build(artefact, path, _loaded(tokenizer), progress)
+        files[artefact.name] = path
+    return files
+
+
+def default_path(
+    artefact: Artifact, *, tokenizer: Any, cache_dir: str | Path, model_key: str | None = None
+) -> Path:
+    """Where an artefact lies if the user names no file.
+
+    Raises:
+        ValueError: it belongs to one model, and ``model_key`` does not say to which.
+    """
+    from specbench.models.loading import tokenizer_hash
+
+    module = _builder_module(artefact)
+    named = isinstance(tokenizer, NamedTokenizer)
+    identity: dict[str, Any] = {
+        "tokenizer": tokenizer.sha if named else tokenizer_hash(tokenizer),
+        "version": module.BUILDER_VERSION,
+        "params": dict(artefact.params),
+    }
+    if artefact.per_model:
+        if model_key is None:
+            raise ValueError(f"{artefact.name} belongs to one model: model_key must name it")
+        identity["model"] = model_key
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    return Path(cache_dir) / "artefacts" / f"{module.STEM}-{key}.bin"
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Facts about a file for a run's manifest: size, hash, and what its own header says."""
+    with path.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    facts: dict[str, Any] = {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
+    try:
+        header = read_header(path)
+    except ArtifactError:
+        return facts
+    del header["sections"]
+    return {**facts, "header": header}
+
+
+@contextmanager
+def shown_progress() -> Iterator[Progress]:
+    """A progress callback that draws a bar on a terminal and logs a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        with _bar() as report:
+            yield report
+        return
+    last = [0.0]
+
+    def line(what: str, done: int, total: int) -> None:
+        if time.monotonic() - last[0] >= _SECONDS_BETWEEN_LINES:
+            last[0] = time.monotonic()
+            log.warning("%s: %s", what, f"{done:,} of {total:,}" if total else f"{done:,}")
+
+    yield line
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("building", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total or None)
+
+        yield report
+
+
+def _loaded(tokenizer: Any) -> Any:
+    """The tokenizer itself.
+
+    Raises:
+        NeedsNotMet: the one that can be loaded here is another.
+    """
+    from specbench.models.loading import tokenizer_hash
+
+    if not isinstance(tokenizer, NamedTokenizer):
+        return tokenizer
+    loaded = tokenizer.load()
+    if tokenizer_hash(loaded) != tokenizer.sha:
+        raise NeedsNotMet(
+            f"a file must be built for a tokenizer with hash {tokenizer.sha[:16]}, but the model's "
+            "tokenizer here is another one. Copy the file from the machine that recorded the "
+            "outputs, and name it in the method's knob."
+        )
+    return loaded
+
+
+def _builder_module(artefact: Artifact) -> Any:
+    return importlib.import_module(artefact.builder.partition(":")[0])
+
+
+def _build(artefact: Artifact, path: Path, tokenizer: Any, progress: Progress | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
+        if path.is_file():
+            return
+        # Whoever holds the lock is alone, so a partial file found here was left by a killed one.
+        partial = path.with_suffix(".partial")
+        log.warning("building %s once, into %s", artefact.name, path)
+        build = getattr(_builder_module(artefact), artefact.builder.partition(":")[2])
+        if progress is not None:
+            build(tokenizer, partial, progress, **artefact.params)
+        else:
+            with shown_progress() as shown:
+                build(tokenizer, partial, shown, **artefact.params)
+        partial.replace(path)

@@ -1,0 +1,145 @@
+"""Building static automata from texts or token ids: the embedded model's default, and any corpus.
+
+A document is a text with the end token after it, or ids as they are (a prompt with its answer). As
+in the reference, every id of the vocabulary is a document of its own, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specbench.artifacts.frozen_table import count_texts
+from specbench.index.suffix.automaton import SuffixAutomaton
+from specbench.index.suffix.static_automaton import StaticAutomaton
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    Progress = Callable[[str, int, int], None]
+
+# The name of built files begins with the stem; raise the version when the same text gives another
+# automaton, and every machine builds again.
+STEM = "static_automaton"
+BUILDER_VERSION = 1
+
+
+class DocumentAutomaton:
+    """An automaton that documents are added to.
+
+    Args:
+        end_token: put after every document; None for nothing.
+
+    Attributes:
+        n_documents: documents added.
+        n_tokens: their tokens, end tokens included.
+    """
+
+    def __init__(self, end_token: int | None = None) -> None:
+        self.n_documents = 0
+        self.n_tokens = 0
+        self._end = [] if end_token is None else [end_token]
+        self._growing = SuffixAutomaton()
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Add one document."""
+        document = np.array([*ids, *self._end], dtype=np.int64)
+        self._growing.start_document()
+        self._growing.extend(document, 0, len(document))
+        self.n_documents += 1
+        self.n_tokens += len(document)
+
+    def finish(self, vocab_size: int) -> StaticAutomaton:
+        """Add every id below ``vocab_size`` as a document and freeze the automaton."""
+        vocabulary = np.arange(vocab_size, dtype=np.int64)
+        for i in range(vocab_size):
+            self._growing.start_document()
+            self._growing.extend(vocabulary, i, i + 1)
+        return StaticAutomaton.freeze(self._growing)
+
+
+def build_from_texts(
+    texts: Iterable[str],
+    tokenizer: Any,
+    *,
+    corpus: Mapping[str, Any],
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[StaticAutomaton, dict[str, Any]]:
+    """The automaton of texts, each a document.
+
+    Args:
+        texts: the documents; read lazily.
+        tokenizer: a transformers tokenizer.
+        corpus: JSON-ready facts about the texts, for the header.
+        max_tokens: stop after about so many tokens.
+        progress: called with what is being done, and how much of how much (0 where unknown).
+
+    Returns:
+        The automaton and the header to write it with.
+    """
+
+    def adding(n_documents: int, n_tokens: int) -> None:
+        if progress is not None:
+            progress("adding tokens", n_tokens, max_tokens or 0)
+
+    documents: Any = DocumentAutomaton(getattr(tokenizer, "eos_token_id", None))
+    digest = count_texts(texts, tokenizer, documents, max_tokens=max_tokens, progress=adding)
+    return _finished(documents, tokenizer, {**corpus, "sha256": digest}, progress)
+
+
+def build_from_ids(
+    documents: Iterable[Sequence[int]],
+    tokenizer: Any,
+    *,
+    corpus: Mapping[str, Any],
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[StaticAutomaton, dict[str, Any]]:
+    """The automaton of token ids as they are; see `build_from_texts`."""
+    added = DocumentAutomaton()
+    digest = hashlib.sha256()
+    for ids in documents:
+        digest.update(np.asarray([len(ids), *ids], dtype="<i8").tobytes())
+        added.add(ids)
+        if progress is not None:
+            progress("adding tokens", added.n_tokens, max_tokens or 0)
+        if max_tokens is not None and added.n_tokens >= max_tokens:
+            break
+    return _finished(added, tokenizer, {**corpus, "sha256": digest.hexdigest()}, progress)
+
+
+def _finished(
+    documents: DocumentAutomaton,
+    tokenizer: Any,
+    corpus: Mapping[str, Any],
+    progress: Progress | None,
+) -> tuple[StaticAutomaton, dict[str, Any]]:
+    if progress is not None:
+        progress("counting continuations", 0, 0)
+    header = {
+        "builder_version": BUILDER_VERSION,
+        "corpus": dict(corpus),
+        "n_documents": documents.n_documents,
+        "n_tokens": documents.n_tokens,
+    }
+    return documents.finish(len(tokenizer)), header
+
+
+def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
+    """The embedded model's automaton, from the prose of installed documentation.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        out_path: the file to write.
+        progress: see `build_from_texts`.
+    """
+    from specbench.artifacts.installed_text import documentation
+    from specbench.models.loading import tokenizer_hash
+
+    texts, corpus = documentation(progress)
+    automaton, header = build_from_texts(texts, tokenizer, corpus=corpus, progress=progress)
+    automaton.write(out_path, tokenizer_hash=tokenizer_hash(tokenizer), header=header)

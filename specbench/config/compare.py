@@ -1,0 +1,127 @@
+"""The entries of ``compare``, and methods that are made of other methods."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from specbench import paths
+from specbench.config.compose import compose, option_names
+from specbench.config.draft import draft_node
+from specbench.config.knobs import check_method
+from specbench.errors import ConfigurationError, unknown_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
+    """The configuration of one entry of ``compare`` beside the run's own.
+
+    The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
+    starts from that method's defaults, not from the run's ``method.*`` overrides (under
+    ``pair=none`` without its ``pair`` file, as the run itself); then the entry's own knobs are
+    set. A draft model that was chosen for the run holds for all its entries.
+
+    Args:
+        cfg: the run's configuration.
+        entry: a method's name, or ``{method: name, label: ..., <knob>: ...}``.
+
+    Returns:
+        ``cfg`` with ``method`` and ``pair`` replaced; ``cfg`` itself is left as it is.
+
+    Raises:
+        ConfigurationError: an unknown method or knob.
+    """
+    if isinstance(entry, DictConfig):
+        entry = OmegaConf.to_container(entry, resolve=True)
+    if isinstance(entry, str):
+        entry = {"method": entry}
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
+        raise ConfigurationError(
+            f"compare entry {entry!r} is neither a method's name nor a mapping with one. Type e.g. "
+            "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'."
+        )
+    name = entry["method"]
+    if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
+        raise unknown_name("method in compare", name, option_names("method"))
+    composed = _method_defaults(name, _model_choice(cfg), bool(cfg.pair.tuned), paths.CONF_DIR)
+    knobs = {key: value for key, value in entry.items() if key != "method"}
+    valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
+    for key in knobs:
+        if key not in valid:
+            raise unknown_name(f"key in the compare entry for {name}:", str(key), valid)
+    result = cfg.copy()
+    OmegaConf.set_struct(result, False)
+    result.method = OmegaConf.merge(composed.method, knobs)
+    chosen = next((c for c in (cfg, composed) if draft_node(c.pair.draft, cfg.model)), composed)
+    result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})
+    OmegaConf.set_struct(result, True)
+    check_method(result.method)
+    return result
+
+
+@functools.lru_cache(maxsize=64)
+def _method_defaults(method: str, model: str, tuned: bool, conf_dir: Path) -> DictConfig:
+    """A method's configuration for a model; an experiment asks for the same one many times."""
+    return compose([f"method={method}", f"model={model}", *([] if tuned else ["pair=none"])])
+
+
+def _model_choice(cfg: DictConfig) -> str:
+    if (paths.CONF_DIR / "model" / f"{cfg.model.name}.yaml").is_file():
+        return str(cfg.model.name)
+    if HydraConfig.initialized():
+        return str(HydraConfig.get().runtime.choices["model"])
+    raise unknown_name("model", str(cfg.model.name), option_names("model"))
+
+
+PART_KNOBS = ("auxiliary", "drafters")  # knobs that name other methods
+
+
+def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A method's node with the names of other methods in its knobs replaced by their nodes.
+
+    Instantiating the result builds the parts too; methods themselves never import each other.
+    A part is a name, or ``{method: name, <knob>: ...}``. It has its yaml's own values otherwise: a
+    budget that a ``pair`` file sets for a method running alone says nothing about its share of a
+    common tree.
+
+    Args:
+        method: a method's node, as plain containers.
+        inside: names of the methods around this one.
+
+    Raises:
+        ConfigurationError: an unknown method, or one that contains itself.
+    """
+    inside = (*inside, str(method["name"]))
+
+    def part(value: Any) -> Any:
+        if isinstance(value, list):
+            return [part(entry) for entry in value]
+        knobs: dict[str, Any] = {}
+        if isinstance(value, Mapping) and isinstance(value.get("method"), str):
+            knobs = {str(k): v for k, v in value.items() if k != "method"}
+            value = value["method"]
+        if not isinstance(value, str):
+            return value
+        if value in inside:
+            raise ConfigurationError(f"method={inside[0]}: {value!r} would contain itself.")
+        if not (paths.CONF_DIR / "method" / f"{value}.yaml").is_file():
+            raise unknown_name(f"method in method={inside[-1]}", value, option_names("method"))
+        node = OmegaConf.to_container(_part_defaults(value, paths.CONF_DIR).method, resolve=True)
+        assert isinstance(node, dict)
+        node.pop("label", None)
+        part_node: dict[str, Any] = {str(k): v for k, v in node.items()} | knobs
+        check_method(part_node)
+        return with_parts(part_node, inside)
+
+    return {k: part(v) if k in PART_KNOBS else v for k, v in method.items()}
+
+
+@functools.lru_cache(maxsize=64)
+def _part_defaults(method: str, conf_dir: Path) -> DictConfig:
+    return compose([f"method={method}", "pair=none"])

@@ -1,0 +1,76 @@
+"""From yaml and command line to a checked configuration.
+
+Hydra composes ``conf/``; ``specbench.config.schema`` types the shared groups; this module adds what
+Hydra does not know: the choice of a ``pair`` file, the entries of ``compare``, the knobs of a
+method against its class, values that must be one of a few, the run key, and error messages that say
+what to type. Importing and composing must stay quick, so neither torch nor transformers is
+imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from specbench import paths
+from specbench.config.hydra_errors import translate_hydra_error
+from specbench.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def option_names(group: str) -> list[str]:
+    """The choices of a config group in ``conf/``, without the parts (``_name``)."""
+    return sorted(
+        p.stem for p in (paths.CONF_DIR / group).glob("*.yaml") if not p.stem.startswith("_")
+    )
+
+
+def pair_name(method: str, model: str) -> str:
+    """The ``pair`` file of a method and a model, which may not exist.
+
+    It is ``<method>_<model>``, unless only ``draft_<model>`` exists.
+    """
+    own, shared = f"{method}_{model}", f"draft_{model}"
+    folder = paths.CONF_DIR / "pair"
+    if not (folder / f"{own}.yaml").is_file() and (folder / f"{shared}.yaml").is_file():
+        return shared
+    return own
+
+
+def chosen(name: str, values: Mapping[str, Any]) -> Any:
+    """The value of a name, None where it has none: what differs from job to job of a sweep.
+
+    In yaml: ``limit: "${specbench.chosen:${dataset.name},{gsm8k: 100}}"``.
+    """
+    return values.get(name)
+
+
+# Importing this module is what makes the schema and the resolvers known to Hydra.
+ConfigStore.instance().store(name="_schema", node=RunConfig)
+OmegaConf.register_new_resolver("specbench.pair", pair_name, replace=True)
+OmegaConf.register_new_resolver("specbench.chosen", chosen, replace=True)
+
+
+def compose(overrides: Sequence[str] = ()) -> DictConfig:
+    """The configuration that ``python run.py <overrides>`` would get.
+
+    Raises:
+        ConfigurationError: Hydra or OmegaConf refused; the message says what to type.
+    """
+    try:
+        if GlobalHydra.instance().is_initialized():
+            return hydra_compose("config", overrides=list(overrides))
+        with initialize_config_dir(str(paths.CONF_DIR), version_base="1.3"):
+            return hydra_compose("config", overrides=list(overrides))
+    except Exception as error:
+        known = translate_hydra_error(error)
+        if known is None:
+            raise
+        raise known from error

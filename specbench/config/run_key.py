@@ -1,0 +1,51 @@
+"""The part of a configuration that may move a number, and the key made of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+# Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
+# one run into parts that belong together.
+_NOT_IDENTITY = (
+    "output_dir",
+    "data_dir",
+    "cache_dir",
+    "paths",
+    "logger",
+    "fresh",
+    "resume",
+    "shard",
+    "hydra",
+    "model.cache_dir",
+    "model.source",
+    "measure.exclusive",
+    "engine.eager_baseline",  # only adds a label; a folder keeps the labels it began with
+    "dataset.source",
+    "dataset.fetch",
+    "runner.traces",  # their hashes are part of it
+    "runner.surface",
+    "runner.recordings",
+)
+
+
+def identity(cfg: DictConfig) -> dict[str, Any]:
+    """The part of a configuration that may move a number, resolved to plain values."""
+    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    for key in _NOT_IDENTITY:
+        node: Any = plain
+        *parents, last = key.split(".")
+        for parent in parents:
+            node = node.get(parent) or {}
+        node.pop(last, None)
+    return {str(key): value for key, value in plain.items()}
+
+
+def run_key(cfg: DictConfig) -> str:
+    """Eight hex digits that stand for ``identity(cfg)``; stable over machines and key order."""
+    text = json.dumps(identity(cfg), sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

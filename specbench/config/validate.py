@@ -1,0 +1,118 @@
+"""What types alone do not check: ranges, names out of a few, keys that go together."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from specbench import paths
+from specbench.config.compose import option_names, pair_name
+from specbench.config.knobs import check_method
+from specbench.config.schema import ATTENTIONS, DTYPES, TEMPLATES, VERIFIERS
+from specbench.errors import ConfigurationError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_ONE_OF: Mapping[str, Sequence[str | None]] = {
+    "model.dtype": DTYPES,
+    "model.template": TEMPLATES,
+    "model.attention": ATTENTIONS,
+    "pair.draft.dtype": (None, *DTYPES),
+    "dataset.sample": ("head", "stratified"),
+    "dataset.dialogue": ("ar", "own"),
+    "engine.overlap": ("auto", "serial", "thread", "stream"),
+    "verifier.name": VERIFIERS,
+    "resume": ("auto", "force"),
+    "estimator": ("paired", "specbench"),
+}
+
+
+_AT_LEAST: Mapping[str, float] = {
+    "repeats": 1,
+    "runner.passes": 1,
+    "measure.warmup": 0,
+    "measure.reruns": 0,
+    "measure.rerun_share": 0,
+    "measure.disturbed.steal": 0,
+    "measure.disturbed.waiting": 0,
+    "measure.disturbed.slowdown": 1,
+    "measure.disturbed.shortest_s": 0,
+    "generation.max_new_tokens": 1,
+    "generation.temperature": 0,
+    "generation.top_k": 0,
+    "dataset.limit": 1,
+    "model.context_length": 2,
+    "engine.packed.memory_gb": 0,
+    "runner.hf.num_assistant_tokens": 1,
+    "runner.hf.confidence": 0,
+    "runner.hf.prompt_lookup_num_tokens": 1,
+    "runner.hf.max_matching_ngram_size": 1,
+}
+
+
+def check_values(cfg: DictConfig) -> None:
+    """Check what types alone do not: ranges, names that must be one of a few, and the method.
+
+    Raises:
+        ConfigurationError: with the key, what is valid and the nearest valid name.
+    """
+    for key, valid in _ONE_OF.items():
+        value = OmegaConf.select(cfg, key)
+        if value not in valid:
+            names = ["null" if name is None else name for name in valid]
+            raise unknown_name(f"value of {key}:", str(value), names)
+    for key, least in _AT_LEAST.items():
+        value = OmegaConf.select(cfg, key)
+        if value is not None and value < least:
+            raise ConfigurationError(f"{key}={value} is out of range: it must be at least {least}.")
+    _check_sampling(cfg)
+    if cfg.dataset.prompts and cfg.dataset.prompt_form not in cfg.dataset.prompts:
+        raise unknown_name(
+            "value of dataset.prompt_form:", cfg.dataset.prompt_form, map(str, cfg.dataset.prompts)
+        )
+    _check_pair(cfg)
+    check_method(cfg.method)
+
+
+def _check_sampling(cfg: DictConfig) -> None:
+    """The law of the next token, and a verifier that goes with it."""
+    temperature, verifier = cfg.generation.temperature, cfg.verifier
+    if not math.isfinite(temperature):
+        raise ConfigurationError(
+            f"generation.temperature={temperature} is out of range: it must be finite."
+        )
+    if not 0 < cfg.generation.top_p <= 1:
+        raise ConfigurationError(
+            f"generation.top_p={cfg.generation.top_p} is out of range: above 0, at most 1."
+        )
+    if temperature != 0 and verifier.name == "greedy":
+        raise ConfigurationError(
+            f"generation.temperature={temperature} asks for sampling, but verifier=greedy accepts "
+            "what greedy decoding emits. Type verifier=rejection, or generation.temperature=0."
+        )
+    if verifier.name == "typical":
+        if temperature == 0:
+            raise ConfigurationError(
+                "verifier=typical accepts by probability, but generation.temperature=0 leaves only "
+                "the most likely token. Type verifier=greedy, or generation.temperature=0.7."
+            )
+        for key in ("epsilon", "delta"):
+            if not (verifier[key] is not None and 0 < verifier[key] <= 1):
+                raise ConfigurationError(
+                    f"verifier.{key}={verifier[key]} is out of range: above 0, at most 1."
+                )
+
+
+def _check_pair(cfg: DictConfig) -> None:
+    """A pair file may be missing where it is the default, not where somebody typed its name."""
+    if not HydraConfig.initialized():
+        return
+    choices = HydraConfig.get().runtime.choices
+    chosen = choices.get("pair")
+    default = pair_name(str(choices.get("method")), str(choices.get("model")))
+    if chosen not in (None, default) and not (paths.CONF_DIR / "pair" / f"{chosen}.yaml").is_file():
+        raise unknown_name("pair", str(chosen), option_names("pair"))

@@ -1,0 +1,310 @@
+"""The questions: data sets as lists of cases, from local files or from the hub.
+
+Reading is strict. A line that is not what its yaml promises stops the run with file, line number
+and reason: a benchmark that quietly skips lines measures something else. The yaml says which
+column holds what; nothing here knows a data set by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.errors import DatasetError, nearest, unknown_name
+from specbench.paths import ASSETS
+from specbench.results.tasks import task_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+_HUB_ERROR_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question with all its turns.
+
+    Attributes:
+        case_id: the data set's own id, else the line number (from 1).
+        category: as in the data.
+        task: one of Spec-Bench's six where the category belongs to one, else the data set's.
+        turns: what the user says, turn by turn.
+        reference: the data set's own answer, or None; never shown to a model.
+    """
+
+    case_id: str
+    category: str
+    task: str
+    turns: tuple[str, ...]
+    reference: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A record of a data set with its place, for error messages."""
+
+    place: str
+    number: int
+    values: Mapping[str, Any]
+    columns: Mapping[str, str | None]
+
+    def error(self, reason: str) -> DatasetError:
+        return DatasetError(f"{self.place}, line {self.number}: {reason}")
+
+    def column(self, name: str) -> Any:
+        if name not in self.values:
+            close = nearest(name, self.values)
+            found = f"the nearest is {close!r}" if close else f"it has {', '.join(self.values)}"
+            raise self.error(f"the column {name!r} is missing ({found})")
+        return self.values[name]
+
+
+def load_cases(dataset: Any, data_dir: str | Path | None = None) -> list[Case]:
+    """The cases of a data set after task filter, limit and shuffle.
+
+    Args:
+        dataset: the composed ``dataset`` node (``specbench.config.schema.DatasetConfig``).
+        data_dir: folder where ``dataset.file`` is looked for before the hub is asked.
+
+    Raises:
+        DatasetError: the data cannot be had, a line is malformed, or nothing is left.
+        ConfigurationError: an unknown task.
+    """
+    cases: list[Case] = []
+    first_seen: dict[str, int] = {}
+    place = dataset["name"]
+    for row in _rows(dataset, data_dir):
+        place = row.place
+        if not _kept(row, dataset["rows"]):
+            continue
+        case = _case(row, dataset)
+        if case.case_id in first_seen:
+            earlier = first_seen[case.case_id]
+            raise row.error(f"the id {case.case_id!r} is already that of line {earlier}")
+        first_seen[case.case_id] = row.number
+        cases.append(case)
+    if not cases:
+        raise DatasetError(f"{place} holds no question for dataset={dataset['name']}.")
+    return _select(cases, dataset)
+
+
+def prompt_set_hash(cases: Iterable[Case]) -> str:
+    """SHA-256 hex over ids, categories and turns in order: equal hashes mean equal questions."""
+    digest = hashlib.sha256()
+    for case in cases:
+        digest.update(json.dumps([case.case_id, case.category, case.turns]).encode() + b"\n")
+    return digest.hexdigest()
+
+
+# --- where rows come from -------------------------------------------------------------------------
+
+
+def _rows(dataset: Any, data_dir: str | Path | None) -> Iterator[_Row]:
+    path = local_file(dataset, data_dir)
+    columns = dict(dataset["columns"])
+    if path is not None:
+        return _file_rows(path, columns)
+    return hub_rows(dataset, columns)
+
+
+def local_file(dataset: Any, data_dir: str | Path | None) -> Path | None:
+    """The local file of a data set; None where the hub has to be asked.
+
+    Raises:
+        DatasetError: there is neither a file nor a hub id, or a named place does not exist.
+    """
+    if dataset["path"] is not None:
+        path = Path(str(dataset["path"])).expanduser()
+        if not path.is_file():
+            raise DatasetError(
+                f"dataset.path={path} is no file. Type dataset.path=FILE with one JSON object a "
+                "line: question_id, category, turns."
+            )
+        return path
+    if dataset["file"] is None:
+        raise DatasetError(
+            f"dataset={dataset['name']} needs a file. Type dataset.path=FILE with one JSON object "
+            "a line: question_id, category, turns."
+        )
+    if dataset["shipped"]:
+        return ASSETS / str(dataset["file"])
+    if data_dir is not None:
+        folder = Path(str(data_dir)).expanduser()
+        if not folder.is_dir():
+            raise DatasetError(f"data_dir={folder} is no folder. Type data_dir=FOLDER.")
+        if (folder / str(dataset["file"])).is_file():
+            return folder / str(dataset["file"])
+    if dataset["hub"] is None:
+        raise DatasetError(_missing(dataset, data_dir, "it is not on the hub"))
+    return None
+
+
+def _missing(dataset: Any, data_dir: str | Path | None, reason: str) -> str:
+    looked = f"not in data_dir={data_dir}" if data_dir is not None else "data_dir is not set"
+    fetch = f", or, with network, {dataset['fetch']}" if dataset["fetch"] else ""
+    return (
+        f"dataset={dataset['name']}: the file {dataset['file']} is missing ({looked}) and {reason}."
+        f" Place {dataset['file']} into a folder and type data_dir=FOLDER{fetch}."
+    )
+
+
+def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
+    with path.open("rb") as handle:
+        for number, line in enumerate(handle, start=1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line.decode("utf-8-sig"))
+            except UnicodeDecodeError as error:
+                raise DatasetError(f"{path}, line {number}: not UTF-8 ({error.reason})") from error
+            except json.JSONDecodeError as error:
+                where = f"{error.msg}, column {error.colno}"
+                raise DatasetError(f"{path}, line {number}: not JSON ({where})") from error
+            if not isinstance(values, dict):
+                kind = type(values).__name__
+                raise DatasetError(f"{path}, line {number}: not a JSON object but a {kind}")
+            yield _Row(str(path), number, values, columns)
+
+
+def hub_rows(dataset: Any, columns: Mapping[str, str | None]) -> Iterator[_Row]:
+    """Rows of a data set on the hub; case ids are line numbers where it has none.
+
+    Raises:
+        DatasetError: the hub cannot be reached or does not have it.
+    """
+    import datasets
+
+    hub = dataset["hub"]
+    columns = {**columns, **hub["columns"]}
+    number = 0
+    for config in hub["configs"]:
+        try:
+            part = {"data_dir" if hub["configs_are_folders"] else "name": config}
+            rows = datasets.load_dataset(
+                hub["id"], split=hub["split"], revision=hub["revision"], **part
+            )
+        except Exception as error:
+            # The library passes on whatever its network and file layers raise.
+            text = " ".join(str(error).split())[:_HUB_ERROR_CHARACTERS] or type(error).__name__
+            reason = f"the hub (id {hub['id']}, revision {hub['revision']}) did not give it: {text}"
+            raise DatasetError(_missing(dataset, None, reason)) from error
+        place = f"hub:{hub['id']}/{config or 'default'}"
+        for index, values in enumerate(rows):
+            if hub["rows_per_config"] is not None and index >= hub["rows_per_config"]:
+                break
+            number += 1
+            yield _Row(place, number, dict(values), columns)
+
+
+# --- one row to one case --------------------------------------------------------------------------
+
+
+def _kept(row: _Row, rows: Any) -> bool:
+    if rows is None:
+        return True
+    value = row.column(rows["column"])
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise row.error(f"the column {rows['column']!r} is no whole number: {value!r}")
+    return int(rows["first"]) <= value <= int(rows["last"])
+
+
+def _case(row: _Row, dataset: Any) -> Case:
+    columns = row.columns
+    case_id = row.number if columns["id"] is None else row.column(columns["id"])
+    if isinstance(case_id, bool) or not isinstance(case_id, int | str) or case_id == "":
+        raise row.error(f"the id must be a number or a text, not {case_id!r}")
+    if columns["category"] is None:
+        category = dataset["category"] or dataset["name"]
+    else:
+        category = row.column(columns["category"])
+    if not isinstance(category, str) or not category:
+        raise row.error(f"the category must be a text, not {category!r}")
+    turns = _turns(row, columns["turns"]) if columns["turns"] else (_prompt(row, dataset),)
+    reference = columns["reference"]
+    return Case(
+        case_id=str(case_id),
+        category=category,
+        task=dataset["task"] or task_of(category),
+        turns=turns,
+        reference=row.values.get(reference) if reference else None,
+    )
+
+
+def _turns(row: _Row, column: str) -> tuple[str, ...]:
+    turns = row.column(column)
+    if not isinstance(turns, list) or not turns:
+        raise row.error(f"{column!r} must be a list of texts that is not empty")
+    for i, turn in enumerate(turns):
+        if not isinstance(turn, str) or not turn.strip():
+            raise row.error(f"turn {i} in {column!r} must be a text that is not empty")
+    return tuple(turns)
+
+
+def _prompt(row: _Row, dataset: Any) -> str:
+    """The turn by the chosen template; ``{column_lines}`` is a list column, one item a line."""
+    lists = {
+        f"{key}_lines": "\n".join(map(str, value))
+        for key, value in row.values.items()
+        if isinstance(value, list)
+    }
+    template = dataset["prompts"][dataset["prompt_form"]]
+    try:
+        prompt = str(template).format_map({**row.values, **lists})
+    except KeyError as error:
+        row.column(str(error.args[0]))
+        raise
+    except (IndexError, TypeError, ValueError, AttributeError) as error:
+        raise row.error(f"the prompt cannot be built from it ({error})") from error
+    if not prompt.strip():
+        raise row.error("the prompt built from it is empty")
+    return prompt
+
+
+# --- which cases ----------------------------------------------------------------------------------
+
+
+def _select(cases: list[Case], dataset: Any) -> list[Case]:
+    if dataset["tasks"] is not None:
+        known = {case.task for case in cases} | {case.category for case in cases}
+        for name in dataset["tasks"]:
+            if name not in known:
+                raise unknown_name("task in dataset.tasks:", str(name), known)
+        wanted = set(dataset["tasks"])
+        cases = [case for case in cases if case.task in wanted or case.category in wanted]
+        if not cases:
+            raise DatasetError("dataset.tasks=[] leaves no case: name a task, or type null.")
+    limit = dataset["limit"]
+    if limit is not None and limit < 1:
+        raise DatasetError(f"dataset.limit={limit} leaves no case: type a number from 1, or null.")
+    if limit is not None and limit < len(cases) and dataset["sample"] == "stratified":
+        # Before the shuffle, so that a run in mixed order answers the same questions as the others.
+        cases = _stratified(cases, limit)
+    if dataset["shuffle"] is not None:
+        cases = list(cases)
+        random.Random(int(dataset["shuffle"])).shuffle(cases)
+    return cases[:limit]
+
+
+def _stratified(cases: list[Case], limit: int) -> list[Case]:
+    """``limit`` cases, evenly over the tasks and evenly spaced within each, in their order."""
+    members: dict[str, list[int]] = {}
+    for index, case in enumerate(cases):
+        members.setdefault(case.task, []).append(index)
+    shares = dict.fromkeys(members, 0)
+    left = limit
+    while left:
+        for task, indices in members.items():
+            if left and shares[task] < len(indices):
+                shares[task] += 1
+                left -= 1
+    chosen: list[int] = []
+    for task, indices in members.items():
+        share, n = shares[task], len(indices)
+        # The middles of `share` equal parts: neither the first nor the last case is favoured.
+        chosen += [indices[(2 * i + 1) * n // (2 * share)] for i in range(share)]
+    return [cases[index] for index in sorted(chosen)]

@@ -1,0 +1,160 @@
+"""Drafters made of other drafters: what they need together, and every call handed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from specbench.decoding.drafter import Drafter
+from specbench.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from specbench.decoding.structs import (
+        Artifact,
+        DecodeState,
+        DraftContext,
+        DraftTree,
+        IntArray,
+        Needs,
+        StepOutcome,
+    )
+
+
+def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
+    """What a composite requires: its own needs and everything any part requires.
+
+    ``layout`` and ``max_nodes`` stay its own. Names of the parts' artefacts get the part's index
+    as a prefix, so that two parts may have files of the same name.
+    """
+    everyone = (own, *parts)
+    artefacts = [
+        _renamed(artefact, i) for i, needs in enumerate(parts) for artefact in needs.artefacts
+    ]
+    layers = sorted({layer for needs in everyone for layer in needs.hidden_layers})
+    return replace(
+        own,
+        tokens_only=all(needs.tokens_only for needs in everyone),
+        logits=any(needs.logits for needs in everyone),
+        prompt_logits=any(needs.prompt_logits for needs in everyone),
+        hidden_layers=tuple(layers),
+        draft_model=any(needs.draft_model for needs in everyone),
+        draft_nodes=max(
+            (needs.draft_nodes or needs.max_nodes for needs in everyone if needs.draft_model),
+            default=0,
+        ),
+        artefacts=(*own.artefacts, *artefacts),
+        reference=any(needs.reference for needs in everyone),
+        overlap=any(needs.overlap for needs in everyone),
+        sampling=all(needs.sampling for needs in everyone),
+        eager=any(needs.eager for needs in everyone),
+    )
+
+
+def _renamed(artefact: Artifact, part: int) -> Artifact:
+    return replace(artefact, name=f"part{part}.{artefact.name}")
+
+
+@dataclass(kw_only=True, eq=False)
+class Composite(Drafter):
+    """Base of drafters with parts. The composite's state scope holds for its parts too.
+
+    A class gives `parts` and `own_needs`, and decides whom to ask in ``propose``. It hands each
+    outcome to the parts in ``observe``; the others calls are handed on here.
+    """
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """The drafters it is made of."""
+        raise NotImplementedError
+
+    @property
+    def own_needs(self) -> Needs:
+        """What it needs besides its parts; ``max_nodes`` counts their nodes too."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> Needs:
+        """See `merged_needs`."""
+        return merged_needs(self.own_needs, [part.needs for part in self.parts])
+
+    def _check_parts(self) -> None:
+        """Refuse parts that cannot work inside another drafter."""
+        for part in self.parts:
+            if part.needs.layout != "tree":
+                raise ConfigurationError(
+                    f"method={self.name} cannot hold {part.name} in the layout "
+                    f"{part.needs.layout!r}: the target runs one tree a step. Choose its tree "
+                    "layout."
+                )
+        drafting = [part.name for part in self.parts if part.needs.draft_model]
+        if len(drafting) > 1:
+            raise ConfigurationError(
+                f"method={self.name} cannot hold {' and '.join(drafting)} together: they would "
+                "overwrite each other in the draft model's one cache. Keep one of them."
+            )
+
+    def setup(self, context: DraftContext) -> None:
+        """Set up every part with its own artefacts."""
+        for i, part in enumerate(self.parts):
+            prefix = f"part{i}."
+            files = {
+                name.removeprefix(prefix): path
+                for name, path in context.artefacts.items()
+                if name.startswith(prefix)
+            }
+            part.setup(replace(context, artefacts=files))
+
+    def reset(self) -> None:
+        """Let every part forget."""
+        for part in self.parts:
+            part.reset()
+
+    def set_reference(self, output: IntArray) -> None:
+        """Hand the reference output to the parts that need it."""
+        for part in self.parts:
+            if part.needs.reference:
+                part.set_reference(output)
+
+    def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
+        """Hand the prompt's logits to the parts that need them."""
+        for part in self.parts:
+            if part.needs.prompt_logits:
+                part.observe_prompt(prompt, logits)
+
+    def begin(self, state: DecodeState) -> None:
+        """Begin every part."""
+        for part in self.parts:
+            part.begin(state)
+
+    def overlap(self, state: DecodeState, tree: DraftTree) -> None:
+        """Let the parts that asked for it work while the target verifies ``tree``."""
+        for part in self.parts:
+            if part.needs.overlap:
+                part.overlap(state, tree)
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        """Hand the outcome to every part as it is."""
+        for part in self.parts:
+            part.observe(state, outcome)
+
+    def end(self, state: DecodeState) -> None:
+        """End every part."""
+        for part in self.parts:
+            part.end(state)
+
+    def report(self) -> dict[str, Any]:
+        """What the parts counted, under the part's name and a dot."""
+        return {
+            f"{part.name}.{key}": value
+            for part in self.parts
+            for key, value in part.report().items()
+        }
+
+    def close(self) -> None:
+        """Close every part."""
+        for part in self.parts:
+            part.close()

@@ -1,0 +1,125 @@
+"""The interface of a drafting method: propose, then learn what happened.
+
+The rhythm of one turn, as the engine calls it::
+
+    [reset]  prefill  [observe_prompt]  begin  (propose  [overlap]  observe)*  end  report
+
+``reset`` is called by the runner where the state scope says so; everything else by the engine.
+All of it but ``setup`` counts in ``decode_s``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specbench.decoding.structs import (
+    BonusProposal,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    IntArray,
+    Needs,
+    StepOutcome,
+)
+from specbench.errors import ConfigurationError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import torch
+
+STATE_SCOPES = ("turn", "prompt", "run")
+
+
+@dataclass(kw_only=True, eq=False)
+class Drafter:
+    """Base of all methods; its defaults draft nothing and learn nothing.
+
+    A method is a keyword-only dataclass whose fields are its knobs; ``conf/method/<name>.yaml``
+    holds the same names. Check values in ``__post_init__`` (and call ``super().__post_init__()``).
+
+    Attributes:
+        name: the method's name, as in ``method=<name>``.
+        version: raised by one whenever a number may move.
+        state_scope: how long what it learnt is kept: ``turn``, ``prompt`` (a case) or ``run``.
+
+    Raises:
+        ConfigurationError: a knob's value is out of range.
+    """
+
+    name: str
+    version: int = 1
+    state_scope: str = "prompt"
+
+    def __post_init__(self) -> None:
+        if self.state_scope not in STATE_SCOPES:
+            raise unknown_name("method.state_scope", self.state_scope, STATE_SCOPES)
+
+    def _require(self, condition: bool, key: str, rule: str) -> None:
+        """Refuse a knob: ``rule`` says what the value must be."""
+        if not condition:
+            value = getattr(self, key)
+            raise ConfigurationError(
+                f"method.{key}={value!r} is out of range for method={self.name}: it must be {rule}."
+            )
+
+    @property
+    def needs(self) -> Needs:
+        """What this drafter requires with its present knobs."""
+        return Needs()
+
+    def setup(self, context: DraftContext) -> None:
+        """Open files and allocate buffers, once; never timed."""
+
+    def reset(self) -> None:
+        """Forget everything learnt since ``setup``."""
+
+    def set_reference(self, output: IntArray) -> None:
+        """The turn's plain greedy output, where ``needs.reference`` is set; before ``begin``."""
+
+    def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
+        """Logits ``[n_prompt, vocab]`` of the prefill, where ``needs.prompt_logits`` is set."""
+
+    def begin(self, state: DecodeState) -> None:
+        """Index the prompt. ``state`` already holds the first new token."""
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        """The draft below ``state.root``; may be empty."""
+        return DraftTree.empty()
+
+    def overlap(self, state: DecodeState, tree: DraftTree) -> BonusProposal | None:
+        """Work done while the target reads ``tree``, where ``needs.overlap`` is set.
+
+        Returns:
+            What the drafter drew meanwhile for the token after the tree's last node, or None.
+        """
+        return None
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        """Learn from a finished step; ``state`` already holds its tokens."""
+
+    def end(self, state: DecodeState) -> None:
+        """The turn is over (insert its text into a store kept across cases)."""
+
+    def report(self) -> Mapping[str, Any]:
+        """What it counted in the turn that just ended, for the record; never timed.
+
+        Values are what JSON can hold: numbers, texts, or lists with one entry per step.
+        """
+        return {}
+
+    def snapshot(self) -> Mapping[str, np.ndarray[Any, Any]] | None:
+        """What was learnt since ``reset``, as arrays that `load` takes; between turns, never timed.
+
+        None where it is cheaper to see the recorded turns again.
+        """
+        return None
+
+    def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Go on from a `snapshot` of a drafter with the same knobs."""
+        raise NotImplementedError(f"{self.name} gives no snapshot")
+
+    def close(self) -> None:
+        """Release threads and files."""

@@ -1,0 +1,372 @@
+"""The decode loop, the only one in the project.
+
+    propose -> one target pass over root + draft -> verify -> keep accepted rows -> stop rules
+    -> observe
+
+The drafter sees of the target only what it declared in ``needs``; only the verifier accepts; only
+this loop stops. One pass commits at least one token.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbench.decoding.structs import (
+    BonusProposal,
+    DecodeState,
+    DraftTree,
+    IntArray,
+    Needs,
+    StepOutcome,
+)
+from specbench.decoding.tree import tree_depth
+from specbench.errors import CaseFailed, unknown_name
+from specbench.system.clock import Clock, Timings, make_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from specbench.decoding.drafter import Drafter
+    from specbench.decoding.pass_target import PassTarget, StepScores
+    from specbench.decoding.verify import Verifier
+
+OVERLAP_MODES = ("auto", "serial", "thread", "stream")
+
+
+@dataclass(slots=True)
+class DecodeResult:
+    """One decoded turn.
+
+    Attributes:
+        output_ids: the new tokens, up to and including the first end token or the limit.
+        finish_reason: ``eos``, ``length`` (the limit of new tokens) or ``context`` (the model's).
+        accepted_per_step: tokens committed by each step, the target's own one included.
+        drafted_per_step: candidate nodes of each step's tree.
+        depth_per_step: depth of each step's tree.
+        sources_per_step: for each step the source of each accepted node, where the drafter names
+            sources.
+        n_aux: auxiliary nodes over all steps.
+        drafter: what the drafter counted (``Drafter.report``).
+        timings: see ``specbench.system.clock.Timings``.
+    """
+
+    output_ids: list[int]
+    finish_reason: str
+    accepted_per_step: list[int]
+    drafted_per_step: list[int]
+    depth_per_step: list[int]
+    sources_per_step: list[list[int]] | None
+    n_aux: int
+    drafter: Mapping[str, Any] = field(default_factory=dict)
+    timings: Timings = field(default_factory=Timings)
+
+    @property
+    def n_target_passes(self) -> int:
+        """Target passes after prefill."""
+        return len(self.accepted_per_step)
+
+    @property
+    def n_drafted(self) -> int:
+        """Candidate nodes over all steps."""
+        return sum(self.drafted_per_step)
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds of the prompt pass."""
+        return self.timings.prefill_s
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds of everything after it."""
+        return self.timings.decode_s
+
+    @property
+    def drafter_setup_s(self) -> float:
+        """Seconds of ``decode_s`` that the drafter spent outside the steps."""
+        return self.timings.drafter_setup_s
+
+    @property
+    def wall_s(self) -> float:
+        """``prefill_s + decode_s``."""
+        return self.timings.wall_s
+
+    @property
+    def phase_s(self) -> dict[str, float] | None:
+        """Seconds by phase, with ``measure=phases``."""
+        return self.timings.phase_s
+
+    @property
+    def step_s(self) -> list[float]:
+        """Seconds of each step."""
+        return self.timings.step_s
+
+
+class _Trace:
+    """Counts of each step, in lists that grow."""
+
+    __slots__ = ("accepted", "aux", "depth", "drafted", "sources")
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+        self.drafted: list[int] = []
+        self.depth: list[int] = []
+        self.sources: list[list[int]] | None = None
+        self.aux = 0
+
+    def add(self, tree: DraftTree, path: IntArray, committed: int) -> None:
+        aux = 0 if tree.aux is None else int(tree.aux.sum())
+        self.aux += aux
+        self.accepted.append(committed)
+        self.drafted.append(len(tree) - aux)
+        self.depth.append(tree_depth(tree.parents))
+        if tree.sources is not None:
+            if self.sources is None:
+                self.sources = [[] for _ in self.accepted[:-1]]
+            self.sources.append([int(s) for s in tree.sources[path[:committed]]])
+        elif self.sources is not None:
+            self.sources.append([])
+
+
+class Engine:
+    """Runs drafters against one target.
+
+    Args:
+        target: the target.
+        verifier: decides acceptance.
+        eos_ids: ids that end an answer.
+        context_length: tokens the model can hold; no answer grows beyond it.
+        overlap: when drafters with ``needs.overlap`` do their parallel part: ``serial`` (after the
+            pass; the same schedule, hence the same tokens), ``thread`` (the pass runs in another
+            thread), ``stream`` (CUDA: another stream) or ``auto``: one of the latter two, and
+            ``serial`` where phases are taken, which nothing else can tell apart.
+        phases: take times inside the steps too.
+        clock: makes the clock; by default one that suits the target's device.
+
+    Raises:
+        ConfigurationError: an unknown ``overlap``.
+    """
+
+    def __init__(
+        self,
+        target: PassTarget,
+        verifier: Verifier,
+        *,
+        eos_ids: frozenset[int],
+        context_length: int | None = None,
+        overlap: str = "auto",
+        phases: bool = False,
+        clock: Callable[[], Clock] | None = None,
+    ) -> None:
+        if overlap not in OVERLAP_MODES:
+            raise unknown_name("engine.overlap", overlap, OVERLAP_MODES)
+        self.target = target
+        self.verifier = verifier
+        self.eos_ids = eos_ids
+        self.context_length = context_length
+        on_gpu = str(target.device).startswith("cuda")
+        if overlap == "auto":
+            overlap = "serial" if phases else "stream" if on_gpu else "thread"
+        self.overlap = overlap
+        if self.overlap == "stream" and not on_gpu:
+            self.overlap = "thread"
+        self._clock = clock() if clock else make_clock(str(target.device), phases)
+        self._eos = np.array(sorted(eos_ids), dtype=np.int64)
+        self._pool: ThreadPoolExecutor | None = None
+        self._side_stream: Any = None
+
+    def decode(
+        self,
+        prompt: IntArray,
+        drafter: Drafter,
+        *,
+        max_new_tokens: int,
+        seed: int = 0,
+    ) -> DecodeResult:
+        """Decode one turn.
+
+        Args:
+            prompt: ``[n_prompt]`` ids.
+            drafter: set up and, where its state scope says so, reset.
+            max_new_tokens: limit, the first token included.
+            seed: for verifiers and drafters that draw random numbers.
+
+        Raises:
+            CaseFailed: the prompt does not fit, the draft is invalid, or logits are not finite.
+        """
+        limit = self._limit(len(prompt), max_new_tokens)
+        needs = drafter.needs
+        state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit, seed)
+        trace = _Trace()
+        clock = self._clock
+        self.verifier.begin(seed)
+
+        clock.begin()
+        scores = self.target.prefill(state.tokens, all_logits=needs.prompt_logits)
+        state.commit(np.array([self.verifier.first(scores)], dtype=np.int64))
+        clock.prefill_done()
+
+        if needs.prompt_logits:
+            drafter.observe_prompt(state.buffer[: state.n_prompt], scores.logits)
+        drafter.begin(state)
+        clock.setup_done()
+
+        finished = self._finished(state)
+        while not finished:
+            finished = self._step(state, drafter, needs, clock, trace)
+            clock.step_done()
+
+        clock.finish_begin()
+        drafter.end(state)
+        timings = clock.end()
+        return DecodeResult(
+            output_ids=state.new_tokens.tolist(),
+            finish_reason=self._finish_reason(state, limit < max_new_tokens),
+            accepted_per_step=trace.accepted,
+            drafted_per_step=trace.drafted,
+            depth_per_step=trace.depth,
+            sources_per_step=trace.sources,
+            n_aux=trace.aux,
+            drafter=drafter.report(),
+            timings=timings,
+        )
+
+    def _step(
+        self, state: DecodeState, drafter: Drafter, needs: Needs, clock: Clock, trace: _Trace
+    ) -> bool:
+        tree = drafter.propose(state)
+        room = self.target.room()
+        if len(tree) > room:
+            tree = _prefix(tree, room)
+        clock.phase("draft")
+
+        try:
+            scores, guess = self._pass(state, drafter, tree, needs, clock)
+            clock.phase("verify")
+            judged = tree if guess is None else replace(tree, guess=guess)
+            verdict, next_tokens = self.verifier.verify(judged, scores)
+        except CaseFailed as error:
+            if error.kind == "invalid_draft":
+                raise CaseFailed(error.kind, f"method={drafter.name}: {error}") from error
+            raise
+        path = verdict.path
+        committed = self._committed(state, verdict.tokens)
+        clock.phase("accept")
+
+        self.target.keep(tree, path)
+        state.commit(committed)
+        state.step += 1
+        clock.phase("cache")
+
+        finished = self._finished(state)
+        drafter.observe(
+            state,
+            StepOutcome(
+                tree=tree,
+                path=path,
+                committed=committed,
+                next_tokens=next_tokens,
+                logits=scores.logits if needs.logits else None,
+                hidden=scores.hidden if needs.hidden_layers else None,
+                finished=finished,
+            ),
+        )
+        trace.add(tree, path, len(committed))
+        clock.phase("observe")
+        return finished
+
+    def _pass(
+        self,
+        state: DecodeState,
+        drafter: Drafter,
+        tree: DraftTree,
+        needs: Needs,
+        clock: Clock,
+    ) -> tuple[StepScores, BonusProposal | None]:
+        """The target pass, with the drafter's parallel part, if any, between launch and wait.
+
+        Only the serial emulation can tell their times apart; else both are in ``verify``.
+        """
+        layers = needs.hidden_layers
+        if not needs.overlap:
+            return self.target.forward(state.root, tree, hidden_layers=layers), None
+        if self.overlap == "thread":
+            self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="target-pass")
+            waiting = self._pool.submit(self.target.forward, state.root, tree, hidden_layers=layers)
+            try:
+                guess = drafter.overlap(state, tree)
+            finally:  # a pass still running would write into the next turn's cache
+                scores = waiting.result()
+            return scores, guess
+        if self.overlap == "stream":
+            return self._pass_beside_stream(state, drafter, tree, layers)
+        scores = self.target.forward(state.root, tree, hidden_layers=layers)
+        _ = scores.verified  # waits for a pass that was only queued: serial means after it
+        clock.phase("verify")
+        guess = drafter.overlap(state, tree)
+        clock.phase("draft")
+        return scores, guess
+
+    def _pass_beside_stream(
+        self, state: DecodeState, drafter: Drafter, tree: DraftTree, layers: tuple[int, ...]
+    ) -> tuple[StepScores, BonusProposal | None]:
+        """The pass on the present stream and the drafter's part on another one.
+
+        The pass is queued and not waited for: the verifier waits, when it asks what was accepted.
+        The other one starts behind all that was asked for before the pass, and what comes after
+        waits for both.
+        """
+        if self._side_stream is None:
+            self._side_stream = torch.cuda.Stream(self.target.device)
+        present = torch.cuda.current_stream(self.target.device)
+        self._side_stream.wait_stream(present)
+        scores = self.target.forward(state.root, tree, hidden_layers=layers)
+        try:
+            with torch.cuda.stream(self._side_stream):
+                guess = drafter.overlap(state, tree)
+        finally:  # drafting that goes on would write into the next turn's cache
+            present.wait_stream(self._side_stream)
+        return scores, guess
+
+    # -- stop rules ------------------------------------------------------------------------------
+
+    def _limit(self, n_prompt: int, max_new_tokens: int) -> int:
+        if n_prompt == 0:
+            raise CaseFailed("empty_prompt", "the prompt has no tokens")
+        if self.context_length is None:
+            return max_new_tokens
+        if n_prompt >= self.context_length:
+            raise CaseFailed(
+                "prompt_too_long",
+                f"the prompt has {n_prompt} tokens and the model's context {self.context_length}",
+            )
+        return min(max_new_tokens, self.context_length - n_prompt)
+
+    def _committed(self, state: DecodeState, tokens: IntArray) -> IntArray:
+        """Accepted tokens and the target's own, cut at the limit and at the first end token."""
+        committed = tokens[: state.remaining]
+        ends = np.flatnonzero(np.isin(committed, self._eos))
+        return committed[: ends[0] + 1] if len(ends) else committed
+
+    def _finished(self, state: DecodeState) -> bool:
+        return state.remaining <= 0 or state.root in self.eos_ids
+
+    def _finish_reason(self, state: DecodeState, cut_by_context: bool) -> str:
+        if state.root in self.eos_ids:
+            return "eos"
+        return "context" if cut_by_context else "length"
+
+
+def _prefix(tree: DraftTree, n: int) -> DraftTree:
+    """The first ``n`` nodes; parents come before children, so any prefix is a tree."""
+    return DraftTree(
+        tree.tokens[:n],
+        tree.parents[:n],
+        aux=None if tree.aux is None else tree.aux[:n],
+        probs=None if tree.probs is None else tree.probs.first(n),
+        sources=None if tree.sources is None else tree.sources[:n],
+    )

@@ -1,0 +1,86 @@
+"""The lossless audit: is a difference from plain greedy decoding a near tie or a bug?
+
+Kernels of different row counts round differently, so a tie between two tokens may fall either way.
+An output that differs is therefore replayed through plain one-token passes: if every token it
+emitted is (nearly) the maximum there, the output is one that plain decoding could have given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from specbench.decoding.pass_target import PassTarget
+from specbench.decoding.structs import DraftTree
+from specbench.results.records import Lossless
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
+
+
+class AuditTarget(PassTarget, Protocol):
+    """A target whose number format is known: it sets the tolerance."""
+
+    @property
+    def dtype(self) -> Any:
+        """The format of its weights, e.g. ``torch.float32``."""
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Index of the first position where ``a`` and ``b`` differ, their lengths included."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+def audit_output(
+    target: AuditTarget,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    reference: Sequence[int],
+    *,
+    ended_rightly: bool = True,
+) -> Lossless:
+    """Compare a greedy output with plain decoding's and explain a difference.
+
+    Args:
+        target: the model, its dtype setting the tolerance; its cache is overwritten.
+        prompt: prompt ids.
+        output: the method's new tokens.
+        reference: plain decoding's new tokens.
+        ended_rightly: whether the output ended at an end token or at the limit. An output that
+            stopped elsewhere is a bug whatever its logits say.
+
+    Returns:
+        ``near_tie`` where every emitted token is within the dtype's tolerance of the maximum of a
+        one-token pass, teacher-forced on the method's own output; else ``bug``.
+    """
+    first = first_difference(output, reference)
+    if first is None:
+        return Lossless("equal")
+    gap = max_gap(target, prompt, output)
+    tolerance = TOLERANCE[str(target.dtype).removeprefix("torch.")]
+    explained = ended_rightly and gap <= tolerance
+    return Lossless("near_tie" if explained else "bug", first, gap)
+
+
+@torch.inference_mode()
+def max_gap(target: AuditTarget, prompt: Sequence[int], output: Sequence[int]) -> float:
+    """Largest shortfall of an emitted token below the maximum, by one-token passes."""
+    scores = target.prefill(np.asarray(prompt, dtype=np.int64))
+    worst = 0.0
+    nothing = np.empty(0, dtype=np.int64)
+    for i, token in enumerate(output):
+        row = scores.logits[-1].double()
+        shortfall = float(row.max() - row[token])
+        worst = max(worst, shortfall) if shortfall == shortfall else float("inf")
+        if i + 1 < len(output):
+            scores = target.forward(token, DraftTree.empty())
+            target.keep(DraftTree.empty(), nothing)
+    return worst

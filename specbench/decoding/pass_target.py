@@ -1,0 +1,46 @@
+"""What the decode loop asks of a target, live or recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specbench.decoding.verify import PassScores
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from specbench.decoding.structs import DraftTree, IntArray
+
+
+class StepScores(PassScores, Protocol):
+    """Scores of a pass, with what drafters may ask for."""
+
+    @property
+    def logits(self) -> Any:
+        """``[n + 1, vocab]``."""
+
+    @property
+    def hidden(self) -> Mapping[int, Any] | None:
+        """Hidden states by layer."""
+
+
+class PassTarget(Protocol):
+    """What the loop asks of a target: ``specbench.models.target.Target``, or a recorded output."""
+
+    @property
+    def device(self) -> Any:
+        """Where passes run."""
+
+    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> StepScores:
+        """The pass over the prompt."""
+
+    def forward(
+        self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
+    ) -> StepScores:
+        """The pass over root and draft."""
+
+    def keep(self, tree: DraftTree, path: IntArray) -> None:
+        """Commit the accepted rows."""
+
+    def room(self) -> int:
+        """Draft nodes that still fit."""

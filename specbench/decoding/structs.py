@@ -1,0 +1,290 @@
+"""What crosses the borders between drafter, target, verifier and engine.
+
+Arrays a drafter builds on the host are numpy; arrays it builds on the model's device are tensors.
+This module imports no torch, so that replaying drafters against a recorded output needs none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from specbench.decoding.sampling import GREEDY, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import torch
+
+IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The distributions that draft nodes were drawn from; what a ratio test needs.
+
+    Attributes:
+        q: ``[m, vocab]`` float32 on the device, after temperature and filters.
+        row: ``[n]`` int64 on the host: node i was drawn from ``q[row[i]]``. Siblings share a row
+            and stand in the order in which they were drawn.
+        replacement: siblings are independent draws (a token may occur twice); else each was
+            drawn from what its elder siblings left of the row.
+    """
+
+    q: torch.Tensor
+    row: IntArray
+    replacement: bool = True
+
+    def of(self, nodes: IntArray) -> Proposal:
+        """The proposal of the nodes with these indices, in increasing order."""
+        return Proposal(self.q, self.row[nodes], self.replacement)
+
+    def first(self, n: int) -> Proposal:
+        """The proposal of the first ``n`` nodes."""
+        return Proposal(self.q, self.row[:n], self.replacement)
+
+
+@dataclass(frozen=True, slots=True)
+class BonusProposal:
+    """The token after a tree's last node, as a drafter draws it while the target reads the tree.
+
+    Too late for a node, which the pass would have had to read, but in time for the target's own
+    token there: by the ratio test of the guess it equals it as often as two draws can.
+
+    Attributes:
+        token: what was drawn.
+        q: ``[vocab]`` what it was drawn from, after temperature and filters.
+    """
+
+    token: int
+    q: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Draft tokens below the root (the last committed token, which is not a node itself).
+
+    Attributes:
+        tokens: ``[n]`` int64 token ids; a device tensor where the drafter works on the device.
+        parents: ``[n]`` int64 on the host; -1 is the root; a parent comes before its children.
+        aux: ``[n]`` bool, or None for no such node. Auxiliary nodes ride along in the target pass
+            but are never candidates (Lookahead's window). A candidate's parent is a candidate.
+        rows: ``(k, w)`` where the nodes are k unmerged chains of w tokens in row order, which the
+            batch layout runs as a batch of k; None for any other tree.
+        probs: what the nodes were drawn from; None means every child is a deterministic
+            function of the context (or of random numbers of the drafter's own: what matters is
+            that the verifier's are not among them).
+        sources: ``[n]`` int64 naming where each node came from (index into the drafter's own
+            ``source_names``), or None.
+        guess: for the token after the last node (the root, in an empty tree), or None. A verifier
+            may draw that token with it, or without: its law is the target's either way.
+    """
+
+    tokens: IntArray | torch.Tensor
+    parents: IntArray
+    aux: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    rows: tuple[int, int] | None = None
+    probs: Proposal | None = None
+    sources: IntArray | None = None
+    guess: BonusProposal | None = None
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @staticmethod
+    def empty() -> DraftTree:
+        """No draft: the step becomes one autoregressive step."""
+        return _EMPTY
+
+    @staticmethod
+    def chain(tokens: IntArray) -> DraftTree:
+        """A single branch: ``tokens[0]`` follows the root, and so on."""
+        n = len(tokens)
+        return DraftTree(tokens, _CHAIN[:n] if n <= len(_CHAIN) else np.arange(-1, n - 1))
+
+
+_CHAIN: IntArray = np.arange(-1, 1023, dtype=np.int64)
+_EMPTY = DraftTree(NO_TOKENS, NO_TOKENS)
+
+
+class DecodeState:
+    """The committed text of one turn, as drafters see it.
+
+    Attributes:
+        buffer: int64 array that holds prompt and answer; only ``buffer[:length]`` is committed.
+        length: committed tokens, prompt included. ``buffer[length - 1]`` is the root.
+        n_prompt: tokens of the prompt.
+        last_committed: tokens committed by the last step (1 after prefill).
+        step: target passes done after prefill.
+        remaining: new tokens that may still be committed.
+        seed: the turn's seed, for drafters that draw random numbers.
+    """
+
+    __slots__ = ("buffer", "last_committed", "length", "n_prompt", "remaining", "seed", "step")
+
+    def __init__(self, prompt: IntArray, max_new_tokens: int, seed: int = 0) -> None:
+        self.buffer: IntArray = np.empty(len(prompt) + max_new_tokens, dtype=np.int64)
+        self.buffer[: len(prompt)] = prompt
+        self.length = self.n_prompt = len(prompt)
+        self.last_committed = 0
+        self.step = 0
+        self.remaining = max_new_tokens
+        self.seed = seed
+
+    @property
+    def tokens(self) -> IntArray:
+        """``[length]`` view of the committed ids, prompt included."""
+        return self.buffer[: self.length]
+
+    @property
+    def new_tokens(self) -> IntArray:
+        """``[n_new]`` view of the committed ids after the prompt."""
+        return self.buffer[self.n_prompt : self.length]
+
+    @property
+    def root(self) -> int:
+        """The last committed token."""
+        return int(self.buffer[self.length - 1])
+
+    def commit(self, tokens: IntArray) -> None:
+        """Append the tokens that one pass committed."""
+        end = self.length + len(tokens)
+        self.buffer[self.length : end] = tokens
+        self.length = end
+        self.remaining -= len(tokens)
+        self.last_committed = len(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier decided.
+
+    Attributes:
+        path: ``[a]`` indices of the accepted nodes, from the root's child downwards.
+        tokens: ``[a + 1]`` the accepted tokens and the target's own one after them, on the host.
+    """
+
+    path: IntArray
+    tokens: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What ``observe`` sees of a finished step; read-only.
+
+    Attributes:
+        tree: the draft that was verified (after the engine's cuts, if any).
+        path: ``[a]`` indices of the accepted nodes.
+        committed: ``[m]`` tokens committed by this step, after the stop rules.
+        next_tokens: ``[n + 1]`` the target's greedy token at the root (row 0) and at each node
+            (row i + 1), auxiliary nodes included; None when the verifier did not need it. Under
+            sampling too it is the greedy one, never a drawn one, so a draft made of it knows
+            nothing of the random numbers that will judge it.
+        logits: ``[n + 1, vocab]`` on the device, only where ``needs.logits`` is set.
+        hidden: mapping from layer index to ``[n + 1, hidden]``, for ``needs.hidden_layers``.
+        finished: whether this step ended the turn.
+    """
+
+    tree: DraftTree
+    path: IntArray
+    committed: IntArray
+    next_tokens: IntArray | None
+    logits: torch.Tensor | None = None
+    hidden: Mapping[int, torch.Tensor] | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that a method needs besides the model (table, datastore, automaton, weights).
+
+    Attributes:
+        name: what it is, e.g. ``frozen_table``; also the key under ``DraftContext.artefacts``.
+        path: the file the user named, or None for the default place in the cache.
+        builder: ``module:function`` below ``specbench``, called as
+            ``build(tokenizer, out_path, progress, **params)``, for the embedded model only.
+        params: keyword arguments of the builder; part of the default file's name.
+        command: the command line that builds it for another model.
+        per_model: whether it belongs to one model's weights, not to every model with the tokenizer.
+    """
+
+    name: str
+    builder: str
+    command: str
+    path: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    per_model: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter requires; checked before weights are loaded.
+
+    Attributes:
+        tokens_only: the draft depends on committed tokens alone (replay is then exact).
+        logits: ``StepOutcome.logits`` of every row.
+        prompt_logits: logits of every prompt position, handed to ``observe_prompt``.
+        hidden_layers: indices of hidden states to hand over.
+        draft_model: a second model, named by the ``pair`` group.
+        artefacts: files besides the model.
+        reference: the case's plain greedy output, handed over before ``begin`` (oracle).
+        overlap: ``overlap`` is to be called while the target pass runs.
+        layout: ``tree`` or ``batch`` (the drafter's trees then carry ``rows``).
+        batch: rows of the batch layout at most (the cache's batch size).
+        max_nodes: nodes of a draft tree at most; sizes the engine's buffers.
+        draft_nodes: nodes that the draft model holds at once at most; 0 for ``max_nodes``.
+        sampling: works at temperature > 0.
+        eager: its passes run eagerly, whatever the run's engine.
+    """
+
+    tokens_only: bool = True
+    logits: bool = False
+    prompt_logits: bool = False
+    hidden_layers: tuple[int, ...] = ()
+    draft_model: bool = False
+    artefacts: tuple[Artifact, ...] = ()
+    reference: bool = False
+    overlap: bool = False
+    layout: str = "tree"
+    batch: int = 1
+    max_nodes: int = 128
+    draft_nodes: int = 0
+    sampling: bool = True
+    eager: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter is given once, before the first case.
+
+    Attributes:
+        vocab_size: ids are in ``[0, vocab_size)``.
+        eos_ids: ids that end an answer.
+        tokenizer_hash: what a table or datastore must have been built for.
+        max_len: committed tokens plus draft nodes never exceed this.
+        artefacts: resolved files by ``Artefact.name``.
+        seed: the run's seed.
+        sampling: how the target's logits become probabilities; a draft model draws from its own
+            logits treated the same way.
+        target: the target model (``specbench.models.target.Target``), or None under replay.
+        draft_model: the second model (``specbench.models.draft_model.DraftModel``), where
+            ``needs.draft_model`` is set.
+        measured: what ``setup`` measured at the run's first start, by knob; it uses what it finds
+            and adds what it measures, so that a resumed run goes on with the same values.
+    """
+
+    vocab_size: int
+    eos_ids: frozenset[int]
+    tokenizer_hash: str = ""
+    max_len: int = 0
+    artefacts: Mapping[str, Path] = field(default_factory=dict)
+    seed: int = 0
+    sampling: Sampling = GREEDY
+    target: Any = None
+    draft_model: Any = None
+    measured: dict[str, int] = field(default_factory=dict)

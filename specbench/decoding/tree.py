@@ -1,0 +1,180 @@
+"""Draft-tree geometry: depths, the ancestor matrix, paths.
+
+Two implementations of the same thing, each the other's test: a compiled walk for parents on the
+host (a few microseconds), and a fixed number of tensor operations for parents on a device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numba import njit
+
+if TYPE_CHECKING:
+    from specbench.decoding.structs import IntArray
+
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+NO_AUX: BoolArray = np.empty(0, dtype=np.bool_)  # stands for: no auxiliary node
+
+VALID, BAD_PARENT, BAD_TOKEN, BAD_AUX = 0, 1, 2, 3
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def fill_tree(
+    tokens: IntArray,
+    parents: IntArray,
+    aux: BoolArray,
+    vocab_size: int,
+    depths: IntArray,
+    visible: BoolArray,
+) -> int:
+    """Check a tree and write its geometry for the root (row 0) and the n nodes (rows 1 .. n).
+
+    Args:
+        tokens: ``[n]``, or ``[0]`` to skip the check of ids.
+        parents: ``[n]``.
+        aux: ``[n]``, or ``[0]`` for none.
+        vocab_size: ids are in ``[0, vocab_size)``.
+        depths: ``[>= n + 1]``, written.
+        visible: ``[>= n + 1, >= n + 1]``, written: row i sees row j.
+
+    Returns:
+        ``VALID``, or which rule is broken.
+    """
+    n = len(parents)
+    depths[0] = 0
+    visible[: n + 1, : n + 1] = False
+    visible[0, 0] = True
+    for i in range(n):
+        parent = parents[i]
+        if parent < -1 or parent >= i:
+            return BAD_PARENT
+        if len(tokens) > 0 and (tokens[i] < 0 or tokens[i] >= vocab_size):
+            return BAD_TOKEN
+        if len(aux) > 0 and parent >= 0 and aux[parent] and not aux[i]:
+            return BAD_AUX
+        depths[i + 1] = depths[parent + 1] + 1
+        visible[i + 1, : i + 1] = visible[parent + 1, : i + 1]
+        visible[i + 1, i + 1] = True
+    return VALID
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def longest_accepted(parents: IntArray, accepted: BoolArray, path: IntArray) -> int:
+    """The deepest node that is accepted with all its ancestors; the first of equally deep ones.
+
+    Args:
+        parents: ``[n]``.
+        accepted: ``[n]`` whether each node, given its parent, is.
+        path: ``[>= n]``, written with the accepted nodes from the top.
+
+    Returns:
+        Number of accepted nodes.
+    """
+    n = len(parents)
+    depth = np.zeros(n, dtype=np.int64)
+    best, best_depth = -1, 0
+    for i in range(n):
+        parent = parents[i]
+        above = 0 if parent < 0 else depth[parent]
+        if accepted[i] and (parent < 0 or above > 0):
+            depth[i] = above + 1
+            if depth[i] > best_depth:
+                best, best_depth = i, depth[i]
+    node = best
+    for k in range(best_depth - 1, -1, -1):
+        path[k] = node
+        node = parents[node]
+    return best_depth
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def longest_match(
+    tokens: IntArray, parents: IntArray, aux: BoolArray, next_tokens: IntArray, path: IntArray
+) -> int:
+    """Greedy verification: the deepest node whose whole path equals the target's choices.
+
+    Siblings may repeat a token (Cacheback without merging), so every matching branch is followed;
+    the first of equally deep ones wins.
+
+    Args:
+        tokens: ``[n]``.
+        parents: ``[n]``.
+        aux: ``[n]``, or ``[0]`` for none; auxiliary nodes never match.
+        next_tokens: ``[n + 1]`` the target's choice at the root and at each node.
+        path: ``[>= n]``, written with the accepted nodes from the top.
+
+    Returns:
+        Number of accepted nodes.
+    """
+    n = len(parents)
+    accepted = np.zeros(n, dtype=np.bool_)
+    for i in range(n):
+        if len(aux) == 0 or not aux[i]:
+            accepted[i] = tokens[i] == next_tokens[parents[i] + 1]
+    count: int = longest_accepted(parents, accepted, path)
+    return count
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def tree_depth(parents: IntArray) -> int:
+    """Nodes on the longest branch of a tree with ``parents [n]``; 0 without nodes."""
+    n = len(parents)
+    depth = np.ones(n, dtype=np.int64)
+    deepest = 0
+    for i in range(n):
+        if parents[i] >= 0:
+            depth[i] = depth[parents[i]] + 1
+        deepest = max(deepest, depth[i])
+    return deepest
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def row_depths(parents: IntArray) -> IntArray:
+    """``[n + 1]`` depths of the root (row 0, depth 0) and of the n nodes below it."""
+    n = len(parents)
+    depths = np.zeros(n + 1, dtype=np.int64)
+    for i in range(n):
+        depths[i + 1] = depths[parents[i] + 1] + 1
+    return depths
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def sibling_table(parents: IntArray, aux: BoolArray) -> IntArray:
+    """``[n + 1, widest]`` the candidates below root (row 0) and nodes, in order; -1 fills up."""
+    n = len(parents)
+    counts = np.zeros(n + 1, dtype=np.int64)
+    for i in range(n):
+        if len(aux) == 0 or not aux[i]:
+            counts[parents[i] + 1] += 1
+    table = np.full((n + 1, counts.max()), -1, dtype=np.int64)
+    counts[:] = 0
+    for i in range(n):
+        if len(aux) == 0 or not aux[i]:
+            row = parents[i] + 1
+            table[row, counts[row]] = i
+            counts[row] += 1
+    return table
+
+
+def visibility(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ancestor matrix and depths from parents on any device, without a loop over nodes.
+
+    Pointer doubling: after k squarings a row sees all ancestors up to distance 2^k.
+
+    Args:
+        parents: ``[n]`` int64, -1 for the root.
+
+    Returns:
+        ``visible [n + 1, n + 1]`` bool and ``depths [n + 1]`` int64, root first.
+    """
+    n = parents.shape[0]
+    reach = torch.eye(n + 1, device=parents.device)
+    rows = torch.arange(1, n + 1, device=parents.device)
+    reach[rows, parents + 1] = 1.0
+    for _ in range(max(n, 1).bit_length()):
+        reach = (reach @ reach).clamp_(max=1.0)
+    return reach.bool(), reach.sum(1).long() - 1

@@ -1,0 +1,68 @@
+"""Greedy verification: what plain greedy decoding would emit, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specbench.decoding.structs import DraftTree, IntArray, Verdict
+from specbench.decoding.tree import NO_AUX, longest_match
+from specbench.decoding.verify.interface import choices_and_tokens, finite, to_host
+
+if TYPE_CHECKING:
+    from specbench.decoding.verify.interface import PassScores
+
+
+class GreedyVerifier:
+    """Accepts exactly what plain greedy decoding would emit.
+
+    A pass costs one copy to the host: the choices of all rows, together with the draft's tokens
+    where those are on the device.
+    """
+
+    name = "greedy"
+    lossless = True
+
+    def __init__(self) -> None:
+        self._path = np.empty(1024, dtype=np.int64)
+
+    def begin(self, seed: int) -> None:
+        """Nothing: no random number is drawn."""
+
+    def first(self, scores: PassScores) -> int:
+        """The greedy token after the prompt.
+
+        Raises:
+            CaseFailed: the logits are not finite.
+        """
+        choices = scores.greedy()
+        if isinstance(choices, torch.Tensor):
+            choices = to_host(choices)[0]
+        return int(finite(choices[-1:])[0])
+
+    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray]:
+        """Longest branch of ``tree`` that agrees with the target's greedy choices.
+
+        Raises:
+            CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
+        """
+        verified = scores.verified  # once: a property that works it out at each reading
+        if verified is not None:
+            path, choices = verified
+            finite(choices)
+            return Verdict(path, choices[np.concatenate(([0], path + 1))]), choices
+        choices, tokens, _ = choices_and_tokens(tree, scores)
+        return self._agreement(tree, tokens, choices), choices
+
+    def _agreement(self, tree: DraftTree, tokens: IntArray, choices: IntArray) -> Verdict:
+        """The longest branch of ``tokens`` that agrees with ``choices`` ``[n + 1]``."""
+        if len(tokens) > len(self._path):
+            self._path = np.empty(2 * len(tokens), dtype=np.int64)
+        aux = NO_AUX if tree.aux is None else tree.aux
+        count = longest_match(tokens, tree.parents, aux, choices, self._path)
+        rows = np.zeros(count + 1, dtype=np.int64)  # the root and the accepted nodes
+        rows[1:] = self._path[:count] + 1
+        # What the target chooses at a matched row is the token of the node below it.
+        return Verdict(rows[1:] - 1, choices[rows])

@@ -1,0 +1,112 @@
+"""What the engine asks of a verifier, and what every verifier asks of a pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from specbench.errors import CaseFailed
+
+if TYPE_CHECKING:
+    from specbench.decoding.structs import DraftTree, IntArray, Verdict
+
+
+class PassScores(Protocol):
+    """What a verifier asks of a target pass, live or replayed."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in ``[0, vocab_size)``."""
+
+    @property
+    def logits(self) -> Any:
+        """``[n + 1, vocab]`` of root and nodes."""
+
+    @property
+    def verified(self) -> tuple[IntArray, IntArray] | None:
+        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, where the pass itself verified."""
+
+    def greedy(self) -> torch.Tensor | IntArray:
+        """``[n + 1]`` greedy choice of root and nodes; -1 where logits are not finite."""
+
+
+class Verifier(Protocol):
+    """Decides acceptance from a tree and the target's scores.
+
+    Attributes:
+        name: as in ``verifier=<name>``.
+        lossless: whether the committed tokens follow the target's own law.
+    """
+
+    name: str
+    lossless: bool
+
+    def begin(self, seed: int) -> None:
+        """A turn begins, with this seed."""
+
+    def first(self, scores: PassScores) -> int:
+        """The first new token, from the scores of the prompt's last position."""
+
+    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray | None]:
+        """Accepted path with the token after it, and the greedy choice of every row if known.
+
+        The second is the greedy choice under sampling too, never a drawn token: a drafter that saw
+        what the verifier would have drawn elsewhere would know its random numbers.
+        """
+
+
+def row_by_row(logits: torch.Tensor) -> bool:
+    """Whether to look only at the rows that are reached.
+
+    On a CPU looking costs nothing and every row spared is time saved; on a GPU looking waits for
+    the device, so all rows are worked out at once.
+    """
+    return logits.device.type == "cpu"
+
+
+def to_host(*parts: torch.Tensor) -> list[np.ndarray[Any, Any]]:
+    """Bring tensors of one device to the host by one copy, flattened; ids and floats may mix."""
+    if len(parts) == 1:
+        return [parts[0].flatten().cpu().numpy()]
+    mixed = any(part.is_floating_point() for part in parts)
+    # Ids are far below 2^53, so float64 holds them exactly.
+    flat = [part.flatten().double() if mixed else part.flatten() for part in parts]
+    host = torch.cat(flat).cpu().numpy()
+    cuts = np.cumsum([part.numel() for part in parts])[:-1]
+    return [
+        piece if part.is_floating_point() else piece.astype(np.int64, copy=False)
+        for part, piece in zip(parts, np.split(host, cuts), strict=True)
+    ]
+
+
+def choices_and_tokens(
+    tree: DraftTree, scores: PassScores, *more: torch.Tensor
+) -> tuple[IntArray, IntArray, list[np.ndarray[Any, Any]]]:
+    """Greedy choices ``[n + 1]``, draft tokens ``[n]`` and ``more``, by one copy to the host.
+
+    Raises:
+        CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
+    """
+    ids = scores.greedy()
+    tokens = tree.tokens
+    on_device = [part for part in (ids, tokens, *more) if isinstance(part, torch.Tensor)]
+    host = to_host(*on_device) if on_device else []
+    choices: IntArray = host.pop(0) if isinstance(ids, torch.Tensor) else ids
+    if isinstance(tokens, torch.Tensor):
+        tokens = host.pop(0)
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < scores.vocab_size:
+            raise CaseFailed("invalid_draft", "a draft token is outside the vocabulary")
+    return finite(choices), tokens, host
+
+
+def finite(choices: IntArray) -> IntArray:
+    """The greedy choices as they are.
+
+    Raises:
+        CaseFailed: one is missing because its logits are not finite.
+    """
+    if len(choices) and int(choices.min()) < 0:
+        raise CaseFailed("nan_logits", "the target's logits are not finite (NaN or infinite)")
+    return choices

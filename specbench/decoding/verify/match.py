@@ -1,0 +1,105 @@
+"""Sample and match: the target draws its own token, and the draft is followed while it agrees.
+
+CARD's code verifies so at temperature > 0 (repo hunzhizi/CARD), as does "naive sampling" in
+SpecInfer (arXiv 2305.09781, section 4.3).
+
+Where the children of a node are fixed before anything is drawn, this is the ratio test for a draft
+distribution that puts all mass on one token ("accept x with P(x), else P[x] = 0, renormalise, next
+child"): both accept child x with probability P(x) and otherwise emit a token of P without the
+children. Drawing first takes one random number per committed token instead of one per child.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbench.decoding.device import to_device
+from specbench.decoding.sampling import Uniforms, sample
+from specbench.decoding.tree import row_depths
+from specbench.decoding.verify.greedy import GreedyVerifier
+from specbench.decoding.verify.interface import choices_and_tokens, row_by_row
+
+if TYPE_CHECKING:
+    from specbench.decoding.sampling import Sampling
+    from specbench.decoding.structs import DraftTree, IntArray, Verdict
+    from specbench.decoding.verify.interface import PassScores
+
+
+class MatchVerifier(GreedyVerifier):
+    """Exact for any draft whatever.
+
+    Random numbers: the k-th token of a turn is drawn with the k-th number of the turn's sequence,
+    whatever was drafted. So with one seed the output is the one of plain sampling, token by token
+    (but for numbers that fall within rounding of a border between two tokens); the draft decides
+    only how many tokens a pass commits. All nodes that stand for the same text draw the same token.
+
+    A pass costs one copy to the host.
+    """
+
+    name = "match"
+    lossless = True
+
+    def __init__(self, sampling: Sampling) -> None:
+        super().__init__()
+        self._sampling = sampling
+        self._uniforms = Uniforms()
+
+    def begin(self, seed: int) -> None:
+        """Start the turn's sequence of random numbers."""
+        self._uniforms.begin(seed)
+
+    @torch.inference_mode()
+    def first(self, scores: PassScores) -> int:
+        """Draws the token after the prompt.
+
+        Raises:
+            CaseFailed: the logits are not finite.
+        """
+        super().first(scores)
+        return int(self._draw(scores.logits[-1:], self._uniforms.take(1))[0])
+
+    @torch.inference_mode()
+    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray]:
+        """Longest branch of ``tree`` that agrees with what the target draws.
+
+        Raises:
+            CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
+        """
+        depths = row_depths(tree.parents)
+        uniforms = self._uniforms.peek(int(depths.max()) + 1)[depths]
+        logits = scores.logits
+        if row_by_row(logits):
+            choices, tokens, _ = choices_and_tokens(tree, scores)
+            drawn = self._draw_where_reached(tree, tokens, logits, uniforms)
+        else:
+            ids = self._draw(logits, uniforms)
+            choices, tokens, (drawn,) = choices_and_tokens(tree, scores, ids)
+        verdict = self._agreement(tree, tokens, drawn)
+        self._uniforms.take(len(verdict.tokens))
+        return verdict, choices
+
+    def _draw(self, logits: torch.Tensor, uniforms: np.ndarray[Any, Any]) -> torch.Tensor:
+        """``[r]`` one token per row of ``logits [r, vocab]``."""
+        on_device = to_device(uniforms, logits.device)
+        return sample(self._sampling.probs(logits), on_device)
+
+    def _draw_where_reached(
+        self,
+        tree: DraftTree,
+        tokens: IntArray,
+        logits: torch.Tensor,
+        uniforms: np.ndarray[Any, Any],
+    ) -> IntArray:
+        """``[n + 1]`` drawn tokens, -1 at rows that no agreement leads to; level by level."""
+        drawn = np.full(len(tokens) + 1, -1, dtype=np.int64)
+        rows = np.zeros(1, dtype=np.int64)
+        while len(rows):
+            drawn[rows] = self._draw(logits[torch.from_numpy(rows)], uniforms[rows]).numpy()
+            reached = (tokens == drawn[tree.parents + 1]) & (drawn[1:] < 0)
+            if tree.aux is not None:
+                reached &= ~tree.aux
+            rows = np.flatnonzero(reached) + 1
+        return drawn

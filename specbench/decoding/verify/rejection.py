@@ -1,0 +1,206 @@
+"""Rejection sampling: speculative sampling's ratio test, for chains and trees.
+
+Papers: "Fast Inference from Transformers via Speculative Decoding" (Leviathan et al., arXiv
+    2211.17192) and "Accelerating Large Language Model Decoding with Speculative Sampling" (Chen et
+    al., arXiv 2302.01318) for chains; multi-step speculative sampling of SpecInfer (arXiv
+    2305.09781, section 4.3) for siblings drawn with replacement; Sequoia (arXiv 2402.12374,
+    algorithm 1) for siblings drawn without.
+
+At a node with the target's law P, for its children x in the order in which they were drawn from Q::
+
+    accept x with probability min(1, P(x) / Q(x)), else
+    P <- norm(max(0, P - Q)); without replacement also Q[x] <- 0, Q <- norm(Q)
+
+and a token of what is left of P where no child is accepted (or there is none). Children that are a
+deterministic function of the context have all of Q on themselves:
+``specbench.decoding.verify.match``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specbench.decoding.device import to_device
+from specbench.decoding.sampling import sample
+from specbench.decoding.structs import DraftTree, Proposal, Verdict
+from specbench.decoding.tree import NO_AUX, sibling_table
+from specbench.decoding.verify.interface import choices_and_tokens, row_by_row
+from specbench.decoding.verify.match import MatchVerifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from specbench.decoding.sampling import FloatArray
+    from specbench.decoding.structs import IntArray
+    from specbench.decoding.verify.interface import PassScores
+
+
+class RejectionVerifier(MatchVerifier):
+    """Exact for drafts whose nodes were drawn from the distributions they come with.
+
+    Random numbers of a step with n nodes: n + 1, one for the test of each node, whether it is
+    reached or not, and one for the token after the path. Where ``DraftTree.probs`` is None, one
+    per committed token (see :class:`MatchVerifier`); so is an empty draft.
+
+    A guess (``DraftTree.guess``) is one more node, below the last one, that the pass has not read:
+    accepted, its token takes the place of the target's own after the path, which follows the
+    target's law like any other accepted token.
+
+    A child to which Q gives no mass cannot have been drawn from it. It is passed over, which leaves
+    the law as it is whoever put it there.
+
+    A pass costs one copy to the host.
+    """
+
+    name = "rejection"
+    lossless = True
+
+    @torch.inference_mode()
+    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray]:
+        """The accepted path of ``tree`` and the token drawn after it.
+
+        Raises:
+            CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
+        """
+        rows = len(tree) + 1
+        tree = _with_guess(tree)
+        proposal = tree.probs
+        if proposal is None or not len(tree):
+            return super().verify(tree, scores)
+        n = len(tree)
+        uniforms = self._uniforms.take(n + 1)
+        coins, last = uniforms[:n], uniforms[n:]
+        children = sibling_table(tree.parents, NO_AUX if tree.aux is None else tree.aux)
+        logits = scores.logits
+        # An id outside the vocabulary is refused below; here it must not end the process.
+        on_device = to_device(tree.tokens, logits.device).clamp(0, scores.vocab_size - 1)
+
+        def judge(some: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+            p = self._sampling.probs(logits[to_device(some, logits.device)])
+            odds, rest = ratio_tests(p, children[some], on_device, proposal)
+            threshold = to_device(last, logits.device).expand(len(some))
+            return odds, sample(rest, threshold)
+
+        lazy = row_by_row(logits)
+        if lazy:
+            choices, tokens, _ = choices_and_tokens(tree, scores)
+        else:
+            every, drawn = judge(np.arange(rows))
+            choices, tokens, host = choices_and_tokens(tree, scores, every, drawn)
+            table, ends = host[0].reshape(rows, -1), host[1]
+
+        def judged(row: int) -> tuple[FloatArray, int]:
+            if not lazy:
+                return table[row], int(ends[row])
+            odds, drawn = judge(np.array([row]))
+            return odds[0].numpy(), int(drawn)
+
+        nodes, after = descend(children, coins, judged, rows)
+        if after is None:  # the guess
+            return Verdict(nodes[:-1], tokens[nodes]), choices
+        return Verdict(nodes, np.append(tokens[nodes], after)), choices
+
+
+def descend(
+    children: IntArray,
+    coins: FloatArray,
+    judged: Callable[[int], tuple[FloatArray, int]],
+    rows: int,
+) -> tuple[IntArray, int | None]:
+    """From the root to the eldest child that passes its test, and on from there.
+
+    Args:
+        children: ``[n + 1, w]`` nodes below each row, -1: none.
+        coins: ``[n]`` a number in (0, 1] for the test of each node.
+        judged: for a row, the odds ``[w]`` of its children and the token drawn if all fail.
+        rows: rows that can be judged; a node beyond them ends the walk.
+
+    Returns:
+        The accepted nodes, and the token after them; None behind a node that cannot be judged.
+    """
+    path: list[int] = []
+    row = 0
+    while row < rows:
+        odds, after = judged(row)
+        passed = (children[row] >= 0) & (coins[children[row]] <= odds)
+        if not passed.any():
+            return np.array(path, dtype=np.int64), after
+        path.append(int(children[row][passed.argmax()]))  # the eldest
+        row = path[-1] + 1
+    return np.array(path, dtype=np.int64), None
+
+
+def _with_guess(tree: DraftTree) -> DraftTree:
+    """The tree with its guess, if any, as its last node.
+
+    Below nodes that are a function of the context there is nothing to gain: they are tested by
+    drawing the target's token first.
+    """
+    guess, proposal, n = tree.guess, tree.probs, len(tree)
+    if guess is None or (proposal is None and n):
+        return tree
+    q, row = guess.q[None], np.zeros(n, dtype=np.int64)
+    if proposal is not None:
+        q, row = torch.cat([proposal.q, q.to(proposal.q)]), proposal.row
+    if isinstance(tree.tokens, torch.Tensor):
+        tokens: IntArray | torch.Tensor = torch.cat(
+            [tree.tokens, tree.tokens.new_full((1,), guess.token)]
+        )
+    else:
+        tokens = np.append(tree.tokens, guess.token)
+    return DraftTree(
+        tokens,
+        np.append(tree.parents, n - 1),
+        aux=None if tree.aux is None else np.append(tree.aux, False),
+        probs=Proposal(
+            q, np.append(row, len(q) - 1), True if proposal is None else proposal.replacement
+        ),
+    )
+
+
+def ratio_tests(
+    p: torch.Tensor, children: IntArray, tokens: torch.Tensor, proposal: Proposal
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The odds of each child, given that its elder siblings were rejected, for many rows at once.
+
+    Args:
+        p: ``[r, vocab]`` the target's law at each row.
+        children: ``[r, w]`` nodes below each row in the order in which they were drawn; -1: none.
+        tokens: ``[n]`` on the device of ``p``.
+        proposal: what the nodes were drawn from.
+
+    Returns:
+        ``[r, w]`` acceptance probabilities (0 where there is no child; above 1 is certain), and
+        ``[r, vocab]`` what is left of ``p`` where all are rejected.
+    """
+    device = p.device
+    odds = p.new_zeros(children.shape)
+    rest = p.clone()
+    left = torch.zeros_like(p)  # of Q, without replacement
+    for rank in range(children.shape[1]):
+        holders = np.flatnonzero(children[:, rank] >= 0)
+        nodes = children[holders, rank]
+        rows = to_device(holders, device)
+        drawn = tokens[to_device(nodes, device)].unsqueeze(-1)
+        law = rest[rows]
+        if proposal.replacement or rank == 0:
+            q = proposal.q[to_device(proposal.row[nodes], device)].to(law.dtype)
+        else:
+            q = left[rows]
+        mass = q.gather(1, drawn)
+        possible = mass > 0
+        ratio = law.gather(1, drawn) / mass.where(possible, 1.0)
+        odds[rows, rank] = torch.where(possible, ratio, 0.0).squeeze(-1)
+        residual = (law - q).clamp_(min=0.0)
+        total = residual.sum(-1, keepdim=True)
+        # Equal laws leave nothing but were never rejected either, up to rounding.
+        changed = possible & (total > 0)
+        rest[rows] = torch.where(changed, residual / total.where(changed, 1.0), law)
+        if not proposal.replacement:
+            q = q.scatter(1, drawn, 0.0)
+            remaining = q.sum(-1, keepdim=True)
+            left[rows] = q / remaining.where(remaining > 0, 1.0)
+    return odds, rest

@@ -1,0 +1,178 @@
+"""A table of leaders and their followers, both under LRU eviction, in a handful of arrays.
+
+The table of Cacheback (arXiv 2511.21699, section 3.1): a leader of ``leader_len`` tokens maps to
+the tuples of ``follower_len`` tokens that came after it. Every operation is O(1): hash chains find
+entries, doubly linked lists keep them by recency.
+
+Touch rules: inserting and querying move the leader to the recent end of the leaders; a follower
+moves only when it is inserted, among the followers of its own leader. A new leader beyond
+``leader_capacity`` evicts the least recent one with all its followers, a new follower beyond
+``follower_capacity`` the least recent one of its leader.
+
+The arrays (`TableArrays`) are what compiled code works on. They double when full, up to the two
+capacities, so an empty table of any capacity takes kilobytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from specbench.index.lru.kernels import (
+    FOLLOWER_CAPACITY,
+    FOLLOWER_LEN,
+    FOLLOWER_TOKENS,
+    FOLLOWERS,
+    FREE_FOLLOWER,
+    FREE_LEADER,
+    FRESH_FOLLOWER,
+    FRESH_LEADER,
+    LAST,
+    LEADER_CAPACITY,
+    LEADER_LEN,
+    LEADER_TOKENS,
+    LEADERS,
+    LEAST_RECENT,
+    MOST_RECENT,
+    N_META,
+    NEWER,
+    NONE,
+    insert_windows,
+    rechain,
+)
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+_FIRST_SIZE = 1024
+_INDEX_LIMIT = 2**31 - 1
+
+
+class TableArrays(NamedTuple):
+    """The whole state of one table.
+
+    Attributes:
+        leaders: ``[n, 6 + leader_len]`` int32.
+        followers: ``[n, 4 + follower_len]`` int32.
+        leader_buckets: ``[power of two]`` int32 heads of the hash chains.
+        follower_buckets: the same for followers; the key is leader slot and tokens.
+        meta: ``[12]`` int64, see the constants above.
+    """
+
+    leaders: Array
+    followers: Array
+    leader_buckets: Array
+    follower_buckets: Array
+    meta: Array
+
+
+def _buckets(size: int) -> Array:
+    return np.full(1 << max(size - 1, 1).bit_length(), NONE, dtype=np.int32)
+
+
+def _wider(entries: Array, limit: int) -> Array:
+    """The same rows with room for twice as many, at most ``limit``."""
+    size = min(2 * len(entries), limit)
+    if size == len(entries):
+        return entries
+    grown = np.empty((size, entries.shape[1]), dtype=np.int32)
+    grown[: len(entries)] = entries
+    return grown
+
+
+class LruTable:
+    """One table; see the module's text for its rules.
+
+    Args:
+        leader_len: tokens of a leader.
+        follower_len: tokens of a follower.
+        leader_capacity: leaders at most.
+        follower_capacity: followers of one leader at most.
+    """
+
+    def __init__(
+        self, leader_len: int, follower_len: int, leader_capacity: int, follower_capacity: int
+    ) -> None:
+        self.leader_len = leader_len
+        self.follower_len = follower_len
+        self.window = leader_len + follower_len
+        self._leader_limit = min(leader_capacity, _INDEX_LIMIT)
+        self._follower_limit = min(leader_capacity * follower_capacity, _INDEX_LIMIT)
+        n_leaders = min(_FIRST_SIZE, self._leader_limit)
+        n_followers = min(_FIRST_SIZE, self._follower_limit)
+        meta = np.zeros(N_META, dtype=np.int64)
+        meta[LEADER_LEN], meta[FOLLOWER_LEN] = leader_len, follower_len
+        meta[LEADER_CAPACITY], meta[FOLLOWER_CAPACITY] = leader_capacity, follower_capacity
+        self.arrays = TableArrays(
+            np.empty((n_leaders, LEADER_TOKENS + leader_len), dtype=np.int32),
+            np.empty((n_followers, FOLLOWER_TOKENS + follower_len), dtype=np.int32),
+            _buckets(n_leaders),
+            _buckets(n_followers),
+            meta,
+        )
+        self.clear()
+        # Compiled now: the first growth may fall into a timed step.
+        rechain(self.arrays)
+
+    def clear(self) -> None:
+        """Forget all entries; the arrays keep their size."""
+        _, _, leader_buckets, follower_buckets, meta = self.arrays
+        leader_buckets.fill(NONE)
+        follower_buckets.fill(NONE)
+        meta[[LEADERS, FOLLOWERS, FRESH_LEADER, FRESH_FOLLOWER]] = 0
+        meta[[FREE_LEADER, FREE_FOLLOWER, MOST_RECENT, LEAST_RECENT]] = NONE
+
+    def __len__(self) -> int:
+        """Leaders stored."""
+        return int(self.arrays.meta[LEADERS])
+
+    @property
+    def n_followers(self) -> int:
+        """Followers stored, over all leaders."""
+        return int(self.arrays.meta[FOLLOWERS])
+
+    def insert_windows(self, tokens: Array, begin: int, end: int) -> bool:
+        """Insert every window of ``tokens`` that ends at a position in ``[begin, end)``.
+
+        Windows that would start before position 0 are left out; the oldest goes first.
+
+        Returns:
+            Whether ``arrays`` was replaced by a larger one.
+        """
+        done = insert_windows(self.arrays, tokens, begin, end)
+        if done == end:
+            return False
+        while done < end:
+            self._grow()
+            done = insert_windows(self.arrays, tokens, done, end)
+        return True
+
+    def snapshot(self) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
+        """Leaders from least to most recent, each with its followers in the same order."""
+        leaders, followers, _, _, meta = self.arrays
+        found = []
+        leader = int(meta[LEAST_RECENT])
+        while leader != NONE:
+            chain = []
+            follower = int(leaders[leader, LAST])
+            while follower != NONE:
+                chain.append(tuple(followers[follower, FOLLOWER_TOKENS:].tolist()))
+                follower = int(followers[follower, NEWER])
+            found.append((tuple(leaders[leader, LEADER_TOKENS:].tolist()), chain))
+            leader = int(leaders[leader, NEWER])
+        return found
+
+    def _grow(self) -> None:
+        old = self.arrays
+        meta = old.meta
+        leaders, followers = old.leaders, old.followers
+        if meta[FRESH_LEADER] == len(leaders):
+            leaders = _wider(leaders, self._leader_limit)
+        if meta[FRESH_FOLLOWER] == len(followers):
+            followers = _wider(followers, self._follower_limit)
+        if leaders is old.leaders and followers is old.followers:
+            raise MemoryError(f"a table holds at most {_INDEX_LIMIT} followers")
+        self.arrays = TableArrays(
+            leaders, followers, _buckets(len(leaders)), _buckets(len(followers)), meta
+        )
+        rechain(self.arrays)

@@ -1,0 +1,129 @@
+"""Lookahead decoding's window: guesses of the tokens ahead, improved by one Jacobi step per pass.
+
+The window is a tree: level 0 is a chain below the root (whose place is column 0), and column j of a
+level hangs below column j of the level before. Ancestors and depths are then exactly the
+reference's mask and positions. Candidates, if any, are chains below the root and come first.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from specbench.decoding.structs import IntArray
+
+    BoolArray: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+
+
+class LookaheadWindow:
+    """N - 1 levels and W columns of guessed tokens.
+
+    Args:
+        columns: W.
+        ngram: N, tokens of the n-grams that the columns make; the levels plus one.
+    """
+
+    def __init__(self, columns: int, ngram: int) -> None:
+        self._columns, self._ngram = columns, ngram
+        self._grid: IntArray = np.zeros((1, 1), dtype=np.int64)
+        self._shapes: dict[tuple[int, ...], tuple[IntArray, BoolArray]] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether all levels are there; until then no n-gram is complete."""
+        return len(self._grid) == self._ngram - 1
+
+    def most_nodes(self, guesses: int) -> int:
+        """Nodes of the largest tree with at most ``guesses`` candidate chains."""
+        filling = (
+            (filled + 1) * (self._columns + self._ngram - 2 - filled) - 1
+            for filled in range(self._ngram - 2)
+        )
+        steady = (self._ngram - 1) * (self._columns + guesses) - 1
+        return max(steady, *filling, 0)
+
+    def begin(self, tokens: IntArray, seed: int) -> None:
+        """Start with one level of tokens drawn from ``tokens``.
+
+        Which ones depends on the seed and on ``tokens``, not on the order of cases. The level is
+        as much wider than W as the fill phase will drop; column 0 is the root's.
+        """
+        random = np.random.default_rng([seed, zlib.crc32(tokens.tobytes())])
+        width = self._columns + self._ngram - 2
+        self._grid = tokens[random.integers(0, len(tokens), width)][None]
+
+    def tree(
+        self, root: int, guesses: IntArray, lost_bonus: bool = False
+    ) -> tuple[IntArray, IntArray, BoolArray]:
+        """The window below ``root``, behind the chains ``guesses [g, N - 1]``.
+
+        Args:
+            root: the token all of it follows.
+            guesses: candidates.
+            lost_bonus: whether a chain's last token is auxiliary.
+
+        Returns:
+            ``tokens [n]``, ``parents [n]`` (-1 is the root) and ``aux [n]`` (true for the window).
+        """
+        self._grid[0, 0] = root
+        key = (*self._grid.shape, len(guesses), lost_bonus)
+        if key not in self._shapes:
+            levels, columns = self._grid.shape
+            length = self._ngram - 1
+            self._shapes[key] = tree_shape(levels, columns, len(guesses), length, lost_bonus)
+        parents, aux = self._shapes[key]
+        return np.concatenate((guesses.reshape(-1), self._grid.reshape(-1)[1:])), parents, aux
+
+    def advance(self, next_tokens: IntArray) -> IntArray:
+        """Move on by one column, with the model's tokens as the last level.
+
+        Args:
+            next_tokens: ``[n + 1]`` what the model says after the root and after every node of
+                ``tree``.
+
+        Returns:
+            ``[W, N]`` the n-grams that this completes, each with the token it follows; none while
+            the window fills.
+        """
+        levels, columns = self._grid.shape
+        predicted = next_tokens[-columns:]
+        if levels == 1:  # column 0 is the root, whose row is the first
+            predicted = np.concatenate((next_tokens[:1], predicted[1:]))
+        grown = np.concatenate((self._grid, predicted[None]))
+        if levels < self._ngram - 1:
+            self._grid = grown[:, 1:].copy()
+            return np.empty((0, self._ngram), dtype=np.int64)
+        self._grid = grown[1:]
+        return grown.T
+
+
+def tree_shape(
+    levels: int, columns: int, guesses: int, length: int, lost_bonus: bool
+) -> tuple[IntArray, BoolArray]:
+    """Geometry of ``guesses`` chains of ``length`` tokens and a window.
+
+    Args:
+        levels: levels of the window.
+        columns: its columns; column 0 of level 0 is the root and no node.
+        guesses: chains below the root.
+        length: tokens of a chain.
+        lost_bonus: whether a chain's last token is auxiliary.
+
+    Returns:
+        ``parents [n]`` and ``aux [n]``: the chains, then the window level by level.
+    """
+    chains = np.arange(guesses * length).reshape(guesses, length) - 1
+    chains[:, 0] = -1
+    # Node numbers of the window's places, root included, and what each hangs below.
+    nodes = np.arange(levels * columns).reshape(levels, columns) + guesses * length - 1
+    nodes[0, 0] = -1
+    above = np.concatenate((np.roll(nodes[:1], 1), nodes[:-1]))
+    parents = np.concatenate((chains.reshape(-1), above.reshape(-1)[1:]))
+    aux = np.ones(len(parents), dtype=np.bool_)
+    aux[: guesses * length] = False
+    if lost_bonus:
+        aux[length - 1 : guesses * length : length] = True
+    return parents.astype(np.int64), aux

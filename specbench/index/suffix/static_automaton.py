@@ -1,0 +1,262 @@
+"""A frozen suffix automaton of a corpus: occurrence counts, most frequent continuations, one file.
+
+The transitions of a state lie together: first the `TOP` that lead to the most frequent states
+(equal counts by token), then the others by token. So a draft reads a state's best continuations
+off its beginning, and a look-up is a short scan and a binary search, without a hash table.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numba import njit
+
+from specbench.errors import ArtifactError
+from specbench.index.suffix.automaton import EDGES, LENGTH, LINK, PREFIXES, STATES, TARGET, TOKEN
+from specbench.storage.arrays import open_array_file, write_array_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from specbench.index.suffix.automaton import SuffixAutomaton
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+KIND = "static_automaton"
+VERSION = 1
+
+# Continuations of a state that a draft may take, as in the reference.
+TOP = 8
+
+NONE = -1
+
+
+class StaticArrays(NamedTuple):
+    """The whole content of one frozen automaton; state 0 is the start.
+
+    Attributes:
+        lengths: ``[states]`` int32 length of the longest substring.
+        links: ``[states]`` int32 suffix link, -1 at the start.
+        counts: ``[states]`` int32 occurrences in the corpus; of the start, its tokens.
+        offsets: ``[states + 1]`` int32; transitions of state s: ``offsets[s] : offsets[s + 1]``.
+        tokens: ``[transitions]`` int32.
+        targets: ``[transitions]`` int32.
+    """
+
+    lengths: Array
+    links: Array
+    counts: Array
+    offsets: Array
+    tokens: Array
+    targets: Array
+
+
+@njit(cache=True)
+def _total_counts(links: Any, by_length: Any, counts: Any) -> None:
+    for i in range(len(by_length) - 1, 0, -1):
+        state = by_length[i]
+        counts[links[state]] += counts[state]
+
+
+@njit(cache=True)
+def _order_edges(offsets: Any, tokens: Any, targets: Any, counts: Any) -> None:
+    """Bring the transitions of every state into the file's order, in place."""
+    for state in range(len(offsets) - 1):
+        begin, end = offsets[state], offsets[state + 1]
+        for place in range(begin, min(begin + TOP, end)):
+            best = place
+            for i in range(place + 1, end):
+                more = counts[targets[i]] - counts[targets[best]]
+                if more > 0 or (more == 0 and tokens[i] < tokens[best]):
+                    best = i
+            tokens[place], tokens[best] = tokens[best], tokens[place]
+            targets[place], targets[best] = targets[best], targets[place]
+        if end - begin > TOP + 1:
+            order = np.argsort(tokens[begin + TOP : end])
+            tokens[begin + TOP : end] = tokens[begin + TOP : end][order]
+            targets[begin + TOP : end] = targets[begin + TOP : end][order]
+
+
+@njit(cache=True)
+def find_target(automaton: Any, state: Any, token: Any) -> Any:
+    """The state after ``state`` and ``token``, or -1."""
+    _, _, _, offsets, tokens, targets = automaton
+    low, high = np.int64(offsets[state]), np.int64(offsets[state + 1])
+    best = min(low + TOP, high)
+    while low < best:
+        if tokens[low] == token:
+            return np.int64(targets[low])
+        low += 1
+    while low < high:
+        middle = (low + high) // 2
+        if tokens[middle] < token:
+            low = middle + 1
+        else:
+            high = middle
+    if low < offsets[state + 1] and tokens[low] == token:
+        return np.int64(targets[low])
+    return np.int64(NONE)
+
+
+@njit(cache=True)
+def follow(automaton: Any, cursor: Any, text: Any, begin: Any, end: Any) -> None:
+    """Move a cursor over ``text[begin:end]``, amortised O(1) look-ups a token.
+
+    Args:
+        automaton: the frozen automaton.
+        cursor: ``[2]`` int64, written: the state of the longest suffix of the text that occurs in
+            the corpus, and that suffix's length.
+        text: token ids.
+        begin: first position.
+        end: position after the last one.
+    """
+    lengths, links, _, _, _, _ = automaton
+    state, matched = cursor[0], cursor[1]
+    for position in range(begin, end):
+        target = find_target(automaton, state, text[position])
+        while target == NONE and state != 0:
+            state = np.int64(links[state])
+            matched = np.int64(lengths[state])
+            target = find_target(automaton, state, text[position])
+        if target == NONE:
+            matched = 0
+        else:
+            state = target
+            matched += 1
+    cursor[0], cursor[1] = state, matched
+
+
+@njit(cache=True)
+def grow_best_first(automaton: Any, state: Any, budget: Any, per_depth: Any) -> Any:
+    """The most probable continuations of a state as a tree.
+
+    A node's probability is the product of count(child) / count(parent) along its path. The most
+    probable candidate is taken first, of equals the one that was found first; a candidate at a
+    depth that has ``per_depth`` nodes already is dropped.
+
+    Args:
+        automaton: the frozen automaton.
+        state: where the text is.
+        budget: nodes at most.
+        per_depth: nodes of one depth at most.
+
+    Returns:
+        ``[2, nodes]`` int64 tokens and parents, in the order in which they were taken.
+    """
+    _, _, counts, offsets, tokens, targets = automaton
+    out = np.empty((2, budget), dtype=np.int64)
+    at_depth = np.zeros(budget + 2, dtype=np.int64)
+    n = 0
+    found = 0
+    # Minus probability, order of discovery, transition, parent node, depth.
+    heap: Any = [(-1.0, 0, np.int64(NONE), np.int64(NONE), 0)]
+    while n < budget and len(heap) > 0:
+        minus, _, edge, parent, depth = heapq.heappop(heap)
+        here = state
+        node = np.int64(NONE)
+        if edge != NONE:
+            if at_depth[depth] >= per_depth:
+                continue
+            at_depth[depth] += 1
+            node = np.int64(n)
+            out[0, n] = tokens[edge]
+            out[1, n] = parent
+            n += 1
+            here = np.int64(targets[edge])
+        if at_depth[depth + 1] >= per_depth:
+            continue
+        begin = np.int64(offsets[here])
+        for child in range(begin, min(begin + TOP, np.int64(offsets[here + 1]))):
+            found += 1
+            below = minus * counts[targets[child]] / counts[here]
+            heapq.heappush(heap, (below, found, child, node, depth + 1))
+    return out[:, :n].copy()
+
+
+@njit(cache=True)
+def most_frequent_chain(automaton: Any, state: Any, budget: Any) -> Any:
+    """``[≤ budget]`` int64 tokens: always the most frequent continuation."""
+    _, _, _, offsets, tokens, targets = automaton
+    out = np.empty(budget, dtype=np.int64)
+    n = 0
+    while n < budget and offsets[state] < offsets[state + 1]:
+        edge = offsets[state]
+        out[n] = tokens[edge]
+        state = np.int64(targets[edge])
+        n += 1
+    return out[:n].copy()
+
+
+class StaticAutomaton:
+    """One frozen automaton, read-only.
+
+    Attributes:
+        arrays: what compiled code works on.
+        header: facts about it: corpus, counts, tokenizer hash.
+    """
+
+    def __init__(self, arrays: StaticArrays, header: Mapping[str, Any]) -> None:
+        self.arrays = arrays
+        self.header = dict(header)
+
+    @classmethod
+    def freeze(cls, growing: SuffixAutomaton) -> StaticAutomaton:
+        """The frozen form of an automaton over documents."""
+        n_states = int(growing.arrays.meta[STATES])
+        n_edges = int(growing.arrays.meta[EDGES])
+        states = growing.arrays.states[:n_states]
+        edges = growing.arrays.edges[:n_edges]
+        lengths = np.ascontiguousarray(states[:, LENGTH])
+        links = np.ascontiguousarray(states[:, LINK])
+        counts = np.ascontiguousarray(states[:, PREFIXES])
+        _total_counts(links, np.argsort(lengths, kind="stable"), counts)
+        # Column 0 of a transition is its source.
+        sources = edges[:, 0]
+        offsets = np.zeros(n_states + 1, dtype=np.int32)
+        np.cumsum(np.bincount(sources, minlength=n_states), out=offsets[1:])
+        order = np.argsort(sources, kind="stable")
+        tokens = edges[order, TOKEN]
+        targets = edges[order, TARGET]
+        _order_edges(offsets, tokens, targets, counts)
+        arrays = StaticArrays(lengths, links, counts, offsets, tokens, targets)
+        for array in arrays:
+            # As when mapped, so that compiled code sees one type.
+            array.flags.writeable = False
+        return cls(arrays, {})
+
+    @classmethod
+    def open(cls, path: Path, tokenizer_hash: str | None = None) -> StaticAutomaton:
+        """Map an automaton from its file.
+
+        Args:
+            path: the file.
+            tokenizer_hash: of the tokenizer in use; None takes any.
+
+        Raises:
+            ArtefactError: no such file, another tokenizer or version (both are named), damaged.
+        """
+        header, arrays = open_array_file(
+            path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash
+        )
+        try:
+            return cls(StaticArrays(**arrays), header)
+        except TypeError as error:
+            raise ArtifactError(f"{path} lacks an array or has one too many: {error}") from error
+
+    def write(self, path: Path, *, tokenizer_hash: str, header: Mapping[str, Any]) -> None:
+        """Write the automaton to ``path``; ``header`` says from what it was built."""
+        write_array_file(
+            path,
+            kind=KIND,
+            version=VERSION,
+            tokenizer_hash=tokenizer_hash,
+            arrays=self.arrays._asdict(),
+            header={**header, "n_states": len(self), "n_edges": len(self.arrays.tokens)},
+        )
+
+    def __len__(self) -> int:
+        """States."""
+        return len(self.arrays.lengths)

@@ -1,0 +1,177 @@
+"""Shapes of static draft trees: which candidate of its parent each node takes.
+
+A node is named by its path of ranks from the root: ``(0, 2)`` is the third candidate of the root's
+first candidate. The shape is fixed before decoding; only the tokens change from step to step.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from specbench.errors import ArtifactError
+from specbench.paths import ASSETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from specbench.decoding.structs import IntArray
+
+RankPath: TypeAlias = tuple[int, ...]
+
+TOKEN_RECYCLING_TREE = ASSETS / "token_recycling_tree.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTree:
+    """A tree of ranks, breadth first, equal depths in lexicographic order.
+
+    Attributes:
+        paths: ranks from the root to each node.
+        parents: ``[n]`` int64, -1 for the root.
+        levels: for each depth two ``[nodes of that depth]`` int64 arrays: the parent's place
+            within its own depth, and the rank among the parent's candidates.
+    """
+
+    paths: tuple[RankPath, ...]
+    parents: IntArray
+    levels: tuple[tuple[IntArray, IntArray], ...]
+
+    @staticmethod
+    def from_paths(paths: Iterable[Sequence[int]]) -> StaticTree:
+        """The tree with these nodes, in any order.
+
+        Raises:
+            ValueError: a path is empty, repeated, has a negative rank, or its parent is missing.
+        """
+        ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
+        node_of: dict[RankPath, int] = {(): -1}
+        place: dict[RankPath, int] = {(): 0}
+        met: Counter[int] = Counter()
+        levels: list[tuple[list[int], list[int]]] = []
+        for path in ordered:
+            if path in node_of:
+                raise ValueError(f"the path {list(path)} is empty or occurs twice")
+            if path[:-1] not in node_of:
+                raise ValueError(f"the path {list(path)} has no parent in the tree")
+            if path[-1] < 0:
+                raise ValueError(f"the path {list(path)} has a negative rank")
+            depth = len(path)
+            if depth > len(levels):
+                levels.append(([], []))
+            levels[-1][0].append(place[path[:-1]])
+            levels[-1][1].append(path[-1])
+            node_of[path] = len(node_of) - 1
+            place[path] = met[depth]
+            met[depth] += 1
+        return StaticTree(
+            tuple(ordered),
+            np.array([node_of[path[:-1]] for path in ordered], dtype=np.int64),
+            tuple(
+                (np.array(above, dtype=np.int64), np.array(ranks, dtype=np.int64))
+                for above, ranks in levels
+            ),
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def n_ranks(self) -> int:
+        """Candidates a node must have for this tree to be filled."""
+        return 1 + max((path[-1] for path in self.paths), default=-1)
+
+    @property
+    def level_sizes(self) -> list[int]:
+        """Nodes of each depth."""
+        return [len(ranks) for _, ranks in self.levels]
+
+
+def load_tree(path: Path) -> StaticTree:
+    """The tree in a JSON file with a list ``paths``.
+
+    Raises:
+        ArtefactError: the file is missing, or is no such tree.
+    """
+    try:
+        return StaticTree.from_paths(json.loads(path.read_text(encoding="utf-8"))["paths"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} is no draft tree: {error}") from error
+
+
+def most_nodes(k: int, depth: int) -> int:
+    """Nodes of the full tree with k children everywhere."""
+    return sum(k**level for level in range(1, depth + 1))
+
+
+def grow_tree(k: int, n_nodes: int, depth: int) -> StaticTree:
+    """The cheapest ``n_nodes`` nodes; low ranks and early levels are cheap.
+
+    A node of depth d with ranks r costs ``(r_1 + 1) … (r_d + 1) * k ** ((d - 1) / depth)``: a rank
+    is worth what Zipf's law gives it, and the last level is about as dear as the last rank. Every
+    node costs more than its parent, so the cheapest ones form a tree. The branch of first
+    candidates is in it to its full depth, whatever it costs. Ties: smaller depth, then
+    lexicographic order.
+
+    Args:
+        k: candidates per node.
+        n_nodes: nodes without the root.
+        depth: levels below the root.
+
+    Raises:
+        ValueError: no such tree has that many nodes, or that few.
+    """
+    if not depth <= n_nodes <= most_nodes(k, depth):
+        raise ValueError(
+            f"a tree of depth {depth} with {k} candidates per node has between {depth} and "
+            f"{most_nodes(k, depth)} nodes, not {n_nodes}"
+        )
+
+    def entry(path: RankPath) -> tuple[float, int, RankPath]:
+        zipf = math.prod(rank + 1 for rank in path)
+        # Rounded, so that equal costs stay equal whatever the power's last bit.
+        return round(zipf * k ** ((len(path) - 1) / depth), 9), len(path), path
+
+    spine = {(0,) * level for level in range(1, depth + 1)}
+    chosen = set(spine)
+    queue = [entry((0,))]
+    while len(chosen) < n_nodes:
+        path = heapq.heappop(queue)[2]
+        chosen.add(path)
+        if path[-1] + 1 < k:
+            heapq.heappush(queue, entry((*path[:-1], path[-1] + 1)))
+        if len(path) < depth:
+            heapq.heappush(queue, entry((*path, 0)))
+    return StaticTree.from_paths(chosen)
+
+
+def tree_of_levels(k: int, sizes: Sequence[int]) -> StaticTree:
+    """The tree with ``sizes[d]`` nodes at depth d + 1, each level's cheapest ones.
+
+    A node costs ``(r_1 + 1) … (r_d + 1)``; ties go by lexicographic order.
+
+    Raises:
+        ValueError: there is no level, or one has no nodes or more than its parents' candidates.
+    """
+    if not sizes:
+        raise ValueError("a tree has at least one level")
+    paths: list[RankPath] = []
+    above: list[RankPath] = [()]
+    for depth, size in enumerate(sizes, start=1):
+        if not 1 <= size <= k * len(above):
+            raise ValueError(
+                f"level {depth} has between 1 and {k * len(above)} nodes, not {size}: there are "
+                f"{len(above)} nodes above it with {k} candidates each"
+            )
+        below = [(*path, rank) for path in above for rank in range(k)]
+        below.sort(key=lambda path: (math.prod(rank + 1 for rank in path), path))
+        above = sorted(below[:size])
+        paths += above
+    return StaticTree.from_paths(paths)

@@ -1,0 +1,224 @@
+"""Which kernel multiplies a weight with how many rows: measured once, cached for the machine.
+
+The kernels of a CPU's matrix libraries differ by factors with shape and rows, and which one wins
+differs from CPU to CPU. The plan is cached as a small JSON file, so that later runs (and a resumed
+run) use the same kernels and round the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbench.kernels import panel_kernels
+
+log = logging.getLogger(__name__)
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+PACK_ROWS = {"mkl": 8, "onednn": 32}
+PACKED = (*PACK_ROWS, "panels")  # kernels with a copy of the weights
+PLAN_VERSION = 3
+CLEARLY = 0.8  # share of the packed kernel's time that an unpacked one must stay below
+MEASURE_BYTES = 48 << 20  # weights streamed per timing, so that they come from memory, not cache
+
+Kernel = Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
+
+
+def plain(x: torch.Tensor, weight: torch.Tensor, _: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    """``[rows, in]`` to ``[rows, out]`` by row-major weights."""
+    return nn.functional.linear(x, weight, bias)
+
+
+def _transposed(
+    x: torch.Tensor, weight: torch.Tensor, _: Any, bias: torch.Tensor | None
+) -> torch.Tensor:
+    out = torch.mm(weight, x.t()).t().contiguous()
+    return out if bias is None else out.add_(bias)
+
+
+def _mkl(
+    x: torch.Tensor, weight: torch.Tensor, pack: Any, bias: torch.Tensor | None
+) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.mkl._mkl_linear(x, pack, weight, bias, x.shape[0])
+    return out
+
+
+def _onednn(x: torch.Tensor, _: torch.Tensor, pack: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, pack, bias, "none", [], "")
+    return out
+
+
+def _panels(
+    x: torch.Tensor, weight: torch.Tensor, pack: Any, bias: torch.Tensor | None
+) -> torch.Tensor:
+    out = panel_kernels.multiply(x, pack, weight.shape[0])
+    return out if bias is None else out.add_(bias)
+
+
+KERNELS: dict[str, Kernel] = {
+    "plain": plain,
+    "transposed": _transposed,
+    "mkl": _mkl,
+    "onednn": _onednn,
+    "panels": _panels,
+}
+
+
+def pack(kind: str, weight: torch.Tensor) -> Any:
+    """Packed copy of ``weight [out, in]`` for kernel ``kind``; None for kernels without one."""
+    if kind == "mkl":
+        return torch.ops.mkl._mkl_reorder_linear_weight(weight, PACK_ROWS[kind])
+    if kind == "onednn":
+        return torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS[kind])
+    if kind == "panels":
+        return panel_kernels.pack(weight)
+    return None
+
+
+def available_kernels() -> tuple[str, ...]:
+    """Kernels that this build of torch has and that agree with the plain product on a sample."""
+    found = ["plain", "transposed"]
+    weight, x = torch.randn(16, 8), torch.randn(3, 8)
+    for kind in PACKED:
+        try:
+            out = KERNELS[kind](x, weight, pack(kind, weight), None)
+        except (RuntimeError, AttributeError, NotImplementedError, OSError) as error:
+            log.info("packed linears: %s not usable here (%s)", kind, error)
+            continue
+        if torch.allclose(out, x @ weight.t(), atol=1e-5):
+            found.append(kind)
+    return tuple(found)
+
+
+def _seconds(call: Callable[[], object], repeats: int = 3) -> float:
+    call()
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def measure_plan(
+    weights: Iterable[torch.Tensor], *, without: Collection[str] = ()
+) -> dict[str, dict[int, str]]:
+    """Fastest kernel by weight shape and row bucket, at most one packed format per shape.
+
+    Args:
+        weights: all weights ``[out, in]`` that would be packed.
+        without: kernels that are not to be chosen.
+
+    Returns:
+        ``{"OUTxIN": {rows: kernel}}``.
+    """
+    shapes: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
+    for weight in weights:
+        out_features, in_features = weight.shape
+        shapes[out_features, in_features].append(weight)
+    kinds = [kind for kind in available_kernels() if kind not in without]
+    plan: dict[str, dict[int, str]] = {}
+    for (out_features, in_features), group in shapes.items():
+        wanted = max(1, MEASURE_BYTES // (4 * out_features * in_features))
+        sample = group[:wanted]
+        times: dict[str, dict[int, float]] = {}
+        for kind in kinds:
+            packs = [pack(kind, w) for w in sample]
+            kernel = KERNELS[kind]
+            times[kind] = {}
+            for rows in ROW_BUCKETS:
+                x = torch.randn(rows, in_features)
+                times[kind][rows] = _seconds(
+                    lambda k=kernel, x=x, p=packs, s=sample: [  # type: ignore[misc]
+                        k(x, w, q, None) for w, q in zip(s, p, strict=True)
+                    ]
+                )
+        plan[f"{out_features}x{in_features}"] = _choose(times)
+    return plan
+
+
+def _choose(times: dict[str, dict[int, float]]) -> dict[int, str]:
+    """Kernel by row bucket from seconds by kernel and bucket, with at most one packed format.
+
+    A kernel that needs no packed copy must win clearly: a timing taken while another process was
+    busy shall not send some row count to a kernel that is slow on a quiet machine.
+    """
+    free = [kind for kind in times if kind not in PACKED]
+
+    def best(rows: int, pack: str | None) -> str:
+        unpacked = min(free, key=lambda kind: times[kind][rows])
+        if pack is None or times[unpacked][rows] < CLEARLY * times[pack][rows]:
+            return unpacked
+        return pack
+
+    def cost(pack: str | None) -> float:
+        return sum(times[best(r, pack)][r] / times["plain"][r] for r in ROW_BUCKETS)
+
+    pack = min([None, *(kind for kind in times if kind in PACKED)], key=cost)
+    return {rows: best(rows, pack) for rows in ROW_BUCKETS}
+
+
+def _plan_path(cache_dir: Path, shapes: Iterable[str]) -> Path:
+    key = json.dumps(
+        [
+            PLAN_VERSION,
+            torch.__version__,
+            torch.get_num_threads(),
+            platform.machine(),
+            _cpu_model(),
+            sorted(set(shapes)),
+        ]
+    )
+    return cache_dir / "packed" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip() + torch.backends.cpu.get_cpu_capability()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _read_plan(path: Path, shapes: set[str]) -> dict[str, dict[int, str]] | None:
+    """A cached plan; None where it is missing, damaged, or names what this build lacks."""
+    try:
+        stored = json.loads(path.read_text())
+        plan = {shape: {int(r): str(k) for r, k in by.items()} for shape, by in stored.items()}
+    except (OSError, ValueError, AttributeError):
+        return None
+    usable = set(available_kernels())
+    complete = all(
+        set(by) == set(ROW_BUCKETS) and set(by.values()) <= usable for by in plan.values()
+    )
+    return plan if complete and set(plan) >= shapes else None
+
+
+def load_plan(weights: list[torch.Tensor], cache_dir: Path | None) -> dict[str, dict[int, str]]:
+    """The cached plan for these shapes on this machine; measured and cached where there is none."""
+    shapes = [f"{w.shape[0]}x{w.shape[1]}" for w in weights]
+    path = _plan_path(cache_dir, shapes) if cache_dir else None
+    stored = _read_plan(path, set(shapes)) if path else None
+    if stored is not None:
+        return stored
+    plan = measure_plan(weights)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(plan, file, indent=1)
+        os.replace(file.name, path)
+    return plan

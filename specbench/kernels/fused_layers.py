@@ -1,0 +1,234 @@
+"""A decoder layer's small steps on the CPU, one call each instead of a dozen.
+
+With a single row, the norms and the rotation of queries and keys are a few hundred numbers each,
+and what they cost is the calls: some forty a layer. Here each is one compiled loop. The formulas
+are the model's own; only the order in which a norm's squares are summed differs, and it is the same
+for every number of rows, so a row is the same to the last bit alone and among others.
+
+Modules keep their names, children and parameters. An instance is given another ``forward``, and
+only instances of classes whose own ``forward`` is known to be the same formula. A trace
+(``torch.compile``) follows that one: it cannot look into compiled loops.
+
+One file, because numba's cache on disk notices a change in a function's own file only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from types import MethodType
+from typing import Any
+
+import torch
+from numba import carray, cfunc, float32, njit, types
+from torch import nn
+from torch.compiler import is_compiling
+
+from specbench.kernels.attention import attend
+from specbench.kernels.packed_linear import SiblingLinear
+
+# By name: importing the models of a library that has hundreds takes longer than looking.
+NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Phi3RMSNorm")
+ATTENTIONS = ("LlamaAttention", "MistralAttention", "Qwen2Attention")
+GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
+
+_FLOATS = types.CPointer(types.float32)
+
+
+@njit(inline="never", fastmath={"reassoc"})  # type: ignore[untyped-decorator]
+def _mean_square(x: Any) -> Any:
+    total = float32(0.0)
+    for i in range(x.shape[0]):
+        total += x[i] * x[i]
+    return total / float32(x.shape[0])
+
+
+def _norm(x: Any, weight: Any, out: Any, rows: int, size: int, epsilon: float) -> None:
+    """Rows of ``x`` divided by their root mean square, times ``weight``."""
+    source, result, factor = (
+        carray(x, (rows, size)),
+        carray(out, (rows, size)),
+        carray(weight, size),
+    )
+    for row in range(rows):
+        scale = float32(1.0) / float32((_mean_square(source[row]) + float32(epsilon)) ** 0.5)
+        for i in range(size):
+            result[row, i] = factor[i] * (source[row, i] * scale)
+
+
+def _rotate(x: Any, cos: Any, sin: Any, rows: int, stride: int, heads: int, size: int) -> None:
+    """The first ``heads`` heads of each row of ``x``, rotated where they are."""
+    half = size // 2
+    both, c, s = carray(x, (rows, stride)), carray(cos, (rows, size)), carray(sin, (rows, size))
+    for row in range(rows):
+        for head in range(heads):
+            start = head * size
+            for i in range(half):
+                first, second = both[row, start + i], both[row, start + half + i]
+                both[row, start + i] = first * c[row, i] - second * s[row, i]
+                both[row, start + half + i] = second * c[row, half + i] + first * s[row, half + i]
+
+
+@cache
+def _compiled() -> tuple[Any, Any]:
+    whole = types.intp
+    norm = types.void(_FLOATS, _FLOATS, _FLOATS, whole, whole, types.float64)
+    rotate = types.void(_FLOATS, _FLOATS, _FLOATS, whole, whole, whole, whole)
+    pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
+    return (
+        ctypes.CFUNCTYPE(None, *[pointer] * 3, size, size, ctypes.c_double)(
+            cfunc(norm, cache=True)(_norm).address
+        ),
+        ctypes.CFUNCTYPE(None, *[pointer] * 3, *[size] * 4)(
+            cfunc(rotate, cache=True)(_rotate).address
+        ),
+    )
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Root mean square norm of ``x [..., size]``.
+
+    Raises:
+        TypeError: not float32 on the CPU, which the compiled code would misread.
+    """
+    _must_be_readable(x, weight)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    size = len(weight)
+    _compiled()[0](
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, epsilon
+    )
+    return out
+
+
+def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> None:
+    """Rotate the first ``heads`` heads of each row in place.
+
+    Args:
+        x: ``[..., all heads * size]`` float32 on the CPU, rows at one distance.
+        cos: ``[..., size]`` contiguous, as the model's rotary embedding gives it.
+        sin: the same shape.
+        heads: query and key heads.
+
+    Raises:
+        TypeError: not float32 on the CPU, or tables that are not contiguous.
+    """
+    _must_be_readable(x, cos, sin)
+    if not (cos.is_contiguous() and sin.is_contiguous()):
+        raise TypeError("tables of cosines and sines must be contiguous")
+    size = cos.shape[-1]
+    _compiled()[1](
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.numel() // size, x.stride(-2), heads, size
+    )
+
+
+def _must_be_readable(*tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+            raise TypeError(f"float32 on the CPU wanted, not {tensor.dtype} on {tensor.device}")
+
+
+# -- what modules of known classes are given as ``forward`` ----------------------------------------
+
+
+def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    if is_compiling():
+        traced: torch.Tensor = type(self).forward(self, hidden_states)
+        return traced
+    return rms_norm(hidden_states, self.weight, self.variance_epsilon)
+
+
+def _attention_forward(
+    self: Any,
+    hidden_states: torch.Tensor,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    attention_mask: torch.Tensor | None = None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, Any]:
+    # A pass that is traced, or not one of this project's engine.
+    if is_compiling() or "plan" not in kwargs or past_key_values is None:
+        result: tuple[torch.Tensor, Any] = type(self).forward(
+            self, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
+        )
+        return result
+    batch, rows, _ = hidden_states.shape
+    size = self.head_dim
+    heads, kv_heads = (linear.out_features // size for linear in (self.q_proj, self.k_proj))
+    product = self.q_proj.product.all(hidden_states)
+    cos, sin = (table.expand(batch, rows, size).contiguous() for table in position_embeddings)
+    rotate_(product, cos, sin, heads + kv_heads)
+    by_head = product.view(batch, rows, heads + 2 * kv_heads, size).transpose(1, 2)
+    queries, keys, values = by_head.split((heads, kv_heads, kv_heads), 1)
+    keys, values = past_key_values.update(keys, values, self.layer_idx)
+    out, _ = attend(
+        self, queries, keys, values, attention_mask,
+        scaling=self.scaling, sliding_window=_window(self), **kwargs,
+    )  # fmt: skip
+    return self.o_proj(out.view(batch, rows, -1)), None
+
+
+def _window(attention: Any) -> int | None:
+    """The layer's window, from where its class takes it."""
+    mistral = type(attention).__name__ == "MistralAttention"
+    window: int | None = getattr(attention.config if mistral else attention, "sliding_window", None)
+    return window
+
+
+def _gated_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if is_compiling():
+        traced: torch.Tensor = type(self).forward(self, x)
+        return traced
+    gate, up = self.gate_proj.product.all(x).chunk(2, -1)
+    out: torch.Tensor = self.down_proj(self.act_fn(gate).mul_(up))
+    return out
+
+
+def fuse(model: nn.Module) -> int:
+    """Fuse the small steps of ``model``'s float32 layers on the CPU, once its linears are packed.
+
+    A module that was given a ``forward`` by someone else (accelerate's hooks) keeps it. The loops
+    are compiled here.
+
+    Returns:
+        How many modules have such a ``forward`` now.
+    """
+    for module in model.modules():
+        forward = _fused(module)
+        if forward is not None and "forward" not in vars(module):
+            module.forward = MethodType(forward, module)
+    count = count_fused(model)
+    if count:
+        _compiled()  # now, and not within the first pass, which somebody times
+    return count
+
+
+def count_fused(model: nn.Module) -> int:
+    """How many modules of ``model`` were given another ``forward`` by ``fuse``."""
+    return sum(_is_ours(module) for module in model.modules())
+
+
+def _is_ours(module: nn.Module) -> bool:
+    ours = (_norm_forward, _attention_forward, _gated_forward)
+    return getattr(vars(module).get("forward"), "__func__", None) in ours
+
+
+def _fused(module: nn.Module) -> Any:
+    kind: type = type(module)
+    if not kind.__module__.startswith("transformers.models."):
+        return None
+    if kind.__name__ in NORMS:
+        weight: torch.Tensor = module.weight  # type: ignore[assignment]
+        return _norm_forward if weight.dtype == torch.float32 and weight.is_cpu else None
+    if kind.__name__ in ATTENTIONS and isinstance(module.q_proj, SiblingLinear):
+        return _attention_forward
+    if kind.__name__ in GATED and isinstance(module.gate_proj, SiblingLinear):
+        return _gated_forward
+    return None
+
+
+def unfuse(model: nn.Module) -> None:
+    """Undo ``fuse``; before the linears are unpacked, which it relies on."""
+    for module in model.modules():
+        if _is_ours(module):
+            del module.forward

@@ -1,0 +1,268 @@
+"""Linear layers whose weights are packed once for a CPU's matrix library.
+
+A draft tree turns matrix-vector products into products with 2 to 128 columns. Called with plain
+row-major weights, the CPU libraries behind torch repack them on every call, and between 2 and 64
+rows that costs more than the arithmetic. Weights packed once (by oneDNN or MKL, whatever is faster
+on this machine) make draft rows nearly free until arithmetic becomes the limit.
+
+Linears that read the same input (query, key and value; gate and up) become one product: a matrix
+of a few hundred rows is too small for these libraries to read at the memory's speed.
+
+Which kernel serves which number of rows is measured (``kernel_plan``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from specbench.kernels.autotune import KERNELS, PACKED, load_plan, pack, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from specbench.kernels.autotune import Kernel
+
+MAX_PREFILL_ROWS_PACKED = 512
+
+# Children of one module that are called one after the other with the same tensor, in this order.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class PackedLinear(nn.Module):
+    """Stands in for ``nn.Linear``: same parameters, a kernel chosen by the number of rows.
+
+    Args:
+        linear: the layer to stand in for; its parameters are shared, not copied.
+        kernels: kernel name by row bucket, the last one for anything longer.
+    """
+
+    def __init__(self, linear: nn.Linear, kernels: dict[int, str]) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.kernels = kernels
+        packs = {kind: pack(kind, linear.weight.detach()) for kind in set(kernels.values())}
+        unpacked: tuple[Kernel, Any] = (plain, None)
+        self.by_rows: list[tuple[Kernel, Any]] = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
+        buckets = sorted(kernels)
+        for rows in range(1, MAX_PREFILL_ROWS_PACKED + 1):
+            bucket = next((b for b in buckets if rows <= b), buckets[-1])
+            self.by_rows[rows] = (KERNELS[kernels[bucket]], packs[kernels[bucket]])
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of the packed copy."""
+        return _packed_bytes(self.weight, self.kernels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., in]`` to ``[..., out]``."""
+        rows = x.numel() // self.in_features
+        if rows > MAX_PREFILL_ROWS_PACKED or is_compiling():  # a trace follows torch's own
+            return nn.functional.linear(x, self.weight, self.bias)
+        kernel, pack = self.by_rows[rows]
+        out = kernel(x.reshape(rows, self.in_features), self.weight, pack, self.bias)
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+def _packed_bytes(weight: torch.Tensor, kernels: Mapping[int, str]) -> int:
+    return 4 * weight.numel() if set(kernels.values()) & set(PACKED) else 0
+
+
+class SiblingLinear(nn.Module):
+    """One of several linears with the same input, which share one product.
+
+    The first one called computes all; the others return their part of it. A sibling that is given
+    any other tensor computes anew, so the order of calls costs time but never correctness.
+
+    Args:
+        linear: the layer to stand in for; its weight is a part of ``product``'s.
+        product: the siblings' common product.
+        start: its first output within the product.
+    """
+
+    def __init__(self, linear: nn.Linear, product: SharedProduct, start: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self._product = (product,)  # in a tuple: not a submodule, or its weights would count twice
+        self._part = slice(start, start + linear.out_features)
+
+    @property
+    def product(self) -> SharedProduct:
+        """The siblings' common product."""
+        return self._product[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., in]`` to ``[..., out]``, a view of the common product."""
+        if is_compiling():  # a trace shall not keep an output for the siblings
+            return nn.functional.linear(x, self.weight, self.bias)
+        return self._product[0].of(x)[..., self._part]
+
+
+class SharedProduct:
+    """The product of several linears' stacked weights with their common input.
+
+    Args:
+        linears: the siblings, in the order in which they are called. Their weights become views
+            of one matrix, so that stacking takes no memory.
+    """
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        self.linears = linears
+        first = linears[0]
+        stacked = nn.Linear(first.in_features, 1, bias=False, device="meta")
+        stacked.out_features = sum(linear.out_features for linear in linears)
+        stacked.weight = self._stack([linear.weight for linear in linears])
+        if first.bias is not None:
+            stacked.bias = self._stack([linear.bias for linear in linears])
+        self.stacked = stacked
+        self.packed: PackedLinear
+        self._waiting = 0
+        self._input: torch.Tensor | None = None
+        self._output: torch.Tensor | None = None
+
+    @staticmethod
+    def _stack(parts: Sequence[torch.Tensor]) -> nn.Parameter:
+        stacked = torch.cat([part.detach() for part in parts])
+        start = 0
+        for part in parts:
+            part.data = stacked[start : start + len(part)]
+            start += len(part)
+        return nn.Parameter(stacked, requires_grad=False)
+
+    def pack(self, kernels: dict[int, str]) -> list[SiblingLinear]:
+        """What stands in for the linears, in their order."""
+        self.packed = PackedLinear(self.stacked, kernels)
+        starts = [0]
+        for linear in self.linears:
+            starts.append(starts[-1] + linear.out_features)
+        return [
+            SiblingLinear(linear, self, start)
+            for linear, start in zip(self.linears, starts, strict=False)
+        ]
+
+    def all(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., out of all siblings]``, side by side in the order of the linears."""
+        out: torch.Tensor = self.packed(x)
+        return out
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """The same; kept until each sibling has taken its part."""
+        if x is not self._input or self._output is None:
+            self._input, self._output = x, self.packed(x)
+            self._waiting = len(self.linears)
+        out = self._output
+        self._waiting -= 1
+        if self._waiting == 0:  # the next pass may bring the same tensor with other numbers
+            self._input = self._output = None
+        return out
+
+
+def pack_linears(
+    model: nn.Module, *, memory_bytes: int, cache_dir: Path | None = None
+) -> dict[str, Any]:
+    """Swap ``model``'s float32 CPU linears for packed ones, the largest weights first.
+
+    Args:
+        model: any module; only ``nn.Linear`` layers in float32 on the CPU are touched, and none
+            that was given a ``forward`` by someone else (accelerate's hooks).
+        memory_bytes: packed copies together take at most this much.
+        cache_dir: where the measured plan is kept.
+
+    Returns:
+        What is packed now, as ``packing`` gives it, with the plan of all these shapes.
+    """
+    before = packing(model)
+    groups = _groups(model)
+    if not groups:
+        return before
+    with torch.inference_mode():
+        products = [
+            SharedProduct(list(linears.values())) if len(linears) > 1 else None
+            for linears in groups
+        ]
+        stacked = [
+            product.stacked if product else next(iter(linears.values()))
+            for product, linears in zip(products, groups, strict=True)
+        ]
+        plan = load_plan([linear.weight.detach() for linear in stacked], cache_dir)
+        used = before["bytes"]
+        for i in sorted(range(len(groups)), key=lambda i: -stacked[i].weight.numel()):
+            linear, product = stacked[i], products[i]
+            kernels = plan[_shape(linear)]
+            size = _packed_bytes(linear.weight, kernels)
+            if set(kernels.values()) == {"plain"} or used + size > memory_bytes:
+                continue
+            parts = product.pack(kernels) if product else [PackedLinear(linear, kernels)]
+            for name, part in zip(groups[i], parts, strict=True):
+                _replace(model, name, part)
+            used += size
+    after = packing(model)
+    return {**after, "plan": plan | after["plan"]}
+
+
+def packing(model: nn.Module) -> dict[str, Any]:
+    """What stands packed in ``model``, whoever packed it; for the run's manifest.
+
+    Returns:
+        ``{"layers", "bytes", "plan"}``: linears replaced, memory of the packed copies, and kernel
+        by row bucket for each shape of weight.
+    """
+    layers = [m for m in model.modules() if isinstance(m, PackedLinear | SiblingLinear)]
+    found = [m.product.packed if isinstance(m, SiblingLinear) else m for m in layers]
+    products = {id(product): product for product in found}.values()
+    return {
+        "layers": len(layers),
+        "bytes": sum(product.packed_bytes for product in products),
+        "plan": {_shape(product): product.kernels for product in products},
+    }
+
+
+def _shape(linear: nn.Linear | PackedLinear) -> str:
+    return f"{linear.out_features}x{linear.in_features}"
+
+
+def _groups(model: nn.Module) -> list[dict[str, nn.Linear]]:
+    """The linears to pack by name, siblings together."""
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+        and module.weight.device.type == "cpu"
+        and module.weight.dtype == torch.float32
+        and "forward" not in vars(module)  # someone's hook, which a stand-in would not call
+    }
+    groups = []
+    while found:
+        name = next(iter(found))
+        parent, _, child = name.rpartition(".")
+        together = next((names for names in SIBLINGS if child in names), (child,))
+        names = [f"{parent}.{sibling}" if parent else sibling for sibling in together]
+        group = {sibling: found[sibling] for sibling in names if sibling in found}
+        alike = {(linear.in_features, linear.bias is None) for linear in group.values()}
+        if len(group) < len(names) or len(alike) > 1:
+            group = {name: found[name]}
+        groups.append(group)
+        for sibling in group:
+            del found[sibling]
+    return groups
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def unpack_linears(model: nn.Module) -> None:
+    """Undo ``pack_linears``."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, PackedLinear | SiblingLinear):
+            linear = nn.Linear(1, 1, bias=False, device="meta")
+            linear.in_features, linear.out_features = module.in_features, module.out_features
+            linear.weight, linear.bias = module.weight, module.bias
+            _replace(model, name, linear)

@@ -1,0 +1,194 @@
+"""The draft model of a run's ``pair`` group: found, checked against the target, placed, loaded."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbench.config.draft import draft_node
+from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
+from specbench.models import loading
+from specbench.models.draft_model import DraftModel
+from specbench.models.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from specbench.decoding.structs import IntArray
+
+log = logging.getLogger(__name__)
+
+# In the folder of a draft with a reduced vocabulary: its key ``ids`` holds, for every id of the
+# draft, the target's id; -1 marks the row that stands for all the others (read, never proposed).
+ID_MAP_FILE = "id_map.safetensors"
+# In the config.json of a draft whose folder has no tokenizer: the hash of the target's.
+TOKENIZER_KEY = "tokenizer_hash"
+
+
+def load_draft_model(
+    draft: Mapping[str, Any],
+    model: Mapping[str, Any],
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_len: int,
+    max_nodes: int,
+    make_target: Callable[..., Target] = Target,
+) -> tuple[DraftModel, dict[str, Any]]:
+    """Load the draft model of a run's ``pair`` group.
+
+    Args:
+        draft: the ``pair.draft`` node.
+        model: the ``model`` node of the target.
+        target: the target, loaded.
+        tokenizer: the target's.
+        max_len: longest text.
+        max_nodes: nodes of the largest draft tree that is held at once.
+        make_target: from a network and ``max_len`` and ``max_nodes`` to what runs its passes: the
+            run's engine.
+
+    Returns:
+        The draft model, and what the manifest says about it.
+
+    Raises:
+        NeedsNotMet: its tokenizer is not the target's; names the first differing token.
+        WeightsNotFound: its weights are not to be had.
+        ConfigurationError: no such device, or a damaged ``id_map``.
+    """
+    node = draft_node(draft, model)
+    assert node is not None, "a method that needs a draft model was let in without one"
+    device, devices_asked = _placed(str(node["device"]), draft.get("device"), target)
+    node["device"] = str(device)
+    id_map: IntArray | None = None
+    if node["shape"]:
+        network = _random_network(draft["random"], node, target.vocab_size, device)
+        described = {"id": "random", "revision": None, "weights_hash": None}
+        context_length = None
+    else:
+        check_same_tokenizer(node, tokenizer)
+        loaded = loading.load_model(node, tokenizer)
+        network, context_length = loaded.model, loaded.context_length
+        described = {
+            "id": loaded.id,
+            "revision": loaded.revision,
+            "weights_hash": loaded.weights_hash,
+        }
+        id_map = read_id_map(Path(node["id"]))
+    own = make_target(network, max_len=max_len + max_nodes, max_nodes=max_nodes)
+    drafter = DraftModel(
+        own,
+        target_vocab=target.vocab_size,
+        id_map=id_map,
+        max_nodes=max_nodes,
+        context_length=context_length,
+        devices_asked=devices_asked,
+        devices=len({device, *target.devices}),
+    )
+    return drafter, described | {
+        "dtype": str(own.dtype).removeprefix("torch."),
+        "device": str(device),
+        "parameters": drafter.n_parameters,
+        "vocab_size": drafter.vocab_size,
+        "packed": drafter.packing,
+        "passes": drafter.passes,
+    }
+
+
+def _placed(name: str, asked: str | None, target: Target) -> tuple[torch.device, int]:
+    """The draft's device, and how many devices were asked for, the target's among them.
+
+    A device that this machine lacks is no reason to stop: the draft then shares the target's, and
+    every record says that one device did what two were asked for.
+    """
+    if asked is None:
+        return target.device, len({target.device, *target.devices})
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda:0")
+    wanted = len({device, *target.devices})
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        log.warning(
+            "pair.draft.device=%s is not there: the draft model shares %s with the target",
+            name,
+            target.device,
+        )
+        device = target.device
+    return device, wanted
+
+
+def _random_network(
+    random: Mapping[str, Any], node: Mapping[str, Any], vocab_size: int, device: torch.device
+) -> PreTrainedModel:
+    shape = {
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": random["hidden"],
+        "intermediate_size": random["intermediate"] or 2 * random["hidden"],
+        "num_hidden_layers": random["layers"],
+        "num_attention_heads": random["heads"],
+        "num_key_value_heads": random["heads"],
+        "tie_word_embeddings": True,
+    }
+    network = loading.shape_model(
+        shape, dtype=getattr(torch, str(node["dtype"])), device=device, seed=int(random["seed"])
+    )
+    network.eval().requires_grad_(False)
+    return network
+
+
+def read_id_map(folder: Path) -> IntArray | None:
+    """``[draft vocab]`` of a folder with a reduced vocabulary; None for any other."""
+    if not (folder / ID_MAP_FILE).is_file():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        ids: IntArray = load_file(folder / ID_MAP_FILE)["ids"].astype(np.int64)
+    except (SafetensorError, KeyError, OSError) as error:
+        raise ConfigurationError(f"{folder / ID_MAP_FILE} is damaged: {error!r}") from error
+    return ids
+
+
+def check_same_tokenizer(node: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a draft whose ids mean other tokens than the target's.
+
+    Ids that only one of the two has (padding, added tokens) do no harm. A folder without a
+    tokenizer names the one it was made for, by its hash, in its config.json.
+
+    Raises:
+        NeedsNotMet: with the first token that differs.
+        WeightsNotFound: its config.json is damaged.
+    """
+    folder = Path(str(node["id"]))
+    remedy = f"Choose a draft of the same family, or type {node['remedy']}."
+    if folder.is_dir() and not any(folder.glob("tokenizer*")):
+        try:
+            made_for = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            own = made_for.get(TOKENIZER_KEY)
+        except (OSError, ValueError, AttributeError) as error:
+            raise WeightsNotFound(
+                f"{node['key']}={folder}: its config.json cannot be read: {first_line(error)}. "
+                f"Fetch it again. {remedy}"
+            ) from error
+        if own == loading.tokenizer_hash(tokenizer):
+            return
+        raise NeedsNotMet(
+            f"{node['key']}={folder} has no tokenizer, and {TOKENIZER_KEY} in its config.json is "
+            f"not that of the target's ({loading.tokenizer_hash(tokenizer)}). {remedy}"
+        )
+    ours = {i: token for token, i in tokenizer.get_vocab().items()}
+    theirs = {i: token for token, i in loading.load_tokenizer(node).get_vocab().items()}
+    for i in sorted(ours.keys() & theirs.keys()):
+        if ours[i] != theirs[i]:
+            raise NeedsNotMet(
+                f"{node['key']}={node['id']} has another tokenizer than the target: id {i} is "
+                f"{theirs[i]!r} there and {ours[i]!r} here. {remedy}"
+            )

@@ -1,0 +1,383 @@
+"""A second, smaller model that drafts: its own cache, fed with text and with trees that grow.
+
+A step of a method that has one::
+
+    logits = model.catch_up(state.tokens)     # feeds what was committed since, one or two tokens
+    logits = model.extend(tokens, parents)    # nodes of a tree, layer by layer, or one by one
+    ...
+    model.keep_path(fed nodes on the accepted path)
+
+Rows of accepted nodes stay in the cache, so nothing is ever computed twice. Ids are the target's
+everywhere outside this class: a draft with another padding of the same vocabulary, or with a
+reduced one, is translated here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbench.decoding.device import to_device
+from specbench.decoding.sampling import sample
+from specbench.decoding.tree import visibility
+from specbench.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedModel
+
+    from specbench.decoding.structs import IntArray
+    from specbench.models.target import Target
+
+_DRAWS = 0xD12AF7  # keeps a draft's random numbers apart from a verifier's of the same seed
+
+
+class DraftModel:
+    """A small causal LM that drafts; wraps a ``Target`` of its own (cache, packed linears).
+
+    Args:
+        target: the draft model's weights and cache. It must be told by ``reserve`` how long texts
+            and trees become.
+        target_vocab: logits of a row of the model that verifies.
+        id_map: ``[draft vocab]`` the target's id of each of the draft's, -1 for the row that
+            stands for every other id; None where ids agree.
+        max_nodes: nodes of a tree that are held at once.
+        context_length: tokens that the draft can read; None where nothing limits them.
+        devices_asked: devices that the configuration asked for, both models together.
+        devices: devices that both models are on.
+
+    Attributes:
+        vocab_size: ids the draft can propose from, in its own numbering.
+        forwards: passes since ``begin``; its pass over the prompt is not counted, as the target's
+            is not among the target's passes.
+        tokens: rows of those passes.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        target_vocab: int,
+        id_map: IntArray | None = None,
+        max_nodes: int = 128,
+        context_length: int | None = None,
+        devices_asked: int = 1,
+        devices: int = 1,
+    ) -> None:
+        self._target = target
+        self.device = target.device
+        self.target_vocab = target_vocab
+        self.context_length = context_length
+        self.devices_asked, self.devices = devices_asked, devices
+        self.forwards = self.tokens = 0
+        self._ids: torch.Tensor | None = None  # [vocab_size] own id -> target id
+        self._own_ids: torch.Tensor | None = None  # [target_vocab] target id -> own id
+        self._host_own_ids: IntArray | None = None  # the same
+        self._unknown: int | None = None  # own id that is read but never proposed
+        if id_map is None:
+            self.vocab_size = min(target.vocab_size, target_vocab)
+            if self.vocab_size < target_vocab:
+                own = np.arange(target_vocab)
+                self._read_as(np.where(own < self.vocab_size, own, 0))
+        else:
+            self.vocab_size = len(id_map)
+            self._map_ids(id_map)
+        self._generator = torch.Generator(self.device)
+        self._last: torch.Tensor | None = None  # logits behind the committed text, where known
+        self._count = 0  # nodes held
+        self._chain = True  # each held node is the child of the one before
+        self._max_nodes = 0
+        self._reserve_nodes(max_nodes)
+
+    def _map_ids(self, id_map: IntArray) -> None:
+        known = id_map >= 0
+        if len(id_map) > self._target.vocab_size or len(np.unique(id_map[known])) != known.sum():
+            raise ConfigurationError(
+                f"id_map: {len(id_map)} ids (distinct but for -1) for a draft of "
+                f"{self._target.vocab_size}: it belongs to another model."
+            )
+        if not known.any() or id_map.max() >= self.target_vocab or (~known).sum() > 1:
+            raise ConfigurationError(
+                f"id_map: ids must be below the target's {self.target_vocab}, and -1 may "
+                "occur once."
+            )
+        if not known.all():
+            self._unknown = int(np.flatnonzero(~known)[0])
+        own = np.full(self.target_vocab, self._unknown or 0, dtype=np.int64)
+        own[id_map[known]] = np.flatnonzero(known)
+        self._read_as(own)
+        self._ids = torch.from_numpy(np.where(known, id_map, 0)).to(self.device)
+
+    def _read_as(self, own: IntArray) -> None:
+        """``own [target_vocab]``: the draft's id for each of the target's."""
+        self._host_own_ids, self._own_ids = own, torch.from_numpy(own).to(self.device)
+
+    @property
+    def n_parameters(self) -> int:
+        """Weights of the model, tied ones once."""
+        return sum(p.numel() for p in self._target.model.parameters())
+
+    @property
+    def network(self) -> PreTrainedModel:
+        """The model itself, for what runs it by other means."""
+        model: PreTrainedModel = self._target.model
+        return model
+
+    def clear(self) -> None:
+        """Zero the cache after a failure: see ``KVCache.clear``."""
+        self._target.cache.clear()
+
+    @property
+    def packing(self) -> Mapping[str, Any]:
+        """What was packed, see ``specbench.kernels.packed_linear.pack_linears``."""
+        return self._target.packing
+
+    @property
+    def passes(self) -> Mapping[str, Any]:
+        """How its passes have run until now, see ``Target.describe``."""
+        return self._target.describe()
+
+    def memory_bytes(self, rows: int) -> int:
+        """Weights, and a cache of ``rows`` tokens."""
+        return self._target.memory_bytes(rows)
+
+    def report(self) -> dict[str, int]:
+        """What a method with this model puts into its own ``report``."""
+        return {
+            "draft_forwards": self.forwards,
+            "draft_tokens": self.tokens,
+            "devices": self.devices,
+            "devices_asked": self.devices_asked,
+        }
+
+    def reserve(self, max_len: int, max_nodes: int | None = None) -> None:
+        """Allocate for texts of ``max_len`` tokens and trees of ``max_nodes`` nodes; untimed.
+
+        What the cache holds is lost where it must grow, so call it between turns.
+        """
+        self._reserve_nodes(self._max_nodes if max_nodes is None else max_nodes)
+        self._target.reserve(max_len + self._max_nodes, self._max_nodes)
+
+    def _reserve_nodes(self, max_nodes: int) -> None:
+        if max_nodes > self._max_nodes:
+            self._max_nodes = max_nodes
+            # Row i + 1 belongs to node i; row 0 to "no node", which sees none.
+            self._visible = torch.zeros(
+                max_nodes + 1, max_nodes, dtype=torch.bool, device=self.device
+            )
+            self._depths = torch.zeros(max_nodes + 1, dtype=torch.int64, device=self.device)
+            self._depths[0] = -1
+            self._numbers = torch.arange(max_nodes, device=self.device)
+
+    # -- a turn ----------------------------------------------------------------------------------
+
+    def begin(self, tokens: IntArray, seed: int = 0) -> None:
+        """Start a turn: read the text so far, reset the counters, seed ``draw``.
+
+        Args:
+            tokens: ``[n]`` committed ids, prompt and first token.
+            seed: the turn's (``DecodeState.seed``); draws differ from those of a verifier with it.
+        """
+        self.forwards = self.tokens = 0
+        own_seed = int(np.random.SeedSequence([seed, _DRAWS]).generate_state(1, np.uint64)[0] >> 1)
+        self._generator.manual_seed(own_seed)
+        self._target.cache.reset()
+        self._count, self._chain, self._last = 0, True, None
+        if self.room(len(tokens)) >= 0:
+            self._last = self._target.prefill(self._host_ids(tokens)).logits[-1:]
+
+    def room(self, length: int) -> int:
+        """Tokens that the draft's context still takes behind a text of ``length`` tokens.
+
+        Negative where the text itself is too long: the method then drafts nothing.
+        """
+        rows = self._target.cache.max_len - self._max_nodes
+        return min(rows, self.context_length or rows) - length
+
+    def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
+        """Read what was committed since, and say what may come next.
+
+        The cache must hold a prefix of the text: committed tokens only ever grow, and `keep_path`
+        commits none but accepted nodes. Nodes still held are dropped.
+
+        Args:
+            tokens: ``[n]`` all committed ids.
+            own: see `extend`.
+
+        Returns:
+            Logits ``[target_vocab]`` behind the last token.
+        """
+        self.drop_nodes()
+        cache = self._target.cache
+        if cache.length > len(tokens):
+            cache.truncate(len(tokens))
+            self._last = None
+        if cache.length == len(tokens) and self._last is None:
+            cache.truncate(len(tokens) - 1)
+        if cache.length < len(tokens):
+            new = to_device(self._host_ids(tokens[cache.length :]), self.device)
+            self.forwards += 1
+            self.tokens += len(new)
+            self._last = self._target.append(new).logits[-1:]
+        assert self._last is not None
+        return self._outgoing(self._last, own)[0]
+
+    def extend(
+        self,
+        tokens: IntArray | torch.Tensor,
+        parents: IntArray | torch.Tensor,
+        *,
+        own: bool = False,
+    ) -> torch.Tensor:
+        """Feed nodes of a draft tree behind the committed text; they are numbered as they come.
+
+        Args:
+            tokens: ``[n]`` the target's ids; a device tensor spares the copy.
+            parents: ``[n]`` numbers of the nodes they hang below, -1 for the text itself. On the
+                host they may also name nodes of this very call; a device tensor must not.
+            own: logits over the draft's own ids, which `to_target_ids` translates: cheaper to
+                search where the draft's vocabulary is smaller than the target's.
+
+        Returns:
+            Logits ``[n, target_vocab]`` (``[n, vocab_size]`` with ``own``), float32 or float64;
+            ids that the draft cannot propose have -inf.
+
+        Raises:
+            ValueError: more nodes than reserved, or a parent that does not come before its child.
+        """
+        n, first = len(parents), self._count
+        end = first + n
+        if end > self._max_nodes:
+            raise ValueError(
+                f"{end} draft nodes exceed the {self._max_nodes} reserved; state the method's "
+                "largest number in needs.draft_nodes"
+            )
+        if isinstance(tokens, np.ndarray):
+            ids = to_device(self._host_ids(tokens), self.device)
+        else:
+            ids = tokens if self._own_ids is None else self._own_ids[tokens]
+        branch = False
+        if isinstance(parents, np.ndarray):
+            if (parents >= np.arange(first, end)).any():
+                raise ValueError("a draft node's parent does not come before it")
+            branch = self._chain and bool((parents == np.arange(first - 1, end - 1)).all())
+        if branch:
+            # It needs no mask, and its geometry is written down only if it forks later.
+            visible, depths = None, self._numbers[:end]
+        else:
+            visible, depths = self._grow(parents, first, end)
+        self._count = end
+        self.forwards += 1
+        self.tokens += n
+        return self._outgoing(self._target.extend(ids, visible, depths).logits, own)
+
+    def _grow(
+        self, parents: IntArray | torch.Tensor, first: int, end: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which nodes the new ones see ``[n, end]``, and the depths of all ``[end]``."""
+        if self._chain:
+            self._visible[1 : first + 1] = self._numbers[None, :] <= self._numbers[:first, None]
+            self._depths[1 : first + 1] = self._numbers[:first]
+            self._chain = False
+        inside = isinstance(parents, np.ndarray) and bool((parents >= first).any())
+        above = to_device(parents, self.device)
+        if not inside:
+            seen = self._visible[above + 1]
+            depth = self._depths[above + 1] + 1
+        else:
+            # Parents within this call: what the topmost of a node's new ancestors hangs below.
+            own, own_depth = visibility(torch.where(above >= first, above - first, -1))
+            outside = torch.where(above >= first, -1, above)
+            own = own[1:, 1:]
+            seen = (own.float() @ self._visible[outside + 1].float()) > 0
+            seen[:, first:end] |= own
+            hung = torch.where(above >= first, 0, self._depths[outside + 1])
+            depth = own_depth[1:] + (own.long() * hung).sum(1)
+        rows = self._numbers[: end - first]
+        seen[rows, rows + first] = True
+        self._visible[first + 1 : end + 1] = seen
+        self._depths[first + 1 : end + 1] = depth
+        return seen[:, :end], self._depths[1 : end + 1]
+
+    def keep_path(self, path: IntArray, survivors: IntArray | None = None) -> None:
+        """Commit the rows of accepted nodes; the others are dropped.
+
+        Args:
+            path: ``[a]`` numbers of held nodes, from the text downwards, each the child of the one
+                before. Accepted nodes that were never fed are left out.
+            survivors: ``[s]`` descendants of the path's last node that stay, parents before
+                children; they are numbered 0 .. s - 1 from now on.
+        """
+        held = 0 if survivors is None else len(survivors)
+        if len(path):
+            self._last = None
+        if not held and (not len(path) or int(path[-1]) == len(path) - 1):
+            self._target.cache.keep(None, len(path))
+        else:
+            rows = path if survivors is None else np.concatenate([path, survivors])
+            self._target.cache.keep(to_device(rows, self.device), len(path), held)
+        if held:
+            assert survivors is not None
+            self._renumber(survivors, len(path))
+        else:
+            self._chain = True
+        self._count = held
+
+    def _renumber(self, survivors: IntArray, committed: int) -> None:
+        if self._chain:
+            if (survivors == np.arange(committed, committed + len(survivors))).all():
+                return
+            raise ValueError("survivors of a single branch follow the path without a gap")
+        kept = to_device(survivors, self.device)
+        n = len(survivors)
+        seen = self._visible[kept + 1]
+        self._visible[1 : n + 1] = False
+        self._visible[1 : n + 1, :n] = seen[:, kept]
+        self._depths[1 : n + 1] = self._depths[kept + 1] - committed
+
+    def drop_nodes(self) -> None:
+        """Forget all held nodes."""
+        self._target.cache.held = 0
+        self._count, self._chain = 0, True
+
+    # -- ids and random numbers ------------------------------------------------------------------
+
+    def draw(self, probs: torch.Tensor) -> torch.Tensor:
+        """``[n]`` ids drawn from rows of probabilities ``[n, vocab]``, one of each."""
+        numbers = torch.rand(
+            len(probs), dtype=torch.float64, device=self.device, generator=self._generator
+        )
+        return sample(probs, 1.0 - numbers)
+
+    def to_target_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        """The target's ids of the draft's own."""
+        return ids if self._ids is None else self._ids[ids]
+
+    def to_target_vocab(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
+        """``[..., target_vocab]`` of ``[..., vocab_size]``; ``fill`` for what the draft lacks."""
+        if self._ids is not None:
+            out = values.new_full((*values.shape[:-1], self.target_vocab), fill)
+            if self._unknown is None:
+                return out.index_copy_(-1, self._ids, values)
+            known = torch.arange(self.vocab_size, device=self.device) != self._unknown
+            return out.index_copy_(-1, self._ids[known], values[..., known])
+        missing = self.target_vocab - self.vocab_size
+        return torch.nn.functional.pad(values, (0, missing), value=fill) if missing else values
+
+    def _outgoing(self, raw: torch.Tensor, own: bool) -> torch.Tensor:
+        logits = raw[..., : self.vocab_size]
+        if logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.float()
+        if self._unknown is not None:
+            logits = logits.clone()
+            logits[..., self._unknown] = -torch.inf
+        return logits if own else self.to_target_vocab(logits, -torch.inf)
+
+    def _host_ids(self, tokens: IntArray) -> IntArray:
+        """The draft's own ids of the target's, on the host."""
+        if self._host_own_ids is not None:
+            tokens = self._host_own_ids[tokens]
+        return np.ascontiguousarray(tokens, dtype=np.int64)

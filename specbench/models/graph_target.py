@@ -1,0 +1,310 @@
+"""The fast target: every pass has one of a few fixed shapes, so that a GPU can replay it.
+
+A pass of the eager engine launches some thousand kernels from Python, and on a GPU the launches
+take longer than the kernels. A CUDA graph launches them all at once, but is tied to addresses and
+shapes. So the number of rows is rounded up to a bucket, and so is the number of keys; all that
+changes from pass to pass (ids, tree, length of the text) lies in buffers that the graph reads. From
+the ids to the accepted path and the rows kept in the cache everything is one graph; a step copies
+one small array to the device and one back.
+
+The same code runs without capture on any device, which is how it is tested: a padded pass gives the
+numbers of the exact one. Buffers and buckets follow the static-cache decoding of gpt-fast
+(``generate.py``); trees, acceptance and the commit within the graph are this project's.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbench.errors import CaseFailed, first_line
+from specbench.models.scores import Scores, StaticScores
+from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
+from specbench.models.target import Target, in_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
+    from transformers import PreTrainedModel
+
+    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.kernels.attention import AttentionPlan
+    from specbench.models.scores import Outcome
+
+log = logging.getLogger(__name__)
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
+_TOO_LARGE = f"more than {ROW_BUCKETS[-1]} rows"  # why a pass has no bucket
+SHORTEST_KEYS = 256  # key buckets double from here: a short text does not pay for a long one
+_NODES = 0  # in place of a batch: a pass over nodes that hang below no root
+
+
+def row_bucket(rows: int) -> int | None:
+    """The smallest bucket that holds ``rows`` rows; None where none does."""
+    return next((bucket for bucket in ROW_BUCKETS if bucket >= rows), None)
+
+
+def key_bucket(keys: int, most: int) -> int:
+    """The smallest bucket of keys for ``keys`` of them: powers of two, ``most`` at last."""
+    bucket = SHORTEST_KEYS
+    while bucket < keys:
+        bucket *= 2
+    return min(bucket, most)
+
+
+def no_graphs(model: PreTrainedModel) -> str | None:
+    """Why passes of ``model`` cannot be replayed as CUDA graphs; None where they can."""
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(places) > 1:
+        return f"the model is spread over {len(places)} devices (model.device_map)"
+    if model.device.type != "cuda":
+        return f"CUDA graphs need a CUDA device, and the model is on {model.device.type}"
+    return None
+
+
+class GraphTarget(Target):
+    """A target whose passes have fixed shapes and, on a GPU, are replayed as CUDA graphs.
+
+    Args:
+        commits: accept greedily and keep the accepted rows within the pass; for the greedy
+            verifier. Else the verifier decides and ``keep`` moves the rows.
+        capture: record graphs; None does so on a GPU.
+        drafts: a draft model's: passes are those of ``append`` and ``extend``.
+        layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
+            any other is captured when it first comes, which costs its step a moment.
+        **kwargs: as for ``Target``.
+
+    Attributes:
+        reasons: why passes of a shape ran eagerly, by shape; for the run's manifest.
+        graphs: shapes that were captured.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        commits: bool = True,
+        capture: bool | None = None,
+        drafts: bool = False,
+        layouts: Iterable[tuple[int, int]] = (),
+        **kwargs: Any,
+    ) -> None:
+        self.commits = commits
+        self._capture = capture
+        self._drafts = drafts
+        self._layouts = tuple(layouts)
+        self._passes: dict[tuple[int, int, int], FixedShape | None] = {}
+        self.reasons: dict[str, str] = {}
+        self.graphs: list[str] = []
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        self._outcome: Outcome | None = None  # of the last pass, where that has moved its rows
+        super().__init__(model, **kwargs)
+
+    def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
+        """As ``Target.reserve``; also captures every shape that passes are known to take.
+
+        A draft model's largest pass is ``max_nodes`` rows.
+        """
+        before = self._sizes
+        padded = row_bucket(max_nodes + 1) or max_nodes + 1
+        super().reserve(max_len, padded - 1, batch)
+        if self._sizes == before:
+            return
+        self._forget_passes()
+        if self._captures:
+            self._pool = torch.cuda.graph_pool_handle()
+            for keys in self._key_buckets():
+                for rows, batch_rows in self._known_shapes():
+                    if rows <= keys:
+                        self._pass(rows, keys, batch_rows)
+
+    def _forget_passes(self) -> None:
+        """Their graphs point into a cache that is gone."""
+        for step in self._passes.values():
+            if isinstance(step, StaticPass):
+                # An unread outcome and its pass hold each other: frozen, the collector leaves them.
+                step.land()
+        self._passes.clear()
+        self.graphs.clear()
+
+    def _key_buckets(self) -> list[int]:
+        buckets = [key_bucket(0, self.cache.max_len)]
+        while buckets[-1] < self.cache.max_len:
+            buckets.append(key_bucket(buckets[-1] + 1, self.cache.max_len))
+        return buckets
+
+    def _known_shapes(self) -> list[tuple[int, int]]:
+        """Rows and batch of every pass to expect, by the buffers there are now."""
+        _, most, batch = self._sizes
+        one = _NODES if self._drafts else 1
+        shapes = [(rows, one) for rows in ROW_BUCKETS if rows <= most]
+        return shapes + [(rows, k) for k, rows in self._layouts if k <= batch]
+
+    @property
+    def _captures(self) -> bool:
+        return self.device.type == "cuda" if self._capture is None else self._capture
+
+    def room(self) -> int:
+        """Draft nodes that still fit behind the committed text, with their padding."""
+        free = self.cache.max_len - self.cache.length
+        fitting = [bucket for bucket in ROW_BUCKETS if bucket <= free]
+        return (fitting[-1] if fitting and free <= ROW_BUCKETS[-1] else free) - 1
+
+    @torch.inference_mode()
+    def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
+        """The pass over the root and the nodes of ``tree``, padded to its bucket.
+
+        It is queued and not waited for: the device works while the caller goes on, until somebody
+        asks the scores what was accepted. That is where ids on the device are refused, too.
+
+        A tree larger than the largest bucket, and one whose hidden states are asked for, runs as
+        in ``Target``.
+
+        Raises:
+            CaseFailed: the tree is malformed or a token is outside the vocabulary.
+        """
+        self._outcome = None
+        in_rows = tree.rows is not None and self.cache.batch >= tree.rows[0] > 1
+        if hidden_layers:
+            self.reasons.setdefault("passes with hidden states", "graphs hand out logits alone")
+        step = None if hidden_layers else self._choose(tree, in_rows)
+        if step is None:
+            return super().forward(root, tree, hidden_layers=hidden_layers)
+        n, length = len(tree), self.cache.length
+        self._check(tree, isinstance(tree.tokens, np.ndarray))
+        if in_rows:
+            self.cache.broadcast()
+            step.load_rows(root, tree, length)
+            step.run()
+            return StaticScores(step.logits, n + 1, step.select)
+        step.load(root, tree, self._depths, self._visible, length)
+        step.run()
+        if not self.commits:
+            return StaticScores(step.logits, n + 1)
+        self._outcome = step.outcome
+        return StaticScores(step.logits, n + 1, outcome=step.outcome)
+
+    def keep(self, tree: DraftTree, path: IntArray) -> None:
+        """Commit the root's row and the rows of the accepted path.
+
+        Raises:
+            CaseFailed: the pass has moved the rows of another path to where these were.
+        """
+        if self._outcome is not None:
+            moved = self._outcome.path()[: len(path)]
+            if np.array_equal(path, moved):
+                self.cache.keep(None, len(path) + 1)  # the pass has moved them already
+                return
+            if not (in_place(path) and in_place(moved)):
+                raise CaseFailed(
+                    "invalid_draft",
+                    "the pass has kept another path than the verifier's: a verifier that is not "
+                    "greedy needs GraphTarget(..., commits=False)",
+                )
+        super().keep(tree, path)
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Makes the model's device the current one: graphs and events go by that one's streams."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def capture_stream(self) -> torch.cuda.Stream:
+        """The one stream on which this target's shapes are captured, made when first asked for."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        return self._stream
+
+    def run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> Any:
+        """Logits ``[batch, rows, vocab]`` of a model call."""
+        return self._call(tokens, positions, plan).logits
+
+    @property
+    def hidden_value(self) -> float:
+        """What the mask adds to a score that a row must not see."""
+        return self._hidden_value
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Sliding-window sizes of the model's layers."""
+        return self._windows
+
+    def describe(self) -> dict[str, Any]:
+        """What was captured and what ran eagerly and why; for the run's manifest."""
+        return {"engine": "graph", "graphs": list(self.graphs), "eager": dict(self.reasons)}
+
+    def _choose(self, tree: DraftTree, in_rows: bool) -> StaticPass | None:
+        if in_rows and tree.rows is not None:
+            batch, rows = tree.rows[0], tree.rows[1] + 1
+            bucket: int | None = rows
+        else:
+            batch, rows = 1, len(tree) + 1
+            bucket = row_bucket(rows)
+        if bucket is None:
+            self.reasons.setdefault(f"{rows} rows", _TOO_LARGE)
+            return None
+        keys = self.cache.length + bucket
+        if keys > self.cache.max_len:
+            return None  # more than ``room``: refused by the eager pass
+        step = self._pass(bucket, key_bucket(keys, self.cache.max_len), batch)
+        assert step is None or isinstance(step, StaticPass)
+        return step
+
+    def _nodes(
+        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, keep: int = 0
+    ) -> Scores:
+        """As in ``Target``; padded where a shape that was made by ``reserve`` holds the nodes."""
+        n, length = len(ids), self.cache.length
+        bucket = row_bucket(n)
+        step: FixedShape | None = None
+        keys = length + len(depths) - n + (bucket or 0)
+        if bucket is None:
+            self.reasons.setdefault(f"{n} nodes", _TOO_LARGE)
+        elif bucket > self._sizes[1]:
+            self.reasons.setdefault(f"{n} nodes", f"more than the {self._sizes[1]} rows reserved")
+        elif keys > self.cache.max_len:
+            self.reasons.setdefault(
+                f"{bucket} nodes at the end of the cache",
+                f"padded, they exceed its {self.cache.max_len} rows",
+            )
+        else:
+            step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES)
+        if step is None:
+            return super()._nodes(ids, visible, depths, keep)
+        assert isinstance(step, StaticNodes)
+        step.load(ids, visible, depths, length)
+        step.run()
+        # Out of the buffer, which the next pass writes to: a drafter compares several layers.
+        return Scores(step.outputs[0][n - keep if keep else 0 : n].clone())
+
+    def _pass(self, rows: int, keys: int, batch: int = 1) -> FixedShape | None:
+        shape = (rows, keys, batch)
+        if shape not in self._passes:
+            self._passes[shape] = self._make(rows, keys, batch)
+        return self._passes[shape]
+
+    def _make(self, rows: int, keys: int, batch: int) -> FixedShape | None:
+        made = (
+            StaticNodes(self, rows, keys)
+            if batch == _NODES
+            else StaticPass(self, rows, keys, batch)
+        )
+        if not self._captures:
+            return made
+        what = f"{rows} nodes" if batch == _NODES else f"{batch} x {rows} rows"
+        name = f"{what}, {keys} keys"
+        try:
+            with torch.inference_mode():
+                made.capture(self._pool)
+        except RuntimeError as error:
+            self.reasons[name] = first_line(error)
+            log.warning("no CUDA graph for %s: %s", name, self.reasons[name])
+            # The allocator may still count the old one as being recorded to, and refuse it.
+            self._pool = torch.cuda.graph_pool_handle()
+            return None
+        self.graphs.append(name)
+        return made

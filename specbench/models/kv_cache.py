@@ -1,0 +1,192 @@
+"""The key/value cache: one preallocated tensor for all layers, kept exact by moving rows.
+
+Rows of draft nodes are written behind the committed ones. Keeping the accepted path is one gather
+over all layers; rolling back only moves ``length``. A tree that is fed in several passes holds the
+rows of the earlier ones between committed rows and new ones. The class offers the part of
+transformers' cache interface that decoder layers call during a forward pass.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from specbench.decoding.device import to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class KVCache:
+    """Keys and values of all layers in ``[2 * layers, batch, kv_heads, max_len, head_dim]``.
+
+    ``storage[2 * i]`` holds the keys of layer i and ``storage[2 * i + 1]`` its values. With
+    ``batch=1`` this is the ``[2 * layers, kv_heads, max_len, head_dim]`` tensor of the design; a
+    larger batch is the N-Grammys layout, whose rows all hold the same committed text.
+
+    Layers on several devices (``device_map``) get one such tensor for each device.
+
+    Args:
+        layer_devices: the device of each layer.
+        batch: rows of the batch layout.
+        kv_heads: key/value heads.
+        max_len: committed tokens plus the rows of one pass.
+        head_dim: size of a head.
+        dtype: the model's dtype.
+    """
+
+    def __init__(
+        self,
+        layer_devices: list[torch.device],
+        *,
+        batch: int,
+        kv_heads: int,
+        max_len: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.max_len = max_len
+        self.batch = batch
+        self.length = 0
+        self.held = 0  # rows behind ``length`` that later passes see too, though not committed
+        self._static: tuple[torch.Tensor, int] | None = None  # slots and keys of a fixed shape
+        self._shared = 0  # batch layout: rows up to here are the same in all batch rows
+        self._storage: dict[torch.device, torch.Tensor] = {}
+        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for device in dict.fromkeys(layer_devices):
+            layers = layer_devices.count(device)
+            self._storage[device] = torch.zeros(
+                2 * layers, batch, kv_heads, max_len, head_dim, dtype=dtype, device=device
+            )
+        used = dict.fromkeys(self._storage, 0)
+        for device in layer_devices:
+            index = used[device]
+            self._layers.append(
+                (self._storage[device][2 * index], self._storage[device][2 * index + 1])
+            )
+            used[device] = index + 1
+
+    @property
+    def storage(self) -> torch.Tensor:
+        """The single tensor of a model on one device."""
+        (storage,) = self._storage.values()
+        return storage
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(s.numel() * s.element_size() for s in self._storage.values())
+
+    def reset(self) -> None:
+        """Forget everything; memory stays as it is, since nothing behind ``length`` is read."""
+        self.length = self.held = self._shared = 0
+
+    # -- what transformers' decoder layers call during a pass --------------------------------
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write one layer's new rows behind those there are and return all rows up to them.
+
+        Args:
+            keys: ``[batch, kv_heads, rows, head_dim]``.
+            values: same shape.
+            layer: layer index.
+
+        Returns:
+            Views ``[batch, kv_heads, length + held + rows, head_dim]`` of keys and values.
+        """
+        batch, start = keys.shape[0], self.length + self.held
+        end = start + keys.shape[2]
+        cached_keys, cached_values = self._layers[layer]
+        if self._static is not None:
+            slots, seen = self._static
+            cached_keys[:batch].index_copy_(2, slots, keys)
+            cached_values[:batch].index_copy_(2, slots, values)
+            return cached_keys[:batch, :, :seen], cached_values[:batch, :, :seen]
+        cached_keys[:batch, :, start:end] = keys
+        cached_values[:batch, :, start:end] = values
+        return cached_keys[:batch, :, :end], cached_values[:batch, :, :end]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Committed rows; part of transformers' interface."""
+        return self.length
+
+    @contextmanager
+    def static(self, slots: torch.Tensor, keys: int) -> Iterator[None]:
+        """Passes within write at ``slots`` and see ``keys`` rows: shapes without the length.
+
+        Args:
+            slots: ``[rows]`` int64 on the device, where the pass's rows go.
+            keys: rows handed to attention, whose mask hides those that hold nothing.
+        """
+        self._static = (slots, keys)
+        try:
+            yield
+        finally:
+            self._static = None
+
+    def move(self, to: torch.Tensor, rows: torch.Tensor) -> None:
+        """Copy ``rows [n]`` to the places ``to [n]``; for a cache on one device.
+
+        Of batch row 0 alone, the only one that a tree pass writes (see ``broadcast``).
+        """
+        written = self.storage[:, :1]
+        written.index_copy_(3, to, written.index_select(3, rows))
+
+    def clear(self) -> None:
+        """Zero all rows: a fixed shape also reads rows that hold nothing, and 0 * NaN is NaN."""
+        for storage in self._storage.values():
+            storage.zero_()
+
+    # -- what the engine calls between passes ------------------------------------------------
+
+    def hold(self, count: int) -> None:
+        """Keep ``count`` rows of the last pass for the next one, without committing them."""
+        self.held += count
+
+    def keep(self, rows: torch.Tensor | None, count: int, held: int = 0) -> None:
+        """Commit ``count`` rows behind the committed ones, hold ``held`` more and drop the others.
+
+        Args:
+            rows: ``[count + held]`` row numbers, counted from the first uncommitted row (0 is the
+                root of a single pass) on any device, in the order they shall have; None where
+                they are ``0 .. count + held - 1`` already (a chain).
+            count: number of rows to commit.
+            held: number of rows after them that stay, uncommitted.
+        """
+        if rows is not None:
+            start = self.length
+            for device, storage in self._storage.items():
+                index = to_device(rows + start, device)
+                storage[..., start : start + count + held, :] = storage.index_select(3, index)
+        self.length += count
+        self.held = held
+
+    def keep_row(self, row: int, count: int) -> None:
+        """Batch layout: commit the first ``count`` rows of batch row ``row`` for all batch rows."""
+        end = self.length + count
+        for storage in self._storage.values():
+            new = storage[:, :, :, self.length : end]
+            new.copy_(new[:, row : row + 1].clone().expand_as(new))
+        self.length = self._shared = end
+        self.held = 0
+
+    def broadcast(self) -> None:
+        """Batch layout: bring all batch rows up to row 0.
+
+        A prompt and a tree pass write row 0 alone, so a batch pass calls this first.
+        """
+        if self.batch > 1 and self._shared < self.length:
+            for storage in self._storage.values():
+                text = storage[:, :, :, self._shared : self.length]
+                text[:, 1:].copy_(text[:, :1].expand_as(text[:, 1:]))
+        self._shared = self.length
+
+    def truncate(self, length: int) -> None:
+        """Roll back to ``length`` committed rows."""
+        self.length = length
+        self.held = 0
+        self._shared = min(self._shared, length)

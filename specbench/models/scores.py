@@ -1,0 +1,150 @@
+"""What one target pass says about each of its rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from specbench.errors import CaseFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from specbench.decoding.structs import IntArray
+
+
+class Scores:
+    """What one pass says about each of its rows: row 0 is the root, row i + 1 is node i.
+
+    Attributes:
+        raw: logits as the pass returned them, ``[rows, vocab]``.
+        select: row numbers of root and nodes within ``raw``, or None where they are in order.
+        hidden: hidden states ``[rows, hidden]`` by layer, as asked for.
+    """
+
+    __slots__ = ("hidden", "raw", "select")
+
+    def __init__(
+        self,
+        raw: torch.Tensor,
+        select: torch.Tensor | None = None,
+        hidden: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
+        self.raw, self.select, self.hidden = raw, select, hidden
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a row."""
+        return self.raw.shape[-1]
+
+    @property
+    def verified(self) -> tuple[IntArray, IntArray] | None:
+        """Accepted path and greedy choices on the host, where the pass itself verified."""
+        return None
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """``[n + 1, vocab]`` on the device."""
+        return self.raw if self.select is None else self.raw.index_select(0, self.select)
+
+    def greedy(self) -> torch.Tensor:
+        """``[n + 1]`` on the device: the largest logit's id, the smallest id on ties.
+
+        -1 stands for a row whose largest logit is not finite.
+        """
+        ids = self.raw.argmax(-1)
+        top = self.raw.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        ids = torch.where(torch.isfinite(top), ids, -1)
+        return ids if self.select is None else ids.index_select(0, self.select)
+
+
+def batch_select(batch: int, rows: int, device: torch.device) -> torch.Tensor:
+    """``select`` of a batch layout: the first row's root, then the nodes of each row.
+
+    Args:
+        batch: rows of the batch.
+        rows: root and nodes of each.
+        device: where the logits are.
+
+    Returns:
+        ``[1 + batch * (rows - 1)]`` row numbers within ``[batch * rows]``.
+    """
+    order = torch.arange(batch * rows, device=device).view(batch, rows)
+    return torch.cat([order[0, :1], order[:, 1:].reshape(-1)])
+
+
+class Outcome:
+    """What a queued pass finds out about itself; whoever asks first waits for the pass.
+
+    The answer stays as it is when the pass runs again.
+
+    Args:
+        wait: waits for the pass and gives the numbers of ``StaticPass.device_part``.
+        rows: of the pass, padding included.
+    """
+
+    __slots__ = ("_rows", "_values", "_wait")
+
+    def __init__(self, wait: Callable[[], IntArray], rows: int) -> None:
+        self._wait: Callable[[], IntArray] | None = wait
+        self._rows = rows
+        self._values: IntArray
+
+    def read(self) -> IntArray:
+        """All the numbers; waits at the first call alone."""
+        if self._wait is not None:
+            self._values = self._wait().copy()
+            self._wait = None
+        return self._values
+
+    def path(self) -> IntArray:
+        """``[a]`` the accepted nodes, whose rows the pass has kept.
+
+        Raises:
+            CaseFailed: a token of the draft, which was on the device, is outside the vocabulary.
+        """
+        values = self.read()
+        if values[-1]:
+            raise CaseFailed("invalid_draft", "a draft token is outside the vocabulary")
+        first = self._rows + 1
+        return values[first : first + int(values[-2]) - 1] - 1
+
+    def choices(self, rows: int) -> IntArray:
+        """``[rows]`` greedy choices of root and nodes; -1 where logits are not finite."""
+        return self.read()[:rows]
+
+
+class StaticScores(Scores):
+    """Scores of a padded pass, with what the pass itself finds out.
+
+    Args:
+        raw: logits of all rows, padding included.
+        rows: root and nodes.
+        select: as for ``Scores``.
+        outcome: of a pass that verifies; else None.
+    """
+
+    __slots__ = ("_outcome", "_rows")
+
+    def __init__(
+        self,
+        raw: torch.Tensor,
+        rows: int,
+        select: torch.Tensor | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        super().__init__(raw if select is not None else raw[:rows], select)
+        self._rows = rows
+        self._outcome = outcome
+
+    @property
+    def verified(self) -> tuple[IntArray, IntArray] | None:
+        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, found by the pass; else None.
+
+        Raises:
+            CaseFailed: a draft token is outside the vocabulary.
+        """
+        if self._outcome is None:
+            return None
+        return self._outcome.path(), self._outcome.choices(self._rows)

@@ -1,0 +1,369 @@
+"""Passes of fixed shape: buffers that a CUDA graph reads, and the device's part of a step.
+
+From the ids to the accepted path and the rows kept in the cache everything is on the device; a step
+copies one small array there and one back. What is captured is a shape's ``device_part``, and the
+same code runs uncaptured on any device. Queueing a pass waits for nothing; who first asks what it
+found out waits for it, and so does whoever would write to the buffers that it may still be reading.
+
+Two kinds: ``StaticPass`` is a step of the target, ``StaticNodes`` a draft model's pass over nodes
+of a tree that grows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from specbench.kernels.attention import AttentionPlan
+from specbench.models.scores import Outcome, Scores, batch_select
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.models.kv_cache import KVCache
+
+_WARM_UPS = 3  # passes before a capture: libraries choose kernels and allocate on the first ones
+
+
+class FixedShapeTarget(Protocol):
+    """What the shapes of a target ask of it.
+
+    Attributes:
+        cache: holds the text; a shape writes its rows there.
+        vocab_size: ids are in ``[0, vocab_size)``.
+        dtype: of the weights and masks.
+        commits: whether a pass verifies its draft and moves the accepted rows itself.
+    """
+
+    cache: KVCache
+    vocab_size: int
+    dtype: torch.dtype
+    commits: bool
+
+    @property
+    def hidden_value(self) -> float:
+        """What a mask holds where attention must not look."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where passes run."""
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Lengths of the sliding windows that some layers have."""
+
+    def capture_stream(self) -> torch.cuda.Stream:
+        """Where graphs are captured."""
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Makes the target's device the present one."""
+
+    def run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> Any:
+        """The model's pass over ``tokens`` ``[batch, rows]``; logits ``[batch, rows, vocab]``."""
+
+
+class FixedShape:
+    """The device's work of one shape of pass, and its graph where there is one.
+
+    Until something is loaded, the buffers describe a pass at position 0 whose rows go to the last
+    of its keys. A shape is made for a text that leaves its rows free there, so that the warm-ups of
+    a capture in mid-text overwrite nothing that is committed or held.
+
+    Args:
+        target: whose model and cache it uses.
+        rows: rows of the pass, padding included.
+        keys: cached rows that attention looks at, padding included; at least ``rows``.
+    """
+
+    def __init__(self, target: FixedShapeTarget, rows: int, keys: int) -> None:
+        self.rows, self.keys = rows, keys
+        self._spare = keys - rows  # where the rows of a pass go that was not loaded
+        self._target = target
+        self._key_numbers = torch.arange(keys, device=target.device)
+        self._row_numbers = torch.arange(rows, device=target.device)
+        self._graph: Any = None
+        self.outputs: tuple[torch.Tensor, ...]
+
+    def device_part(self) -> tuple[torch.Tensor, ...]:
+        """From the buffers to the outputs, without the host: what a graph captures."""
+        raise NotImplementedError
+
+    def _masks(self, seen: torch.Tensor, positions: torch.Tensor, of_keys: Any) -> AttentionPlan:
+        """Masks of a pass.
+
+        Args:
+            seen: ``[rows, keys]`` bool, windows aside.
+            positions: ``[rows]``.
+            of_keys: called for ``[keys]`` positions where a window hides something.
+        """
+        hidden = self._target.hidden_value
+        mask = torch.zeros(seen.shape, dtype=self._target.dtype, device=seen.device)
+        plan = AttentionPlan(mask=mask.masked_fill(~seen, hidden)[None, None])
+        for window in self._target.windows:
+            if self.keys > window:
+                near = seen & (positions[:, None] - of_keys()[None, :] < window)
+                plan.windowed[window] = mask.masked_fill(~near, hidden)[None, None]
+        return plan
+
+    def capture(self, pool: Any) -> None:
+        """Record the device's part as a CUDA graph.
+
+        Raises:
+            RuntimeError: something in it needs the host (some models read positions there).
+        """
+        target = self._target
+        # Where a capture's end fails, torch leaves its stream current: the outer context restores.
+        with target.on_device(), torch.cuda.stream(torch.cuda.current_stream()):
+            stream = target.capture_stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    self.device_part()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                self.outputs = self.device_part()
+        self._graph = graph
+
+    def run(self) -> None:
+        """The device's part: replayed where it was captured."""
+        if self._graph is None:
+            self.outputs = self.device_part()
+        else:
+            with self._target.on_device():
+                self._graph.replay()
+
+
+class StaticNodes(FixedShape):
+    """A pass over new nodes of a tree that grows behind the committed text, see ``Target.extend``.
+
+    Args:
+        target: whose model and cache it uses.
+        rows: rows of the pass; the first ``n`` are nodes, the others padding.
+        keys: cached rows that attention looks at, padding included.
+    """
+
+    def __init__(self, target: FixedShapeTarget, rows: int, keys: int) -> None:
+        super().__init__(target, rows, keys)
+        # What changes from pass to pass is written by a few small kernels before the graph.
+        self._tokens = torch.zeros(rows, dtype=torch.int64, device=target.device)
+        self._positions = torch.zeros_like(self._tokens)
+        self._slots = self._row_numbers + self._spare
+        self._places = self._key_numbers.clone()
+        self._seen = torch.zeros(rows, keys, dtype=torch.bool, device=target.device)
+
+    def load(
+        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, length: int
+    ) -> None:
+        """Bring nodes into the buffers; arguments as for ``Target.extend``.
+
+        Args:
+            ids: ``[n]``.
+            visible: ``[n, held + n]``, or None for a chain.
+            depths: ``[held + n]``.
+            length: committed rows of the cache.
+        """
+        n, total = len(ids), len(depths)
+        first = length + total - n
+        self._tokens.zero_()
+        self._tokens[:n] = ids
+        self._positions.fill_(length)
+        self._positions[:n] = depths[-n:] + length
+        torch.add(self._row_numbers, first, out=self._slots)
+        # A chain sees all before it; so do padded rows, for an empty softmax is NaN.
+        torch.le(self._key_numbers, self._slots[:, None], out=self._seen)
+        if visible is not None:
+            self._seen[:n, length : length + total] = visible
+        self._places.copy_(self._key_numbers)
+        self._places[length : length + total] = depths + length
+
+    def device_part(self) -> tuple[torch.Tensor, ...]:
+        """Logits ``[rows, vocab]``."""
+        plan = self._masks(self._seen, self._positions, lambda: self._places)
+        with self._target.cache.static(self._slots, self.keys):
+            return (self._target.run(self._tokens[None], self._positions[None], plan)[0],)
+
+
+class StaticPass(FixedShape):
+    """A step of the target: root and tree, acceptance and the rows that stay.
+
+    Args:
+        target: whose model and cache it uses.
+        rows: rows of the pass; the first ``n + 1`` are root and nodes, the others padding.
+        keys: cached rows that attention looks at, padding included.
+        batch: rows of the batch layout; 1 for a tree.
+    """
+
+    def __init__(self, target: FixedShapeTarget, rows: int, keys: int, batch: int = 1) -> None:
+        super().__init__(target, rows, keys)
+        self.batch = batch
+        device = target.device
+        pinned = device.type == "cuda"
+        # [ids of all batch rows | parent rows | depths | candidates | length | ids outside]
+        n_ids = batch * rows
+        self._host = torch.zeros(n_ids + 3 * rows + 2, dtype=torch.int64, pin_memory=pinned)
+        self._host_visible = torch.zeros(rows, rows, dtype=torch.bool, pin_memory=pinned)
+        self._result = torch.zeros(2 * rows + 2, dtype=torch.int64, pin_memory=pinned)
+        self.numbers = torch.zeros_like(self._host, device=device)
+        self.visible = torch.zeros_like(self._host_visible, device=device)
+        self._parts = (n_ids, n_ids + rows, n_ids + 2 * rows, n_ids + 3 * rows)
+        _, parents, deep, candidate = self._parts
+        self.numbers[parents:deep] = -self._spare  # depths: position 0 is one that any model has
+        self.numbers[candidate] = self._spare
+        self._done = torch.cuda.Event() if pinned else None
+        # Of batch rows, and under a verifier that draws, the host works the acceptance out.
+        self._verifies = batch == 1 and target.commits
+        self.outcome: Outcome | None = None  # of the last run, where it verifies
+        self.select = batch_select(batch, rows, device) if batch > 1 else None
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """``[batch * rows, vocab]`` of the last run."""
+        return self.outputs[0]
+
+    def load(self, root: int, tree: DraftTree, depths: IntArray, visible: Any, length: int) -> None:
+        """Bring a tree into the buffers; waits for their last pass where nobody has.
+
+        Args:
+            root: the last committed token.
+            tree: the draft; ids on the device stay there.
+            depths: ``[>= n + 1]`` of root and nodes.
+            visible: ``[>= n + 1, >= n + 1]`` ancestor matrix.
+            length: committed rows of the cache.
+        """
+        self.land()
+        n, host = len(tree), self._host.numpy()
+        ids, parents, deep, candidate = self._parts
+        host[:] = 0
+        host[0] = root
+        if isinstance(tree.tokens, np.ndarray):
+            host[1 : n + 1] = tree.tokens
+        host[ids + 1 : ids + n + 1] = tree.parents + 1
+        host[parents : parents + n + 1] = depths[: n + 1]
+        host[deep + 1 : deep + n + 1] = 1 if tree.aux is None else ~tree.aux
+        host[candidate] = length
+        seen = self._host_visible.numpy()
+        seen[:] = False
+        np.fill_diagonal(seen, True)  # a padded row sees itself: an empty softmax is NaN
+        seen[: n + 1, : n + 1] = visible[: n + 1, : n + 1]
+        self._ship()
+        if n and isinstance(tree.tokens, torch.Tensor):
+            # An id outside would end the whole process there; the outcome tells of it.
+            inside = tree.tokens.clamp(0, self._target.vocab_size - 1)
+            self.numbers[1 : n + 1] = inside
+            self.numbers[-1] = (tree.tokens != inside).any()
+
+    def load_rows(self, root: int, tree: DraftTree, length: int) -> None:
+        """Bring the k chains of a batch layout into the buffers; waits as ``load`` does."""
+        self.land()
+        host = self._host.numpy()
+        ids, parents, deep, candidate = self._parts
+        rows = host[:ids].reshape(self.batch, self.rows)
+        rows[:, 0] = root
+        rows[:, 1:] = np.asarray(tree.tokens).reshape(self.batch, self.rows - 1)
+        host[ids:] = 0
+        host[parents:deep] = np.arange(self.rows)
+        host[candidate] = length
+        np.copyto(self._host_visible.numpy(), np.tri(self.rows, dtype=np.bool_))
+        self._ship()
+
+    def land(self) -> None:
+        """Wait for the last run: until its copies are done, they read the pinned buffers.
+
+        What it found out is kept for those who hold its scores; they no longer hold this pass.
+        """
+        if self.outcome is not None:
+            self.outcome.read()
+        elif self._done is not None and not self._verifies:
+            self._done.synchronize()
+
+    def _ship(self) -> None:
+        self.numbers.copy_(self._host, non_blocking=True)
+        self.visible.copy_(self._host_visible, non_blocking=True)
+
+    # -- the device's part ---------------------------------------------------------------------
+
+    def device_part(self) -> tuple[torch.Tensor, ...]:
+        """From the buffers to logits and outcome, without the host: what a graph captures.
+
+        Returns:
+            Logits ``[batch * rows, vocab]``, and of a pass that verifies ``[2 * rows + 2]`` int64:
+            greedy choices (-1 where not finite), rows of the accepted path with the root first
+            (padded with their own numbers), how many of them there are, and whether a draft token
+            was outside the vocabulary.
+        """
+        target, cache = self._target, self._target.cache
+        ids, parents, deep, candidate = self._parts
+        tokens = self.numbers[:ids].view(self.batch, self.rows)
+        depths = self.numbers[parents:deep]
+        length = self.numbers[candidate]
+        positions = depths + length
+        slots = self._row_numbers + length
+        plan = self._plan(positions, slots, length)
+        with cache.static(slots, self.keys):
+            logits = target.run(tokens, positions.expand(self.batch, -1), plan).flatten(0, 1)
+        if not self._verifies:
+            return (logits,)
+        choices = Scores(logits).greedy()
+        parent_rows = self.numbers[ids:parents]
+        candidates = self.numbers[deep:candidate].bool()
+        path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
+        cache.move(slots, path + length)
+        return logits, torch.cat([choices, path, count, self.numbers[-1:]])
+
+    def _plan(
+        self, positions: torch.Tensor, slots: torch.Tensor, length: torch.Tensor
+    ) -> AttentionPlan:
+        seen = (self._key_numbers < length).expand(self.rows, -1)
+        seen = seen.index_copy(1, slots, self.visible)
+        of_keys = partial(self._key_numbers.index_copy, 0, slots, positions)
+        return self._masks(seen, positions, of_keys)
+
+    def _accept(
+        self,
+        tokens: torch.Tensor,
+        parent_rows: torch.Tensor,
+        depths: torch.Tensor,
+        candidates: torch.Tensor,
+        choices: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Greedy verification without a walk: a node is accepted if no ancestor fails to match.
+
+        Of equally deep accepted nodes the first wins, as in ``tree.longest_match``.
+        """
+        rows = self._row_numbers
+        matches = candidates & (tokens == choices[parent_rows])
+        matches = matches | (rows == 0)
+        accepted = ~(self.visible & ~matches).any(1)
+        # Largest depth first, then the smallest row: one number orders both.
+        rank = torch.where(accepted, depths * self.rows - rows, -self.rows)
+        best = rank.argmax(0, keepdim=True)  # indexing by a tensor without dimensions would sync
+        # The row of the path at each depth; beyond its end each row stays where it is.
+        at_depth = self.visible.index_select(0, best) & (depths == rows[:, None])
+        path = torch.where(at_depth.any(1), at_depth.long().argmax(1), rows)
+        return path, depths.index_select(0, best) + 1
+
+    # -- running -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Queue the device's part and the copy of its outcome; waits for nothing."""
+        super().run()
+        if self._verifies:
+            self._tell()
+            self.outcome = Outcome(self.read, self.rows)
+        if self._done is not None:
+            with self._target.on_device():
+                self._done.record()
+
+    def _tell(self) -> None:
+        self._result.copy_(self.outputs[1], non_blocking=True)
+
+    def read(self) -> IntArray:
+        """The last run's outcome on the host; the step's only wait."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._result.numpy()

@@ -1,0 +1,397 @@
+"""The target model: the only place that knows transformers' calling convention.
+
+One pass takes the root and the draft nodes and returns the logits of every row. The host works the
+tree out in buffers that are made once, and the mask of a tree lies in one, too. Ids, positions and
+masks of sliding windows are small tensors of each pass; ``specbench.models.graph_target`` has
+buffers for these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbench.decoding.device import to_device
+from specbench.decoding.tree import BAD_AUX, BAD_TOKEN, NO_AUX, VALID, fill_tree, visibility
+from specbench.errors import CaseFailed
+from specbench.kernels.attention import AttentionPlan, install, window_sizes
+from specbench.kernels.fused_layers import count_fused, fuse
+from specbench.kernels.packed_linear import pack_linears, packing
+from specbench.models.kv_cache import KVCache
+from specbench.models.scores import Scores, batch_select
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from specbench.decoding.structs import DraftTree, IntArray
+
+LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
+
+
+def in_place(path: IntArray) -> bool:
+    """Whether the nodes of ``path`` are the first of their tree, so that no row has to move."""
+    return not len(path) or int(path[-1]) == len(path) - 1
+
+
+class Target:
+    """A causal language model with an exact, rewindable cache.
+
+    Args:
+        model: a loaded causal LM in eval mode.
+        max_len: longest text (prompt and answer).
+        max_nodes: nodes of the largest draft tree.
+        batch: rows of the batch layout.
+        packed_bytes: memory for packed CPU linears; 0 leaves the model as it is.
+        cache_dir: where measured kernel plans are kept.
+        reason: why passes run eagerly although another engine was asked for; None: as asked.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_len: int,
+        max_nodes: int = 128,
+        batch: int = 1,
+        packed_bytes: int = 0,
+        cache_dir: Path | None = None,
+        reason: str | None = None,
+    ) -> None:
+        self._reason = reason
+        self.model = model.eval()
+        config = model.config.get_text_config()
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        embedding: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
+        self.device: torch.device = embedding.device
+        self.dtype: torch.dtype = model.dtype
+        self._kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self._head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self._windows = window_sizes(model)
+        self._layer_devices = self._find_layer_devices(config.num_hidden_layers)
+        install(model)
+        self.packing = packing(model)  # another target may have packed it before
+        if packed_bytes:
+            self.packing = pack_linears(model, memory_bytes=packed_bytes, cache_dir=cache_dir)
+            self.packing["fused"] = fuse(model)
+        elif self.packing["layers"]:
+            self.packing["fused"] = count_fused(model)
+        self.cache: KVCache
+        self._sizes = (0, 0, 0)
+        self._selects: dict[tuple[int, int], torch.Tensor] = {}  # by batch layout
+        self.reserve(max_len, max_nodes, batch)
+
+    def _find_layer_devices(self, n_layers: int) -> list[torch.device]:
+        placed = getattr(self.model, "hf_device_map", None)
+        if not placed or len(set(placed.values())) == 1:
+            return [self.device] * n_layers
+        layers = next(
+            m
+            for m in self.model.modules()
+            if isinstance(m, torch.nn.ModuleList) and len(m) == n_layers
+        )
+        return [next(layer.parameters()).device for layer in layers]
+
+    @property
+    def devices(self) -> frozenset[torch.device]:
+        """Devices that its layers are on; a large model is spread over several."""
+        return frozenset(self._layer_devices)
+
+    def memory_bytes(self, rows: int) -> int:
+        """Weights with their packed copies, and a cache of ``rows`` tokens."""
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        per_row = self.cache.nbytes // (self.cache.max_len * self.cache.batch)
+        return int(weights + self.packing["bytes"] + rows * per_row)
+
+    def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
+        """Allocate buffers for texts of ``max_len`` tokens and trees of ``max_nodes`` nodes.
+
+        Does nothing where the present ones suffice. Never called inside a timed region.
+        """
+        rows = max_nodes + 1
+        length = -(-(max_len + rows) // LENGTH_STEP) * LENGTH_STEP
+        wanted = (length, rows, batch)
+        if all(have >= want for have, want in zip(self._sizes, wanted, strict=True)):
+            return
+        length, rows, batch = (max(a, b) for a, b in zip(self._sizes, wanted, strict=True))
+        self._sizes = (length, rows, batch)
+        self.cache = KVCache(
+            self._layer_devices,
+            batch=batch,
+            kv_heads=self._kv_heads,
+            max_len=length,
+            head_dim=self._head_dim,
+            dtype=self.dtype,
+        )
+        self._mask = torch.zeros(rows, length, dtype=self.dtype, device=self.device)
+        self._mask_span = (0, 0)
+        self._hidden_value = torch.finfo(self.dtype).min
+        self._depths = np.zeros(rows, dtype=np.int64)
+        self._visible = np.zeros((rows, rows), dtype=np.bool_)
+        self._ids = np.zeros(rows, dtype=np.int64)
+        self._key_positions = torch.arange(length, device=self.device)
+
+    def describe(self) -> dict[str, Any]:
+        """How passes run, for the run's manifest."""
+        return {"engine": "eager"} | ({"reason": self._reason} if self._reason else {})
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest draft tree that the buffers hold."""
+        return self._sizes[1] - 1
+
+    def room(self) -> int:
+        """Draft nodes that still fit behind the committed text."""
+        return self.cache.max_len - self.cache.length - 1
+
+    # -- passes ------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> Scores:
+        """The pass over a prompt on an empty cache.
+
+        Args:
+            prompt: ``[n]`` ids.
+            all_logits: logits of every position instead of the last one.
+
+        Returns:
+            Scores of the last position, or of all.
+        """
+        n = len(prompt)
+        self.cache.reset()
+        positions = self._key_positions[:n]
+        plan = AttentionPlan(causal=True)
+        for window in self._windows:
+            if n > window:
+                behind = positions[:, None] - positions[None, :]
+                seen = (behind >= 0) & (behind < window)
+                plan.windowed[window] = self._additive(seen)[None, None]
+        out = self._call(
+            torch.from_numpy(np.ascontiguousarray(prompt, dtype=np.int64))[None].to(self.device),
+            positions[None],
+            plan,
+            keep=0 if all_logits else 1,
+        )
+        self.cache.keep(None, n)
+        return Scores(out.logits[0])
+
+    @torch.inference_mode()
+    def append(self, ids: torch.Tensor) -> Scores:
+        """The pass over ``ids [n]`` (on the device) as text behind the committed text.
+
+        Their rows are committed; uncommitted ones must have been dropped.
+
+        Returns:
+            Scores of the last position.
+        """
+        n = len(ids)
+        visible = None if n == 1 else self._lower_triangle(n)
+        scores = self._nodes(ids, visible, self._key_positions[:n], keep=1)
+        self.cache.keep(None, n)
+        return scores
+
+    @torch.inference_mode()
+    def extend(
+        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor
+    ) -> Scores:
+        """The pass over more nodes of a tree that grows behind the committed text.
+
+        Their rows are held: the next such pass sees them. Unlike `forward` there is no root: the
+        last committed token has its row in the cache already.
+
+        Args:
+            ids: ``[n]`` on the device.
+            visible: ``[n, held + n]`` bool on the device: which held and new rows a node sees;
+                None where each sees all before it and itself (a chain).
+            depths: ``[held + n]`` of held and new nodes; 0 follows the last committed token.
+
+        Returns:
+            Scores of the new nodes.
+        """
+        n = len(ids)
+        if visible is None and n > 1:
+            visible = self._lower_triangle(n, self.cache.held)
+        scores = self._nodes(ids, visible, depths)
+        self.cache.hold(n)
+        return scores
+
+    def _lower_triangle(self, n: int, before: int = 0) -> torch.Tensor:
+        ones = torch.ones(n, before + n, dtype=torch.bool, device=self.device)
+        return ones.tril(before)
+
+    def _nodes(
+        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, keep: int = 0
+    ) -> Scores:
+        """A pass over rows that see the committed text and, of the uncommitted, ``visible``."""
+        past, n = self.cache.length, len(ids)
+        if past + len(depths) > self.cache.max_len:
+            raise CaseFailed(
+                "invalid_draft",
+                f"{past + len(depths)} rows exceed the cache's {self.cache.max_len}",
+            )
+        positions = depths[-n:] + past
+        plan = AttentionPlan()
+        if visible is not None:
+            plan.mask = torch.nn.functional.pad(self._additive(visible), (past, 0))[None, None]
+        for window in self._windows:
+            if past + len(depths) > window:
+                keys = torch.cat([self._key_positions[:past], depths + past])
+                seen = positions[:, None] - keys[None, :] < window
+                if visible is not None:
+                    seen[:, past:] &= visible
+                plan.windowed[window] = self._additive(seen)[None, None]
+        return Scores(self._call(ids[None], positions[None], plan, keep=keep).logits[0])
+
+    @torch.inference_mode()
+    def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
+        """The pass over the root and the nodes of ``tree``; commits nothing.
+
+        Args:
+            root: the last committed token, whose keys and values are not cached yet.
+            tree: the draft.
+            hidden_layers: hidden states to hand over (0 is the embedding's output).
+
+        Returns:
+            Scores of the root and of each node.
+
+        Raises:
+            CaseFailed: the tree is malformed or a token is outside the vocabulary.
+        """
+        if tree.rows is not None and self.cache.batch >= tree.rows[0] > 1:
+            return self._forward_rows(root, tree)
+        rows = len(tree) + 1
+        on_host = isinstance(tree.tokens, np.ndarray)
+        self._check(tree, on_host)
+        visible: torch.Tensor | None
+        if rows == 1:  # plain decoding: a row that sees all, at the next position
+            visible, depths = None, self._key_positions[:1]
+        elif self.device.type == "cpu":
+            visible = torch.from_numpy(self._visible[:rows, :rows])
+            depths = torch.from_numpy(self._depths[:rows])
+        else:  # ship n numbers instead of n * n
+            visible, depths = visibility(to_device(tree.parents, self.device))
+        if on_host:
+            self._ids[0] = root
+            self._ids[1:rows] = tree.tokens
+            ids = to_device(self._ids[:rows], self.device)
+        else:
+            own = to_device(torch.tensor([root]), self.device)
+            ids = torch.cat([own, torch.as_tensor(tree.tokens)])
+            # An id outside would end the whole process there; the verifier refuses the case.
+            ids = ids.clamp(0, self.vocab_size - 1)
+        positions = depths + self.cache.length
+        plan = self._plan(rows, visible, positions)
+        out = self._call(ids[None], positions[None], plan, hidden=bool(hidden_layers))
+        hidden = {i: out.hidden_states[i][0] for i in hidden_layers} if hidden_layers else None
+        return Scores(out.logits[0], hidden=hidden)
+
+    def _forward_rows(self, root: int, tree: DraftTree) -> Scores:
+        """The batch layout: k rows of root + w draft tokens under plain causal attention."""
+        k, w = tree.rows or (0, 0)
+        self.cache.broadcast()
+        self._check(tree, True)
+        rows = np.empty((k, w + 1), dtype=np.int64)
+        rows[:, 0] = root
+        rows[:, 1:] = np.asarray(tree.tokens).reshape(k, w)
+        visible = self._lower_triangle(w + 1) if w else None
+        positions = self._key_positions[self.cache.length : self.cache.length + w + 1]
+        plan = self._plan(w + 1, visible, positions)
+        out = self._call(to_device(rows, self.device), positions.expand(k, -1), plan)
+        if (k, w) not in self._selects:
+            self._selects[k, w] = batch_select(k, w + 1, self.device)
+        return Scores(out.logits.flatten(0, 1), self._selects[k, w])
+
+    def keep(self, tree: DraftTree, path: IntArray) -> None:
+        """Commit the root's row and the rows of the accepted path."""
+        count = len(path) + 1
+        if tree.rows is not None and self.cache.batch >= tree.rows[0] > 1:
+            self.cache.keep_row(int(path[0]) // tree.rows[1] if len(path) else 0, count)
+            return
+        rows = None
+        if not in_place(path):
+            rows = torch.from_numpy(np.concatenate(([0], path + 1)))
+        self.cache.keep(rows, count)
+
+    # -- parts of a pass -----------------------------------------------------------------------
+
+    def _check(self, tree: DraftTree, on_host: bool) -> None:
+        n = len(tree)
+        if n > self.max_nodes or n > self.room():
+            raise CaseFailed(
+                "invalid_draft",
+                f"a draft of {n} nodes exceeds the {min(self.max_nodes, self.room())} reserved; "
+                "state the method's largest tree in needs.max_nodes",
+            )
+        status = fill_tree(
+            self._host_tokens(tree),
+            tree.parents,
+            NO_AUX if tree.aux is None else tree.aux,
+            self.vocab_size,
+            self._depths,
+            self._visible,
+        )
+        if status != VALID or len(tree.tokens) != n:
+            what = {
+                BAD_TOKEN: f"a draft token is outside the vocabulary [0, {self.vocab_size})",
+                BAD_AUX: "a candidate node hangs below an auxiliary one",
+            }.get(status, "a node's parent does not come before it, or tokens and parents differ")
+            raise CaseFailed("invalid_draft", what)
+
+    def _host_tokens(self, tree: DraftTree) -> IntArray:
+        """Ids to check before the pass; none for ids on a GPU: the verifier checks those."""
+        if isinstance(tree.tokens, np.ndarray):
+            return tree.tokens
+        return tree.tokens.numpy() if tree.tokens.device.type == "cpu" else self._ids[:0]
+
+    def _additive(self, seen: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(~seen, self._hidden_value)
+
+    def _plan(
+        self, rows: int, visible: torch.Tensor | None, positions: torch.Tensor
+    ) -> AttentionPlan:
+        """Masks over the cached text (all visible, windows aside) and the pass's own rows.
+
+        ``visible [rows, rows]`` is None for a single row.
+        """
+        past = self.cache.length
+        plan = AttentionPlan()
+        if visible is not None:
+            start, end = self._mask_span
+            self._mask[:, start:end] = 0.0
+            own = self._mask[:rows, past : past + rows]
+            own.masked_fill_(~visible, self._hidden_value)
+            self._mask_span = (past, past + rows)
+            plan.mask = self._mask[None, None, :rows, : past + rows]
+        for window in self._windows:
+            if past + rows > window:
+                keys = torch.cat([self._key_positions[:past], positions])
+                seen = positions[:, None] - keys[None, :] < window
+                if visible is not None:
+                    seen[:, past:] &= visible
+                plan.windowed[window] = self._additive(seen)[None, None]
+        return plan
+
+    def _call(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        *,
+        keep: int = 0,
+        hidden: bool = False,
+    ) -> Any:
+        return self.model(
+            input_ids=ids,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+            output_hidden_states=hidden,
+            plan=plan,
+        )

@@ -1,0 +1,220 @@
+"""Where a model's weights come from: an installed wheel, a local folder, or the hub.
+
+Neither torch nor transformers is imported, so that a model which cannot be had is refused in a
+second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.errors import WeightsNotFound, first_line
+from specbench.models import bundled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_REMEDY = "model.id=/path/to/folder, or model=smollm2_135m, which needs no download"
+
+# Seconds until a hub that does not answer counts as out of reach.
+_HUB_TIMEOUT_S = 5
+
+_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+
+
+def model_node(cfg: Any) -> Any:
+    """The ``model`` node of a whole configuration; a model node is returned as it is."""
+    return cfg.get("model", cfg)
+
+
+def is_embedded(model: Any) -> bool:
+    """Whether the weights come with the wheel; who names another id wants those."""
+    return bool(model["embedded"]) and model["id"] == bundled.HUB_ID
+
+
+def local_folder(model: Any) -> Path | None:
+    """The folder that ``model.id`` names, which may be missing; None for a hub id."""
+    text = str(model["id"])
+    folder = Path(text).expanduser()
+    looks_local = text.startswith((".", "/", "~", "\\")) or text.count("/") > 1
+    return folder if folder.is_dir() or looks_local or folder.is_absolute() else None
+
+
+def key_of(model: Any) -> str:
+    """What a user types to name these weights; nodes of draft models say so themselves."""
+    return str(model["key"]) if "key" in model else "model.id"
+
+
+def remedy_of(model: Any) -> str:
+    """What else a user could type."""
+    return str(model["remedy"]) if "remedy" in model else _REMEDY
+
+
+def source(model: Any) -> tuple[str | Path, dict[str, Any]]:
+    """What ``from_pretrained`` is given: a folder or hub id, and the arguments that go with it.
+
+    Raises:
+        WeightsNotFound: the folder is missing or not complete, or the wheel is not installed.
+    """
+    if is_embedded(model):
+        cache = Path(model["cache_dir"])
+        folder = bundled.converted_folder(model["gguf_package"], model["gguf_file"], cache)
+        return folder, {"local_files_only": True}
+    local = local_folder(model)
+    if local is not None:
+        check_folder(local, key_of(model), remedy_of(model))
+        return local, {"local_files_only": True}
+    cached = _cached_snapshot(model) is not None
+    return str(model["id"]), {"revision": model["revision"], "local_files_only": cached}
+
+
+def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> None:
+    """Check that a folder holds a config and all its weight files.
+
+    Args:
+        folder: what was named.
+        key: by which key.
+        remedy: what else could be typed.
+
+    Raises:
+        WeightsNotFound: something is missing.
+    """
+
+    def refuse(reason: str) -> WeightsNotFound:
+        return WeightsNotFound(
+            f"{key}={folder}: {reason}. Name a folder that holds config.json, the tokenizer's "
+            f"files and *.safetensors (or pytorch_model*.bin). Type {remedy}."
+        )
+
+    if not folder.is_dir():
+        raise refuse("there is no such folder")
+    if not (folder / "config.json").is_file():
+        raise refuse("there is no config.json in it")
+    if not any(path for pattern in _WEIGHT_FILES for path in folder.glob(pattern)):
+        raise refuse("there are no weights in it")
+    for index in folder.glob("*.index.json"):
+        try:
+            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            shards = {str(name) for name in named}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise refuse(f"{index.name} is damaged ({first_line(error)})") from error
+        missing = sorted(name for name in shards if not (folder / name).is_file())
+        if missing:
+            raise refuse(f"{index.name} names {', '.join(missing)}, which are missing")
+
+
+def commit(model: Any) -> str | None:
+    """The commit of a model that was just loaded from the hub; else the revision asked for."""
+    folder = _snapshot(model)
+    return folder.name if folder is not None else model["revision"]
+
+
+def _snapshot(model: Any) -> Path | None:
+    """The folder of the revision in the hub's cache, perhaps not complete; it is the commit's."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(str(model["id"]), "config.json", revision=model["revision"])
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _cached_snapshot(model: Any) -> Path | None:
+    """The folder of a complete download in the hub's cache, or None."""
+    folder = _snapshot(model)
+    if folder is None:
+        return None
+    try:
+        check_folder(folder)
+    except WeightsNotFound:
+        return None
+    return folder if any(folder.glob("tokenizer*")) else None
+
+
+def check_hub(model: Any) -> None:
+    """Ask for one small file that gated models refuse, too: it says at once whether all will come.
+
+    Only once, with a short limit: the hub's client would go on trying for half a minute.
+
+    Raises:
+        WeightsNotFound: neither the cache nor the hub has it.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        if _cached_snapshot(model) is not None:
+            return
+        if constants.is_offline_mode():
+            raise _not_found(model, "HF_HUB_OFFLINE is set, so the hub was not asked")
+        url = hf_hub_url(str(model["id"]), "config.json", revision=model["revision"])
+        get_hf_file_metadata(url, timeout=_HUB_TIMEOUT_S)
+    except WeightsNotFound:
+        raise
+    except HFValidationError as error:
+        raise _not_found(model, f"this is no id of the hub ({error})") from error
+    except Exception as error:
+        # Which library speaks to the hub, and so what a dead network raises, differs by version.
+        why = f"the hub refused or did not answer: {first_line(error)}"
+        raise _not_found(model, why) from error
+
+
+def _not_found(model: Any, reason: str) -> WeightsNotFound:
+    from huggingface_hub import constants
+
+    asked = "" if constants.is_offline_mode() else " and on the hub"
+    looked = f"{constants.HF_HUB_CACHE}{asked}"
+    if is_embedded(model) or local_folder(model) is not None:
+        looked = str(model["cache_dir"] if is_embedded(model) else model["id"])
+    key = key_of(model)
+    typed = f"model={model['name']}" if key == "model.id" else f"{model['name']} ({key})"
+    return WeightsNotFound(
+        f"no weights for {typed} (id {model['id']}, revision {model['revision']}): "
+        f"{reason}. Looked in {looked}. Type: hf download "
+        f"{model['id']} (gated models: accept the licence on the hub, then hf auth login), "
+        f"{remedy_of(model)}."
+    )
+
+
+@contextmanager
+def translated(model: Any) -> Iterator[None]:
+    """Turn what the hub, the network or a broken file raises into WeightsNotFound."""
+    import pickle
+
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, pickle.UnpicklingError) as error:
+        raise _not_found(model, f"a weight file is corrupt or unsafe ({error})") from error
+    except (OSError, ValueError) as error:
+        # What the hub's and transformers' own errors for missing files derive from.
+        raise _not_found(model, first_line(error)) from error
+
+
+def identity(model: Any) -> str:
+    """What tells a model's weights from others': their hash if local, else hub id and commit.
+
+    Args:
+        model: the composed configuration, or its ``model`` node.
+
+    Raises:
+        WeightsNotFound: a folder is missing or not complete, or the wheel is not installed.
+    """
+    model = model_node(model)
+    place, _ = source(model)
+    if isinstance(place, Path):
+        return weights_hash(place, Path(model["cache_dir"]))
+    return f"{place}@{commit(model)}"
+
+
+def weights_hash(folder: Path, cache_dir: Path) -> str:
+    """SHA-256 hex over the names and contents of a folder's weight files."""
+    digest = hashlib.sha256()
+    for pattern in _WEIGHT_FILES:
+        for path in sorted(folder.glob(pattern)):
+            found = bundled.file_sha256(path, cache_dir / "hashes")
+            digest.update(f"{path.name}:{found}\n".encode())
+    return digest.hexdigest()

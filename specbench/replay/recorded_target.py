@@ -1,0 +1,200 @@
+"""A recorded greedy output in the target's place: the engine's own loop without a model.
+
+Greedy decoding with a drafter commits the same tokens whatever the drafter, so a draft can be
+verified against the recorded output. For drafters of tokens alone every step is exactly the live
+run's. A drafter that learns from logits can be fed those of the committed path, where they were
+recorded; the live run also shows it the rows of rejected nodes, so its steps are an approximation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specbench.decoding.composite import Composite
+from specbench.decoding.structs import DraftTree
+from specbench.decoding.tree import NO_AUX, VALID, fill_tree
+from specbench.errors import CaseFailed
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from specbench.decoding.drafter import Drafter
+    from specbench.decoding.structs import DecodeState, IntArray, Needs, StepOutcome
+
+_BEYOND = 64  # ids after the output's end, for drafts that reach further
+
+
+class RecordedScores:
+    """The recorded choices of a pass."""
+
+    hidden = None
+    verified = None
+
+    def __init__(self, choices: IntArray, vocab_size: int) -> None:
+        self._choices = choices
+        self.vocab_size = vocab_size
+
+    def greedy(self) -> IntArray:
+        """``[n + 1]`` the recorded token at each row's depth; right wherever its path is."""
+        return self._choices
+
+    @property
+    def logits(self) -> None:
+        """There are none.
+
+        Raises:
+            CaseFailed: always.
+        """
+        raise CaseFailed("no_model", "a recorded output has no logits")
+
+
+class RecordedTarget:
+    """Stands in for ``specbench.models.target.Target`` in ``specbench.decoding.engine.Engine``.
+
+    Args:
+        vocab_size: ids are in ``[0, vocab_size)``.
+        max_nodes: nodes of the largest draft tree; `reserve` allows more.
+
+    Attributes:
+        passes: ``(k, width, context)`` of each pass since ``load``: k = 1 and the rows of a tree
+            (root included), or k rows of the given width in the batch layout; and the tokens that
+            were cached before it.
+    """
+
+    device = "cpu"
+
+    def __init__(self, vocab_size: int, max_nodes: int) -> None:
+        self._vocab_size = vocab_size
+        self._max_nodes = -1
+        self.reserve(max_nodes)
+        self._output: IntArray = np.zeros(_BEYOND, dtype=np.int64)
+        self._candidates: IntArray | None = None
+        self._n_prompt = 0
+        self._done = 0
+        self.passes: list[tuple[int, int, int]] = []
+
+    def reserve(self, max_nodes: int) -> None:
+        """Allow trees of ``max_nodes`` nodes."""
+        if max_nodes > self._max_nodes:
+            self._max_nodes = max_nodes
+            self._depths = np.zeros(max_nodes + 1, dtype=np.int64)
+            self._visible = np.zeros((max_nodes + 1, max_nodes + 1), dtype=np.bool_)
+
+    def load(self, output: IntArray, candidates: IntArray | None = None) -> None:
+        """The plain greedy output of the turn that is decoded next.
+
+        Args:
+            output: ``[n_new]``.
+            candidates: ``[n_new, top]`` the likeliest ids at each position, the chosen one first.
+        """
+        self._output = np.concatenate([output, np.zeros(_BEYOND + self._max_nodes, np.int64)])
+        self._candidates = candidates
+        self._done = 0
+        self.passes = []
+
+    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> RecordedScores:
+        """The first recorded token."""
+        self._n_prompt = len(prompt)
+        return RecordedScores(self._output[:1], self._vocab_size)
+
+    def forward(
+        self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
+    ) -> RecordedScores:
+        """The recorded token after each row.
+
+        Raises:
+            CaseFailed: the tree is malformed.
+        """
+        n = len(tree)
+        aux = NO_AUX if tree.aux is None else tree.aux
+        status = fill_tree(
+            np.asarray(tree.tokens),
+            tree.parents,
+            aux,
+            self._vocab_size,
+            self._depths,
+            self._visible,
+        )
+        if status != VALID:
+            raise CaseFailed("invalid_draft", "the draft tree is malformed")
+        k, width = (1, n + 1) if tree.rows is None else (tree.rows[0], tree.rows[1] + 1)
+        self.passes.append((k, width, self._n_prompt + self._done))
+        choices = self._output[self._done + 1 + self._depths[: n + 1]]
+        return RecordedScores(choices, self._vocab_size)
+
+    def keep(self, tree: DraftTree, path: IntArray) -> None:
+        """Go on behind the accepted path."""
+        self._done += len(path) + 1
+
+    def room(self) -> int:
+        """Nodes that the buffers hold."""
+        return self._max_nodes
+
+    def path_logits(self, accepted: int) -> torch.Tensor:
+        """Stand-in logits ``[accepted + 1, vocab]`` of the rows that the last step kept.
+
+        They have the recorded candidates in the recorded order; all other ids are at -inf.
+
+        Raises:
+            CaseFailed: no candidates were recorded.
+        """
+        if self._candidates is None:
+            raise CaseFailed("no_model", "no candidates were recorded with this output")
+        # Position p's candidates are what the pass over token p - 1 said.
+        rows = self._candidates[self._done - accepted : self._done + 1]
+        ids = torch.from_numpy(rows)
+        descending = torch.arange(ids.shape[1], 0, -1, dtype=torch.float32).expand(ids.shape)
+        logits = torch.full((len(rows), self._vocab_size), -torch.inf)
+        return logits.scatter_(1, ids, descending)
+
+
+@dataclass(kw_only=True, eq=False)
+class PathLearner(Composite):
+    """A drafter that learns from logits, shown those of the accepted path alone.
+
+    Attributes:
+        inner: the drafter.
+        target: where its logits come from.
+    """
+
+    inner: Drafter
+    target: RecordedTarget
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """The drafter."""
+        return (self.inner,)
+
+    @property
+    def own_needs(self) -> Needs:
+        """The drafter's, without its files, which are added back as a part's."""
+        return replace(self.inner.needs, artefacts=())
+
+    @property
+    def needs(self) -> Needs:
+        """The drafter's; the logits do not come from the engine."""
+        return replace(super().needs, logits=False)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        """The drafter's draft."""
+        return self.inner.propose(state)
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        """Show the drafter a chain of the accepted nodes with their recorded candidates."""
+        path = outcome.path
+        if outcome.finished:
+            return
+        kept = DraftTree.chain(np.asarray(outcome.tree.tokens)[path])
+        logits = self.target.path_logits(len(path))
+        seen = replace(
+            outcome, tree=kept, path=np.arange(len(path)), next_tokens=None, logits=logits
+        )
+        self.inner.observe(state, seen)
+
+    def report(self) -> dict[str, Any]:
+        """What the drafter counted."""
+        return dict(self.inner.report())

@@ -1,0 +1,302 @@
+"""Recorded greedy outputs, from a run folder or a trace pack: what replay reads. Free of torch.
+
+A trace pack is one file of JSON lines (gzipped where its name ends in ``.gz``) that holds what
+replay needs of a run and nothing else: ids of prompts and outputs, the tokenizer's hash, the names
+of model and data set. No text, no time, no machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specbench.errors import ConfigurationError
+from specbench.results.records import CANDIDATES, CASES, MANIFEST, read_records
+from specbench.storage import jsonl
+from specbench.storage.jsonl import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from specbench.decoding.structs import IntArray
+
+PACK_FORMAT = "specbench-traces"
+PACK_VERSION = 1
+PLAIN = "ar"  # whose rows stand in where a label has none
+
+# Of the manifest's part about the model; the rest (weights' hash, packing, threads) moves no token.
+_MODEL_FACTS = (
+    "id",
+    "revision",
+    "dtype",
+    "eos_ids",
+    "context_length",
+    "vocab_size",
+    "tokenizer_hash",
+    "template_sha",
+    "weights_hash",
+)
+# Machine paths and sources inside the configuration's nodes.
+_PLACES = ("cache_dir", "path", "source", "fetch")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One recorded turn.
+
+    Attributes:
+        label, method: of the run it was recorded in.
+        task, category, case_id, turn, stream_index, seed: as in the record.
+        prompt_ids: ``[n_prompt]``.
+        output_ids: ``[n_new]``, the greedy output.
+        candidates: ``[n_new, top]`` the likeliest ids at each output position, the chosen one
+            first; None where the run was made without ``record=true``.
+    """
+
+    label: str
+    method: str
+    task: str
+    category: str
+    case_id: str
+    turn: int
+    stream_index: int
+    seed: int
+    prompt_ids: IntArray
+    output_ids: IntArray
+    candidates: IntArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """The greedy outputs of a run.
+
+    Attributes:
+        path: the run folder or the pack.
+        model: facts about the target: ``eos_ids``, ``context_length``, ``vocab_size``,
+            ``tokenizer_hash`` and more.
+        config: the nodes ``model``, ``dataset`` and ``generation`` of the run's configuration, and
+            its ``seed``.
+        run_key: of the run.
+        prompt_set_hash: of its questions.
+        turns: by ``(label, case_id, turn)``; first repeat, failed ones left out.
+        failed: cases with a turn that failed when it was recorded.
+        sha: hash over all ids.
+    """
+
+    path: Path
+    model: Mapping[str, Any]
+    config: Mapping[str, Any]
+    run_key: str
+    prompt_set_hash: str
+    turns: Mapping[tuple[str, str, int], Turn]
+    failed: tuple[str, ...]
+    sha: str
+
+    def find(self, label: str, case_id: str, turn: int) -> Turn | None:
+        """The label's own recorded turn, else plain decoding's, else None."""
+        own = self.turns.get((label, case_id, turn))
+        return own if own is not None else self.turns.get((PLAIN, case_id, turn))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The recorded labels."""
+        return tuple(dict.fromkeys(turn.label for turn in self.turns.values()))
+
+    def cases(self) -> dict[str, list[Turn]]:
+        """The turns of each case in the order they were run: plain decoding's where it ran."""
+        label = PLAIN if PLAIN in self.labels else self.labels[0]
+        chosen = [turn for turn in self.turns.values() if turn.label == label]
+        found: dict[str, list[Turn]] = {}
+        for turn in sorted(chosen, key=lambda t: (t.stream_index, t.turn)):
+            found.setdefault(turn.case_id, []).append(turn)
+        return found
+
+    @property
+    def top(self) -> int:
+        """Candidates recorded at every position; 0 where some turn has none."""
+        turns = [turn for group in self.cases().values() for turn in group]
+        return min(0 if t.candidates is None else t.candidates.shape[1] for t in turns)
+
+
+def load_traces(path: Path | str) -> Traces:
+    """Read a run folder or a trace pack; the last ones read are kept in memory.
+
+    Raises:
+        ConfigurationError: neither, recorded with sampling, or nothing in it can be replayed.
+        RecordError: a damaged file.
+    """
+    path = Path(path)
+    files = [path / MANIFEST, path / CASES] if path.is_dir() else [path]
+    if not all(file.is_file() for file in files):
+        raise ConfigurationError(
+            f"runner.traces={path} is no run folder (with {MANIFEST} and {CASES}) and no trace "
+            "pack. Name a finished greedy run, or a file made by scripts/export_traces.py."
+        )
+    files.append(path / CANDIDATES)
+    stamps = tuple((f.stat().st_mtime_ns, f.stat().st_size) for f in files if f.is_file())
+    return _load(path.resolve(), stamps)
+
+
+@functools.lru_cache(maxsize=4)
+def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
+    header, turns = _read_folder(path) if path.is_dir() else _read_pack(path)
+    temperature = header["config"]["generation"].get("temperature", 0)
+    if temperature:
+        raise ConfigurationError(
+            f"runner.traces={path} was sampled (generation.temperature={temperature}); only greedy "
+            "outputs can be replayed. Record one with generation.temperature=0."
+        )
+    if not turns:
+        raise ConfigurationError(
+            f"runner.traces={path} has no finished turn to replay. Finish the run first: repeat "
+            "its command."
+        )
+    digest = hashlib.sha256()
+    for turn in turns:
+        digest.update(f"{turn.label}/{turn.case_id}/{turn.turn}/{turn.stream_index}".encode())
+        for ids in (turn.prompt_ids, turn.output_ids, turn.candidates):
+            digest.update(b"" if ids is None else np.ascontiguousarray(ids, dtype="<i8").tobytes())
+    return Traces(
+        path=path,
+        model=header["model"],
+        config=header["config"],
+        run_key=header["run_key"],
+        prompt_set_hash=header["prompt_set_hash"],
+        turns={(t.label, t.case_id, t.turn): t for t in turns},
+        failed=tuple(header["failed"]),
+        sha=digest.hexdigest()[:16],
+    )
+
+
+# --- a run folder ---------------------------------------------------------------------------------
+
+
+def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
+    manifest = jsonl.read_json(path / MANIFEST)
+    try:
+        config = manifest["config"]
+        model = {key: manifest["model"].get(key) for key in _MODEL_FACTS}
+        if model["vocab_size"] is None:  # not in manifests of older runs
+            model["vocab_size"] = config["model"]["shape_config"]["vocab_size"]
+        header = {
+            "model": model,
+            "config": {key: config[key] for key in ("model", "dataset", "generation", "seed")},
+            "run_key": manifest["run_key"],
+            "prompt_set_hash": manifest["prompt_set_hash"],
+        }
+    except KeyError as error:
+        raise RecordError(
+            f"{path / MANIFEST} lacks {error}: the run never loaded its model, or is no run of "
+            "this program. Name another one."
+        ) from error
+    lines, _ = jsonl.read_jsonl(path / CANDIDATES)
+    candidates = {(line["label"], line["case_id"], line["turn"]): line["top"] for line in lines}
+    found, _ = read_records(path)
+    failed: dict[str, None] = {}
+    turns = []
+    for record in found:
+        if record.repeat:
+            continue
+        if record.status == "failed":
+            failed.setdefault(record.case_id)
+            continue
+        top = candidates.get((record.label, record.case_id, record.turn))
+        turns.append(
+            Turn(
+                label=record.label,
+                method=record.method,
+                task=record.task,
+                category=record.category,
+                case_id=record.case_id,
+                turn=record.turn,
+                stream_index=record.stream_index,
+                seed=record.seed,
+                prompt_ids=np.asarray(record.prompt_ids, dtype=np.int64),
+                output_ids=np.asarray(record.output_ids, dtype=np.int64),
+                candidates=None if top is None else np.asarray(top, dtype=np.int64),
+            )
+        )
+    header["failed"] = list(failed)
+    # A case is replayed whole or not at all.
+    return header, [turn for turn in turns if turn.case_id not in failed]
+
+
+# --- a trace pack ---------------------------------------------------------------------------------
+
+
+def write_pack(traces: Traces, path: Path, labels: Iterable[str] | None = None) -> int:
+    """Write a pack; returns the number of turns in it.
+
+    Args:
+        traces: read from a run folder, or from another pack.
+        path: gzipped where it ends in ``.gz``.
+        labels: keep only these; None keeps all.
+
+    Raises:
+        ConfigurationError: no turn is left.
+    """
+    kept = None if labels is None else set(labels)
+    turns = [t for t in traces.turns.values() if kept is None or t.label in kept]
+    if not turns:
+        raise ConfigurationError(
+            f"none of the labels {', '.join(sorted(kept or ()))} is in {traces.path}: it has "
+            f"{', '.join(sorted({t.label for t in traces.turns.values()}))}."
+        )
+    lines = [json.dumps(line, separators=(",", ":")) for line in _pack_lines(traces, turns)]
+    data = ("\n".join(lines) + "\n").encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)  # the same traces give the same bytes
+    temporary = path.with_name(path.name + ".tmp")
+    with jsonl.reporting(path):
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    return len(turns)
+
+
+def _pack_lines(traces: Traces, turns: Iterable[Turn]) -> Iterator[dict[str, Any]]:
+    config = {
+        key: {k: v for k, v in node.items() if k not in _PLACES} if isinstance(node, dict) else node
+        for key, node in traces.config.items()
+    }
+    yield {
+        "format": PACK_FORMAT,
+        "version": PACK_VERSION,
+        "model": dict(traces.model),
+        "config": config,
+        "run_key": traces.run_key,
+        "prompt_set_hash": traces.prompt_set_hash,
+        "failed": list(traces.failed),
+    }
+    for turn in turns:
+        line = {name: getattr(turn, name) for name in Turn.__dataclass_fields__}
+        for name in ("prompt_ids", "output_ids", "candidates"):
+            line[name] = None if line[name] is None else line[name].tolist()
+        yield line
+
+
+def _read_pack(path: Path) -> tuple[dict[str, Any], list[Turn]]:
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        lines = [json.loads(line) for line in data.splitlines()]
+        header = lines[0]
+        if header.get("format") != PACK_FORMAT or header.get("version") != PACK_VERSION:
+            raise ValueError(f"its first line is no header of {PACK_FORMAT} {PACK_VERSION}")
+        turns = []
+        for line in lines[1:]:
+            for name in ("prompt_ids", "output_ids"):
+                line[name] = np.asarray(line[name], dtype=np.int64)
+            if line["candidates"] is not None:
+                line["candidates"] = np.asarray(line["candidates"], dtype=np.int64)
+            turns.append(Turn(**line))
+    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise RecordError(f"{path} is no trace pack, or a damaged one: {error}.") from error
+    return header, turns

@@ -1,0 +1,49 @@
+"""A measured number with its interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specbench.results.statistics import Interval
+
+ABSENT = "–"
+
+
+# An interval of two cases reaches from nothing to hundreds of times the value.
+FEWEST = 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number with its 95 % interval, as one cell.
+
+    Attributes:
+        value: None where there is none.
+        interval: None where none can be given.
+        digits: after the point, in text; a program gets six significant digits.
+        few: there are fewer than :data:`FEWEST` cases, hence no interval.
+    """
+
+    value: float | None
+    interval: Interval | None = None
+    digits: int = 2
+    few: bool = False
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return ABSENT
+        text = f"{self.value:.{self.digits}f}"
+        if self.interval is None:
+            return f"{text} [{ABSENT}]" if self.few else text
+        if self.degenerate:
+            return f"{text} [=]"
+        low, high = self.interval
+        return f"{text} [{low:.{self.digits}f}, {high:.{self.digits}f}]"
+
+    @property
+    def degenerate(self) -> bool:
+        """Whether the interval is narrower than any of a few cases can be: a thousandth of it."""
+        low, high = self.interval or (0.0, 1.0)
+        return high - low <= 1e-3 * abs(high)

@@ -1,0 +1,250 @@
+"""What a run folder says of itself: ``manifest.json`` as a typed value. Free of torch.
+
+Folders of earlier versions, of other programs' files and of tests lack some keys, and a later
+version may add some: what is missing reads as None or empty, what is unknown is kept in ``extra``
+and written back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from specbench.results.records import MANIFEST, SCHEMA_VERSION
+from specbench.storage import jsonl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+BASELINE = "ar"  # the label of plain decoding
+
+# Written also where they are None: readers of the file look for them.
+_ALWAYS = {"always": True}
+
+
+@dataclass(kw_only=True)
+class _Node:
+    """A JSON object with known keys; each class below lists them."""
+
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The node that a JSON object holds."""
+        known = {f.name for f in fields(cls)} - {"extra"}
+        values = {key: value for key, value in data.items() if key in known}
+        return cls(**values, extra={k: v for k, v in data.items() if k not in known})
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict; keys without a value are left out unless readers look for them."""
+        found: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name == "extra" or (value is None and not f.metadata.get("always")):
+                continue
+            found[f.name] = _plain(value)
+        return found | self.extra
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Node):
+        return value.to_json()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+@dataclass(kw_only=True)
+class DraftInfo(_Node):
+    """A label's draft model.
+
+    Attributes:
+        id: hub id, local folder, or ``random``; ``revision``: the hub's commit.
+        parameters: how many; ``vocab_size``: ids are below it.
+        packed: what its packed linears hold; ``passes``: how its passes ran.
+    """
+
+    id: str | None = None
+    revision: str | None = field(default=None, metadata=_ALWAYS)
+    weights_hash: str | None = field(default=None, metadata=_ALWAYS)
+    dtype: str | None = None
+    device: str | None = None
+    parameters: int | None = None
+    vocab_size: int | None = None
+    packed: dict[str, Any] | None = None
+    passes: dict[str, Any] | None = None
+
+
+@dataclass(kw_only=True)
+class ModelInfo(_Node):
+    """The target as it was loaded.
+
+    Attributes:
+        name: in ``conf/model``, of a cost run; ``shape``: whether its weights were random.
+        id: hub id or local folder; ``revision``: the hub's commit.
+        weights_hash: SHA-256 over local weight files.
+        weight_bytes: read by a pass of one row; ``copy_bytes_per_s``: the device's copy bandwidth.
+        packed: what packed linears hold; ``passes``: which engine ran the passes, and why eagerly.
+        overlap: how drafters worked beside the target's passes.
+        artefacts: by label and name, facts about the files that its method read.
+        drafts: by label, its draft model.
+        memory: by label, bytes of weights and caches of ``target`` and ``draft``.
+        measured: by label, what its drafter measured in ``setup``.
+        peers: the copy that transformers' own loops ran on.
+    """
+
+    name: str | None = None
+    id: str | None = None
+    revision: str | None = field(default=None, metadata=_ALWAYS)
+    weights_hash: str | None = field(default=None, metadata=_ALWAYS)
+    shape: bool | None = None
+    dtype: str | None = None
+    device: str | None = None
+    eos_ids: list[int] | None = None
+    context_length: int | None = None
+    vocab_size: int | None = None
+    tokenizer_hash: str | None = None
+    template_sha: str | None = None
+    parameters: int | None = None
+    weight_bytes: int | None = None
+    copy_bytes_per_s: float | None = None
+    packed: dict[str, Any] | None = None
+    passes: dict[str, Any] | None = None
+    overlap: str | None = None
+    threads: int | None = None
+    artefacts: dict[str, dict[str, Any]] | None = None
+    drafts: dict[str, DraftInfo] = field(default_factory=dict)
+    memory: dict[str, dict[str, int]] = field(default_factory=dict)
+    measured: dict[str, dict[str, int]] = field(default_factory=dict)
+    peers: dict[str, Any] | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The model's part of a manifest."""
+        drafts = {
+            label: DraftInfo.from_json(draft) for label, draft in (data.get("drafts") or {}).items()
+        }
+        return super().from_json({**data, "drafts": drafts})
+
+
+@dataclass(kw_only=True)
+class LabelInfo(_Node):
+    """An entry of the run: its method, how long it kept state, its settings, its pair's."""
+
+    method: str | None = None
+    method_version: int | None = None
+    state_scope: str | None = None
+    knobs: dict[str, Any] = field(default_factory=dict)
+    pair: dict[str, Any] | None = None
+
+
+@dataclass(kw_only=True)
+class Start(_Node):
+    """A process that began or resumed the run."""
+
+    at: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    records_found: int = 0
+    blocks_redone: int = 0
+
+
+@dataclass(kw_only=True)
+class RunManifest(_Node):
+    """``manifest.json``.
+
+    Attributes:
+        folder_id: made up for each folder; the run key is that of every machine's same command.
+        run_key: hash of ``identity``, the part of ``config`` that may move a number.
+        status: ``running``, ``complete``, ``interrupted`` or ``failed``.
+        config: the composed configuration; ``overrides``: what was typed.
+        labels: in the order of the interleaving.
+        baseline: the label that speedups refer to.
+        hardware, versions, git: as `specbench.system.environment.describe` gives them.
+        model: None until the model was loaded.
+        surface: model and machine of the cost surface that a replay's times are predicted with.
+        traces: what a replay replays; ``replay``: by label, whether its steps are exact.
+        synthetic: records that were made up; ``imported``: whose files they were read from;
+            ``merged_from``: the parts they were joined of.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    folder_id: str | None = None
+    run_key: str | None = None
+    status: str | None = None
+    exit_code: int | None = field(default=None, metadata=_ALWAYS)
+    config: dict[str, Any] = field(default_factory=dict)
+    identity: dict[str, Any] | None = None
+    overrides: list[str] = field(default_factory=list)
+    labels: dict[str, LabelInfo] = field(default_factory=dict)
+    baseline: str | None = field(default=None, metadata=_ALWAYS)
+    seed: int = 0
+    n_cases: int | None = None
+    prompt_set_hash: str | None = None
+    hardware: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    git: dict[str, Any] | None = field(default=None, metadata=_ALWAYS)
+    forced_resume: bool = False
+    starts: list[Start] = field(default_factory=list)
+    model: ModelInfo | None = None
+    ended_at: str | None = None
+    surface: dict[str, Any] | None = None
+    traces: dict[str, Any] | None = None
+    replay: dict[str, str] | None = None
+    replay_s: float | None = None
+    notes: list[str] | None = None
+    synthetic: bool | None = None
+    imported: dict[str, Any] | None = None
+    merged_from: list[Any] | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The manifest that a file's JSON object holds.
+
+        Raises:
+            ValueError: another version of the program wrote it.
+        """
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"schema_version is {version!r}, this program reads {SCHEMA_VERSION}")
+        # null stands for "not recorded" in files of others.
+        values = {key: value for key, value in data.items() if value is not None}
+        if "baseline" not in data:
+            values["baseline"] = BASELINE  # files of others do not say
+        labels = values.get("labels", {}).items()
+        values["labels"] = {label: LabelInfo.from_json(info or {}) for label, info in labels}
+        values["starts"] = [Start.from_json(start) for start in values.get("starts", [])]
+        if "model" in values:
+            values["model"] = ModelInfo.from_json(values["model"])
+        return super().from_json(values)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The manifest of a run folder.
+
+        Raises:
+            specbench.storage.jsonl.RecordError: it cannot be read, or another version wrote it.
+        """
+        path = folder / MANIFEST
+        data = jsonl.read_json(path)
+        try:
+            return cls.from_json(data)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise jsonl.RecordError(
+                f"{path}: {error}. Use the version of the program that wrote it."
+            ) from error
+
+    def write(self, folder: Path) -> None:
+        """Replace the folder's manifest.
+
+        Raises:
+            specbench.storage.jsonl.DiskError: the disk is full or broken.
+        """
+        jsonl.write_json(folder / MANIFEST, self.to_json())
+
+    def setting(self, group: str, key: str) -> Any:
+        """A value of the composed configuration, e.g. ``setting("model", "name")``, or None."""
+        return (self.config.get(group) or {}).get(key)

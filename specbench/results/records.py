@@ -1,0 +1,326 @@
+"""What a run writes to disk: case records, step traces, manifest. Free of torch.
+
+Every table is a function of these files, so what their numbers mean is defined here, once.
+
+Definitions:
+    new tokens: everything after the prompt up to and including the first EOS or the limit.
+    step: one target pass after prefill; it commits the accepted draft tokens and one more.
+    MAT (mean accepted tokens, tau): new tokens after the first divided by steps, pooled over a
+        set of turns: sum(n_new - 1) / sum(n_target_passes). 1.00 for plain decoding. A turn
+        without a step counts in neither sum; a step with an empty draft counts.
+    tokens/s: sum(n_new - 1) / sum(decode_s); end to end: sum(n_new) / sum(wall_s).
+    prefill_s: the target's pass over the prompt alone. decode_s: everything after it, all work of
+        the drafter included, of which drafter_setup_s is the part outside the steps.
+        wall_s = prefill_s + decode_s.
+    block: all labels and turns of one case in one repeat; the unit of interleaving and of resume.
+
+Files of a run folder:
+    manifest.json, cases.jsonl, errors.jsonl, disturbed.jsonl (measurements that were made again),
+    dialogue.jsonl, candidates.jsonl (with record=true), steps.jsonl (until the run is complete),
+    steps.parquet, summary.json, DONE (last).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from specbench.storage import jsonl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+SCHEMA_VERSION = 1
+
+MANIFEST = "manifest.json"
+CASES = "cases.jsonl"
+ERRORS = "errors.jsonl"
+DISTURBED = "disturbed.jsonl"
+DIALOGUE = "dialogue.jsonl"
+CANDIDATES = "candidates.jsonl"
+STEPS_LOG = "steps.jsonl"
+STEPS = "steps.parquet"
+SUMMARY = "summary.json"
+DONE = "DONE"
+
+STATUSES = ("ok", "failed", "disturbed")
+TIMINGS = ("measured", "predicted", "none")
+VERDICTS = ("equal", "near_tie", "bug", "not_audited")
+LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's law
+
+
+@dataclass(frozen=True, slots=True)
+class Lossless:
+    """How a greedy output compares with plain decoding.
+
+    Attributes:
+        verdict: ``equal``; ``near_tie`` (differs, but every emitted token's logit is within the
+            dtype's tolerance of the maximum); ``bug`` (anything else); ``not_audited``.
+        first_diff: index into ``output_ids`` of the first difference, None where there is none.
+        gap: largest ``max(logits) - logits[token]`` over the output, None where not computed.
+    """
+
+    verdict: str = "not_audited"
+    first_diff: int | None = None
+    gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRecord:
+    """One turn of one case, decoded by one method: a line of ``cases.jsonl``.
+
+    Its key within a run is ``(repeat, case_id, turn, label)``. Times are seconds.
+
+    Attributes:
+        run_key: hash of the configuration that may move a number.
+        label: unique name of the entry in this run (default: the method's name).
+        method: the method's name; ``method_version``: raised when its numbers may move.
+        model: the model's name in ``conf/model``; ``dataset`` in ``conf/dataset``.
+        task: one of Spec-Bench's six where that applies, else the data set's own word.
+        case_id: the data set's own id.
+        turn: from 0; ``repeat``: from 0.
+        stream_index: place of the block in the run's order, over all repeats and shards.
+        position: place of the label in the block's order (0 ran first).
+        n_prompt: tokens of the prompt; ``n_new``: new tokens, EOS included.
+        finish_reason: ``eos``, ``length`` or ``context``; None for a failed turn.
+        n_target_passes: steps; prefill is not one.
+        n_drafted: draft nodes over all steps, auxiliary nodes (``n_aux``) not counted.
+        accepted_per_step: tokens committed by each step, bonus included; sums to ``n_new - 1``.
+        output_ids: ``[n_new]`` the new tokens.
+        timing: where the times come from: ``measured``; ``predicted`` by a cost surface (the
+            target's part; drafting is measured); ``none``: a replay without a surface, all zero.
+        phase_s: seconds by phase, only under ``measure=phases``.
+        drafter: what the drafter counted in the turn, in its own words (``Drafter.report``):
+            forwards of a draft model, age of a store, which row of a step won.
+        state_scope: how long the drafter kept what it learnt: ``turn``, ``prompt`` or ``run``.
+        verifier: who decided acceptance.
+        seed: the turn's seed, derived from the run's; the same for all labels.
+        cpu_steal, cpu_waiting, cpu_others, cpu_load, gpu: what else the machine did while the turn
+            ran, see :class:`specbench.system.interference.Interference`; None where unknown.
+        energy_j: joules the GPUs took over the turn, only under ``measure=energy``.
+        attempt: earlier measurements of the block that were disturbed; they are in
+            ``disturbed.jsonl``.
+        disturbed_by: why the status is ``disturbed``, in words; else empty.
+        started_at: UTC, ISO 8601. ``host``: the machine's name.
+        forced_resume: whether the run was resumed with ``resume=force`` on other hardware,
+            versions or code before this record was made.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run_key: str
+    label: str
+    method: str
+    method_version: int = 1
+    model: str
+    dataset: str
+    task: str
+    category: str
+    case_id: str
+    turn: int
+    repeat: int
+    stream_index: int
+    position: int = 0
+    status: str
+    n_prompt: int
+    n_new: int = 0
+    finish_reason: str | None = None
+    n_target_passes: int = 0
+    n_drafted: int = 0
+    n_aux: int = 0
+    accepted_per_step: Sequence[int] = ()
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    drafter_setup_s: float = 0.0
+    wall_s: float = 0.0
+    timing: str = "measured"
+    phase_s: Mapping[str, float] | None = None
+    drafter: Mapping[str, Any] = field(default_factory=dict)
+    state_scope: str
+    verifier: str = "greedy"
+    seed: int
+    lossless: Lossless = field(default_factory=Lossless)
+    cpu_steal: float | None = None
+    cpu_waiting: float | None = None
+    cpu_others: float | None = None
+    cpu_load: float | None = None
+    gpu: Sequence[Mapping[str, Any]] | None = None
+    energy_j: float | None = None
+    attempt: int = 0
+    disturbed_by: str = ""
+    started_at: str = ""
+    host: str = ""
+    forced_resume: bool = False
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output does not follow the target's law, by the verifier's nature."""
+        return self.verifier in LOSSY_VERIFIERS
+
+    @property
+    def key(self) -> tuple[int, str, int, str]:
+        """What identifies the record within its run."""
+        return (self.repeat, self.case_id, self.turn, self.label)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict for one line of ``cases.jsonl``; a gap that is not finite becomes None."""
+        line = asdict(self)
+        gap = self.lossless.gap
+        if gap is not None and not math.isfinite(gap):
+            line["lossless"]["gap"] = None
+        for name in ("accepted_per_step", "prompt_ids", "output_ids"):
+            line[name] = [int(value) for value in line[name]]
+        return line
+
+    @staticmethod
+    def from_json(line: Mapping[str, Any]) -> CaseRecord:
+        """The record of a line. Keys this version does not know are ignored.
+
+        Raises:
+            ValueError: a field is missing or the counts contradict each other.
+        """
+        version = line.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"schema_version is {version!r}, this program reads {SCHEMA_VERSION}")
+        values = {name: line[name] for name in _RECORD_FIELDS if name in line}
+        missing = _REQUIRED_FIELDS - values.keys()
+        if missing:
+            raise ValueError(f"no field {', '.join(sorted(missing))}")
+        values["lossless"] = Lossless(
+            **{k: line["lossless"].get(k) for k in ("verdict", "first_diff", "gap")}
+        )
+        record = CaseRecord(**values)
+        record._check()
+        return record
+
+    def _check(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r} is none of {', '.join(STATUSES)}")
+        if self.timing not in TIMINGS:
+            raise ValueError(f"timing {self.timing!r} is none of {', '.join(TIMINGS)}")
+        if self.lossless.verdict not in VERDICTS:
+            raise ValueError(f"verdict {self.lossless.verdict!r} is none of {', '.join(VERDICTS)}")
+        if len(self.output_ids) != self.n_new:
+            raise ValueError(f"n_new is {self.n_new}, output_ids has {len(self.output_ids)}")
+        if len(self.accepted_per_step) != self.n_target_passes:
+            raise ValueError(
+                f"n_target_passes is {self.n_target_passes}, "
+                f"accepted_per_step has {len(self.accepted_per_step)}"
+            )
+        if self.n_new and sum(self.accepted_per_step) != self.n_new - 1:
+            raise ValueError(
+                f"accepted_per_step sums to {sum(self.accepted_per_step)}, "
+                f"n_new - 1 is {self.n_new - 1}"
+            )
+
+
+_RECORD_FIELDS = tuple(f.name for f in fields(CaseRecord))
+# All but these are promised to every reader of the files.
+_OPTIONAL_FIELDS = frozenset(
+    [
+        "method_version",
+        "position",
+        "n_aux",
+        "timing",
+        "phase_s",
+        "drafter",
+        "verifier",
+        "cpu_steal",
+        "cpu_waiting",
+        "cpu_others",
+        "cpu_load",
+        "gpu",
+        "energy_j",
+        "attempt",
+        "disturbed_by",
+        "started_at",
+        "host",
+        "forced_resume",
+    ]
+)
+_REQUIRED_FIELDS = frozenset(_RECORD_FIELDS) - _OPTIONAL_FIELDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrace:
+    """The steps of one turn of one label; every list has one entry per step.
+
+    Attributes:
+        drafted: draft nodes (auxiliary ones not counted); ``depth``: of the deepest one.
+        committed: tokens committed, bonus included.
+        sources: for each step the source id of each accepted node, or None.
+        step_s: seconds per step, None where the clock does not give them.
+    """
+
+    label: str
+    case_id: str
+    turn: int
+    repeat: int
+    drafted: Sequence[int]
+    depth: Sequence[int]
+    committed: Sequence[int]
+    sources: Sequence[Sequence[int]] | None = None
+    step_s: Sequence[float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict for one line of ``steps.jsonl``."""
+        return asdict(self)
+
+
+def write_steps(path: Path, traces: Iterable[Mapping[str, Any]]) -> None:
+    """Write traces (as :meth:`StepTrace.to_json` gives them) as parquet, one row per step."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        [
+            ("label", pa.string()),
+            ("case_id", pa.string()),
+            ("turn", pa.int32()),
+            ("repeat", pa.int32()),
+            ("step", pa.int32()),
+            ("drafted", pa.int32()),
+            ("depth", pa.int32()),
+            ("committed", pa.int32()),
+            ("sources", pa.list_(pa.int32())),
+            ("step_s", pa.float64()),
+        ]
+    )
+    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
+    for trace in traces:
+        n = len(trace["committed"])
+        for name in ("label", "case_id", "turn", "repeat"):
+            columns[name].extend([trace[name]] * n)
+        columns["step"].extend(range(n))
+        for name in ("drafted", "depth", "committed"):
+            columns[name].extend(trace[name])
+        for name in ("sources", "step_s"):
+            columns[name].extend(trace.get(name) or [None] * n)
+    temporary = path.with_name(path.name + ".tmp")
+    with jsonl.reporting(path):
+        pq.write_table(pa.table(columns, schema=schema), temporary)
+        os.replace(temporary, path)
+
+
+def read_records(path: Path) -> tuple[list[CaseRecord], bool]:
+    """The records of a ``cases.jsonl``, or of the folder that holds it.
+
+    Returns:
+        The records and whether the last line was cut off (and is left out).
+
+    Raises:
+        durable.RecordError: a line is no valid record.
+    """
+    path = path / CASES if path.is_dir() else path
+    objects, truncated = jsonl.read_jsonl(path)
+    records = []
+    for number, line in enumerate(objects, start=1):
+        try:
+            records.append(CaseRecord.from_json(line))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise jsonl.RecordError(f"{path}, line {number}: {error}.") from error
+    return records, truncated

@@ -1,0 +1,180 @@
+"""The cases of a run, turns and repeats added up, and which of them drop out.
+
+The rules are stated in :mod:`specbench.results.statistics.summary`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from specbench.results.records import CaseRecord
+    from specbench.results.statistics.bootstrap import FloatArray
+
+# Of the blocks, from where on disturbance is the ordinary state.
+ORDINARY_SHARE = 0.5
+
+# Columns of a label's totals per case.
+COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW = range(8)
+
+
+def disturbed_blocks(records: Iterable[CaseRecord]) -> set[tuple[int, str]]:
+    """``(repeat, case_id)`` of every block that holds a disturbed turn."""
+    return {(r.repeat, r.case_id) for r in records if r.status == "disturbed"}
+
+
+def is_ordinary(n_disturbed: int, n_blocks: int) -> bool:
+    """Whether so many blocks are disturbed that none can be left out."""
+    return n_disturbed > ORDINARY_SHARE * n_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The cases of a run, added up.
+
+    Attributes:
+        tasks, categories: ``[n]`` of each case that did not drop out.
+        totals: by label ``[n, 8]``, see the column constants.
+        dropped, disturbed: tasks of the cases that dropped out, or hold a disturbed turn.
+        disturbed_counted: whether the disturbed ones count in times all the same.
+        verdicts: by label, ``(task, verdict)`` of every turn that did not fail; ``lossy`` where
+            the verifier is.
+        methods: by label.
+        state_scopes: by label.
+        timings: where each label's times come from (``measured``, ``predicted``, ``none``).
+        phases: by label and task seconds by phase, of turns that were not disturbed.
+    """
+
+    tasks: list[str]
+    categories: list[str]
+    totals: dict[str, FloatArray]
+    dropped: list[str]
+    disturbed: list[str]
+    disturbed_counted: bool
+    verdicts: dict[str, list[tuple[str, str]]]
+    methods: dict[str, str]
+    state_scopes: dict[str, str]
+    timings: dict[str, str]
+    phases: dict[str, dict[str, dict[str, float]]]
+
+    def of_task(self, task: str) -> Pooled:
+        """The part that belongs to a task."""
+        chosen = [i for i, name in enumerate(self.tasks) if name == task]
+        return Pooled(
+            tasks=[task] * len(chosen),
+            categories=[self.categories[i] for i in chosen],
+            totals={label: totals[chosen] for label, totals in self.totals.items()},
+            dropped=[name for name in self.dropped if name == task],
+            disturbed=[name for name in self.disturbed if name == task],
+            disturbed_counted=self.disturbed_counted,
+            verdicts={
+                label: [pair for pair in pairs if pair[0] == task]
+                for label, pairs in self.verdicts.items()
+            },
+            methods=self.methods,
+            state_scopes=self.state_scopes,
+            timings=self.timings,
+            phases={
+                label: {task: phases[task]} if task in phases else {}
+                for label, phases in self.phases.items()
+            },
+        )
+
+
+def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
+    """Add up turns and repeats; find what drops out."""
+    wanted = set(labels)
+    by_case: dict[str, list[CaseRecord]] = {}
+    for record in records:
+        if record.label in wanted:
+            by_case.setdefault(record.case_id, []).append(record)
+    tasks, categories, dropped, disturbed = [], [], [], []
+    totals: dict[str, list[list[float]]] = {label: [] for label in labels}
+    everything = [turn for turns in by_case.values() for turn in turns]
+    blocks = {(turn.repeat, turn.case_id) for turn in everything}
+    ordinary = is_ordinary(len(disturbed_blocks(everything)), len(blocks))
+    # Sorted, so that a run that was interrupted and resumed gives the same intervals.
+    for _, turns in sorted(by_case.items()):
+        complete = _is_complete(turns, labels)
+        spoilt = {turn.repeat for turn in turns if turn.status == "disturbed"}
+        if spoilt and complete:
+            disturbed.append(turns[0].task)
+        if not complete:
+            dropped.append(turns[0].task)
+            continue
+        tasks.append(turns[0].task)
+        categories.append(turns[0].category)
+        left_out = set() if ordinary else spoilt
+        for label in labels:
+            totals[label].append(_add_up([t for t in turns if t.label == label], left_out))
+    return Pooled(
+        tasks=tasks,
+        categories=categories,
+        totals={
+            label: np.array(rows, dtype=np.float64).reshape(len(rows), ENERGY_NEW + 1)
+            for label, rows in totals.items()
+        },
+        dropped=dropped,
+        disturbed=disturbed,
+        disturbed_counted=ordinary,
+        verdicts={
+            label: [
+                (turn.task, "lossy" if turn.lossy else turn.lossless.verdict)
+                for turn in everything
+                if turn.label == label and turn.status != "failed"
+            ]
+            for label in labels
+        },
+        methods={turn.label: turn.method for turn in everything},
+        state_scopes={turn.label: turn.state_scope for turn in everything},
+        timings={turn.label: turn.timing for turn in everything},
+        phases={
+            label: {
+                task: _add_phases(
+                    t
+                    for t in everything
+                    if (t.label, t.task) == (label, task) and (ordinary or t.status == "ok")
+                )
+                for task in {turn.task for turn in everything}
+            }
+            for label in labels
+        },
+    )
+
+
+def _is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
+    """Whether every label has every turn of the case in every repeat, and none failed."""
+    if any(turn.status == "failed" for turn in turns):
+        return False
+    asked = {(turn.repeat, turn.turn) for turn in turns}
+    return all(asked == {(t.repeat, t.turn) for t in turns if t.label == label} for label in labels)
+
+
+def _add_up(turns: Sequence[CaseRecord], spoilt: set[int]) -> list[float]:
+    """The totals of one label on one case; repeats in ``spoilt`` count in nothing timed."""
+    timed = [turn for turn in turns if turn.repeat not in spoilt]
+    return [
+        sum(max(0, turn.n_new - 1) for turn in turns),
+        sum(turn.n_target_passes for turn in turns),
+        sum(max(0, turn.n_new - 1) for turn in timed),
+        math.fsum(turn.decode_s for turn in timed),
+        sum(turn.n_new for turn in timed),
+        math.fsum(turn.wall_s for turn in timed),
+        math.fsum(turn.energy_j or 0.0 for turn in timed),
+        sum(turn.n_new for turn in timed if turn.energy_j is not None),
+    ]
+
+
+def _add_phases(turns: Iterable[CaseRecord]) -> dict[str, float]:
+    """Seconds by phase over all turns."""
+    sums: dict[str, float] = {}
+    for turn in turns:
+        for name, seconds in (turn.phase_s or {}).items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    return sums

@@ -1,0 +1,112 @@
+"""How near plain decoding comes to the memory's speed: the honesty of a speedup's baseline.
+
+A one-token pass cannot end before all weights are read. A speedup over a baseline far above that
+floor is partly the baseline's slowness: compiled engines reach 65-70 % of an A100's bandwidth
+(gpt-fast's README), launched kernel by kernel a 7B model reaches a quarter to a third.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SLOW_BASELINE = 0.5  # share of the bandwidth below which a table warns
+ENGINES = ("eager", "graph")
+PLAIN_PASS = "1 x 1 rows"  # how ``GraphTarget`` names the shape of plain decoding's passes
+
+
+@dataclass(frozen=True)
+class BaselineContext:
+    """What the speedups of a run stand on.
+
+    Attributes:
+        plain: the label of plain decoding by engine, of those (``ENGINES``) that were run.
+        floor_s: seconds to read the weights once at the speed of a copy; None where not known.
+    """
+
+    plain: Mapping[str, str] = field(default_factory=dict)
+    floor_s: float | None = None
+
+    def share(self, tokens_per_s: float | None) -> float | None:
+        """Share of the bandwidth that plain decoding with this speed takes."""
+        return self.floor_s * tokens_per_s if self.floor_s and tokens_per_s else None
+
+
+def _subject(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The manifest's part about the model; predicted times are of the surface's machine."""
+    return (manifest.get("surface") or manifest).get("model") or {}
+
+
+def _engine(model: Mapping[str, Any]) -> str | None:
+    """How plain decoding ran, whatever was asked for; None where that is not known."""
+    passes = model.get("passes") or {}
+    engine: str | None = passes.get("engine")
+    if engine is None and str(model.get("device") or "").startswith("cpu"):
+        return "eager"  # there has never been another one
+    if engine == "graph" and not any(
+        shape.startswith(PLAIN_PASS) for shape in passes.get("graphs", [PLAIN_PASS])
+    ):
+        return "eager"  # the engine was there, and no graph of such a pass
+    return engine
+
+
+def baseline_context(manifest: Mapping[str, Any]) -> BaselineContext:
+    """Which plain decodings a run has, and the memory's speed, as far as its manifest says."""
+    model = _subject(manifest)
+    engine = _engine(model)
+    plain: dict[str, str] = {}
+    labels = manifest.get("labels") or {}
+    baseline = manifest.get("baseline")
+    for label in sorted(labels, key=lambda label: label != baseline):
+        entry = labels[label] or {}
+        if label != baseline and entry.get("method") != "ar":
+            continue
+        by = "eager" if (entry.get("knobs") or {}).get("eager") else engine
+        if by in ENGINES:
+            plain.setdefault(by, label)
+    size, speed = model.get("weight_bytes"), model.get("copy_bytes_per_s")
+    return BaselineContext(plain, float(size) / float(speed) if size and speed else None)
+
+
+def notes(manifest: Mapping[str, Any], reached: float | None) -> list[str]:
+    """Lines for the table about its baseline, with a warning where that is slow.
+
+    Args:
+        manifest: of the run.
+        reached: share of the bandwidth that the baseline takes, None where not known.
+    """
+    model = _subject(manifest)
+    engine = _engine(model)
+    found = []
+    passes = model.get("passes") or {}
+    failed = {
+        shape: why
+        for shape, why in (passes.get("eager") or {}).items()
+        if shape.startswith(PLAIN_PASS)
+    }
+    if passes.get("engine") == "graph" and engine == "eager":
+        why = "".join(f" ({why})" for why in [*failed.values()][:1])
+        found.append(
+            f"no CUDA graph of a pass with one row was captured{why}: ar ran eagerly and counts as "
+            "eager."
+        )
+    elif failed:
+        found.append(
+            "; ".join(f"{shape}: no CUDA graph ({why})" for shape, why in failed.items())
+            + ". A part of ar's passes ran eagerly."
+        )
+    if reached is None:
+        return found
+    text = (
+        f"ar ({engine or 'eager'} engine) reads its weights at {reached:.0%} of this machine's "
+        f"copy bandwidth ({float(model['copy_bytes_per_s']) / 1e9:.0f} GB/s)"
+    )
+    if reached < SLOW_BASELINE:
+        text += (
+            f": under {SLOW_BASELINE:.0%}, so a part of each speedup is the baseline's slowness, "
+            "which a faster engine would not leave"
+        )
+    return [*found, f"{text}."]

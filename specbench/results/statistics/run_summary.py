@@ -1,0 +1,215 @@
+"""``summary.json`` of a run: rows, pairs, caption and notes, from its records and its manifest.
+
+Runs write it when they end, and merging writes it for the shards of a run together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION
+from specbench.results.statistics import roofline
+from specbench.results.statistics.pooling import ORDINARY_SHARE, disturbed_blocks, is_ordinary
+from specbench.results.statistics.summary import OVERALL, compare_pairs, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from specbench.results.records import CaseRecord
+
+_NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
+_STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
+
+
+def run_summary(
+    records: Sequence[CaseRecord],
+    errors: Sequence[Mapping[str, Any]],
+    manifest: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What ``summary.json`` holds.
+
+    Args:
+        records: of the whole run.
+        errors: lines of ``errors.jsonl``.
+        manifest: of the run; with its ``model`` part where a model was loaded.
+
+    Returns:
+        ``rows`` (see :func:`summarise`), ``pairs`` (see :func:`compare_pairs`; empty unless two
+        methods were compared besides the baseline), ``caption`` and ``notes``.
+    """
+    labels = list(manifest["labels"])
+    baseline = manifest["baseline"]
+    config = manifest["config"]
+    seed = int(manifest["seed"])
+    stands_on = roofline.baseline_context(manifest)
+    rows = summarise(
+        records, labels, baseline, seed=seed, estimator=config["estimator"], footing=stands_on
+    )
+    methods = [label for label in labels if label not in {baseline, *stands_on.plain.values()}]
+    pairs = compare_pairs(records, labels, seed=seed) if len(methods) > 1 else []
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_key": manifest["run_key"],
+        "rows": rows,
+        "pairs": pairs,
+        "caption": _caption(records, config),
+        "notes": [
+            *manifest.get("notes", []),
+            *accepted_by_part(records),
+            *_failures(records, errors, labels),
+            *_verdicts(records, baseline, (manifest.get("model") or {}).get("dtype", "")),
+            *_disturbance(records, (config.get("measure") or {}).get("disturbed") or {}),
+            *_baseline(rows, baseline, manifest),
+            *_phases(rows),
+        ],
+    }
+
+
+def exit_code(records: Sequence[CaseRecord], errors: Sequence[Mapping[str, Any]]) -> int:
+    """0, or 1 where a case failed or an output is not what plain decoding gives."""
+    return int(bool(errors) or any(record.lossless.verdict == "bug" for record in records))
+
+
+def _caption(records: Sequence[CaseRecord], config: Mapping[str, Any]) -> str:
+    scopes = {record.label: record.state_scope for record in records}
+    kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
+    predicted = any(record.timing == "predicted" for record in records)
+    parts = [
+        ("PREDICTED times, not measured ones. " if predicted else "")
+        + f"{config['model']['name']} on {config['dataset']['name']}, repeats={config['repeats']}. "
+        f"State kept per {kept}."
+    ]
+    law = config.get("generation") or {}
+    verifiers = " and ".join(sorted({record.verifier for record in records}))
+    if law.get("temperature"):
+        filters = "".join(
+            f", {key}={law[key]}" for key, off in (("top_p", 1), ("top_k", 0)) if law[key] != off
+        )
+        parts.append(
+            f"Sampled at temperature {law['temperature']:g}{filters}; verifier {verifiers}; "
+            "speedup over ar sampling with the same seeds; outputs not audited."
+        )
+    if any(record.lossy for record in records):
+        parts.append("LOSSY: outputs of labels that draft do not follow the model's own law.")
+    return " ".join(parts)
+
+
+def _failures(
+    records: Sequence[CaseRecord], errors: Sequence[Mapping[str, Any]], labels: Sequence[str]
+) -> list[str]:
+    notes = []
+    failed = {(r.case_id, r.label) for r in records if r.status == "failed"}
+    if failed:
+        dropped = len({case for case, _ in failed})
+        by_label = {label: sum(1 for _, x in failed if x == label) for label in labels}
+        counts = ", ".join(f"{label} {n}" for label, n in by_label.items() if n)
+        notes.append(
+            f"{dropped} of {len({r.case_id for r in records})} cases are dropped for all labels "
+            f"because one failed ({counts}); reasons in {ERRORS}."
+        )
+    unaudited = sum(error["during"] == "audit" for error in errors)
+    if unaudited:
+        notes.append(f"the audit itself failed for {unaudited} turns; reasons in {ERRORS}.")
+    return notes
+
+
+def _verdicts(records: Sequence[CaseRecord], baseline: str | None, dtype: str) -> list[str]:
+    notes = []
+    bugs = sum(record.lossless.verdict == "bug" for record in records)
+    if bugs:
+        notes.append(
+            f"{bugs} outputs are not what plain decoding gives (verdict bug): find them in "
+            f"{CASES}. The numbers of their labels are not to be trusted."
+        )
+    audited = [r for r in records if r.lossless.verdict != "not_audited" and r.label != baseline]
+    ties = sum(record.lossless.verdict == "near_tie" for record in audited)
+    if "float32" in dtype and ties > _NEAR_TIES_SHOWN_FROM * len(audited):
+        notes.append(
+            f"{ties} of {len(audited)} audited turns are near ties, more than "
+            f"{_NEAR_TIES_SHOWN_FROM:.0%} in float32: look at their gaps in {CASES}."
+        )
+    if any(record.forced_resume for record in records):
+        notes.append("resumed with resume=force: not all records come from the same conditions.")
+    return notes
+
+
+def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, Any]) -> list[str]:
+    notes = []
+    again = {(r.repeat, r.case_id) for r in records if r.attempt}
+    if again:
+        notes.append(
+            f"{len(again)} disturbed case{'s were' if len(again) > 1 else ' was'} measured again; "
+            f"the first measurements are in {DISTURBED}."
+        )
+    blocks = {(r.repeat, r.case_id) for r in records}
+    disturbed = disturbed_blocks(records)
+    if disturbed and is_ordinary(len(disturbed), len(blocks)):
+        notes.append(
+            f"THE MACHINE WAS DISTURBED THROUGHOUT: {len(disturbed)} of {len(blocks)} cases hold a "
+            f"disturbed turn, more than {ORDINARY_SHARE:.0%}, so all are counted (disturbed_by in "
+            "the records says why). Labels were interleaved, so ratios suffer less than tokens/s. "
+            f"{_rule(limits)}"
+        )
+    elif disturbed:
+        notes.append(
+            f"{len(disturbed)} of {len(blocks)} cases hold a disturbed turn (disturbed_by in the "
+            f"records says why) and count in no time, for any label. {_rule(limits)}"
+        )
+    steal = [record.cpu_steal for record in records if record.cpu_steal is not None]
+    if steal and sum(steal) > _STEAL_SHOWN_FROM * len(steal):
+        notes.append(
+            f"the hypervisor gave {sum(steal) / len(steal):.0%} of this machine's CPU time to "
+            "others while turns were measured: times are disturbed (cpu_steal in the records)."
+        )
+    return notes
+
+
+def _rule(limits: Mapping[str, Any]) -> str:
+    """The rule by which turns are disturbed, in a sentence; empty where it is not known."""
+    words = {
+        "steal": "{:.0%} of the CPU time stolen",
+        "waiting": "{:g} s per second waited for a CPU",
+        "slowdown": "steps {:g} times as long as their like",
+    }
+    parts = [text.format(limits[key]) for key, text in words.items() if limits.get(key) is not None]
+    if not parts:
+        return ""
+    return f"Disturbed is more than: {'; '.join(parts)}; or a GPU shared or throttled."
+
+
+def _baseline(
+    rows: Sequence[Mapping[str, Any]], baseline: str | None, manifest: Mapping[str, Any]
+) -> list[str]:
+    overall = [r for r in rows if r["label"] == baseline and r["task"] == OVERALL]
+    return roofline.notes(manifest, overall[0]["bandwidth_share"]) if overall else []
+
+
+def accepted_by_part(done: Sequence[CaseRecord]) -> list[str]:
+    """For each label made of several drafters, whose draft tokens were accepted."""
+    notes = []
+    for label in dict.fromkeys(record.label for record in done):
+        credited, found = Counter[str](), Counter[str]()
+        for record in done:
+            if record.label == label and record.status != "failed":
+                for key, count in record.drafter.items():
+                    for prefix, totals in (("accepted_from_", credited), ("found_by_", found)):
+                        if key.startswith(prefix):
+                            totals[key.removeprefix(prefix)] += count
+        if total := credited.total():
+            shares = ", ".join(
+                f"{name} {credited[name] / total:.0%} (had {found[name] / total:.0%})"
+                for name in credited
+            )
+            notes.append(f"{total:,} accepted draft tokens of {label} came from: {shares}.")
+    return notes
+
+
+def _phases(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    notes = []
+    for row in rows:
+        if row["task"] == OVERALL and row["phase_share"]:
+            shares = sorted(row["phase_share"].items(), key=lambda item: -item[1])
+            parts = ", ".join(f"{name} {share:.1%}" for name, share in shares)
+            notes.append(f"shares of {row['label']}'s wall time: {parts}.")
+    return notes

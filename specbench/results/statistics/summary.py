@@ -1,0 +1,328 @@
+"""Rows of ``summary.json``: what a run's records say, per label and task and over the whole run.
+
+How records become numbers (words as in :mod:`specbench.results.records`):
+
+- The turns and repeats of a case are added up first; the case is the unit of everything after.
+- A case that failed for one label, or lacks a turn of it, is left out for all labels and counted
+  in ``n_dropped``. A disturbed turn takes its block (case and repeat) out of all that is timed,
+  for all labels; ``n_disturbed`` counts the cases concerned. MAT and verdicts keep them. Where
+  more than half of the run's blocks are disturbed, that is the machine's ordinary state: leaving
+  them out would choose the lucky ones, so all are counted (``disturbed_counted``).
+- ``joules_per_token`` is energy over new tokens, prefill included, of turns whose energy is known;
+  ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).
+- ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
+  of the baseline. ``geomean_speedup`` is the geometric mean of the same ratio taken per case.
+- ``speedup_eager`` and ``speedup_graph`` are the same over plain decoding by that engine, where the
+  run has it. ``bandwidth_share`` is the part of the machine's copy bandwidth that plain decoding
+  takes: its own in a row of plain decoding, the baseline's in any other.
+- Estimator ``specbench`` is the formula of Spec-Bench's ``speed.py``: a question's speed is its new
+  tokens over its wall time (prefill included), a method's speed the plain mean over questions, and
+  ``speedup`` the ratio of the two means. It differs from the original on purpose in what went wrong
+  there: the baseline's tokens are counted by ids like everybody's and not by tokenising its text
+  again, nothing after the first EOS counts, a failed question is left out, and MAT is ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specbench.results.statistics.bootstrap import (
+    N_RESAMPLES,
+    Interval,
+    Resamples,
+    geometric_mean,
+    log_interval,
+    minimum_detectable_ratio,
+    ratio_of_totals,
+    strata_of,
+)
+from specbench.results.statistics.paired import equivalence, holm, sign_flip_p
+from specbench.results.statistics.pooling import (
+    COMMITTED,
+    DECODE,
+    ENERGY,
+    ENERGY_NEW,
+    STEPS,
+    TIMED_COMMITTED,
+    TIMED_NEW,
+    WALL,
+    Pooled,
+    pool,
+)
+from specbench.results.statistics.roofline import ENGINES, BaselineContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from specbench.results.records import CaseRecord
+    from specbench.results.statistics.bootstrap import FloatArray
+
+OVERALL = "overall"
+ESTIMATORS = ("paired", "specbench")
+DEFAULT_MARGIN = 0.02
+NO_FOOTING = BaselineContext()
+_ALPHA = 0.05
+
+# Spec-Bench's order; other tasks follow by name, the whole run comes last.
+_TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def task_order(task: str) -> tuple[int, str]:
+    """Sorting key of tasks in tables."""
+    if task == OVERALL:
+        return (len(_TASKS) + 1, task)
+    return (_TASKS.index(task) if task in _TASKS else len(_TASKS), task)
+
+
+def summarise(
+    records: Iterable[CaseRecord],
+    labels: Sequence[str],
+    baseline: str | None = "ar",
+    seed: int = 0,
+    estimator: str = "paired",
+    n_resamples: int = N_RESAMPLES,
+    footing: BaselineContext = NO_FOOTING,
+) -> list[dict[str, Any]]:
+    """The rows of a run.
+
+    Args:
+        records: of one run; those of other labels are not looked at.
+        labels: in the order of the table.
+        baseline: the label that speedups refer to; without it, or where it is not among the
+            labels, there are none.
+        seed: of the bootstrap.
+        estimator: ``paired`` or ``specbench``, see above.
+        n_resamples: of the bootstrap.
+        footing: the run's plain decodings by engine, and the memory's speed.
+
+    Returns:
+        One dict per task and label, tasks in their usual order and ``overall`` last. A number that
+        cannot be had (no baseline, no case left, an interval from one case) is None.
+
+    Raises:
+        ValueError: unknown estimator.
+    """
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"estimator {estimator!r} is none of {', '.join(ESTIMATORS)}")
+    pooled = pool(records, labels)
+    tasks = sorted({*pooled.tasks, *pooled.dropped}, key=task_order)
+    groups = {task: pooled.of_task(task) for task in tasks}
+    groups[OVERALL] = pooled
+    rows = []
+    for task, group in groups.items():
+        sample = _Sample(group, estimator, seed, n_resamples)
+        rows += [sample.row(task, label, baseline, footing) for label in labels]
+    return rows
+
+
+def compare_pairs(
+    records: Iterable[CaseRecord],
+    labels: Sequence[str],
+    seed: int = 0,
+    margin: float = DEFAULT_MARGIN,
+    n_resamples: int = N_RESAMPLES,
+) -> list[dict[str, Any]]:
+    """Every label against every later one, by the geometric mean of per-case speed ratios.
+
+    Args:
+        records: of one run.
+        labels: in the order of the table.
+        seed: of the bootstrap and of the permutations.
+        margin: ratios from 1/(1 + margin) to 1 + margin count as a tie.
+        n_resamples: of the bootstrap.
+
+    Returns:
+        One dict per pair: ``first``, ``second``, ``n_cases``, ``ratio`` (speed of the first over
+        the second's), ``ratio_ci``, ``p``, ``p_holm`` (corrected for the number of pairs),
+        ``verdict`` (see :func:`equivalence`; ``faster`` and ``slower`` need a corrected p below
+        5 % as well), ``margin`` and ``detectable``: the smallest ratio this sample would have
+        shown with a power of 80 %.
+    """
+    sample = _Sample(pool(records, labels), "paired", seed, n_resamples)
+    rows: list[dict[str, Any]] = []
+    for first, second in itertools.combinations(labels, 2):
+        ratio, interval = sample.geomean(first, second)
+        logs, strata = sample.log_ratios(first, second)
+        rows.append(
+            {
+                "first": first,
+                "second": second,
+                "n_cases": len(logs),
+                "ratio": ratio,
+                "ratio_ci": interval,
+                "p": sign_flip_p(logs.tolist(), seed),
+                "verdict": equivalence(interval, margin),
+                "margin": margin,
+                "detectable": minimum_detectable_ratio(logs.tolist(), strata),
+            }
+        )
+    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p_holm"] = p
+        if row["verdict"] in ("faster", "slower") and p >= _ALPHA:
+            row["verdict"] = "undecided"
+    return rows
+
+
+class _Sample:
+    """The cases of one task, or of the whole run, with one bootstrap for all their numbers."""
+
+    def __init__(self, pooled: Pooled, estimator: str, seed: int, n_resamples: int) -> None:
+        self._pooled = pooled
+        self._estimator = estimator
+        self._strata = strata_of(pooled.categories)
+        self._resamples = Resamples(self._strata, seed, n_resamples)
+
+    def row(
+        self, task: str, label: str, baseline: str | None, footing: BaselineContext
+    ) -> dict[str, Any]:
+        """A row of ``summary.json``."""
+        pooled = self._pooled
+        totals = pooled.totals[label]
+        mat, mat_ci = self._quotient([totals[:, COMMITTED]], [totals[:, STEPS]])
+        geomean: float | None = None
+        geomean_ci: Interval | None = None
+        if baseline == label:
+            geomean = 1.0 if totals[:, DECODE].any() else None
+        elif baseline in pooled.totals:
+            geomean, geomean_ci = self.geomean(label, baseline)
+        plain = footing.plain
+        over = {of: self._over(label, of) for of in {baseline, *plain.values(), None}}
+        speedup, speedup_ci = over[baseline]
+        own = label if label in plain.values() else baseline
+        verdicts = [verdict for _, verdict in pooled.verdicts[label]]
+        return {
+            "label": label,
+            "method": pooled.methods.get(label, label),
+            "task": task,
+            "n_cases": len(pooled.tasks),
+            "n_dropped": len(pooled.dropped),
+            "n_disturbed": len(pooled.disturbed),
+            "disturbed_counted": pooled.disturbed_counted and bool(pooled.disturbed),
+            "mat": mat,
+            "mat_ci": mat_ci,
+            "tokens_per_s": self.tokens_per_s(label),
+            "end_to_end_tokens_per_s": _finite(
+                ratio_of_totals(totals[:, TIMED_NEW], totals[:, WALL])
+            ),
+            "joules_per_token": self._joules_per_token(totals),
+            "phase_share": self._phase_share(label),
+            "estimator": self._estimator,
+            "speedup": speedup,
+            "speedup_ci": speedup_ci,
+            "geomean_speedup": geomean,
+            "geomean_speedup_ci": geomean_ci,
+            **{f"speedup_{engine}": over[plain.get(engine)][0] for engine in ENGINES},
+            **{f"speedup_{engine}_ci": over[plain.get(engine)][1] for engine in ENGINES},
+            "bandwidth_share": footing.share(self._decode_speed(own)),
+            "lossless": {
+                kind: verdicts.count(kind)
+                for kind in ("equal", "near_tie", "bug", "not_audited", "lossy")
+                if kind != "lossy" or kind in verdicts
+            },
+            "state_scope": pooled.state_scopes.get(label),
+            "timing": pooled.timings.get(label, "measured"),
+        }
+
+    @staticmethod
+    def _joules_per_token(totals: FloatArray) -> float | None:
+        if not totals[:, ENERGY_NEW].any():
+            return None
+        return _finite(ratio_of_totals(totals[:, ENERGY], totals[:, ENERGY_NEW]))
+
+    def _phase_share(self, label: str) -> dict[str, float] | None:
+        """Each phase's share of all phases' time; None where phases were not timed."""
+        sums: dict[str, float] = {}
+        for phases in self._pooled.phases[label].values():
+            for name, seconds in phases.items():
+                sums[name] = sums.get(name, 0.0) + seconds
+        total = math.fsum(sums.values())
+        return {name: seconds / total for name, seconds in sums.items()} if total else None
+
+    def tokens_per_s(self, label: str) -> float | None:
+        """Speed by the estimator."""
+        totals = self._pooled.totals[label]
+        if self._estimator == "specbench":
+            return _finite(ratio_of_totals(self._question_speeds(label), totals[:, WALL] > 0))
+        return self._decode_speed(label)
+
+    def _decode_speed(self, label: str | None) -> float | None:
+        """Tokens per second after the prompt's pass; None of a label that was not run."""
+        totals = self._pooled.totals.get(label) if label is not None else None
+        if totals is None:
+            return None
+        return _finite(ratio_of_totals(totals[:, TIMED_COMMITTED], totals[:, DECODE]))
+
+    def _over(self, label: str, reference: str | None) -> tuple[float | None, Interval | None]:
+        """Speedup over a reference that may not have been run."""
+        if reference is None or reference not in self._pooled.totals:
+            return None, None
+        if reference != label:
+            return self.speedup(label, reference)
+        # By definition, so there is nothing to estimate.
+        timed = WALL if self._estimator == "specbench" else DECODE
+        return (1.0 if self._pooled.totals[label][:, timed].any() else None), None
+
+    def speedup(self, label: str, baseline: str) -> tuple[float | None, Interval | None]:
+        """The headline number by the estimator, with its interval."""
+        if self._estimator == "specbench":
+            return self._quotient([self._question_speeds(label)], [self._question_speeds(baseline)])
+        ours, theirs = self._pooled.totals[label], self._pooled.totals[baseline]
+        return self._quotient(
+            [ours[:, TIMED_COMMITTED], theirs[:, DECODE]],
+            [ours[:, DECODE], theirs[:, TIMED_COMMITTED]],
+        )
+
+    def geomean(self, first: str, second: str) -> tuple[float | None, Interval | None]:
+        """Geometric mean of per-case speed ratios, with its interval."""
+        logs, counted = self._logs(first, second)
+        if not counted.any():
+            return None, None
+        value = geometric_mean(np.exp(logs[counted]).tolist())
+        if not self._resamples.degrees_of_freedom:
+            return value, None
+        sums = self._resamples.totals(np.column_stack([logs, counted]))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            resampled = np.exp(sums[:, 0] / sums[:, 1])
+        return value, log_interval(value, resampled, self._resamples.degrees_of_freedom)
+
+    def log_ratios(self, first: str, second: str) -> tuple[FloatArray, Any]:
+        """Logarithms of per-case speed ratios, and the strata of these cases."""
+        logs, counted = self._logs(first, second)
+        names = [c for c, used in zip(self._pooled.categories, counted, strict=True) if used]
+        return logs[counted], strata_of(names)
+
+    def _logs(self, first: str, second: str) -> tuple[FloatArray, Any]:
+        """``[n]`` log ratios (0 where a case has no speed) and ``[n]`` whether it has one."""
+        a, b = self._pooled.totals[first], self._pooled.totals[second]
+        factors = [a[:, TIMED_COMMITTED], b[:, DECODE], a[:, DECODE], b[:, TIMED_COMMITTED]]
+        counted = np.logical_and.reduce([factor > 0 for factor in factors])
+        above, more, below, less = (np.log(np.where(counted, f, 1.0)) for f in factors)
+        return above + more - below - less, counted
+
+    def _question_speeds(self, label: str) -> FloatArray:
+        """``[n]`` new tokens per second of wall time; 0 for a case that was not timed."""
+        totals = self._pooled.totals[label]
+        wall = totals[:, WALL]
+        return np.divide(totals[:, TIMED_NEW], wall, out=np.zeros(len(wall)), where=wall > 0)
+
+    def _quotient(
+        self, above: Sequence[FloatArray], below: Sequence[FloatArray]
+    ) -> tuple[float | None, Interval | None]:
+        """A product of totals over another, with its interval."""
+        value = 1.0
+        for up, down in zip(above, below, strict=True):
+            value *= ratio_of_totals(up, down)
+        if _finite(value) is None or not self._resamples.degrees_of_freedom:
+            return _finite(value), None
+        sums = self._resamples.totals(np.column_stack([*above, *below]))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            resampled = sums[:, : len(above)].prod(axis=1) / sums[:, len(above) :].prod(axis=1)
+        return value, log_interval(value, resampled, self._resamples.degrees_of_freedom)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,181 @@
+"""Where a run took place: hardware, versions, code, and what else the machine was doing.
+
+What :func:`describe` returns goes into the manifest and is compared when a run is resumed, so it
+holds nothing that changes by itself; what does (load, stolen time, GPU clocks) is in
+:mod:`specbench.system.interference`. torch is used only where it is loaded already.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from specbench.paths import PROJECT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Packages that may move a number or an output.
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "numba",
+    "scipy",
+    "accelerate",
+    "safetensors",
+    "gguf",
+    "hydra-core",
+    "pydivsufsort",
+)
+
+# Changes of other files (prose, results) do not make the code another one.
+_CODE = ("*.py", "*.yaml", "*.toml")
+_COMMAND_TIMEOUT_S = 20
+
+
+def describe() -> dict[str, Any]:
+    """``hardware``, ``versions`` and ``git`` of this process, all stable within a run."""
+    return {"hardware": hardware(), "versions": versions(), "git": git_state()}
+
+
+def fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a description without which numbers are not comparable.
+
+    Args:
+        description: what :func:`describe` returned, now or when a run was begun.
+    """
+    machine, packages = description["hardware"], description["versions"]
+    return {
+        "cpu": machine["cpu"],
+        "cpus_usable": machine["cpus_usable"],
+        "gpus": [gpu["name"] for gpu in machine["gpus"]],
+        **{name: packages.get(name) for name in ("python", "torch", "transformers", "numpy")},
+        "commit": (description["git"] or {}).get("commit"),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """CPU, memory and GPUs of this machine."""
+    return {
+        "cpu": cpu_model(),
+        "cpus": psutil.cpu_count(logical=True),
+        "cores": psutil.cpu_count(logical=False),
+        "cpus_usable": _cpus_usable(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "gpus": gpus(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _cpus_usable() -> int:
+    """CPUs this process may run on (a container or ``taskset`` may allow fewer)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@functools.cache
+def cpu_model() -> str:
+    """The CPU's name as the vendor writes it, else the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return " ".join(value.split())
+    name = (
+        _output_of("sysctl", "-n", "machdep.cpu.brand_string") if sys.platform == "darwin" else None
+    )
+    return name or platform.processor() or platform.machine() or "unknown"
+
+
+@functools.cache
+def _gpu_rows() -> tuple[tuple[str, int, str], ...]:
+    """Name, memory in MiB and driver of each NVIDIA GPU of the machine."""
+    # The driver's own tool answers in parent and child alike, whether or not torch is loaded.
+    query = _output_of(
+        "nvidia-smi",
+        "--query-gpu=name,memory.total,driver_version",
+        "--format=csv,noheader,nounits",
+    )
+    rows = []
+    for line in (query or "").splitlines():
+        name, memory, driver = (part.strip() for part in line.rsplit(",", 2))
+        rows.append((name, int(memory) if memory.isdigit() else 0, driver))
+    torch = sys.modules.get("torch")
+    if not rows and torch is not None and torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            rows.append((properties.name, properties.total_memory // 2**20, "unknown"))
+    return tuple(rows)
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Name, memory (GiB) and driver of each NVIDIA GPU; empty where there is none."""
+    return [
+        {"name": name, "memory_gib": round(memory / 1024), "driver": driver}
+        for name, memory, driver in _gpu_rows()
+    ]
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that may move a number; absent ones are left out."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(root: Path = PROJECT) -> dict[str, Any] | None:
+    """Commit of the code and whether it was changed since; None outside a repository.
+
+    Args:
+        root: a folder of the working tree; by default this project's.
+
+    Returns:
+        ``commit`` (None before the first one), ``dirty`` (code or configuration differs from it,
+        new files included) and, where dirty, ``changes``: a hash of the differences.
+    """
+    if _output_of("git", "rev-parse", "--is-inside-work-tree", cwd=root) != "true":
+        return None
+    commit = _output_of("git", "rev-parse", "--verify", "--quiet", "HEAD", cwd=root) or None
+    status = _output_of("git", "status", "--porcelain", "--", *_CODE, cwd=root) or ""
+    state: dict[str, Any] = {"commit": commit, "dirty": bool(status)}
+    if status:
+        difference = _output_of("git", "diff", "HEAD", "--", *_CODE, cwd=root) or ""
+        state["changes"] = hashlib.sha256(f"{status}\n{difference}".encode()).hexdigest()[:16]
+    return state
+
+
+def _output_of(*command: str, cwd: Path | None = None) -> str | None:
+    """What a program prints, without surrounding space; None where it is absent or fails."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            capture_output=True,
+            check=True,
+            timeout=_COMMAND_TIMEOUT_S,
+            # Reading the state must not take the repository's lock from someone who works in it.
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip()

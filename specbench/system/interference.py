@@ -1,0 +1,163 @@
+"""What else the machine was doing while a turn ran: CPU time lost to others, load, GPUs.
+
+Read before and after a turn, never within it. torch is not imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specbench.system.nvml import Gpus
+
+_PROC = Path("/proc")
+# user nice system idle iowait irq softirq steal; guest times are contained in user and nice.
+_N_CPU_FIELDS = 8
+_IDLE_FIELDS = (3, 4)
+_STEAL_FIELD = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Interference:
+    """How much of the machine a turn had to itself. None: the system does not tell.
+
+    Attributes:
+        cpu_steal: share of all CPU time that the hypervisor gave to other machines.
+        cpu_waiting: seconds this process's threads were ready to run but had no CPU, per second
+            of the turn; other processes of this machine took it. May exceed 1 with many threads.
+        cpu_others: share of all CPU time that other processes of this machine used.
+        cpu_load: processes running or waiting for a CPU, averaged over the last minute.
+        gpu: what the GPUs did at the turn's end (see :class:`specbench.system.nvml.Gpus`); reasons
+            for throttling are those of its start and end together.
+        energy_j: what the GPUs took, with ``measure=energy``.
+    """
+
+    cpu_steal: float | None = None
+    cpu_waiting: float | None = None
+    cpu_others: float | None = None
+    cpu_load: float | None = None
+    gpu: list[dict[str, Any]] | None = None
+    energy_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Counters at one moment; ticks are hundredths of a second over all CPUs."""
+
+    at_ns: int
+    ticks: tuple[int, ...] | None
+    own_ns: int
+    waited_ns: int | None
+    gpu: list[dict[str, Any]] | None
+    energy_j: float | None
+
+
+class SystemMonitor:
+    """Compares two moments.
+
+    Args:
+        gpus: the run's GPUs, where there are any.
+        energy: read their energy counters too.
+        proc: where the system's counters are.
+    """
+
+    def __init__(
+        self, gpus: Gpus | None = None, *, energy: bool = False, proc: Path = _PROC
+    ) -> None:
+        self._gpus = gpus
+        self._energy = energy
+        self._proc = proc
+        self._first = self._read()
+
+    def begin(self) -> None:
+        """The turn is about to begin."""
+        self._first = self._read()
+
+    def end(self) -> Interference:
+        """The turn is over: what happened since :meth:`begin`."""
+        first, last = self._first, self._read()
+        elapsed_s = (last.at_ns - first.at_ns) * 1e-9
+        steal = others = waiting = energy = None
+        if first.ticks is not None and last.ticks is not None:
+            spent = [max(0, b - a) for a, b in zip(first.ticks, last.ticks, strict=True)]
+            total = sum(spent)
+            if total:  # else less time has passed than the system counts in
+                steal = spent[_STEAL_FIELD] / total
+                idle = sum(spent[field] for field in (*_IDLE_FIELDS, _STEAL_FIELD))
+                own = (last.own_ns - first.own_ns) * 1e-9 * os.sysconf("SC_CLK_TCK")
+                others = max(0.0, total - idle - own) / total
+        if first.waited_ns is not None and last.waited_ns is not None and elapsed_s > 0:
+            waiting = max(0, last.waited_ns - first.waited_ns) * 1e-9 / elapsed_s
+        if first.energy_j is not None and last.energy_j is not None:
+            energy = last.energy_j - first.energy_j
+        return Interference(
+            cpu_steal=_rounded(steal),
+            cpu_waiting=_rounded(waiting),
+            cpu_others=_rounded(others),
+            cpu_load=cpu_load(),
+            gpu=_joined(first.gpu, last.gpu),
+            energy_j=energy,
+        )
+
+    def _read(self) -> _Reading:
+        return _Reading(
+            at_ns=time.perf_counter_ns(),
+            ticks=_cpu_ticks(self._proc / "stat"),
+            own_ns=time.process_time_ns(),
+            waited_ns=_waited_ns(self._proc / "self" / "task"),
+            gpu=None if self._gpus is None else self._gpus.states(),
+            energy_j=self._gpus.energy_j() if self._gpus is not None and self._energy else None,
+        )
+
+
+def cpu_load() -> float | None:
+    """Processes running or waiting for a CPU, averaged over the last minute; None if unknown."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None
+
+
+def _cpu_ticks(stat: Path) -> tuple[int, ...] | None:
+    """CPU time since boot over all CPUs by kind, in clock ticks."""
+    try:
+        with stat.open(encoding="ascii") as file:
+            fields = file.readline().split()
+    except (OSError, ValueError):
+        return None
+    if len(fields) < 1 + _N_CPU_FIELDS or fields[0] != "cpu":
+        return None
+    return tuple(int(value) for value in fields[1 : 1 + _N_CPU_FIELDS])
+
+
+def _waited_ns(tasks: Path) -> int | None:
+    """Time that this process's threads were ready to run but had no CPU, since they began."""
+    waited: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in tasks.iterdir():
+            # A thread may end meanwhile.
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                waited.append(int((task / "schedstat").read_text(encoding="ascii").split()[1]))
+    return sum(waited) if waited else None
+
+
+def _joined(
+    first: list[dict[str, Any]] | None, last: list[dict[str, Any]] | None
+) -> list[dict[str, Any]] | None:
+    if first is None or last is None:
+        return last
+    joined = []
+    for before, after in zip(first, last, strict=True):
+        reasons = [*(before["throttle"] or ()), *(after["throttle"] or ())]
+        known = before["throttle"] is not None or after["throttle"] is not None
+        joined.append({**after, "throttle": list(dict.fromkeys(reasons)) if known else None})
+    return joined
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)

@@ -1,0 +1,160 @@
+"""Shards of a run, measured apart and joined, are the run; whatever is not that is refused."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import merge
+from analysis.runs.load import load_runs
+from runners.launch import dispatch
+from runners.launch.dispatch import Invocation
+from specbench.config import compose
+from specbench.results import records
+from specbench.storage import jsonl
+from tests.runners.test_dispatch import comparable, no_work
+
+N = 2
+
+
+def run(small, *overrides, launch=lambda work, job: work(job)):
+    cfg = compose.compose([*small, *overrides])
+    code = dispatch.execute(cfg, Invocation(overrides), launch)
+    gc.unfreeze()
+    return code
+
+
+@pytest.fixture(scope="module")
+def shards(small, tmp_path_factory):
+    root = tmp_path_factory.mktemp("shards")
+    for i in range(N):
+        assert run(small, f"shard={i}/{N}", f"output_dir={root}/part{i}", "repeats=2") == 0
+    assert run(small, f"output_dir={root}/whole", "repeats=2") == 0
+    return root
+
+
+@pytest.fixture
+def parts(shards, tmp_path):
+    """Copies of the shards that a test may spoil."""
+    for i in range(N):
+        shutil.copytree(shards / f"part{i}", tmp_path / f"part{i}")
+    return [tmp_path / f"part{i}" for i in range(N)]
+
+
+def refused(capsys, *arguments):
+    assert merge.main([str(argument) for argument in arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    return message
+
+
+def change(path, name, **changes):
+    manifest = jsonl.read_json(path / records.MANIFEST)
+    node = manifest if name is None else manifest[name]
+    node.update(changes)
+    jsonl.write_json(path / records.MANIFEST, manifest)
+
+
+def test_merged_shards_are_the_whole_run(small, shards, tmp_path, capsys):
+    out = tmp_path / "merged"
+    assert merge.main([str(shards / "part1"), str(shards / "part0"), "-o", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: 28 records of 5 cases\n"
+    assert comparable(out) == comparable(shards / "whole")
+    found = [(r.stream_index, r.turn, r.position) for r in records.read_records(out)[0]]
+    assert found == sorted(found)
+    whole, merged = (
+        {row["task"]: row for row in jsonl.read_json(p / records.SUMMARY)["rows"]}
+        for p in (shards / "whole", out)
+    )
+    assert whole.keys() == merged.keys()
+    assert merged["overall"]["mat"] == whole["overall"]["mat"]
+    assert merged["overall"]["n_cases"] == 5
+    assert pq.read_table(out / records.STEPS).num_rows == sum(
+        r.n_target_passes for r in records.read_records(out)[0]
+    )
+    manifest = jsonl.read_json(out / records.MANIFEST)
+    assert manifest["identity"]["shard"] is manifest["config"]["shard"] is None
+    assert manifest["merged_from"] == [str(shards / "part0"), str(shards / "part1")]
+    assert load_runs([out])[0].complete
+    # The command without a shard finds everything there.
+    assert run(small, f"output_dir={out}", "repeats=2", launch=no_work) == 0
+    assert "overall" in capsys.readouterr().out
+
+
+def test_a_folder_of_shards_is_searched(parts, tmp_path):
+    assert merge.main([str(tmp_path), "-o", str(tmp_path / "merged")]) == 0
+
+
+def test_a_missing_shard(parts, tmp_path, capsys):
+    message = refused(capsys, parts[1], "-o", tmp_path / "merged")
+    assert "not all shards are there: run the command with shard=0/2" in message
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_shard_that_is_there_twice(parts, tmp_path, capsys):
+    shutil.copytree(parts[0], tmp_path / "copy")
+    message = refused(capsys, *parts, tmp_path / "copy", "-o", tmp_path / "merged")
+    assert "shard=0/2 is there 2 times" in message
+    assert str(tmp_path / "copy") in message
+
+
+def test_records_that_are_there_twice(parts, tmp_path, capsys):
+    text = (parts[0] / records.CASES).read_text()
+    with (parts[1] / records.CASES).open("a") as file:
+        file.write(text.splitlines()[0] + "\n")
+    message = refused(capsys, *parts, "-o", tmp_path / "merged")
+    assert "1 records are there twice" in message
+
+
+def test_an_incomplete_shard(parts, tmp_path, capsys):
+    (parts[1] / records.DONE).unlink()
+    message = refused(capsys, *parts, "-o", tmp_path / "merged")
+    assert f"{parts[1]} (shard=1/2) is incomplete" in message
+
+
+def test_shards_of_other_runs(parts, tmp_path, capsys):
+    change(parts[1], None, run_key="another")
+    message = refused(capsys, *parts, "-o", tmp_path / "merged")
+    assert "are not shards of one run" in message
+    assert 'run_key: there "another"' in message
+
+
+def test_shards_of_other_weights(parts, tmp_path, capsys):
+    change(parts[1], "model", weights_hash="another")
+    message = refused(capsys, *parts, "-o", tmp_path / "merged")
+    assert 'model.weights_hash: there "another"' in message
+
+
+def test_other_hardware_must_be_asked_for_and_is_noted(parts, tmp_path, capsys):
+    change(parts[1], "hardware", cpu="another")
+    out = tmp_path / "merged"
+    message = refused(capsys, *parts, "-o", out)
+    assert "hardware of shard=1/2 is not that of shard=0/2" in message
+    assert "--mixed" in message
+    assert merge.main([*map(str, parts), "-o", str(out), "--mixed"]) == 0
+    noted = jsonl.read_json(out / records.MANIFEST)["mixed_conditions"]
+    assert noted == ["hardware of shard=1/2 is not that of shard=0/2"]
+
+
+def test_nothing_that_exists_is_overwritten(parts, tmp_path, capsys):
+    assert f"{parts[0]} exists already" in refused(capsys, *parts, "-o", parts[0])
+
+
+def test_a_whole_run_is_no_shard(shards, tmp_path, capsys):
+    assert "no shard at or below" in refused(capsys, shards / "whole", "-o", tmp_path / "merged")
+
+
+def test_a_failed_case_keeps_its_reason_and_the_exit_code(parts, tmp_path):
+    path = parts[0] / records.ERRORS
+    line = {"label": "pld", "case_id": "81", "turn": 0, "repeat": 0, "during": "audit"}
+    path.write_text(json.dumps(line) + "\n")
+    out = tmp_path / "merged"
+    assert merge.main([*map(str, parts), "-o", str(out)]) == 0
+    assert jsonl.read_jsonl(out / records.ERRORS)[0] == [line]
+    assert jsonl.read_json(out / records.MANIFEST)["exit_code"] == 1
+    notes = jsonl.read_json(out / records.SUMMARY)["notes"]
+    assert any("the audit itself failed for 1 turns" in note for note in notes)

@@ -1,0 +1,384 @@
+"""The papers' tables and figures: what they are made of, and that no experiment is without one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analysis import tables
+from analysis.papers import REPRODUCTIONS, card, draft_models, made_of, ngrammys
+from analysis.papers.reproduction import claimed_groups, sweeps
+from analysis.runs.acceptance import by_depth, by_position, stream_parts
+from analysis.runs.claims import claim_of_setting, load_ledger
+from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s, usable_turns
+from analysis.runs.load import ResultsError, load_runs, load_surfaces, usable_runs
+from analysis.tabular.table import ResultTable, to_csv
+from specbench.results.estimate import Measured
+from specbench.results.statistics import summarise
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests" / "golden" / "experiments"
+CONF = ROOT / "conf" / "experiment"
+# Experiments of our own have no paper's size.
+EXPERIMENTS = {path.stem for path in (CONF / "paper").glob("*.yaml")}
+
+
+@pytest.fixture(scope="module")
+def run():
+    (found,) = load_runs([FIXTURES / "token_recycling_table1"])
+    return found
+
+
+def test_every_experiment_has_an_artifact_and_the_other_way_round():
+    named = {name for artifact in REPRODUCTIONS for name in artifact.experiments}
+    assert named == EXPERIMENTS
+
+
+def test_every_artifact_has_the_paper_s_setting_and_says_its_command():
+    for name in EXPERIMENTS:
+        for folder, scale in ((".", ""), ("paper", " scale=paper")):
+            path = CONF / folder / f"{name}.yaml"
+            first, command = path.read_text().splitlines()[:2]
+            assert first == "# @package _global_"
+            assert command.startswith(f"# python run.py experiment={name}{scale}"), path
+
+
+def test_runs_are_told_apart_by_their_experiment():
+    runs, _ = usable_runs([FIXTURES, FIXTURES.parent / "records"], surfaces=True)
+    made, others = made_of(runs)
+    assert [artifact.name for artifact, _ in made] == [artifact.name for artifact in REPRODUCTIONS]
+    assert [run.path.name for run in others] == ["synthetic"]
+    table1 = dict((artifact.name, members) for artifact, members in made)["token_recycling_table1"]
+    assert {run.experiment for run in table1} == {
+        "token_recycling_table1", "token_recycling_table1_shuffle", "token_recycling_table1_mbpp",
+    }  # fmt: skip
+
+
+def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_run(tmp_path):
+    for name in ("ngrammys_figure3", "ngrammys_figure5"):
+        shutil.copytree(FIXTURES / name, tmp_path / name)
+
+    def made():
+        return {a.name: members for a, members in made_of(load_runs([tmp_path]))[0]}
+
+    assert {run.experiment for run in made()["ngrammys_figure5"]} == {"ngrammys_figure5"}
+    shutil.rmtree(tmp_path / "ngrammys_figure5")
+    members = made()["ngrammys_figure5"]
+    assert {run.experiment for run in members} == {"ngrammys_figure3"}
+    (artifact,) = (a for a in REPRODUCTIONS if a.name == "ngrammys_figure5")
+    assert [part for part, _ in artifact.figures(members)] == ["mistral7b"]
+
+
+def test_a_surface_without_an_experiment_is_no_artifact(tmp_path):
+    home = shutil.copytree(FIXTURES / "ngrammys_figure1", tmp_path / "cost")
+    assert len(load_surfaces([tmp_path])) == 1
+    manifest = json.loads((home / "manifest.json").read_text())
+    (home / "manifest.json").write_text(json.dumps(manifest | {"overrides": []}))
+    assert load_surfaces([tmp_path]) == []
+
+
+def test_a_damaged_surface_exits_2(tmp_path, capsys):
+    home = shutil.copytree(FIXTURES / "ngrammys_figure1", tmp_path / "cost")
+    (home / "surface.json").write_text("{")
+    assert tables.main([str(tmp_path)]) == 2
+    assert "surface.json cannot be read" in capsys.readouterr().err
+
+
+def test_models_stand_in_the_order_of_their_size():
+    runs = load_runs([FIXTURES / "cacheback_figure3"])
+    groups = claimed_groups(runs, "cacheback", "table1")
+    assert [group.runs[0].model for group in groups] == ["vicuna7b", "vicuna13b"]
+
+
+def test_claims_of_other_artifacts_stay_away():
+    (run,) = load_runs([FIXTURES / "cacheback_table1"])
+    (group,) = claimed_groups([run], "cacheback", "table1")
+    assert {entry.claim.artifact for entry in group.entries if entry.claim} == {"table1"}
+    assert group.not_run == []
+    (group,) = claimed_groups([run], "token_recycling", "table1")
+    assert "token_recycling" in {claim.method for claim in group.not_run}
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "claimed", "where"),
+    [
+        ("token_recycling_table1", "token_recycling", "110.06", "vicuna7b, 1 A100-80GB"),
+        (
+            "cacheback_figure3/vicuna7b", "cacheback", "103.71",
+            "vicuna7b, 1 to 4 RTX 4090, Ryzen 5965WX",
+        ),
+    ],
+)  # fmt: skip
+def test_tables_by_task_have_speeds_with_intervals_and_claims(name, method, claimed, where):
+    runs = load_runs([FIXTURES / name])
+    ((artifact, members),), _ = made_of(runs)
+    page = artifact.sheets(members)[0]
+    rows = [dict(zip(page.headings, row, strict=True)) for row in page.rows]
+    row = next(row for row in rows if row["method"] == method)
+    assert row["tokens/s [95 %]"].interval is not None
+    assert (row["claimed tokens/s"], row["claimed on"]) == (claimed, where)
+    not_run = [row for row in rows if row["verdict"] == "not run"]
+    assert all(row["claimed on"] != "–" for row in not_run)
+
+
+def test_the_best_setting_is_compared_with_the_best_claimed():
+    claims = [claim for claim in load_ledger() if claim.paper == "ngrammys"]
+    best = claim_of_setting(claims, "best", "ngrammys", "phi3_mini", "gsm8k")
+    assert best.value("speedup") == 2.51
+    assert claim_of_setting(claims, "best", "ngrammys", "phi3_mini", "mbpp") is None
+    assert claim_of_setting(claims, "best", "ngrammys", "smollm2_135m", "gsm8k") is None
+
+
+def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
+    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    (group,) = claimed_groups(runs, "cacheback", "table1")
+    claimed = [
+        (entry.run.path.name, entry.claim.value("mat")) for entry in group.entries if entry.claim
+    ]
+    assert claimed == [("1_3", 2.42)]
+
+
+def with_knobs(run, folder, **knobs):
+    """The run in another folder, its only method set otherwise."""
+    (label,) = [name for name in run.labels if name != run.baseline]
+    node = run.manifest["labels"][label]
+    node = {**node, "knobs": {**node["knobs"], **knobs}}
+    labels = {**run.manifest["labels"], label: node}
+    manifest = {**run.manifest, "labels": labels}
+    return replace(run, path=run.path.with_name(folder), manifest=manifest)
+
+
+def test_cells_of_a_heatmap_share_all_other_settings():
+    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    frozen = [with_knobs(run, f"frozen_{run.path.name}", table="frozen") for run in runs]
+    (group,) = claimed_groups([*runs, frozen[0]], "cacheback", "table1")
+    (sweep,) = sweeps(group, "leader_len", "follower_len")
+    assert (sweep.words, len(sweep.entries)) == ("", 6), "a single cell is no sweep"
+    (group,) = claimed_groups([*runs, *frozen[:2]], "cacheback", "table1")
+    dual, other = sorted(sweeps(group, "leader_len", "follower_len"), key=lambda s: s.words)
+    assert (dual.words, len(dual.entries)) == ("table dual", 6)
+    assert (other.words, len(other.entries)) == ("table frozen", 2)
+    assert {entry.run.path.name for entry in other.entries.values()} == {
+        "frozen_1_1", "frozen_1_2",
+    }  # fmt: skip
+
+
+def test_strategies_do_not_share_a_heatmap():
+    runs = load_runs([FIXTURES / "ngrammys_figure5"])
+    unigrams = [with_knobs(run, f"uni_{run.path.name}", strategy="unigram") for run in runs]
+    ((_, figure),) = ngrammys.grid_figures([*runs, *unigrams], "mat", "MAT")
+    titles = [axes.get_title("left") for axes in figure.axes if axes.get_title("left")]
+    assert len(titles) == 4
+    assert sum("strategy unigram" in title for title in titles) == 2
+
+
+def test_a_cell_that_was_run_twice_is_refused():
+    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    again = with_knobs(runs[0], "again")
+    (group,) = claimed_groups([*runs, again], "cacheback", "table1")
+    with pytest.raises(ResultsError, match=r"leader_len 1, follower_len 1 was run twice.*again"):
+        sweeps(group, "leader_len", "follower_len")
+
+
+def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_path):
+    home = shutil.copytree(FIXTURES / "ngrammys_table1" / "mtbench", tmp_path / "run")
+    for path in (home / "cases.jsonl", home / "manifest.json"):
+        path.write_text(path.read_text().replace("mistral7b", "smollm2_135m"))
+    runs = load_runs([tmp_path])
+    (artifact,) = [a for a in REPRODUCTIONS if a.name == "ngrammys_table1"]
+    (page,) = artifact.sheets(runs)
+    claimed = {(row[0], row[2]) for row in page.rows if row[-1] == "other model"}
+    assert {model for model, _ in claimed} == {"phi3_mini", "mistral7b", "vicuna13b"}
+    assert len(claimed) == 6
+    measured = [row for row in page.rows if row[0] == "smollm2_135m"]
+    assert {row[-1] for row in measured} == {""}
+
+
+# --- numbers that a summary does not have ---------------------------------------------------------
+
+
+def test_estimates_agree_with_the_summary(run):
+    rows = summarise(run.records, run.labels, "ar", seed=run.seed)
+    row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
+    own = [record for record in run.records if record.label == "pld"]
+    assert mat(own, run.seed).value == pytest.approx(row["mat"])
+    assert mat(own, run.seed).interval == pytest.approx(row["mat_ci"])
+    assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
+
+
+def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
+    def disturbed(cases):
+        return [
+            replace(record, status="disturbed")
+            if (record.label, record.case_id) in {("pld", case) for case in cases}
+            else record
+            for record in run.records
+        ]
+
+    cases = sorted({record.case_id for record in run.records})
+    left = usable_turns(disturbed(cases[:1]))
+    assert {record.case_id for record in left} == set(cases[1:])
+    rows = summarise(disturbed(cases[:1]), run.labels, "ar", seed=run.seed)
+    row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
+    own = [record for record in left if record.label == "pld"]
+    assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
+    assert len(usable_turns(disturbed(cases))) == len(run.records), "the machine's ordinary state"
+
+
+def test_a_ratio_of_nothing_is_no_number(run):
+    assert pooled_ratio([], lambda r: 1.0, lambda r: 1.0) == Measured(None)
+    assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == Measured(None)
+
+
+def test_two_cases_give_no_interval(run):
+    own = [record for record in run.records if record.label == "pld"]
+    cases = sorted({record.case_id for record in own})
+    few = [record for record in own if record.case_id in cases[:2]]
+    assert (mat(few).interval, tokens_per_s(few).interval) == (None, None)
+    assert str(mat(few)).endswith("[–]")
+    page = ResultTable("t", "c", ["MAT [95 %]"], [[mat(few)]], ["a note"])
+    assert page.foot[0] == "a note"
+    assert "fewer than 3 cases" in page.foot[1]
+
+
+def test_an_interval_without_width_is_said():
+    page = ResultTable("t", "c", ["x"], [[Measured(0.71, (0.71, 0.71))]], [])
+    assert str(page.rows[0][0]) == "0.71 [=]"
+    assert "no width" in page.foot[0]
+    assert str(Measured(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
+
+
+def test_a_share_s_interval_does_not_pass_one(run):
+    share = pooled_ratio(run.records, lambda r: r.n_new - 1, lambda r: r.n_new, at_most=1)
+    assert share.interval[0] < share.value < share.interval[1] <= 1
+
+
+def test_spread_over_repeats_by_hand():
+    (run, *_) = load_runs([FIXTURES / "ngrammys_table1" / "mtbench"])
+    mean, deviation = over_repeats(run.records, "k5_w4", "ar")
+    ratios = []
+    for repeat in range(3):
+        rows = summarise(
+            [r for r in run.records if r.repeat == repeat], run.labels, "ar", n_resamples=2
+        )
+        ratios += [r["speedup"] for r in rows if (r["label"], r["task"]) == ("k5_w4", "overall")]
+    assert mean == pytest.approx(sum(ratios) / 3)
+    assert deviation**2 == pytest.approx(sum((r - mean) ** 2 for r in ratios) / 2)
+    one_repeat = [record for record in run.records if record.repeat == 0]
+    assert over_repeats(one_repeat, "k5_w4", "ar") is None
+
+
+def test_acceptance_by_depth_by_hand(run):
+    own = [record for record in run.records if record.label == "pld"]
+    steps = [n for record in own for n in record.accepted_per_step]
+    shares = dict(by_depth(own))
+    assert shares[1].value == pytest.approx(sum(n > 1 for n in steps) / len(steps))
+    assert max(shares) == max(steps) - 1
+    values = [share.value for share in shares.values()]
+    assert values == sorted(values, reverse=True)
+
+
+def test_acceptance_by_position_counts_every_token_once(run):
+    own = [record for record in run.records if record.label == "pld"]
+    stretches = by_position(own, width=8)
+    assert [at for at, _ in stretches] == [4.0 + 8 * i for i in range(len(stretches))]
+    # One stretch that holds everything is MAT itself.
+    ((_, whole),) = by_position(own, width=10_000)
+    assert whole.value == pytest.approx(mat(own).value)
+
+
+def test_parts_of_the_stream_hold_every_turn_in_order(run):
+    own = [record for record in run.records if record.label == "pld"]
+    parts = stream_parts(own, 5)
+    turns = [turn for _, members in parts for turn in members]
+    assert turns == sorted(own, key=lambda r: (r.stream_index, r.turn))
+    sizes = [size for size, _ in parts]
+    assert sizes == sorted(sizes)
+    assert len(stream_parts(own[:2], 5)) == 2
+
+
+def test_csv_gives_bounds_columns_of_their_own():
+    rows = [["pld", Measured(1.5, (1.25, 2.0))], ["ar", Measured(None)], ["sam", "–"]]
+    text = to_csv([ResultTable("t", "c", ["method", "MAT [95 %]"], rows, [])])
+    assert text.splitlines() == ["method,MAT,MAT low,MAT high", "pld,1.5,1.25,2", "ar,,,", "sam,,,"]
+
+
+# --- what nobody counted --------------------------------------------------------------------------
+
+
+def draft_model_rows(change):
+    """Cells of the sheet of resources by method, after ``change`` of every record's counters."""
+    runs = load_runs([FIXTURES / "draft_models"])
+    for run in runs:
+        run.records[:] = [
+            replace(r, drafter=change(r.method, r.drafter)) if r.method != "ar" else r
+            for r in run.records
+        ]
+    sheet = draft_models._sheets(runs)[0]
+    return {row[1]: dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows}
+
+
+COUNTED = ["hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "devices"]
+
+
+def test_a_union_shows_what_its_parts_counted():
+    """Its counters bear the part's name; what a part counted is the union's."""
+    plain = draft_model_rows(lambda method, counts: counts)
+    named = draft_model_rows(
+        lambda method, counts: {f"{method}.{key}": value for key, value in counts.items()}
+    )
+    assert plain["card"]["hit rate [95 %]"].value > 0
+    columns = [*COUNTED, "draft Params × L_new", "draft share [95 %]"]
+    for method, row in plain.items():
+        assert {c: named[method][c] for c in columns} == {c: row[c] for c in columns}
+
+
+def test_what_nobody_counted_is_absent_and_not_0():
+    rows = draft_model_rows(lambda method, counts: {"accepted_from_pld": 3})
+    for row in rows.values():
+        assert [str(row[column]) for column in COUNTED] == ["–"] * len(COUNTED)
+        assert row["draft Params × L_new"] == "–"
+
+
+def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulated():
+    (phased,) = [run for run in load_runs([FIXTURES / "draft_models"]) if run.phases]
+    phased.records[:] = [
+        replace(r, drafter={f"card.{k}": v for k, v in r.drafter.items()})
+        if r.label == "sps"
+        else r
+        for r in phased.records
+    ]
+    phased.manifest["model"]["overlap"] = "thread"
+    sheet = draft_models._sheets([phased])[0]
+    share = {row[1]: row[sheet.headings.index("draft share [95 %]")] for row in sheet.rows}
+    assert share["opt_tree"].value > 0
+    assert share["sps"].value is None, "its counters say that a part of it is CARD"
+
+
+def test_table_3_compares_speed_on_its_own_model_and_hardware():
+    (run,) = load_runs([FIXTURES / "card_table3"])
+    machine = {"gpus": [{"name": "NVIDIA A800-SXM4-80GB"}] * 3}
+    model = {**run.manifest["model"], "device": "cuda:0"}
+    there = replace(run, manifest={**run.manifest, "hardware": machine, "model": model})
+    here = {row[1]: row[-1] for row in card._table3([run])[0].rows}
+    assert (here["card"], here["opt_tree"]) == ("not compared", "other model")
+    verdicts = {row[1]: row[-1] for row in card._table3([there])[0].rows}
+    assert (verdicts["card"], verdicts["opt_tree"]) == ("too few to tell", "other model")
+    llama2 = [replace(record, model="llama2_70b") for record in there.records]
+    verdicts = {row[1]: row[-1] for row in card._table3([replace(there, records=llama2)])[0].rows}
+    assert (verdicts["card"], verdicts["opt_tree"]) == ("other model", "too few to tell")
+
+
+def test_table_3_shows_no_draft_where_there_is_none():
+    (run,) = load_runs([FIXTURES / "card_table3"])
+    run.records[:] = [replace(r, drafter={}) if r.label == "sps" else r for r in run.records]
+    (sheet,) = card._table3([run])
+    row = next(dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows if row[1] == "sps")
+    for heading in sheet.headings:
+        if "draft" in heading and "claimed" not in heading:
+            cell = row[heading]
+            assert cell == "–" or cell.value is None, heading

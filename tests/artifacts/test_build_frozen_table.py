@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from methods.cacheback import Cacheback
+from scripts import build_frozen_table as script
+from specbench.artifacts import resolve, text_files
+from specbench.errors import NeedsNotMet
+from specbench.index.lru.frozen_table import FrozenTable
+from tests.contract.driver import WordTokenizer
+
+TEXT = "the cat sat on the mat\nand the cat slept\n\n\na dog came\n\nthe cat sat still\n"
+
+
+@pytest.fixture
+def tokenizer(monkeypatch, tmp_path):
+    made = WordTokenizer()
+    monkeypatch.setattr("specbench.models.loading.load_tokenizer", lambda cfg: made)
+    monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "words")
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    return made
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def arguments(corpus, *more):
+    files = ("--corpus", "files", "--files", str(corpus), "--sample", "1")
+    return ["--model", "vicuna7b", *files, *more]
+
+
+def test_blank_lines_separate_documents(corpus):
+    assert list(text_files.file_texts([corpus])) == [
+        "the cat sat on the mat\nand the cat slept\n",
+        "a dog came\n",
+        "the cat sat still\n",
+    ]
+
+
+def test_a_text_without_blank_lines_is_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "PIECE", 10)
+    path = tmp_path / "long.txt"
+    path.write_text("one two\n" * 50, encoding="utf-8")
+    pieces = list(text_files.file_texts([path]))
+    assert "".join(pieces) == path.read_text(encoding="utf-8")
+    assert max(map(len, pieces)) <= 16
+
+
+def test_the_table_has_what_followed_in_the_texts(tokenizer, corpus, tmp_path, capsys):
+    out = tmp_path / "table.bin"
+    options = ("--out", str(out), "--leader-len", "2", "--follower-len", "1")
+    assert script.main(arguments(corpus, *options)) == 0
+    assert "17 tokens of files" in capsys.readouterr().out
+    (the, cat, sat, on, still) = tokenizer(["the cat sat on still"])["input_ids"][0]
+    table = FrozenTable.open(out, "words")
+    assert table.followers((the, cat))[0] == (sat,)
+    assert sorted(table.followers((cat, sat))) == sorted([(on,), (still,)])
+    assert table.header["corpus"]["files"] == ["corpus.txt"]
+    assert table.header["n_documents"] == 3
+
+
+def test_the_default_place_is_where_a_run_looks(tokenizer, corpus, tmp_path):
+    needed = Cacheback(follower_len=2, total_draft_len=32).needs.artefacts
+    look = {"tokenizer": tokenizer, "embedded": False, "cache_dir": tmp_path / "cache"}
+    with pytest.raises(NeedsNotMet) as caught:
+        resolve.resolve(needed, **look)
+    # The command of the message is the one that helps.
+    words = str(caught.value).partition("build_frozen_table.py --model MODEL")[2].split()
+    assert script.main(arguments(corpus, *words)) == 0
+    assert resolve.resolve(needed, **look)["frozen_table"].is_file()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--sample", "0"], "--sample"),
+        (["--follower-len", "0"], "--follower-len"),
+        (["--files", "nowhere.txt"], "nowhere.txt"),
+        (["--corpus", "alpaca"], "--files"),
+        (["--model", "vicuna7"], "vicuna7b"),
+    ],
+)
+def test_bad_arguments_exit_with_2_and_leave_nothing(
+    tokenizer, corpus, tmp_path, capsys, more, words
+):
+    out = tmp_path / "out" / "table.bin"
+    assert script.main(arguments(corpus, "--out", str(out), *more)) == 2
+    assert words in capsys.readouterr().err
+    assert not out.parent.exists() or not list(out.parent.iterdir())

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import types
+from dataclasses import replace
+
+import pytest
+
+from specbench.artifacts import resolve as artifacts
+from specbench.decoding.structs import Artifact
+from specbench.errors import NeedsNotMet
+
+
+class Tokenizer:
+    def __init__(self, name="a"):
+        self.name = name
+
+
+@pytest.fixture
+def builder(monkeypatch):
+    """A builder that counts its calls, as a module of its own."""
+    module = types.ModuleType("toy_builder")
+    module.STEM, module.BUILDER_VERSION, module.calls = "toy", 1, []
+
+    def build(tokenizer, out_path, progress, **params):
+        module.calls.append((tokenizer.name, params))
+        progress("building", 1, 2)
+        out_path.write_text("begun")
+        time.sleep(0.05)
+        if params.get("fail"):
+            raise RuntimeError("no more disk")
+        out_path.write_text("done")
+
+    module.build = build
+    monkeypatch.setitem(sys.modules, "toy_builder", module)
+    monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: tokenizer.name)
+    return module
+
+
+def artefact(path=None, **params):
+    return Artifact("toy", "toy_builder:build", "python build.py --toy", path, params)
+
+
+def resolve(tmp_path, *items, tokenizer=None, embedded=True, progress=lambda *_: None):
+    return artifacts.resolve(
+        items,
+        tokenizer=tokenizer or Tokenizer(),
+        embedded=embedded,
+        cache_dir=tmp_path,
+        progress=progress,
+    )
+
+
+def test_a_missing_one_is_built_once_for_the_embedded_model(tmp_path, builder):
+    told = []
+    first = resolve(tmp_path, artefact(n=1), progress=lambda *what: told.append(what))
+    assert resolve(tmp_path, artefact(n=1)) == first
+    assert first["toy"].read_text() == "done"
+    assert builder.calls == [("a", {"n": 1})]
+    assert told == [("building", 1, 2)]
+
+
+def test_the_file_depends_on_tokenizer_parameters_and_version(tmp_path, builder, monkeypatch):
+    paths = {
+        resolve(tmp_path, artefact(n=1))["toy"],
+        resolve(tmp_path, artefact(n=2))["toy"],
+        resolve(tmp_path, artefact(n=1), tokenizer=Tokenizer("b"))["toy"],
+    }
+    monkeypatch.setattr(builder, "BUILDER_VERSION", 2)
+    paths.add(resolve(tmp_path, artefact(n=1))["toy"])
+    assert len(paths) == 4
+    assert all(path.name.startswith("toy-") for path in paths)
+
+
+def test_a_file_of_one_model_is_no_other_models(tmp_path, builder):
+    of_weights = replace(artefact(), per_model=True)
+    look = {"tokenizer": Tokenizer(), "embedded": True, "cache_dir": tmp_path}
+    look["progress"] = lambda *_: None
+    paths = {
+        artifacts.resolve([of_weights], model_key=key, **look)["toy"]
+        for key in ("one", "two", "two")
+    }
+    assert len(paths) == len(builder.calls) == 2
+    # Without the mark, the weights make no difference.
+    shared = {
+        artifacts.resolve([artefact()], model_key=key, **look)["toy"] for key in ("one", None)
+    }
+    assert len(shared) == 1 and not shared & paths
+    with pytest.raises(ValueError, match="model_key"):
+        artifacts.resolve([of_weights], **look)
+
+
+def test_elsewhere_a_missing_one_is_refused_with_the_command(tmp_path, builder):
+    with pytest.raises(NeedsNotMet, match=r"python build\.py --toy"):
+        resolve(tmp_path, artefact(), embedded=False)
+    assert builder.calls == []
+
+
+def test_elsewhere_one_that_was_built_is_found(tmp_path, builder):
+    path = artifacts.default_path(artefact(), tokenizer=Tokenizer(), cache_dir=tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text("built by hand")
+    assert resolve(tmp_path, artefact(), embedded=False) == {"toy": path}
+
+
+def test_a_named_file_is_taken_and_a_missing_one_refused(tmp_path, builder):
+    (tmp_path / "mine.bin").write_text("x")
+    assert resolve(tmp_path, artefact(str(tmp_path / "mine.bin")))["toy"].name == "mine.bin"
+    with pytest.raises(NeedsNotMet, match=r"yours\.bin"):
+        resolve(tmp_path, artefact(str(tmp_path / "yours.bin")))
+    assert builder.calls == []
+
+
+def test_a_failed_build_leaves_no_file_and_is_tried_again(tmp_path, builder):
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no more disk"):
+            resolve(tmp_path, artefact(fail=True))
+    assert not list((tmp_path / "artefacts").glob("*.bin"))
+    assert len(builder.calls) == 2
+
+
+def test_two_at_once_build_one(tmp_path, builder):
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(resolve(tmp_path, artefact(n=3))["toy"]))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(builder.calls) == 1
+    assert [path.read_text() for path in found] == ["done"] * 4
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(caplog):
+    with artifacts.shown_progress() as report:
+        for i in range(100):
+            report("counting", i, 100)
+    assert [record.getMessage() for record in caplog.records] == ["counting: 0 of 100"]
+
+
+def test_a_file_is_described_with_its_hash_and_header(tmp_path):
+    from specbench.index.lru.frozen_table import FrozenTable
+
+    path = tmp_path / "t.bin"
+    FrozenTable.empty(1, 2).write(path, tokenizer_hash="h", header={"corpus": {"name": "none"}})
+    facts = artifacts.describe(path)
+    assert facts["header"]["corpus"] == {"name": "none"}
+    assert (len(facts["sha256"]), facts["bytes"]) == (64, path.stat().st_size)
+    (tmp_path / "plain").write_bytes(b"x" * 50)
+    assert "header" not in artifacts.describe(tmp_path / "plain")

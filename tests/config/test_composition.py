@@ -1,0 +1,467 @@
+"""Every yaml composes, says what it is, and means what a run will do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import hydra.utils
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from specbench import paths
+from specbench.config.compare import compose_entry, with_parts
+from specbench.config.compose import compose, option_names, pair_name
+from specbench.config.knobs import check_method
+from specbench.config.run_key import identity, run_key
+from specbench.config.schema import DTYPES
+from specbench.config.validate import check_values
+from specbench.decoding.drafter import Drafter
+from specbench.paths import CONF_DIR
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROOT = CONF_DIR.parent
+GROUPS = (
+    "method", "model", "dataset", "generation", "verifier", "engine", "runner", "measure",
+    "logger", "paths", "pair", "experiment", "scale", "debug",
+)  # fmt: skip
+GLOBAL_GROUPS = ("pair", "experiment", "scale", "debug")
+OPTIONS = [(group, name) for group in GROUPS for name in option_names(group)]
+
+# Published parameter counts, in billions.
+PARAMETERS = {
+    "smollm2_135m": 0.1345, "vicuna7b": 6.738, "vicuna13b": 13.016, "vicuna33b": 32.529,
+    "llama2_7b": 6.738, "llama2_13b": 13.016, "llama2_70b": 68.977, "llama3_8b": 8.030,
+    "llama3_70b": 70.554, "llama3_1b": 1.236, "mistral7b": 7.242, "phi3_mini": 3.821,
+    "codellama7b": 6.739, "codellama13b": 13.016, "codellama34b": 33.744, "qwen25_7b": 7.616,
+    "qwen25_72b": 72.706, "qwen3_8b": 8.191,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda value: str(value))
+def test_every_yaml_composes_and_is_valid(group: str, name: str) -> None:
+    # A pair's knobs are its method's.
+    methods = [f"method={m}" for m in option_names("method") if name.startswith(f"{m}_")]
+    # A lossy verifier judges samples.
+    law = ["generation=sampling"] if (group, name) == ("verifier", "typical") else []
+    cfg = compose([f"{group}={name}", *(methods if group == "pair" else []), *law])
+    check_values(cfg)
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    if group not in (*GLOBAL_GROUPS, "paths"):
+        # Records carry the name, and pair files are found by it.
+        assert cfg[group].name == name
+
+
+def test_all_files_are_in_a_known_group() -> None:
+    found = {path.parent.relative_to(CONF_DIR).as_posix() for path in CONF_DIR.rglob("*.yaml")}
+    hydra = {"hydra/job_logging", "hydra/hydra_logging"}
+    assert found <= {*GROUPS, ".", "local", "experiment/paper", *hydra}
+
+
+PAPER_SCALE = sorted(path.stem for path in (CONF_DIR / "experiment/paper").glob("*.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPER_SCALE)
+def test_every_experiment_composes_in_the_paper_s_size(name: str) -> None:
+    small, paper = compose([f"experiment={name}"]), compose([f"experiment={name}", "scale=paper"])
+    check_values(paper)
+    assert paper.generation.max_new_tokens >= 512
+    assert paper.generation.max_new_tokens > small.generation.max_new_tokens
+    assert paper.dataset.limit is None or paper.dataset.limit >= 50
+    made(paper.method)
+    for entry in paper.compare:
+        made(compose_entry(paper, entry).method)
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "k", "r"),
+    [
+        ("llama3_70b", "meta-llama/Llama-3.2-1B-Instruct", 100, 7),
+        ("llama2_70b", "meta-llama/Llama-2-7b-chat-hf", 50, 5),
+        ("qwen25_72b", "Qwen/Qwen2.5-7B-Instruct", 50, 5),
+    ],
+)
+def test_card_runs_with_the_paper_s_draft_and_cache(model: str, draft: str, k: int, r: int) -> None:
+    cfg = compose(["experiment=card_figure5", "scale=paper", f"model={model}"])
+    assert (cfg.method.k, cfg.method.r, cfg.pair.draft.id) == (k, r, draft)
+    # The methods beside it draft with the same model.
+    assert {compose_entry(cfg, entry).pair.draft.id for entry in cfg.compare} == {draft}
+
+
+@pytest.mark.parametrize(("dataset", "limit"), [("gsm8k", 100), ("mgsm", None), ("mtbench", None)])
+def test_card_samples_gsm8k_alone(dataset: str, limit: int | None) -> None:
+    paper = ["experiment=card_table1", "scale=paper", f"dataset={dataset}"]
+    cfg = compose(paper)
+    check_values(cfg)
+    assert (cfg.dataset.limit, identity(cfg)["dataset"]["limit"]) == (limit, limit)
+    assert compose([*paper, "dataset.limit=7"]).dataset.limit == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PAPER_SCALE if name.startswith("card_")])
+def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name: str) -> None:
+    from analysis.runs.claims import load_ledger
+
+    paper = yaml.safe_load((CONF_DIR / f"experiment/paper/{name}.yaml").read_text())
+    swept = paper["hydra"]["sweeper"]["params"]["model"].split(",")
+    drafts, methods = {}, set()
+    for model in swept:
+        cfg = compose([f"experiment={name}", "scale=paper", f"model={model}"])
+        drafts[model] = cfg.pair.draft.id
+        methods |= {"ar", cfg.method.name}
+        methods |= {compose_entry(cfg, entry).method.name for entry in cfg.compare}
+    ids = {draft: compose([f"model={draft}"]).model.id for draft in ("llama3_1b", "llama2_7b")}
+    claims = [
+        claim
+        for claim in load_ledger()
+        if f"{claim.paper}_{claim.artifact}" == name and claim.method in methods
+    ]
+    for claim in claims:
+        assert claim.model in swept, claim.describe()
+        if claim.draft is not None:
+            assert drafts[claim.model] == ids[claim.draft], claim.describe()
+
+
+@pytest.mark.parametrize("name", ["cacheback_figure3", "cacheback_figure4", "cacheback_table1"])
+def test_cacheback_s_experiments_reset_as_its_authors_code_does(name: str) -> None:
+    cfg = compose([f"experiment={name}"])
+    methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
+    # PLD and REST keep nothing but the text, so any scope is the same for them.
+    kept = {str(method.name): str(method.state_scope) for method in methods}
+    assert {kept[method] for method in kept if method not in ("pld", "rest")} == {"turn"}
+
+
+def test_n_grammys_figures_share_their_recordings() -> None:
+    figures = [compose([f"experiment=ngrammys_figure{n}"]) for n in (2, 3, 4, 5)]
+    for cfg in figures:
+        assert (cfg.dataset.limit, cfg.dataset.sample) == (12, "stratified")
+        assert cfg.generation == figures[0].generation
+    paper = compose(["experiment=ngrammys_figure2", "scale=paper"])
+    assert (paper.dataset.limit, paper.dataset.sample) == (50, "head")
+
+
+def test_n_grammys_figure_1_has_the_paper_s_whole_grid() -> None:
+    runner = compose(["experiment=ngrammys_figure1", "scale=paper"]).runner
+    assert list(runner.batch_k) == list(range(1, 33))
+    assert list(runner.batch_w) == list(range(16))
+    assert list(runner.batch_contexts) == [25, 100, 500]
+    # No other grid is called the whole one.
+    assert "batch_k=[" not in (CONF_DIR / "runner/cost.yaml").read_text()
+
+
+def test_the_shuffled_row_has_the_questions_of_its_neighbours() -> None:
+    table, row = (
+        compose([f"experiment=token_recycling_table1{part}"]) for part in ("", "_shuffle")
+    )
+    assert row.dataset.sample == table.dataset.sample == "stratified"
+    assert (row.dataset.limit, row.generation) == (table.dataset.limit, table.generation)
+
+
+def test_scale_paper_without_an_experiment_asks_for_everything() -> None:
+    cfg = compose(["scale=paper"])
+    assert cfg.dataset.limit is None
+    assert cfg.generation.max_new_tokens == 1024
+
+
+def test_bare_run() -> None:
+    cfg = compose()
+    assert (cfg.method.name, cfg.model.name, cfg.dataset.name) == (
+        "cacheback", "smollm2_135m", "demo",
+    )  # fmt: skip
+    assert list(cfg.compare) == []
+    assert cfg.baseline is True
+    assert cfg.model.embedded is True
+    assert cfg.generation.temperature == 0
+
+
+def test_no_heavy_import_at_compose_time() -> None:
+    code = (
+        "import json, sys\n"
+        "from specbench.config.compare import compose_entry\n"
+        "from specbench.config.compose import compose\n"
+        "from specbench.config.run_key import run_key\n"
+        "from specbench.config.validate import check_values\n"
+        "import specbench.models.loading, specbench.data.cases, specbench.data.chat_templates\n"
+        "cfg = compose(['model=vicuna7b', 'compare=[pld]'])\n"
+        "check_values(cfg); compose_entry(cfg, 'pld'); run_key(cfg)\n"
+        "heavy = ('torch', 'transformers', 'datasets', 'pandas')\n"
+        "print(json.dumps([name for name in heavy if name in sys.modules]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert json.loads(done.stdout) == []
+
+
+# --- methods and pairs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", option_names("method"))
+def test_method_yaml_names_every_knob_of_its_class(name: str) -> None:
+    """A knob that the yaml leaves out could not be overridden without a `+`."""
+    import hydra.utils
+
+    method = compose([f"method={name}", "pair=none"]).method
+    check_method(method)
+    knobs = set(OmegaConf.to_container(method)) - {"_target_", "label"}
+    cls = hydra.utils.get_class(method._target_)
+    assert knobs == set(cls.__dataclass_fields__)
+
+
+def test_cachebacks_yaml_keeps_the_papers_budget_and_the_pair_sets_another() -> None:
+    paper = compose(["model=vicuna7b"]).method
+    assert (paper.total_draft_len, paper.chaining_reserved, paper.merge) == (96, 16, False)
+    ours = compose().method
+    pair = yaml.safe_load((CONF_DIR / "pair/cacheback_smollm2_135m.yaml").read_text())["method"]
+    assert {key: ours[key] for key in pair} == pair
+    assert ours.total_draft_len < 96
+
+
+def test_command_line_wins_over_the_pair() -> None:
+    assert compose(["method.total_draft_len=33"]).method.total_draft_len == 33
+    assert compose(["pair=none"]).method.total_draft_len == 96
+
+
+def test_pair_is_own_else_draft_else_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    conf = tmp_path / "conf"
+    shutil.copytree(CONF_DIR, conf)
+    pair = conf / "pair"
+    header = "# @package _global_\npair:\n"
+    (pair / "draft_vicuna7b.yaml").write_text(header + "  draft:\n    id: shared\n")
+    own_file = "  draft:\n    id: own\nmethod:\n  num_tokens: 4\n"
+    (pair / "pld_vicuna7b.yaml").write_text(header + own_file)
+    monkeypatch.setattr(paths, "CONF_DIR", conf)
+
+    own = compose(["method=pld", "model=vicuna7b"])
+    assert own.pair.draft.id == "own"
+    assert own.method.num_tokens == 4
+    shared = compose(["method=ar", "model=vicuna7b"])
+    assert shared.pair.draft.id == "shared"
+    typed = compose(["method=ar", "model=vicuna7b", "pair.draft.id=mine"])
+    assert typed.pair.draft.id == "mine"
+    assert compose(["method=ar", "model=mistral7b"]).pair.draft.id is None
+    # The choice follows a model set by an experiment, too.
+    (conf / "experiment/x.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /model: vicuna7b\n  - override /method: ar\n"
+    )
+    assert compose(["experiment=x"]).pair.draft.id == "shared"
+    assert compose_entry(shared, "pld").method.num_tokens == 4
+    assert compose_entry(own, "ar").method.name == "ar"
+
+
+def test_pair_name_where_neither_exists_is_the_own_one() -> None:
+    assert pair_name("pld", "mistral7b") == "pld_mistral7b"
+
+
+# --- compare --------------------------------------------------------------------------------------
+
+
+def test_entry_by_name_starts_from_its_own_yaml_and_pair() -> None:
+    cfg = compose(["method=pld", "method.num_tokens=5"])
+    entry = compose_entry(cfg, "cacheback")
+    assert entry.method.name == "cacheback"
+    assert entry.method == compose().method
+    assert cfg.method.name == "pld"
+    # Everything else is the run's own.
+    assert identity(entry)["generation"] == identity(cfg)["generation"]
+
+
+def test_entry_as_mapping_sets_label_and_knobs() -> None:
+    cfg = compose(["compare=[{method: cacheback, table: dynamic, label: no_frozen}, pld]"])
+    first = compose_entry(cfg, cfg.compare[0]).method
+    assert (first.label, first.table, first.total_draft_len) == (
+        "no_frozen", "dynamic", cfg.method.total_draft_len,
+    )  # fmt: skip
+    assert compose_entry(cfg, cfg.compare[1]).method.name == "pld"
+
+
+# --- run key --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["output_dir=/x", "data_dir=/x", "cache_dir=/x", "paths.root=/x", "fresh=true",
+     "resume=force", "shard=0/2"],
+)  # fmt: skip
+def test_run_key_ignores_places_and_ways_of_starting(override: str) -> None:
+    assert run_key(compose([override])) == run_key(compose())
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=1", "method.total_draft_len=20", "method.label=x", "compare=[pld]", "repeats=2",
+     "dataset.limit=3", "model.dtype=float64", "generation.max_new_tokens=7", "baseline=false"],
+)  # fmt: skip
+def test_run_key_changes_with_what_may_move_a_number(override: str) -> None:
+    assert run_key(compose([override])) != run_key(compose())
+
+
+def test_run_key_is_eight_hex_digits_and_stable_over_processes() -> None:
+    key = run_key(compose())
+    assert len(key) == 8
+    int(key, 16)
+    code = (
+        "from specbench.config.compose import compose\n"
+        "from specbench.config.run_key import run_key\n"
+        "print(run_key(compose()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.strip() == key
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def test_all_promised_models_are_there() -> None:
+    assert set(option_names("model")) == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_shape_config_builds_the_published_architecture(name: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = compose([f"model={name}"]).model
+    numbers = OmegaConf.to_container(model.shape_config)
+    kind = numbers.pop("model_type")
+    config = AutoConfig.for_model(kind, **numbers)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+    count = sum(parameter.numel() for parameter in network.parameters()) / 1e9
+    assert count == pytest.approx(PARAMETERS[name], rel=1e-3)
+    # Every number arrives: none is a misspelt key that transformers keeps and nobody reads.
+    theta, scaling = numbers.pop("rope_theta"), numbers.pop("rope_scaling", {})
+    known = set(AutoConfig.for_model(kind).to_dict())
+    assert set(numbers) <= known
+    assert config.rope_parameters["rope_theta"] == theta
+    assert scaling.items() <= config.rope_parameters.items()
+    assert model.dtype in DTYPES
+    assert model.context_length <= config.max_position_embeddings
+    assert model.source
+
+
+def test_sliding_window_reaches_the_architecture() -> None:
+    from transformers import AutoConfig
+
+    numbers = OmegaConf.to_container(compose(["model=phi3_mini"]).model.shape_config)
+    assert AutoConfig.for_model(numbers.pop("model_type"), **numbers).sliding_window == 2047
+
+
+def test_ids_that_papers_ran() -> None:
+    def model(name: str) -> dict[str, object]:
+        return yaml.safe_load((CONF_DIR / "model" / f"{name}.yaml").read_text())
+
+    for size in ("7b", "13b", "33b"):
+        assert model(f"vicuna{size}")["id"] == f"lmsys/vicuna-{size}-v1.3"
+    assert model("mistral7b")["id"] == "mistralai/Mistral-7B-Instruct-v0.2"
+    for name in ("vicuna33b", "llama2_70b", "llama3_70b", "qwen25_72b", "codellama34b"):
+        assert model(name)["device_map"] == "auto"
+
+
+# --- experiments and data sets --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", option_names("experiment"))
+def test_experiment_begins_with_its_command_and_its_entries_are_valid(name: str) -> None:
+    lines = (CONF_DIR / "experiment" / f"{name}.yaml").read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    assert lines[1].startswith(f"# python run.py experiment={name}")
+    cfg = compose([f"experiment={name}"])
+    labels = [cfg.method.label or cfg.method.name]
+    made(cfg.method)
+    for entry in cfg.compare:
+        method = compose_entry(cfg, entry).method
+        labels.append(method.label or method.name)
+        made(method)
+    assert len(set(labels)) == len(labels)
+
+
+def made(method: DictConfig) -> None:
+    """Knobs that a method refuses would end an experiment before it begins."""
+    knobs = OmegaConf.to_container(method, resolve=True)
+    taken = with_parts({k: v for k, v in knobs.items() if k != "label"})
+    assert isinstance(hydra.utils.instantiate(taken, _convert_="all"), Drafter)
+
+
+def test_budget_experiment_covers_the_whole_grid() -> None:
+    cfg = compose(["experiment=cacheback_budget"])
+    methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
+    budgets = {
+        (m.total_draft_len, m.chaining_reserved, m.merge)
+        for m in methods
+        if m.name == "cacheback" and m.budget_counts == "fixed"
+    }
+    reserved = {4: 0, 8: 1, 16: 2, 32: 5, 64: 10, 96: 16}
+    assert budgets == {(t, c, merge) for t, c in reserved.items() for merge in (False, True)}
+    assert {m.num_tokens for m in methods if m.name == "pld"} == {1, 2, 4, 8, 16, 32}
+
+
+def test_table1_experiment_has_the_papers_three_rows() -> None:
+    cfg = compose(["experiment=cacheback_table1"])
+    methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
+    assert {m.label: m.table for m in methods} == {
+        "dual": "dual", "no_frozen": "dynamic", "only_frozen": "frozen",
+    }  # fmt: skip
+    budgets = {(m.total_draft_len, m.chaining_reserved, m.merge) for m in methods}
+    assert budgets == {(96, 16, False)}
+
+
+def test_data_sets_are_pinned() -> None:
+    for name in option_names("dataset"):
+        dataset = compose([f"dataset={name}"]).dataset
+        if dataset.hub is not None:
+            assert dataset.hub.id.count("/") == 1
+            assert dataset.hub.revision
+            assert dataset.hub.split
+        if name not in ("demo", "jsonl"):
+            assert dataset.file.endswith(".jsonl")
+            assert dataset.fetch == f"python scripts/fetch_data.py {name}"
+
+
+def test_local_file_sets_this_machines_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    shutil.copytree(CONF_DIR, tmp_path / "conf")
+    (tmp_path / "conf/local/default.yaml").write_text(
+        "# @package _global_\ndata_dir: /data\npaths: {results: /scratch}\n"
+    )
+    monkeypatch.setattr(paths, "CONF_DIR", tmp_path / "conf")
+    cfg = compose()
+    assert (cfg.data_dir, cfg.paths.results) == ("/data", "/scratch")
+    assert compose(["data_dir=/other"]).data_dir == "/other"
+
+
+def test_every_key_of_the_schema_is_documented() -> None:
+    """Fields of a group are in its docstring; keys of the root are commented in config.yaml."""
+    import dataclasses
+
+    from specbench.config import schema
+
+    root = (CONF_DIR / "config.yaml").read_text()
+    for field in dataclasses.fields(schema.RunConfig):
+        assert f"{field.name}:" in root or f"optional {field.name}:" in root, field.name
+    for cls in (schema.ModelConfig, schema.DatasetConfig, schema.GenerationConfig):
+        text = cls.__doc__ or ""
+        undocumented = {f.name for f in dataclasses.fields(cls)} - {"name", "source"}
+        assert {name for name in undocumented if f"{name}:" not in text} == set()
+
+
+def test_pair_none_holds_for_the_entries_of_compare_too() -> None:
+    tuned, plain = compose(["method=pld"]), compose(["method=pld", "pair=none"])
+    paper = compose(["method=cacheback", "pair=none"]).method.total_draft_len
+    assert compose_entry(plain, "cacheback").method.total_draft_len == paper
+    assert compose_entry(tuned, "cacheback").method.total_draft_len != paper

@@ -1,0 +1,129 @@
+"""A typo fails before anything is loaded, with the nearest valid name and what to type."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench.config.compare import compose_entry
+from specbench.config.compose import compose
+from specbench.config.hydra_errors import translate_hydra_error
+from specbench.config.knobs import check_method
+from specbench.config.validate import check_values
+from specbench.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("method=cachebak", ["method 'cachebak'", "'cacheback'"]),
+        ("model=smolm2_135m", ["model 'smolm2_135m'", "'smollm2_135m'"]),
+        ("dataset=specbnch", ["dataset 'specbnch'", "'specbench'"]),
+        ("experiment=cachback_table1", ["'cacheback_table1'"]),
+        ("modle=x", ["unknown key 'modle'", "'model'"]),
+        ("sead=1", ["unknown key 'sead'", "'seed'"]),
+        ("method.leader_leng=3", ["'method.leader_leng'", "'method.leader_len'"]),
+        ("dataset.limt=3", ["'dataset.limt'", "'dataset.limit'"]),
+        ("model.shape_confg.x=3", ["'model.shape_confg", "model.shape_config"]),
+        ("generation.max_new_token=3", ["'generation.max_new_tokens'"]),
+        ("dataset.limit=abc", ["dataset.limit", "'abc'", "whole number"]),
+        ("baseline=maybe", ["baseline", "true or false"]),
+        ("generation.temperature=hot", ["generation.temperature", "a number"]),
+        ("dataset.tasks=qa", ["dataset.tasks", "Type a list"]),
+        ("compare=[{a]", ["compare=[{a]", "quotes"]),
+        ("pair=null", ["pair=none"]),
+        ("dataset.hub.id=x", ["whole mapping"]),
+        ("hydra/launcher=foo", ["hydra/launcher 'foo'"]),
+    ],
+)
+def test_composition_error(override: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        compose([override])
+    assert caught.value.exit_code == 2
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_missing_launcher_plugin_names_the_extra() -> None:
+    from hydra.errors import MissingConfigException
+
+    error = MissingConfigException("x", "hydra/launcher/ray", ["basic"])
+    assert "pip install -e '.[ray]'" in str(translate_hydra_error(error))
+
+
+def test_other_errors_are_not_taken_for_configuration() -> None:
+    assert translate_hydra_error(RuntimeError("boom")) is None
+    assert translate_hydra_error(ValueError("boom")) is None
+
+
+def test_our_own_error_passes_unchanged() -> None:
+    error = ConfigurationError("x")
+    assert translate_hydra_error(error) is error
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("model.dtype=float23", ["model.dtype", "'float23'", "'float32'"]),
+        ("pair.draft.dtype=float31", ["pair.draft.dtype", "'float31'", "'float32'", "null"]),
+        ("model.template=vicunna_v1.1", ["model.template", "'vicuna_v1.1'"]),
+        ("dataset.sample=stratify", ["dataset.sample", "'stratified'"]),
+        ("dataset.dialogue=mine", ["dataset.dialogue", "ar, own"]),
+        ("resume=forced", ["resume", "'force'"]),
+        ("estimator=specbnch", ["estimator", "'specbench'"]),
+        ("repeats=0", ["repeats=0", "at least 1"]),
+        ("dataset.limit=0", ["dataset.limit=0", "at least 1"]),
+        ("generation.max_new_tokens=0", ["generation.max_new_tokens=0"]),
+        ("generation.temperature=-1", ["generation.temperature=-1"]),
+        ("generation.top_p=0", ["generation.top_p"]),
+        ("+method.leader_leng=3", ["'leader_leng'", "method.leader_len?"]),
+        ("method.leader_len=abc", ["method.leader_len='abc'", "a whole number"]),
+        ("method.leader_len=1.5", ["method.leader_len=1.5", "a whole number"]),
+        ("method.leader_len=true", ["method.leader_len=True", "a whole number"]),
+        ("method.merge=3", ["method.merge=3", "true or false"]),
+        ("method.tables=3", ["method.tables=3", "a list or null"]),
+        ("method._target_=methods.cacheback.Nope", ["methods.cacheback.Nope"]),
+        ("method._target_=nope", ["'nope'"]),
+    ],
+)
+def test_value_error(override: str, parts: list[str]) -> None:
+    cfg = compose([override])
+    with pytest.raises(ConfigurationError) as caught:
+        check_values(cfg)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_unknown_prompt_form() -> None:
+    with pytest.raises(ConfigurationError, match="token_recycling"):
+        check_values(compose(["dataset=mbpp", "dataset.prompt_form=token_recyclng"]))
+
+
+@pytest.mark.parametrize(
+    ("entry", "parts"),
+    [
+        ("plt", ["'plt'", "'pld'"]),
+        ({"method": "plt"}, ["'plt'", "'pld'"]),
+        ({"method": "pld", "num_token": 3}, ["'num_token'", "'num_tokens'"]),
+        ({"method": "pld", "lable": "x"}, ["'lable'", "'label'"]),
+        ({"method": "pld", "num_tokens": "many"}, ["method.num_tokens='many'", "whole number"]),
+        ({"label": "x"}, ["compare=[pld]"]),
+        (3, ["compare=[pld]"]),
+    ],
+)
+def test_bad_compare_entry(entry: object, parts: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        compose_entry(compose(), entry)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_missing_knob_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import methods.ar
+
+    class Needy:
+        def __init__(self, *, name: str, depth: int) -> None:
+            self.name, self.depth = name, depth
+
+    monkeypatch.setattr(methods.ar, "Needy", Needy, raising=False)
+    with pytest.raises(ConfigurationError, match="lacks depth"):
+        check_method({"_target_": "methods.ar.Needy", "name": "needy"})

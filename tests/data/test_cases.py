@@ -1,0 +1,457 @@
+"""Data sets on small files made here, and on the real ones where they are at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench.config.compose import compose
+from specbench.data.cases import Case, load_cases, prompt_set_hash
+from specbench.errors import ConfigurationError, DatasetError
+from specbench.paths import CONF_DIR
+from specbench.results.tasks import MT_BENCH_CATEGORIES, TASKS
+
+DATA = os.environ.get("SPECBENCH_DATA_DIR")
+real_data = pytest.mark.skipif(DATA is None, reason="SPECBENCH_DATA_DIR names no data folder")
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def question(i: int, category: str = "qa", turns: Any = None) -> dict[str, Any]:
+    return {"question_id": i, "category": category, "turns": turns or [f"question {i}"]}
+
+
+def load(path: Path, *overrides: str) -> list[Case]:
+    cfg = compose(["dataset=jsonl", f"dataset.path={path}", *overrides])
+    return load_cases(cfg.dataset, cfg.data_dir)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Ten questions of each of three tasks, one task after the other; MT-Bench's by category."""
+    rows = [question(i, sorted(MT_BENCH_CATEGORIES)[i % 8], [f"a{i}", f"b{i}"]) for i in range(10)]
+    rows += [question(i, "qa") for i in range(10, 20)]
+    rows += [question(i, "rag") for i in range(20, 30)]
+    return write(tmp_path / "mixed.jsonl", rows)
+
+
+def test_demo_has_two_prompts_a_task_and_needs_nothing() -> None:
+    cases = load_cases(compose().dataset)
+    assert Counter(case.task for case in cases) == dict.fromkeys(TASKS, 2)
+    assert sum(len(case.turns) for case in cases) == 14
+    assert len({case.case_id for case in cases}) == 12
+    words = [len(c.turns[0].split()) for c in cases if c.task == "summarization"]
+    assert all(250 <= n <= 400 for n in words)
+    assert all("Passage 2" in c.turns[0] for c in cases if c.task == "rag")
+
+
+def test_columns_turns_and_tasks(mixed: Path) -> None:
+    cases = load(mixed)
+    assert len(cases) == 30
+    assert cases[0] == Case("0", "coding", "mt_bench", ("a0", "b0"))
+    assert cases[10] == Case("10", "qa", "qa", ("question 10",))
+
+
+def test_reference_is_kept(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", [question(1) | {"reference": ["yes"]}])
+    assert load(path)[0].reference == ["yes"]
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "reason"),
+    [
+        ('{"question_id": 1, "category": "qa"', 2, "not JSON"),
+        ("[1, 2]", 2, "not a JSON object but a list"),
+        ({"question_id": 1, "category": "qa"}, 2, "'turns' is missing"),
+        ({"question_id": 1, "category": "qa", "turn": ["x"]}, 2, "nearest is 'turn'"),
+        ({"category": "qa", "turns": ["x"]}, 2, "'question_id' is missing"),
+        (question(1) | {"turns": "x"}, 2, "a list of texts"),
+        (question(1) | {"turns": []}, 2, "a list of texts"),
+        (question(1) | {"turns": ["x", 3]}, 2, "turn 1"),
+        (question(1) | {"turns": ["x", "  "]}, 2, "turn 1"),
+        (question(1) | {"category": None}, 2, "category"),
+        (question(1) | {"question_id": None}, 2, "id must be"),
+        (question(0), 2, "'0' is already that of line 1"),
+    ],
+)
+def test_malformed_line(tmp_path: Path, line: Any, number: int, reason: str) -> None:
+    path = write(tmp_path / "bad.jsonl", [question(0), line, question(2)])
+    with pytest.raises(DatasetError) as caught:
+        load(path)
+    assert caught.value.exit_code == 2
+    assert f"{path}, line {number}: " in str(caught.value)
+    assert reason in str(caught.value)
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(json.dumps(question(0)).encode() + b"\n\xff\xfe\n")
+    with pytest.raises(DatasetError, match="line 2: not UTF-8"):
+        load(path)
+
+
+def test_blank_lines_and_byte_order_mark_are_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(question(7)).encode() + b"\n\n\n")
+    assert [case.case_id for case in load(path)] == ["7"]
+
+
+def test_line_number_is_the_id_where_there_is_none(tmp_path: Path) -> None:
+    rows = ['{"question": "a", "answer": "1"}', "", '{"question": "b", "answer": "2"}']
+    write(tmp_path / "gsm8k.jsonl", rows)
+    cfg = compose(["dataset=gsm8k", f"data_dir={tmp_path}"])
+    cases = load_cases(cfg.dataset, cfg.data_dir)
+    assert [(c.case_id, c.task, c.turns, c.reference) for c in cases] == [
+        ("1", "math_reasoning", ("a",), "1"),
+        ("3", "math_reasoning", ("b",), "2"),
+    ]
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="holds no question"):
+        load(write(tmp_path / "x.jsonl", [""]))
+
+
+# --- where the file is ----------------------------------------------------------------------------
+
+
+def test_missing_file_says_what_to_place_where() -> None:
+    cfg = compose(["dataset=specbench"])
+    with pytest.raises(DatasetError) as caught:
+        load_cases(cfg.dataset, None)
+    for part in ("spec_bench.jsonl", "data_dir=FOLDER", "scripts/fetch_data.py specbench"):
+        assert part in str(caught.value)
+
+
+def test_missing_data_dir_is_not_passed_over(tmp_path: Path) -> None:
+    cfg = compose(["dataset=gsm8k"])
+    with pytest.raises(DatasetError, match=r"data_dir=.*is no folder"):
+        load_cases(cfg.dataset, tmp_path / "nope")
+
+
+def test_missing_path(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"dataset\.path=.*is no file"):
+        load(tmp_path / "nope.jsonl")
+    with pytest.raises(DatasetError, match=r"Type dataset\.path=FILE"):
+        load_cases(compose(["dataset=jsonl"]).dataset)
+
+
+class FakeHub:
+    """Stands for the ``datasets`` library; remembers how it was called."""
+
+    def __init__(self, rows: list[dict[str, Any]] | Exception) -> None:
+        self.rows, self.calls = rows, []
+
+    def load_dataset(self, id_: str, **kwargs: Any) -> list[dict[str, Any]]:
+        self.calls.append((id_, kwargs))
+        if isinstance(self.rows, Exception):
+            raise self.rows
+        return self.rows
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]] | Exception) -> FakeHub:
+    fake = FakeHub(rows)
+    module = types.SimpleNamespace(load_dataset=fake.load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return fake
+
+
+def test_hub_is_asked_as_pinned_with_its_own_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = hub(
+        monkeypatch, [{"prompt_id": 81, "prompt": ["a", "b"], "category": "writing", "x": 1}]
+    )
+    cases = load_cases(compose(["dataset=mtbench"]).dataset)
+    assert cases == [Case("81", "writing", "mt_bench", ("a", "b"))]
+    assert fake.calls == [
+        ("HuggingFaceH4/mt_bench_prompts", {"name": None, "split": "train", "revision": "main"})
+    ]
+
+
+def test_hub_configurations_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"question": f"q{i}", "answer_number": i} for i in range(25)]
+    fake = hub(monkeypatch, rows)
+    cases = load_cases(compose(["dataset=mgsm"]).dataset)
+    assert len(cases) == 110
+    assert [case.case_id for case in cases] == [str(i) for i in range(1, 111)]
+    assert [call[1]["data_dir"] for call in fake.calls][:2] == ["bn", "de"]
+
+
+def test_local_file_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = hub(monkeypatch, RuntimeError("not to be asked"))
+    write(tmp_path / "gsm8k.jsonl", [{"question": "a", "answer": "b"}])
+    assert len(load_cases(compose(["dataset=gsm8k"]).dataset, tmp_path)) == 1
+    assert fake.calls == []
+
+
+def test_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, ConnectionError("no route\nto host"))
+    with pytest.raises(DatasetError) as caught:
+        load_cases(compose(["dataset=gsm8k"]).dataset)
+    for part in ("openai/gsm8k", "no route to host", "gsm8k.jsonl", "data_dir=FOLDER"):
+        assert part in str(caught.value)
+
+
+def test_folders_of_parquet_files_as_the_real_library_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layout of the hub's own conversion: <config>/<split>/0000.parquet."""
+    import pyarrow
+    from pyarrow import parquet
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for config in ("bn", "de"):
+        folder = tmp_path / "repo" / config / "test"
+        folder.mkdir(parents=True)
+        rows = [{"question": f"{config}{i}", "answer_number": i} for i in range(3)]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "0000.parquet")
+    cfg = compose(
+        ["dataset=mgsm", f"dataset.hub.id={tmp_path / 'repo'}", "dataset.hub.configs=[bn,de]",
+         "dataset.hub.rows_per_config=2"]
+    )  # fmt: skip
+    cases = load_cases(cfg.dataset)
+    assert [case.turns[0] for case in cases] == ["bn0", "bn1", "de0", "de1"]
+
+
+# --- prompt forms ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mbpp(tmp_path: Path) -> Path:
+    rows = [
+        {"task_id": i, "text": f"Do {i}.", "test_list": [f"assert f({i})", "assert g"], "code": "x"}
+        for i in (10, 11, 510, 511)
+    ]
+    return write(tmp_path / "mbpp.jsonl", rows).parent
+
+
+def test_mbpp_keeps_the_test_split(mbpp: Path) -> None:
+    cases = load_cases(compose(["dataset=mbpp"]).dataset, mbpp)
+    assert [case.case_id for case in cases] == ["11", "510"]
+    assert cases[0].turns[0].endswith("\n\nassert f(11)\nassert g")
+    assert {case.task for case in cases} == {"code"}
+
+
+def test_mbpp_in_token_recyclings_form(mbpp: Path) -> None:
+    cfg = compose(["dataset=mbpp", "dataset.prompt_form=token_recycling"])
+    assert load_cases(cfg.dataset, mbpp)[0].turns[0] == (
+        'Create a Python script for this problem:\n```python\n"""\nDo 11.\nassert f(11)\n"""\n\n```'
+    )
+
+
+def test_mbpp_in_token_recyclings_own_file_keeps_its_name(tmp_path: Path) -> None:
+    """As the yamls say; claims stand beside runs by the data set's name."""
+    theirs = [question(2, "code", ["Create …"]), question(600, "code", ["Create another …"])]
+    path = write(tmp_path / "theirs.jsonl", theirs)
+    for home in ("dataset/mbpp.yaml", "experiment/paper/token_recycling_table1_mbpp.yaml"):
+        words = (CONF_DIR / home).read_text().split()
+        typed = [word for word in words if word.startswith("dataset.")]
+        assert "dataset=jsonl" not in words
+        cfg = compose(["dataset=mbpp", *(word.replace("FILE", str(path)) for word in typed)])
+        cases = load_cases(cfg.dataset)
+        assert (cfg.dataset.name, [case.case_id for case in cases]) == ("mbpp", ["2", "600"])
+        assert [case.turns for case in cases] == [("Create …",), ("Create another …",)]
+        assert {(case.task, case.category) for case in cases} == {("code", "mbpp")}
+
+
+def test_humaneval_forms(tmp_path: Path) -> None:
+    head = 'def f(x: int) -> int:\n    """{x} [0]"""\n'
+    write(tmp_path / "humaneval.jsonl", [{"task_id": "HumanEval/0", "prompt": head}])
+    cases = load_cases(compose(["dataset=humaneval"]).dataset, tmp_path)
+    assert cases[0].case_id == "HumanEval/0"
+    assert cases[0].turns[0].endswith(f"```python\n{head}```")
+    raw = compose(["dataset=humaneval", "dataset.prompt_form=raw", "dataset.raw=true"])
+    assert load_cases(raw.dataset, tmp_path)[0].turns[0] == head
+
+
+def test_row_without_a_column_of_the_prompt(tmp_path: Path) -> None:
+    write(tmp_path / "gsm8k.jsonl", [{"query": "a", "answer": "b"}])
+    with pytest.raises(DatasetError, match=r"line 1: the column 'question' is missing"):
+        load_cases(compose(["dataset=gsm8k"]).dataset, tmp_path)
+
+
+def test_row_with_an_empty_list_in_the_prompt(tmp_path: Path) -> None:
+    row = {"task_id": 11, "text": "x", "test_list": [], "code": ""}
+    write(tmp_path / "mbpp.jsonl", [row])
+    cfg = compose(["dataset=mbpp", "dataset.prompt_form=token_recycling"])
+    with pytest.raises(DatasetError, match=r"line 1: the prompt cannot be built"):
+        load_cases(cfg.dataset, tmp_path)
+
+
+# --- selection ------------------------------------------------------------------------------------
+
+
+def test_task_filter_takes_tasks_and_categories(mixed: Path) -> None:
+    assert {c.task for c in load(mixed, "dataset.tasks=[qa,rag]")} == {"qa", "rag"}
+    assert {c.category for c in load(mixed, "dataset.tasks=[coding]")} == {"coding"}
+    assert len(load(mixed, "dataset.tasks=[mt_bench]")) == 10
+
+
+def test_unknown_task_names_the_nearest(mixed: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'mt_bench'"):
+        load(mixed, "dataset.tasks=[mtbench]")
+
+
+def test_empty_selection(mixed: Path) -> None:
+    with pytest.raises(DatasetError, match="leaves no case"):
+        load(mixed, "dataset.tasks=[]")
+
+
+def test_head_limit_keeps_the_first(mixed: Path) -> None:
+    assert [c.case_id for c in load(mixed, "dataset.limit=4")] == ["0", "1", "2", "3"]
+    assert len(load(mixed, "dataset.limit=99")) == 30
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 6, 7, 14, 29, 30])
+def test_stratified_limit_is_even_over_tasks(mixed: Path, limit: int) -> None:
+    cases = load(mixed, f"dataset.limit={limit}", "dataset.sample=stratified")
+    assert len(cases) == len({c.case_id for c in cases}) == limit
+    counts = Counter(c.task for c in cases)
+    assert max(counts.values()) - min(counts.get(t, 0) for t in ("mt_bench", "qa", "rag")) <= 1
+    assert [int(c.case_id) for c in cases] == sorted(int(c.case_id) for c in cases)
+
+
+def test_stratified_limit_is_spread_within_a_task(mixed: Path) -> None:
+    cases = load(mixed, "dataset.limit=6", "dataset.sample=stratified")
+    assert [c.case_id for c in cases] == ["2", "7", "12", "17", "22", "27"]
+
+
+def test_stratified_limit_where_a_task_is_small(tmp_path: Path) -> None:
+    rows = [question(0, "rag"), *(question(i, "qa") for i in range(1, 9))]
+    path = write(tmp_path / "x.jsonl", rows)
+    cases = load(path, "dataset.limit=5", "dataset.sample=stratified")
+    assert Counter(c.task for c in cases) == {"rag": 1, "qa": 4}
+
+
+def test_shuffle_is_seeded_and_before_a_head_limit(mixed: Path) -> None:
+    once, again = (load(mixed, "dataset.shuffle=3") for _ in range(2))
+    assert once == again
+    assert once != load(mixed)
+    assert set(once) == set(load(mixed))
+    assert load(mixed, "dataset.shuffle=4") != once
+    assert load(mixed, "dataset.shuffle=3", "dataset.limit=5") == once[:5]
+
+
+def test_shuffle_mixes_a_stratified_sample_and_keeps_its_questions(mixed: Path) -> None:
+    sample = ("dataset.limit=12", "dataset.sample=stratified")
+    in_order, shuffled = load(mixed, *sample), load(mixed, *sample, "dataset.shuffle=1")
+    assert set(shuffled) == set(in_order)
+    assert shuffled != in_order
+
+
+def test_prompt_set_hash(mixed: Path) -> None:
+    cases = load(mixed)
+    assert prompt_set_hash(cases) == prompt_set_hash(load(mixed))
+    assert prompt_set_hash(cases[:-1]) != prompt_set_hash(cases)
+    assert prompt_set_hash(cases[::-1]) != prompt_set_hash(cases)
+    # The reference is not shown to a model.
+    other = [Case(c.case_id, c.category, c.task, c.turns, reference="x") for c in cases]
+    assert prompt_set_hash(other) == prompt_set_hash(cases)
+
+
+# --- fetching -------------------------------------------------------------------------------------
+
+
+def test_fetched_file_gives_the_same_cases_as_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scripts import fetch_data
+
+    hub(monkeypatch, [{"prompt_id": 81, "prompt": ["a", "b"], "category": "writing"}])
+    dataset = compose(["dataset=mtbench"]).dataset
+    from_hub = load_cases(dataset)
+    assert fetch_data.main(["mtbench", "--out", str(tmp_path)]) == 0
+    hub(monkeypatch, RuntimeError("not to be asked"))
+    assert load_cases(dataset, tmp_path) == from_hub
+    assert [path.name for path in tmp_path.iterdir()] == ["mt_bench.jsonl"]
+
+
+def test_fetching_an_unknown_or_unreachable_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from scripts import fetch_data
+
+    assert fetch_data.main(["specbnch", "--out", str(tmp_path)]) == 2
+    assert "'specbench'" in capsys.readouterr().err
+    nowhere = (tmp_path / "nowhere").as_uri()
+    monkeypatch.setitem(fetch_data._URLS, "specbench", nowhere)
+    assert fetch_data.main(["specbench", "--out", str(tmp_path)]) == 2
+    assert "spec_bench.jsonl" in capsys.readouterr().err
+
+
+def test_fetching_a_malformed_file_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from scripts import fetch_data
+
+    upstream = write(tmp_path / "upstream", [question(1), {"question_id": 2}])
+    monkeypatch.setitem(fetch_data._URLS, "specbench", upstream.as_uri())
+    assert fetch_data.main(["specbench", "--out", str(tmp_path / "data")]) == 2
+    assert "line 2" in capsys.readouterr().err
+    assert list((tmp_path / "data").iterdir()) == []
+    write(upstream, [question(1)])
+    assert fetch_data.main(["specbench", "--out", str(tmp_path / "data")]) == 0
+    assert "changed upstream" in capsys.readouterr().err
+
+
+# --- the real files -------------------------------------------------------------------------------
+
+
+@real_data
+def test_a_small_sample_takes_every_category_and_language() -> None:
+    talk = load_cases(compose(["dataset=mtbench", "dataset.limit=8"]).dataset, DATA)
+    assert len({case.category for case in talk}) == 8
+    # Ten problems of each of eleven languages, one language after the other.
+    maths = load_cases(compose(["dataset=mgsm", "dataset.limit=11"]).dataset, DATA)
+    assert [int(case.case_id) // 10 for case in maths] == list(range(11))
+
+
+@real_data
+@pytest.mark.parametrize(
+    ("name", "cases", "first", "last"),
+    [
+        ("specbench", 480, "81", "560"),
+        ("mtbench", 80, "81", "160"),
+        ("gsm8k", 1319, "1", "1319"),
+        ("mbpp", 500, "11", "510"),
+        ("humaneval", 164, "HumanEval/0", "HumanEval/163"),
+        ("mgsm", 110, "0", "109"),
+    ],
+)
+def test_real_file(name: str, cases: int, first: str, last: str) -> None:
+    loaded = load_cases(compose([f"dataset={name}"]).dataset, DATA)
+    assert len(loaded) == cases
+    assert (loaded[0].case_id, loaded[-1].case_id) == (first, last)
+
+
+@real_data
+def test_real_specbench_sample_is_mixed() -> None:
+    dataset = compose(["dataset=specbench", "dataset.limit=24"]).dataset
+    cases = load_cases(dataset, DATA)
+    assert Counter(case.task for case in cases) == dict.fromkeys(TASKS, 4)
+    assert all(len(case.turns) == (2 if case.task == "mt_bench" else 1) for case in cases)
+    whole = load_cases(compose(["dataset=specbench"]).dataset, DATA)
+    assert Counter(case.task for case in whole) == dict.fromkeys(TASKS, 80)
+
+
+@real_data
+def test_real_token_recycling_prompts_have_our_form() -> None:
+    """Where the sanitized edition left the wording as it was, our form gives the same prompt."""
+    theirs = {
+        row["question_id"]: row["turns"][0]
+        for row in map(json.loads, (Path(DATA) / "mbpp_tokenrecycling.jsonl").open())
+    }
+    cfg = compose(["dataset=mbpp", "dataset.prompt_form=token_recycling", "dataset.rows=null"])
+    ours = {int(case.case_id): case.turns[0] for case in load_cases(cfg.dataset, DATA)}
+    assert set(theirs) <= set(ours)
+    assert sum(theirs[i] == ours[i] for i in theirs) > 100

@@ -1,0 +1,115 @@
+"""Prompts by hand: what a model reads for one and for two turns."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from specbench.config.compose import compose
+from specbench.data.chat_templates import PromptTemplate
+from specbench.errors import ConfigurationError
+from tests.tiny_checkpoint import tiny_tokenizer
+
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+CHAT = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TWO_TURNS = [("Hello there?", "Good day. "), ("And now?", None)]
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return tiny_tokenizer()
+
+
+def text(tokenizer: Any, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids))
+
+
+def test_vicuna_one_turn(tokenizer: Any) -> None:
+    template = PromptTemplate(tokenizer)
+    assert template.name == "vicuna_v1.1"
+    ids = template.render([("Hello there?", None)])
+    assert text(tokenizer, ids) == f"<s>{SYSTEM} USER: Hello there? ASSISTANT:"
+    assert all(type(i) is int for i in ids)
+
+
+def test_vicuna_two_turns_ends_an_answer_with_eos(tokenizer: Any) -> None:
+    ids = PromptTemplate(tokenizer, "vicuna_v1.1").render(TWO_TURNS)
+    assert text(tokenizer, ids) == (
+        f"<s>{SYSTEM} USER: Hello there? ASSISTANT: Good day.</s> USER: And now? ASSISTANT:"
+    )
+    assert ids.count(tokenizer.eos_token_id) == 1
+
+
+def test_braces_in_a_question_are_text(tokenizer: Any) -> None:
+    ids = PromptTemplate(tokenizer).render([("{user} {0}", None)])
+    assert "USER: {user} {0} ASSISTANT:" in text(tokenizer, ids)
+
+
+def test_tokenizers_own_template(tokenizer: Any) -> None:
+    tokenizer.chat_template = CHAT
+    template = PromptTemplate(tokenizer)
+    assert template.name == "chat"
+    ids = template.render(TWO_TURNS)
+    # No <s> before it: a chat template writes its special tokens itself.
+    assert text(tokenizer, ids) == (
+        "<|user|>Hello there?</s><|assistant|>Good day. </s><|user|>And now?</s><|assistant|>"
+    )
+    together = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello there?"}], add_generation_prompt=True, return_dict=True
+    )
+    assert template.render([("Hello there?", None)]) == list(together["input_ids"])
+
+
+def test_plain_is_the_bare_text(tokenizer: Any) -> None:
+    tokenizer.chat_template = CHAT
+    ids = PromptTemplate(tokenizer, "plain").render([("def f():", None)])
+    assert text(tokenizer, ids) == "<s>def f():"
+
+
+def test_template_arguments_fix_what_a_template_would_take_from_the_clock(tokenizer: Any) -> None:
+    tokenizer.chat_template = (
+        "{% if not date is defined %}{% set date = strftime_now('%Y') %}{% endif %}"
+        "{{ date }}: {{ messages[0].content }}"
+    )
+    free = PromptTemplate(tokenizer)
+    fixed = PromptTemplate(tokenizer, template_kwargs={"date": "1999"})
+    assert str(datetime.now().year) in text(tokenizer, free.render([("x", None)]))
+    assert text(tokenizer, fixed.render([("x", None)])) == "1999: x"
+    assert free.sha != fixed.sha
+
+
+def test_sha_tells_templates_apart_and_is_stable(tokenizer: Any) -> None:
+    first = PromptTemplate(tokenizer)
+    assert first.sha == PromptTemplate(tiny_tokenizer(), "vicuna_v1.1").sha
+    assert first.sha != PromptTemplate(tokenizer, "plain").sha
+    assert len(first.sha) == 64
+    tokenizer.chat_template = CHAT
+    one = PromptTemplate(tokenizer).sha
+    tokenizer.chat_template = CHAT + " "
+    assert PromptTemplate(tokenizer).sha != one
+
+
+def test_errors(tokenizer: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"'vicuna_v1\.1'"):
+        PromptTemplate(tokenizer, "vicuna")
+    with pytest.raises(ConfigurationError, match="no chat template"):
+        PromptTemplate(tokenizer, "chat")
+
+
+def test_from_config(tokenizer: Any) -> None:
+    tokenizer.chat_template = CHAT
+    assert PromptTemplate.from_config(tokenizer, compose()).name == "chat"
+    vicuna = PromptTemplate.from_config(tokenizer, compose(["model=vicuna7b"]))
+    assert vicuna.name == "vicuna_v1.1"
+    raw = ["dataset=humaneval", "dataset.prompt_form=raw", "dataset.raw=true"]
+    assert PromptTemplate.from_config(tokenizer, compose(raw)).name == "plain"
+    dated = PromptTemplate.from_config(tokenizer, compose(["model=llama3_1b"]))
+    assert dated.sha != PromptTemplate(tokenizer, "chat").sha

@@ -1,0 +1,92 @@
+"""The audit tells a near tie from a bug."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.decoding import lossless
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.lossless import audit_output, first_difference
+from specbench.decoding.verify import GreedyVerifier
+from specbench.models.target import Target
+from specbench.system.clock import NullClock
+from tests.conftest import VOCAB, tiny_model
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def plain(target: Target, n: int = 12) -> list[int]:
+    run = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    return run.decode(np.array(PROMPT), Drafter(name="ar"), max_new_tokens=n).output_ids
+
+
+def test_first_difference():
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([], [1]) == 0
+
+
+def test_equal_outputs_need_no_pass(make_target, monkeypatch):
+    monkeypatch.setattr(lossless, "max_gap", lambda *_: pytest.fail("no pass is needed"))
+    assert audit_output(make_target(), PROMPT, [1, 2], [1, 2]).verdict == "equal"
+
+
+def test_a_wrong_token_is_a_bug_with_its_gap(make_target):
+    target = make_target()
+    reference = plain(target)
+    wrong = [*reference[:5], (reference[5] + 1) % VOCAB]
+    found = audit_output(target, PROMPT, wrong, reference)
+    assert found.verdict == "bug" and found.first_diff == 5
+    with torch.inference_mode():
+        logits = target.prefill(np.array(PROMPT + reference[:5])).logits[-1]
+    assert found.gap == pytest.approx(float(logits.max() - logits[wrong[5]]), abs=1e-9)
+
+
+def tied_target() -> Target:
+    """Ids 10 and 11 have the same logit everywhere, up to ``1e-10``."""
+    model = tiny_model("llama")
+    with torch.no_grad():
+        head = model.get_output_embeddings().weight
+        head[:] *= 0.01
+        head[10] = model.model.norm.weight * 3
+        head[11] = head[10] * (1 + 1e-13)
+    return Target(model, max_len=64, max_nodes=4)
+
+
+def test_a_tie_is_a_near_tie_whatever_follows():
+    target = tied_target()
+    reference = plain(target, 6)
+    place = next((i for i, t in enumerate(reference) if t in (10, 11)), None)
+    if place is None:  # the tied pair is the minimum here: turn it round
+        with torch.no_grad():
+            target.model.get_output_embeddings().weight[10:12] *= -1
+        reference = plain(target, 6)
+        place = next(i for i, t in enumerate(reference) if t in (10, 11))
+    other = 21 - reference[place]
+    run = [*reference[:place], other]
+    prompt = np.array([*PROMPT, *run])
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    run += engine.decode(prompt, Drafter(name="ar"), max_new_tokens=3).output_ids
+    found = audit_output(target, PROMPT, run, reference)
+    assert found.verdict == "near_tie" and found.first_diff == place
+    assert found.gap is not None and found.gap <= lossless.TOLERANCE["float64"]
+
+
+def test_stopping_early_without_an_end_token_is_a_bug(make_target):
+    target = make_target()
+    reference = plain(target)
+    found = audit_output(target, PROMPT, reference[:-2], reference, ended_rightly=False)
+    assert found.verdict == "bug" and found.first_diff == len(reference) - 2
+
+
+def test_tolerances_are_the_stated_ones():
+    assert lossless.TOLERANCE == {
+        "float64": 1e-9,
+        "float32": 1e-3,
+        "float16": 0.05,
+        "bfloat16": 0.25,
+    }

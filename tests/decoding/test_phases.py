@@ -1,0 +1,42 @@
+"""Phase times of the real small model against an outside clock that knows nothing of phases."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from specbench.system.clock import PHASES
+
+
+@pytest.mark.slow
+def test_phases_sum_to_the_wall_time_within_two_percent(monkeypatch, tmp_path):
+    """The outside clock goes round the whole of decode; the five phases leave little unclaimed."""
+    from runners.launch import dispatch
+    from runners.session import session
+    from specbench.config import compose
+    from specbench.results import records
+
+    outside = []
+    decode = session.Session.decode
+
+    def timed(self, *arguments, **options):
+        begin = time.perf_counter()
+        result = decode(self, *arguments, **options)
+        outside.append((result.phase_s, time.perf_counter() - begin))
+        return result
+
+    monkeypatch.setattr(session.Session, "decode", timed)
+    cfg = compose.compose(
+        ["measure=phases", "measure.reruns=0", "measure.warmup=0", "dataset.limit=2",
+         "generation.max_new_tokens=48", f"output_dir={tmp_path}/run"]
+    )  # fmt: skip
+    assert dispatch.execute(cfg, dispatch.Invocation(), lambda work, job: work(job)) == 0
+    for phases, wall in outside:
+        assert sum(phases.values()) == pytest.approx(wall, rel=0.02)
+        named = sum(phases.get(name, 0.0) for name in (*PHASES, "prefill", "setup"))
+        assert named == pytest.approx(wall, rel=0.02)
+    found, _ = records.read_records(tmp_path / "run")
+    assert len(found) == len(outside) == 8  # two labels, two dialogues of two turns
+    for record in found:
+        assert sum(record.phase_s.values()) == pytest.approx(record.wall_s, rel=0.02)

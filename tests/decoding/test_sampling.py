@@ -1,0 +1,517 @@
+"""Sampled output follows the target's law, whoever drafts; laws of the texts of 1 to 4 tokens.
+
+What is covered, ``tests/sampling_laws.py`` saying by which statistics; `GRID` below is this table
+for the machine, and the first tests hold it against what there is:
+
+=============  =============================================================================
+verifier       compared with the target's law, for each of six settings (temperatures 0.3, 1
+               and 1.5, top-p 0.8, top-k 3, both)
+=============  =============================================================================
+``greedy``     token for token with plain decoding (``test_engine.py``); here temperature 0
+``match``      token for token with plain sampling of the same seed, for all nine drafts;
+               plain sampling itself by chi-square
+``rejection``  by chi-square for the eight drafts that are drawn: a chain; siblings with and
+               without replacement; duplicates among children; a draft that runs out of
+               tokens; p = q (with and without replacement); disjoint support. Token for
+               token with plain sampling for the ninth, which is not drawn. One node of any
+               such draft exactly, not by a sample
+``typical``    lossy: by chi-square with the law that it is documented to have
+=============  =============================================================================
+
+Methods: ``test_sampling_methods.py``. Real models: ``test_sampling_models.py`` (the embedded one at
+fixed contexts; tiny ones of six architectures), ``test_draft_methods.py`` (SpS and OPT-Tree with
+two tiny models). Wrong verifiers must fail by the same threshold
+(``test_wrong_verifiers_are_found``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from specbench.config.schema import VERIFIERS
+from specbench.decoding.engine import Engine
+from specbench.decoding.sampling import Sampling, Uniforms, sample
+from specbench.decoding.structs import DraftTree, Proposal, Verdict
+from specbench.decoding.tree import row_depths, sibling_table
+from specbench.decoding.verify import (
+    GreedyVerifier,
+    MatchVerifier,
+    RejectionVerifier,
+    TypicalVerifier,
+)
+from specbench.decoding.verify.rejection import ratio_tests
+from specbench.errors import CaseFailed
+from specbench.models.scores import Scores
+from specbench.results.records import LOSSY_VERIFIERS
+from specbench.system.clock import NullClock
+from tests import sampling_laws as laws
+from tests.sampling_laws import (
+    DRAFTS,
+    DRAWN,
+    LAWS,
+    P_LEAST,
+    PROMPT,
+    TRIALS,
+    VOCAB,
+    TreeDrafts,
+    law_of,
+    table,
+    worst_p,
+)
+from tests.table_models import TableTarget
+
+# verifier: (drafts compared by chi-square, drafts compared token for token)
+GRID = {
+    "greedy": ([], []),
+    "match": ([], list(DRAFTS)),
+    "rejection": (DRAWN, ["top"]),
+    "typical": (["top"], []),
+}
+LOSSLESS = {"match": MatchVerifier, "rejection": RejectionVerifier}
+PATHWISE = [(name, draft) for name, (_, drafts) in GRID.items() for draft in drafts]
+
+
+# -- the grid --------------------------------------------------------------------------------------
+
+
+def test_the_grid_names_every_verifier_and_every_draft():
+    assert GRID.keys() | {"auto"} == set(VERIFIERS)
+    for name in LOSSLESS:
+        assert {draft for drafts in GRID[name] for draft in drafts} == DRAFTS.keys()
+
+
+def test_the_grids_laws_and_drafts_are_what_their_names_say():
+    temperatures = {law.temperature for law in LAWS.values() if law.top_p == 1 and not law.top_k}
+    assert temperatures == {0.3, 1.0, 1.5}
+    assert any(law.top_p < 1 and not law.top_k for law in LAWS.values())
+    assert any(law.top_p == 1 and law.top_k for law in LAWS.values())
+    p = LAWS["both"].probs(table(0))
+    drafts = {name: TreeDrafts.named(name, LAWS["both"]) for name in DRAFTS}
+    for name in ("equal", "equal_without"):
+        assert torch.equal(drafts[name].q, p)
+    assert (drafts["disjoint"].q * p).sum() == 0
+    every = np.repeat(np.arange(VOCAB), VOCAB), np.tile(np.arange(VOCAB), VOCAB)
+    for drafter in drafts.values():
+        drafter.random = np.random.default_rng(0)
+    first, second = drafts["duplicates"].draw(*every)[:, :2].T
+    assert 0.2 < (first == second).mean() < 1
+    # Of the third child's law nothing is left.
+    assert (drafts["exhausted"].q > 0).sum(-1).max() == 2
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_an_error_of_two_percent_is_found(law):
+    """Power of the first token's test where the wrong mass is hardest to see."""
+    p = law_of(LAWS[law]).sum((1, 2, 3))
+    p = p[p > 0]
+    if len(p) < 2:
+        return
+    limit = stats.chi2.isf(P_LEAST, len(p) - 1)
+    for i, j in itertools.permutations(range(len(p)), 2):
+        if p[i] > 0.02:
+            distance = TRIALS * (0.02**2 / p[i] + 0.02**2 / p[j])
+            assert stats.ncx2.sf(limit, len(p) - 1, distance) > 0.99
+
+
+# -- laws ------------------------------------------------------------------------------------------
+
+
+def check_ratio(draft, law, n):
+    drafter = TreeDrafts.named(draft, LAWS[law])
+    outputs, per_step = laws.ratio_turns(drafter, LAWS[law], n)
+    assert worst_p(outputs, law_of(LAWS[law])) > P_LEAST
+    assert laws.transitions_p(outputs, LAWS[law]) > P_LEAST
+    return per_step
+
+
+@pytest.mark.parametrize(("draft", "law"), [("chain", "hot"), ("without", "both")])
+def test_the_ratio_test_follows_the_targets_law(draft, law):
+    check_ratio(draft, law, 3000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("draft", DRAWN)
+def test_the_ratio_test_follows_the_targets_law_everywhere(draft, law):
+    per_step = check_ratio(draft, law, TRIALS)
+    if draft.startswith("equal"):  # always accepted, whole
+        assert per_step > 2.5
+    elif draft == "disjoint":
+        assert (per_step == 1) == (law in ("top_p", "top_k", "both"))
+    else:
+        assert per_step > 1.1
+
+
+def check_engine(draft, law, n):
+    """The verifier as it is called, turn by turn; all tokens of longer turns are looked at."""
+    verifier = RejectionVerifier(LAWS[law])
+    outputs, _ = laws.turns(verifier, TreeDrafts.named(draft, LAWS[law]), n, 16)
+    assert worst_p(outputs, law_of(LAWS[law])) > P_LEAST
+    assert laws.transitions_p(outputs, LAWS[law]) > P_LEAST
+
+
+def test_so_does_the_engine_with_it():
+    check_engine("without", "both", 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("draft", ["chain", "without", "duplicates"])
+def test_so_does_the_engine_with_it_everywhere(draft, law):
+    check_engine(draft, law, 400)
+
+
+def check_plain(verifier, draft, law, n):
+    drafter = TreeDrafts.named(draft, LAWS[law])
+    outputs, per_step = laws.turns(LOSSLESS[verifier](LAWS[law]), drafter, n, 12)
+    np.testing.assert_array_equal(outputs, laws.plain_turns(LAWS[law], n, 12))
+    return per_step
+
+
+@pytest.mark.parametrize(("verifier", "draft"), PATHWISE)
+@pytest.mark.parametrize("law", ["hot", "both"])
+def test_outputs_are_those_of_plain_sampling(verifier, draft, law):
+    check_plain(verifier, draft, law, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("verifier", "draft"), PATHWISE)
+@pytest.mark.parametrize("law", LAWS)
+def test_outputs_are_those_of_plain_sampling_everywhere(verifier, draft, law):
+    per_step = check_plain(verifier, draft, law, 60)
+    assert per_step > 1.05 or draft == "disjoint"  # drafts are taken at all
+
+
+@pytest.mark.parametrize(
+    "law", [law if law == "both" else pytest.param(law, marks=pytest.mark.slow) for law in LAWS]
+)
+def test_plain_sampling_follows_the_law(law):
+    """The verifiers' random numbers, a seed a turn, as ``test_outputs_are_those_…`` ties them."""
+    law = LAWS[law]
+    numbers = Uniforms()
+    uniforms = np.empty((TRIALS, laws.N_TOKENS))
+    for seed in range(TRIALS):
+        numbers.begin(seed)
+        uniforms[seed] = numbers.take(laws.N_TOKENS)
+    text = np.tile(PROMPT, (TRIALS, 1))
+    p = law.probs(table(0))
+    for place in range(laws.N_TOKENS):
+        rows = p[text[:, -2], text[:, -1]]
+        drawn = sample(rows, torch.from_numpy(uniforms[:, place])).numpy()
+        text = np.concatenate([text, drawn[:, None]], 1)
+    assert worst_p(text[:, len(PROMPT) :], law_of(law)) > P_LEAST
+    assert laws.transitions_p(text[:, len(PROMPT) :], law) > P_LEAST
+
+
+# -- the law of a verifier that does not follow the target's ---------------------------------------
+
+EPSILON, DELTA = 0.09, 0.3
+
+
+def typical_law(drafter, law):
+    """``[VOCAB] * 4`` what typical acceptance is documented to emit, in the plainest form."""
+    p = law.probs(table(0).double()).numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = -np.where(p > 0, p * np.log(p), 0).sum(-1, keepdims=True)
+    likely = (p > np.minimum(EPSILON, DELTA * np.exp(-entropy))) | (p == p.max(-1, keepdims=True))
+    joint = np.zeros((VOCAB,) * laws.N_TOKENS)
+
+    def follow(text, chance):
+        if len(text) >= len(PROMPT) + laws.N_TOKENS:
+            joint[tuple(text[len(PROMPT) : len(PROMPT) + laws.N_TOKENS])] += chance
+            return
+        (tokens,) = drafter.draw(np.array(text[-2:-1]), np.array(text[-1:]))
+        branches = [text]
+        for token, parent in zip(tokens.tolist(), drafter.parents.tolist(), strict=True):
+            above = branches[parent + 1]
+            passed = above is not None and likely[above[-2], above[-1], token]
+            branches.append([*above, token] if passed else None)
+        longest = max((branch for branch in branches if branch is not None), key=len)
+        after = np.where(likely, p, 0)[longest[-2], longest[-1]]
+        for token in np.flatnonzero(after):
+            follow([*longest, int(token)], chance * after[token] / after.sum())
+
+    first = p[PROMPT[-2], PROMPT[-1]]
+    for token in np.flatnonzero(first):
+        follow([*PROMPT.tolist(), int(token)], first[token])
+    return joint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", ["warm", "hot", "both"])
+def test_typical_acceptance_has_the_law_it_is_documented_to_have(law):
+    drafter = TreeDrafts.named("top", LAWS[law])
+    expected = typical_law(drafter, LAWS[law])
+    assert expected.sum() == pytest.approx(1)
+    verifier = TypicalVerifier(LAWS[law], epsilon=EPSILON, delta=DELTA)
+    outputs, per_step = laws.turns(verifier, drafter, 1500, laws.N_TOKENS)
+    assert worst_p(outputs, expected) > P_LEAST
+    assert worst_p(outputs, law_of(LAWS[law])) < P_LEAST  # and it is another one
+    assert per_step > 1.4
+
+
+# -- one node, exactly -----------------------------------------------------------------------------
+
+
+def draws_without(q, width):
+    """Every ordered choice of children without replacement, and its probability."""
+    for ids in itertools.permutations(range(len(q)), width):
+        chance, left = 1.0, q.copy()
+        for x in ids:
+            chance *= left[x] / left.sum() if left.sum() > 0 else 0.0
+            left[x] = 0
+        if chance > 0:
+            yield ids, chance
+
+
+def draws_with(q, width):
+    for ids in itertools.product(range(len(q)), repeat=width):
+        if np.prod(q[list(ids)]) > 0:
+            yield ids, np.prod(q[list(ids)])
+
+
+some_law = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(sum)
+
+
+@settings(max_examples=60, deadline=None)
+@given(p=some_law, q=some_law, width=st.integers(1, 3), replacement=st.booleans())
+def test_accepted_child_or_residual_token_has_the_targets_law(p, q, width, replacement):
+    """The sum over all draws and all outcomes of the tests, not a sample."""
+    p, q = (np.array(x, dtype=np.float64) / sum(x) for x in (p, q))
+    total = np.zeros(4)
+    for ids, chance in (draws_with if replacement else draws_without)(q, width):
+        proposal = Proposal(torch.from_numpy(q)[None], np.zeros(width, dtype=np.int64), replacement)
+        odds, rest = ratio_tests(
+            torch.from_numpy(p)[None], np.arange(width)[None], torch.tensor(ids), proposal
+        )
+        reached = chance
+        for x, odd in zip(ids, odds[0].clamp(max=1.0).tolist(), strict=True):
+            total[x] += reached * odd
+            reached *= 1 - odd
+        total += reached * rest[0].numpy()
+    if total.sum() > 0:  # else more children than the draft's law can give
+        np.testing.assert_allclose(total, p, atol=1e-9)
+
+
+def test_a_child_that_cannot_have_been_drawn_changes_nothing():
+    p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.0, 0.5, 0.5]])
+    for replacement in (True, False):
+        odds, rest = ratio_tests(
+            p, np.array([[0]]), torch.tensor([0]), Proposal(q, np.zeros(1, np.int64), replacement)
+        )
+        assert odds.item() == 0.0
+        assert rest.tolist() == p.tolist()
+
+
+def test_equal_laws_accept_always_and_leave_the_law():
+    p = torch.tensor([[0.1, 0.2, 0.7]])
+    odds, rest = ratio_tests(
+        p, np.array([[0]]), torch.tensor([1]), Proposal(p, np.zeros(1, dtype=np.int64))
+    )
+    assert odds.item() == 1.0 and rest.tolist() == p.tolist()
+
+
+# -- wrong verifiers -------------------------------------------------------------------------------
+
+
+class NoResidual(RejectionVerifier):
+    """Draws the token after a rejection from the target's law, accepted tokens included."""
+
+    def verify(self, tree, scores):
+        verdict, choices = super().verify(tree, scores)
+        row = int(verdict.path[-1]) + 1 if len(verdict.path) else 0
+        again = self._draw(scores.logits[row : row + 1], self._uniforms.take(1))
+        verdict.tokens[-1] = int(again[0])
+        return verdict, choices
+
+
+class SiblingsAgain(RejectionVerifier):
+    """Treats draws without replacement as draws with it."""
+
+    def verify(self, tree, scores):
+        return super().verify(replace(tree, probs=replace(tree.probs, replacement=True)), scores)
+
+
+class KnownNumbers(RejectionVerifier):
+    """Tests with the very numbers that the drafter draws with."""
+
+    def begin(self, seed):
+        super().begin(seed)
+        self.seed = seed
+
+    def first(self, scores):
+        token = super().first(scores)
+        self._uniforms._random = np.random.default_rng(self.seed)
+        return token
+
+
+class AlwaysOnce(MatchVerifier):
+    """Accepts as if the draft's law were the target's."""
+
+    def verify(self, tree, scores):
+        verdict, choices = super().verify(tree, scores)
+        if not len(verdict.path):
+            verdict = Verdict(np.array([0]), np.append(tree.tokens[0], verdict.tokens))
+        return verdict, choices
+
+
+def typical(law):
+    return TypicalVerifier(law, epsilon=EPSILON, delta=DELTA)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "draft"),
+    [
+        (NoResidual, "chain"),
+        pytest.param(SiblingsAgain, "without", marks=pytest.mark.slow),
+        pytest.param(KnownNumbers, "chain", marks=pytest.mark.slow),
+        pytest.param(AlwaysOnce, "chain", marks=pytest.mark.slow),
+        pytest.param(typical, "top", marks=pytest.mark.slow),
+        pytest.param(lambda law: MatchVerifier(Sampling(1.2)), "top", marks=pytest.mark.slow),
+    ],
+)
+def test_wrong_verifiers_are_found(wrong, draft):
+    law = LAWS["warm"]
+    outputs, _ = laws.turns(wrong(law), TreeDrafts.named(draft, law), 250, 16)
+    found = min(worst_p(outputs, law_of(law)), laws.transitions_p(outputs, law))
+    assert found < P_LEAST
+
+
+# -- what verifiers promise besides ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier])
+@pytest.mark.parametrize("draft", ["chain", "with", "without", "top"])
+def test_all_rows_at_once_decide_as_row_by_row(verifier, draft, monkeypatch):
+    """The way of a GPU, on the CPU: the same tokens in the same steps."""
+    law = LAWS["warm"]
+    engine = Engine(TableTarget(table(0)), verifier(law), eos_ids=frozenset(), clock=NullClock)
+    runs = []
+    for lazy in (True, False):
+        for module in ("match", "rejection"):
+            monkeypatch.setattr(
+                f"specbench.decoding.verify.{module}.row_by_row", lambda _, lazy=lazy: lazy
+            )
+        for seed in range(6):
+            drafter = TreeDrafts.named(draft, law)
+            result = engine.decode(PROMPT, drafter, max_new_tokens=20, seed=seed)
+            runs.append((result.output_ids, result.accepted_per_step))
+    assert runs[:6] == runs[6:]
+
+
+@pytest.mark.parametrize("draft", ["with", "without", "top"])
+def test_rejection_at_temperature_0_is_greedy(draft):
+    drafter = TreeDrafts.named(draft, LAWS["warm"])
+    outputs = []
+    for verifier in (GreedyVerifier(), RejectionVerifier(Sampling(0.0))):
+        engine = Engine(TableTarget(table(0)), verifier, eos_ids=frozenset(), clock=NullClock)
+        outputs.append(engine.decode(PROMPT, drafter, max_new_tokens=30).output_ids)
+    assert outputs[0] == outputs[1]
+
+
+def test_typical_acceptance_by_hand():
+    """p = .6 .3 .1: entropy .898, so the limit is min(.09, .3 * .407) = .09; .1 passes, .05 not."""
+    law = Sampling(1.0)
+    rows = torch.tensor([[0.6, 0.3, 0.1], [0.65, 0.3, 0.05], [1.0, 1e-9, 1e-9], [0.4, 0.3, 0.3]])
+    tree = DraftTree(np.array([2, 2, 0]), np.array([-1, 0, 1]))
+    verifier = TypicalVerifier(law, epsilon=0.09, delta=0.3)
+    verifier.begin(0)
+    verdict, choices = verifier.verify(tree, Scores(rows.log()))
+    assert verdict.path.tolist() == [0]
+    assert verdict.tokens[0] == 2 and verdict.tokens[1] in (0, 1)
+    assert choices.tolist() == [0, 0, 0, 0]
+
+
+def test_lossy_verifiers_are_known_to_the_records():
+    classes = (GreedyVerifier, MatchVerifier, RejectionVerifier, TypicalVerifier)
+    assert {cls.name for cls in classes if not cls.lossless} == set(LOSSY_VERIFIERS)
+
+
+@pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier, typical])
+def test_logits_that_are_not_finite_fail_the_case(verifier):
+    broken = table(0)
+    broken[:, 4] = torch.nan
+    engine = Engine(
+        TableTarget(broken), verifier(LAWS["warm"]), eos_ids=frozenset(), clock=NullClock
+    )
+    drafter = TreeDrafts.named("chain", LAWS["warm"])
+    with pytest.raises(CaseFailed, match="not finite"):
+        engine.decode(PROMPT, drafter, max_new_tokens=200)
+
+
+@pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier, typical])
+def test_device_tokens_outside_the_vocabulary_fail_the_case(verifier):
+    made = verifier(LAWS["warm"])
+    made.begin(0)
+    proposal = Proposal(torch.full((1, VOCAB), 1 / VOCAB), np.zeros(1, dtype=np.int64))
+    tree = DraftTree(torch.tensor([VOCAB]), np.array([-1]), probs=proposal)
+    with pytest.raises(CaseFailed, match="outside the vocabulary"):
+        made.verify(tree, Scores(table(0)[0, :2]))
+
+
+# -- probabilities and draws -----------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    logits=st.lists(st.integers(-4, 4), min_size=2, max_size=9),
+    temperature=st.sampled_from([0.3, 1.0, 1.5]),
+    top_p=st.sampled_from([0.2, 0.7, 1.0]),
+    top_k=st.integers(0, 10),
+)
+def test_probabilities_equal_the_plain_rule(logits, temperature, top_p, top_k):
+    law = Sampling(temperature, top_p, top_k)
+    weights = np.exp(np.array(logits) / temperature)
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    if 0 < top_k < len(logits):
+        order = [i for i in order if logits[i] >= logits[order[top_k - 1]]]
+    total, mass, kept = sum(weights[order]), 0.0, []
+    for i in order:
+        if mass < top_p - 1e-12:
+            kept.append(i)
+        mass += weights[i] / total
+    expected = np.zeros(len(logits))
+    expected[kept] = weights[kept] / weights[kept].sum()
+    found = law.probs(torch.tensor(logits, dtype=torch.float64))
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
+
+
+def test_half_precision_is_raised_and_no_temperature_overflows():
+    logits = torch.tensor([40.0, 39.0, -torch.inf], dtype=torch.bfloat16)
+    found = Sampling(1e-38).probs(logits)
+    assert found.dtype == torch.float32 and found.tolist() == [1.0, 0.0, 0.0]
+    assert Sampling(0.0).probs(torch.tensor([1.0, 3.0, 3.0])).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_draws_at_the_borders():
+    probs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]]).expand(5, -1)
+    uniforms = torch.tensor([1e-300, 0.25, 0.25 + 1e-12, 0.9, 1.0], dtype=torch.float64)
+    assert sample(probs, uniforms).tolist() == [1, 1, 3, 3, 3]
+
+
+def test_a_turns_numbers_come_in_order_and_are_not_the_seeds_own():
+    numbers = Uniforms()
+    numbers.begin(7)
+    ahead = numbers.peek(5).copy()
+    parts = [*numbers.take(2), *numbers.peek(1), *numbers.take(3)]
+    assert parts == [*ahead[:2], ahead[2], *ahead[2:]]
+    assert ((ahead > 0) & (ahead <= 1)).all()
+    own = np.random.default_rng(7).random(5)
+    assert not np.isclose(ahead, own).any() and not np.isclose(1 - ahead, own).any()
+
+
+def test_geometry_by_hand():
+    parents = np.array([-1, -1, 0, 0, 1, 4])
+    aux = np.array([False, False, False, True, False, False])
+    assert row_depths(parents).tolist() == [0, 1, 1, 2, 2, 2, 3]
+    assert sibling_table(parents, aux).tolist() == [
+        [0, 1], [2, -1], [4, -1], [-1, -1], [-1, -1], [5, -1], [-1, -1],
+    ]  # fmt: skip

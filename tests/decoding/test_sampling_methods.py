@@ -1,0 +1,244 @@
+"""Sampled output of every method follows the target's law.
+
+A method whose drafts are not drawn from distributions it names (``DraftTree.probs`` is None) is
+held to more than a law: its output is plain sampling's of the same seed, token for token, and plain
+sampling follows the law (``test_sampling.py``). That is every method but SpS and PEARL, whose
+output is compared by chi-square: the laws of the texts of 1 to 4 tokens, and of a token given the
+two before it over all of a turn (errors of 3 % in total variation are found).
+
+========================================  ==================  ==================================
+methods                                   verifier            compared, for which settings
+========================================  ==================  ==================================
+sps, pearl                                ``rejection``       chi-square; all six of ``LAWS``
+sps with the heuristic, with confidence   ``rejection``       chi-square; temperature 1
+all of conf/method, but oracle            ``match``           token for token; top-k, top-p
+all of conf/method but oracle, sps,       ``rejection``       token for token; top-k, top-p
+pearl
+card, card uncorrected, opt_tree,         ``match``,          token for token; all six of
+ouroboros                                 ``rejection``       ``LAWS``
+the same, sps and pearl, with tiny real   ``match``,          token for token; temperature 1.1,
+models in float64                         ``rejection``       top-p 0.95 (sps, pearl: ``match``)
+========================================  ==================  ==================================
+
+``oracle`` is left out: it knows the greedy output and works at temperature 0 alone.
+
+A new method is in one of the rows without being named: one with a draft model is played once, and
+compared by chi-square where its trees say what they were drawn from.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from methods.card import Card
+from methods.opt_tree import OptTree
+from methods.ouroboros import Ouroboros
+from methods.pearl import Pearl
+from methods.sps import Sps
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.structs import DraftContext
+from specbench.decoding.verify import MatchVerifier, RejectionVerifier
+from specbench.system.clock import NullClock
+from tests import sampling_laws as laws
+from tests.conftest import VOCAB as TINY_VOCAB
+from tests.conftest import tiny_draft
+from tests.contract import driver
+from tests.sampling_laws import LAWS, P_LEAST, VOCAB
+from tests.table_models import TableDraft, TableTarget, table
+
+NAMES = [name for name in driver.method_names() if driver.instantiate(name).needs.sampling]
+
+
+def watched(drafter):
+    """A list that grows with every draft that says what it was drawn from."""
+    drawn = []
+    propose, overlap = drafter.propose, drafter.overlap
+
+    def proposed(state):
+        tree = propose(state)
+        drawn.extend([tree] * (tree.probs is not None or tree.guess is not None))
+        return tree
+
+    def guessed(state, tree):
+        guess = overlap(state, tree)
+        drawn.extend([guess] * (guess is not None))
+        return guess
+
+    drafter.propose, drafter.overlap = proposed, guessed
+    return drawn
+
+
+def draws(name):
+    """Whether a method with a draft model draws its drafts; the others' own test finds out."""
+    drafter = driver.instantiate(name)
+    if not drafter.needs.draft_model or drafter.needs.artefacts:
+        return False
+    law, logits = Sampling(1.0), table(0, driver.VOCABULARY)
+    draft = TableDraft(logits)
+    drafter.setup(DraftContext(driver.VOCABULARY, frozenset(), sampling=law, draft_model=draft))
+    drawn = watched(drafter)
+    loop = Engine(
+        TableTarget(logits),
+        RejectionVerifier(law),
+        eos_ids=frozenset(),
+        clock=NullClock,
+        overlap="serial",
+    )
+    loop.decode(laws.PROMPT, drafter, max_new_tokens=8)
+    return bool(drawn)
+
+
+METHODS_THAT_DRAW = [name for name in NAMES if draws(name)]
+DRAWN = {name: partial(driver.instantiate, name) for name in METHODS_THAT_DRAW} | {
+    # shorter drafts than the yaml's, and variants
+    "sps": lambda: Sps(gamma=3),
+    "pearl": lambda: Pearl(gamma=3),
+    "heuristic": lambda: Sps(gamma=1, schedule="heuristic", max_gamma=4),
+    "confidence": lambda: Sps(gamma=4, confidence=0.3),
+}
+FIXED = {
+    "card": lambda: Card(k=6, r=3, max_depth=12),
+    "card_uncorrected": lambda: Card(k=6, r=3, max_depth=12, correct=False),
+    "opt_tree": lambda: OptTree(nodes=12, threshold=0.1, max_depth=4),
+    "ouroboros": lambda: Ouroboros(gamma=3, ngram=3, window=4, guesses=4, topk=2),
+}
+VERIFIERS = {"match": MatchVerifier, "rejection": RejectionVerifier}
+PATHWISE = [
+    (name, verifier)
+    for name in NAMES
+    for verifier in VERIFIERS
+    if verifier == "match" or name not in DRAWN
+]
+
+
+def test_every_method_is_compared_in_one_way_or_the_other():
+    assert set(driver.method_names()) - set(NAMES) == {"oracle"}
+    assert {name for name, verifier in PATHWISE if verifier == "match"} == set(NAMES)
+    by_ratio = {name for name, verifier in PATHWISE if verifier == "rejection"}
+    assert by_ratio | DRAWN.keys() >= set(NAMES)
+    assert {"sps", "pearl"} <= set(METHODS_THAT_DRAW)
+    assert not set(FIXED) & set(METHODS_THAT_DRAW)
+
+
+# -- drafts that are drawn -------------------------------------------------------------------------
+
+
+def on_tables(drafter, law):
+    """Set up with a draft that is the target with some noise."""
+    draft = TableDraft(laws.table(0) + 0.7 * laws.table(1))
+    drafter.setup(DraftContext(VOCAB, frozenset(), sampling=law, draft_model=draft))
+    return drafter
+
+
+def check_law(method, law, n):
+    drafter = on_tables(DRAWN[method](), law)
+    outputs, per_step = laws.turns(RejectionVerifier(law), drafter, n, 16, overlap="serial")
+    assert laws.worst_p(outputs, laws.law_of(law)) > P_LEAST
+    assert laws.transitions_p(outputs, law) > P_LEAST
+    assert per_step > 1.3
+
+
+@pytest.mark.parametrize("method", METHODS_THAT_DRAW)
+def test_drawn_drafts_leave_the_law(method):
+    check_law(method, LAWS["both"], 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "law"),
+    [
+        *((method, law) for method in METHODS_THAT_DRAW for law in LAWS),
+        ("heuristic", "warm"),
+        ("confidence", "warm"),
+    ],
+)
+def test_drawn_drafts_leave_the_law_everywhere(method, law):
+    check_law(method, LAWS[law], 1000)
+
+
+@pytest.mark.slow
+def test_pearls_guesses_are_accepted_by_the_ratio():
+    """More often than where the target draws without regard to them."""
+    law = LAWS["hot"]
+    by_ratio, by_match = (
+        laws.turns(verifier(law), on_tables(Pearl(gamma=3), law), 150, 16, overlap="serial")[1]
+        for verifier in (RejectionVerifier, MatchVerifier)
+    )
+    assert by_ratio > by_match + 0.1
+
+
+# -- drafts that are not: plain sampling, token for token ------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("method", FIXED)
+def test_a_draft_model_without_draws_is_plain_sampling(method, verifier, law):
+    drafter = on_tables(FIXED[method](), LAWS[law])
+    verifier = VERIFIERS[verifier](LAWS[law])
+    outputs, per_step = laws.turns(verifier, drafter, 40, 16, overlap="serial")
+    np.testing.assert_array_equal(outputs, laws.plain_turns(LAWS[law], 40, 16))
+    assert per_step > 1.05
+
+
+LAW = Sampling(0.8, top_p=0.95, top_k=6)
+
+
+@pytest.mark.parametrize(("name", "verifier"), PATHWISE)
+def test_any_method_is_plain_sampling(name, verifier, tmp_path_factory, monkeypatch):
+    cache = tmp_path_factory.getbasetemp() / "contract-artefacts"
+    drafter = driver.instantiate(name)
+    drafter.setup(driver.toy_context(drafter, cache, monkeypatch, sampling=LAW))
+    # So peaked that texts repeat themselves, and retrieval finds something.
+    logits = table(0, driver.VOCABULARY, 4.0)
+    loop = Engine(
+        TableTarget(logits),
+        VERIFIERS[verifier](LAW),
+        eos_ids=frozenset(),
+        clock=NullClock,
+        overlap="serial",
+    )
+    prompt = np.array([5, 9], dtype=np.int64)
+    drawn = watched(drafter)
+    expected = laws.plain_turns(LAW, 3, 60, logits, prompt)
+    for seed, plain in enumerate(expected):
+        drafter.reset()
+        result = loop.decode(prompt, drafter, max_new_tokens=60, seed=seed)
+        assert verifier == "match" or not drawn, (
+            f"{name} says what its drafts were drawn from, so its output is the target's by law "
+            "alone: add it to DRAWN above, with a maker whose draft works on six tokens"
+        )
+        assert result.output_ids == plain.tolist()
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("method", [*FIXED, *METHODS_THAT_DRAW])
+def test_with_tiny_models_too(method, verifier, make_target, rng):
+    law = Sampling(1.1, top_p=0.95)
+    drafter = (FIXED | DRAWN)[method]()
+    if method in DRAWN and verifier == "rejection":
+        return  # its tokens are the target's by law alone
+    draft = tiny_draft(drafter.needs, seed=0)
+    context = DraftContext(TINY_VOCAB, frozenset(), sampling=law, draft_model=draft)
+    drafter.setup(context)
+    loop = Engine(
+        make_target(),
+        VERIFIERS[verifier](law),
+        eos_ids=frozenset(),
+        clock=NullClock,
+        overlap="serial",
+    )
+    prompt, steps = rng.integers(0, TINY_VOCAB, 9), 0
+    for seed in range(3):
+        drafter.reset()
+        plain = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=24, seed=seed)
+        result = loop.decode(prompt, drafter, max_new_tokens=24, seed=seed)
+        assert result.output_ids == plain.output_ids
+        steps += result.n_target_passes
+    assert steps < 3 * 23

@@ -1,0 +1,106 @@
+"""Tree geometry by hand, and the compiled walk against the tensor version."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench.decoding.tree import (
+    BAD_PARENT,
+    VALID,
+    fill_tree,
+    longest_match,
+    tree_depth,
+    visibility,
+)
+
+NO_AUX = np.empty(0, dtype=bool)
+
+
+def geometry(parents: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    n = len(parents)
+    depths, visible = np.full(n + 3, 9), np.ones((n + 3, n + 3), dtype=bool)
+    status = fill_tree(
+        np.zeros(n, dtype=np.int64), np.array(parents, dtype=np.int64), NO_AUX, 5, depths, visible
+    )
+    assert status == VALID
+    return depths[: n + 1], visible[: n + 1, : n + 1]
+
+
+def test_five_nodes_by_hand():
+    #      root
+    #     0    1
+    #    2 3
+    #    4
+    depths, visible = geometry([-1, -1, 0, 0, 2])
+    assert depths.tolist() == [0, 1, 1, 2, 2, 3]
+    expected = [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [1, 1, 0, 1, 0, 1],
+    ]
+    assert visible.astype(int).tolist() == expected
+
+
+parents_lists = st.lists(st.floats(0, 1), max_size=40).map(
+    lambda xs: [int(x * (i + 1)) - 1 if x < 1 else i - 1 for i, x in enumerate(xs)]
+)
+
+
+@given(parents_lists)
+def test_both_implementations_agree(parents):
+    depths, visible = geometry(parents)
+    tensor_visible, tensor_depths = visibility(torch.tensor(parents, dtype=torch.int64))
+    assert tensor_visible.tolist() == visible.tolist()
+    assert tensor_depths.tolist() == depths.tolist()
+    assert tree_depth(np.array(parents, dtype=np.int64)) == depths.max()
+
+
+def test_a_parent_after_its_child_is_refused():
+    buffers = np.zeros(4, dtype=np.int64), np.zeros((4, 4), dtype=bool)
+    for parents in ([0], [-1, 1], [-2]):
+        n = np.zeros(len(parents), dtype=np.int64)
+        assert fill_tree(n, np.array(parents), NO_AUX, 5, *buffers) == BAD_PARENT
+
+
+def match(tokens, parents, choices, aux=None) -> list[int]:
+    path = np.zeros(16, dtype=np.int64)
+    flags = NO_AUX if aux is None else np.array(aux)
+    as_array = lambda x: np.array(x, dtype=np.int64)  # noqa: E731
+    n = longest_match(as_array(tokens), as_array(parents), flags, as_array(choices), path)
+    return path[:n].tolist()
+
+
+def test_longest_match_by_hand():
+    parents = [-1, -1, 0, 1, 3]
+    tokens = [7, 7, 8, 9, 4]  # two siblings share token 7
+    assert match(tokens, parents, [7, 8, 9, 0, 4, 0]) == [1, 3, 4]
+    assert match(tokens, parents, [7, 8, 1, 0, 4, 0]) == [0, 2]
+    assert match(tokens, parents, [7, 0, 0, 0, 0, 0]) == [0]  # the first of equals
+    assert match(tokens, parents, [5, 8, 9, 0, 4, 0]) == []
+    assert match(tokens, parents, [7, 8, 9, 0, 4, 0], aux=[False, True, False, True, True]) == [
+        0,
+        2,
+    ]
+    assert match([], [], [3]) == []
+
+
+@given(parents_lists, st.integers(0, 10_000))
+def test_longest_match_against_the_definition(parents, seed):
+    rng = np.random.default_rng(seed)
+    n = len(parents)
+    tokens, choices = rng.integers(0, 2, n), rng.integers(0, 2, n + 1)
+
+    def path_to(node: int) -> list[int]:
+        return [] if node < 0 else [*path_to(parents[node]), node]
+
+    accepted = [
+        p for p in map(path_to, range(n)) if all(tokens[i] == choices[parents[i] + 1] for i in p)
+    ]
+    longest = max(accepted, key=len, default=[])
+    assert match(tokens, parents, choices) == longest

@@ -1,0 +1,293 @@
+"""What the documents promise exists, and the house rules that no linter checks."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specbench.config import compose
+from specbench.config.compare import compose_entry
+from specbench.config.knobs import check_method
+from specbench.config.validate import check_values
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/measurements.md")
+PACKAGES = ("specbench", "methods", "runners", "analysis")
+TOP_LEVEL = {
+    *PACKAGES,
+    *("conf", "scripts", "tests", "docs", "surfaces", "assets"),
+    *("pyproject.toml", "constraints.txt", "Makefile", "run.py"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"),
+}
+# A module of ours by one of these names would hide a package that we import.
+HIDING = {"datasets", "hydra", "numba", "optuna", "torch", "transformers", "types", "wandb"}
+MAX_LINES = 400
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def code_blocks(name: str) -> str:
+    """The shell blocks of a document, comments removed."""
+    blocks = re.findall(r"^```bash\n(.*?)^```$", text(name), re.S | re.M)
+    return "\n".join(line.split(" #")[0] for block in blocks for line in block.splitlines())
+
+
+def make_targets() -> dict[str, str]:
+    return dict(re.findall(r"^([a-z-]+):.*?## (.+)$", text("Makefile"), re.M))
+
+
+def config_groups() -> set[str]:
+    """Folders of conf/ that hold a choice a user makes, as they are named on a command line."""
+    files = [path for path in (ROOT / "conf").rglob("*") if path.is_file()]
+    folders = {str(path.parent.relative_to(ROOT / "conf")) for path in files} - {"."}
+    return {name for name in folders if not name.endswith("_logging")}
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", ".ci/run"])
+def test_make_targets_that_are_named_exist(document):
+    shell = code_blocks(document) if document.endswith(".md") else text(document)
+    calls = re.findall(r"^make ([a-z -]+)", shell, re.M)
+    named = {target for call in calls for target in call.split()}
+    named |= set(re.findall(r"`make ([a-z-]+)`", text(document)))
+    assert named
+    assert named <= set(make_targets())
+
+
+def test_readme_names_every_make_target():
+    missing = {
+        name for name in make_targets() if name != "help" and f"`{name}`" not in text("README.md")
+    }
+    assert not missing
+
+
+def test_make_help_lists_every_target_with_its_comment():
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for target, comment in make_targets().items():
+        assert re.search(rf"^ +{target} +{re.escape(comment)}$", shown, re.M)
+
+
+@pytest.mark.parametrize(
+    ("made", "python"), [([], "python3"), ([".venv/.stamp-setup"], ".venv/bin/python")]
+)
+def test_the_gpu_check_installs_nothing(tmp_path, made, python):
+    """A machine with a GPU may have no network, and a torch of its own."""
+    for name in made:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "-n", "-f", str(ROOT / "Makefile"), "gpu-check"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown == f"{python} -m scripts.gpu_check --out docs/measurements/gpu \n"
+
+
+def test_ci_runs_the_readmes_test_command_before_the_rest():
+    commands = re.findall(r"^make (.+)$", text(".ci/run"), re.M)
+    assert commands == ["test", "lint type"]
+    assert "make test" in code_blocks("README.md")
+
+
+def test_readme_names_every_config_group():
+    readme = text("README.md")
+    assert not {group for group in config_groups() if f"`{group}`" not in readme}
+
+
+def run_commands() -> list[str]:
+    """The ``python run.py`` lines of the documents."""
+    lines = [line for name in DOCUMENTS for line in code_blocks(name).splitlines()]
+    return [line.strip() for line in lines if line.startswith("python run.py")]
+
+
+def jobs_of(command: str) -> list[list[str]]:
+    """Overrides of the jobs that a command line starts; each value of a sweep occurs once."""
+    _, _, *words = shlex.split(command)
+    if "-m" not in words:
+        return [words]
+    choices = []
+    for word in words:
+        if word != "-m":
+            key, values = word.split("=", 1)
+            choices.append([f"{key}={value}" for value in values.split(",")])
+    longest = max(len(values) for values in choices)
+    return [[values[i % len(values)] for values in choices] for i in range(longest)]
+
+
+@pytest.mark.parametrize("command", run_commands())
+def test_command_lines_in_the_documents_compose(command):
+    """Every group, choice, key and knob of the line exists, and its values are allowed."""
+    for overrides in jobs_of(command):
+        cfg = compose.compose(overrides)
+        check_values(cfg)
+        check_method(cfg.method)
+        for entry in cfg.compare:
+            check_method(compose_entry(cfg, entry).method)
+
+
+def choices_listed(heading: str) -> set[str]:
+    """Names in the README's paragraph that starts with ``**heading**``."""
+    paragraph = re.search(rf"\*\*{heading}\*\* \(.*?(?=\n\n)", text("README.md"), re.S).group()
+    return set(re.findall(r"`([a-z][a-z0-9_]*)`", paragraph)) - {"data_dir"}
+
+
+def choices_that_exist(group: str) -> set[str]:
+    files = (ROOT / "conf" / group).glob("*.yaml")
+    return {path.stem for path in files if not path.stem.startswith("_")}
+
+
+def test_readme_promises_no_method_that_does_not_exist():
+    """The reverse is not asked: a new method is two files and no edit elsewhere."""
+    assert {"ar", "cacheback"} <= choices_listed("Methods") <= choices_that_exist("method")
+
+
+@pytest.mark.parametrize("group", ["model", "dataset"])
+def test_readme_lists_the_choices_that_exist(group):
+    assert choices_listed(f"{group.title()}s") == choices_that_exist(group)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_paths_and_links_in_documents_exist(document):
+    found = re.findall(r"\]\(([^)#:]+)\)", text(document))
+    base = (ROOT / document).parent
+    missing = [link for link in found if not (base / link).exists()]
+    named = re.findall(
+        r"`((?:specbench|runners|analysis|scripts|tests|conf|docs)/[\w/.-]+)`", text(document)
+    )
+    missing += [
+        path for path in named if path != "conf/local/default.yaml" and not (ROOT / path).exists()
+    ]
+    assert not missing
+
+
+def test_measurements_say_machine_command_and_date():
+    sections = re.split(r"^## ", text("docs/measurements.md"), flags=re.M)[1:]
+    for section in sections:
+        title = section.splitlines()[0]
+        for word in ("Machine", "Command", "Date"):
+            assert re.search(rf"^\W*\*\*{word}:\*\* \S", section, re.M), f"{title}: no {word}"
+
+
+def tracked() -> list[Path]:
+    """Files that git tracks or would: paths relative to the root."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [Path(line) for line in listed.stdout.splitlines() if (ROOT / line).exists()]
+
+
+def test_top_level_names_are_the_fixed_ones():
+    names = {path.parts[0] for path in tracked()}
+    assert not {name for name in names if not name.startswith(".")} - TOP_LEVEL
+
+
+def test_no_forbidden_file_names():
+    stems = {path.stem: path for path in sources(*PACKAGES, "scripts")}
+    assert not HIDING.intersection(stems)
+    assert not {"utils", "util", "misc", "helpers", "common"}.intersection(stems)
+
+
+def test_no_pickles_and_no_binary_weights_outside_assets():
+    suffixes = {".pkl", ".pickle", ".pt", ".bin", ".safetensors", ".gguf", ".npy", ".npz"}
+    assert not [p for p in tracked() if p.suffix in suffixes and p.parts[0] != "assets"]
+
+
+@pytest.mark.parametrize("path", sources(*PACKAGES), ids=lambda p: str(p.relative_to(ROOT)))
+def test_module_is_short_enough_to_read(path):
+    if path.stem.endswith("kernels"):
+        # Numba's disk cache does not notice a change in a function called from another file, so
+        # compiled code that calls itself stays in one file.
+        assert "One file" in path.read_text(encoding="utf-8")
+        return
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+def printing(path: Path) -> list[int]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [c.lineno for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
+
+
+def test_the_core_and_the_methods_log_instead_of_printing():
+    assert not [f"{p}:{line}" for p in sources("specbench", "methods") for line in printing(p)]
+
+
+def test_unpickling_and_foreign_code_stay_off():
+    for path in sources(*PACKAGES, "scripts"):
+        source = path.read_text(encoding="utf-8")
+        assert not re.search(
+            r"\bpickle\.(loads?|Unpickler)\b|^\s*import (dill|joblib)", source, re.M
+        )
+        assert not re.search(r"trust_remote_code\s*=\s*True|weights_only\s*=\s*False", source), path
+        assert not re.search(r"torch\.load\((?!.*weights_only=True)", source), path
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_top_packages_import_nothing(package):
+    """Importing one must cost nothing: reading records needs no torch, composing no method."""
+    body = ast.parse(text(f"{package}/__init__.py")).body
+    assert all(isinstance(node, ast.Expr) for node in body)
+
+
+def test_checked_versions_fit_the_declared_bounds():
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    extras = project["optional-dependencies"].values()
+    declared = [*project["dependencies"], *(line for extra in extras for line in extra)]
+    checked = {
+        canonicalize_name(name): version
+        for name, version in runpy.run_path(str(ROOT / "scripts" / "check_env.py"))[
+            "checked_versions"
+        ](ROOT / "constraints.txt").items()
+    }
+    for line in declared:
+        requirement = Requirement(line)
+        name = canonicalize_name(requirement.name)
+        if name == "nvidia-ml-py":  # no GPU in the environment that was checked
+            continue
+        assert requirement.specifier.contains(checked[name]), line
+
+
+def test_one_torch_and_one_ruff_version_everywhere():
+    torch = re.search(r"^torch==(\S+)", text("constraints.txt"), re.M).group(1)
+    assert re.search(rf"^TORCH_VERSION := {re.escape(torch)}$", text("Makefile"), re.M)
+    ruff = re.search(r"^ruff==(\S+)", text("constraints.txt"), re.M).group(1)
+    hooks = yaml.safe_load(text(".pre-commit-config.yaml"))["repos"][0]["hooks"]
+    used = {d for hook in hooks for d in hook["additional_dependencies"] if d.startswith("ruff==")}
+    assert used == {f"ruff=={ruff}"}
+
+
+def test_check_env_tells_a_wrong_version(tmp_path, capsys):
+    main = runpy.run_path(str(ROOT / "scripts" / "check_env.py"))["main"]
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("numpy==0.0.1  # never\nnot-installed-here==1.0\n", encoding="utf-8")
+    assert main(["--constraints", str(constraints)]) == 1
+    printed = capsys.readouterr().out
+    assert "0.0.1 was checked" in printed
+    assert "not-installed-here" not in printed

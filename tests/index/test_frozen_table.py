@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench.artifacts import frozen_table, installed_text
+from specbench.errors import ArtifactError
+from specbench.index.lru.frozen_table import FrozenTable
+from specbench.index.lru.ngram_counts import WindowCounter, frequent_followers
+from specbench.storage.arrays import open_array_file, read_header, write_array_file
+
+
+class WordTokenizer:
+    """One id per word, by its hash."""
+
+    def __init__(self, size=997):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __call__(self, texts, add_special_tokens):
+        assert add_special_tokens is False
+        rows = [[zlib.crc32(word.encode()) % self.size for word in t.split()] for t in texts]
+        return {"input_ids": rows}
+
+
+def plain_table(documents, leader_len, follower_len, leader_capacity, follower_capacity):
+    """Leader to followers, the most frequent first and ties by tokens, with plain counters."""
+    windows = Counter()
+    for document in documents:
+        for i in range(len(document) - leader_len - follower_len + 1):
+            window = tuple(document[i : i + leader_len + follower_len])
+            windows[window[:leader_len], window[leader_len:]] += 1
+    leaders = Counter()
+    for (leader, _), count in windows.items():
+        leaders[leader] += count
+    kept = sorted(leaders, key=lambda leader: (-leaders[leader], leader))[:leader_capacity]
+    table = {}
+    for leader in kept:
+        mine = [(-count, f) for (owner, f), count in windows.items() if owner == leader]
+        table[leader] = [follower for _, follower in sorted(mine)][:follower_capacity]
+    return table
+
+
+def content(table):
+    return {
+        tuple(leader): table.followers(tuple(leader)) for leader in table.arrays.leaders.tolist()
+    }
+
+
+def counted(documents, leader_len, follower_len, capacities, vocab_size, chunk=1 << 20):
+    with WindowCounter(leader_len + follower_len, vocab_size, chunk=chunk) as counter:
+        for document in documents:
+            counter.add(document)
+        return frequent_followers(counter, leader_len, *capacities)
+
+
+def test_followers_by_frequency_then_by_tokens():
+    table = counted([[1, 2, 1, 3, 1, 3, 1, 0]], 1, 1, (9, 9), 4)
+    assert table.followers((1,)) == [(3,), (0,), (2,)]
+    assert table.followers((0,)) == []
+    assert counted([[1, 2, 1, 3, 1, 3]], 1, 1, (9, 1), 4).followers((1,)) == [(3,)]
+
+
+def test_windows_do_not_cross_documents():
+    table = counted([[1, 2], [3], [], [4, 5]], 1, 1, (9, 9), 9)
+    assert content(table) == {(1,): [(2,)], (4,): [(5,)]}
+
+
+def test_the_frequent_leaders_are_kept():
+    assert set(content(counted([[1, 2, 1, 2, 1, 3, 4]], 1, 1, (2, 9), 9))) == {(1,), (2,)}
+
+
+def test_no_text_gives_an_empty_table():
+    table = counted([], 2, 3, (9, 9), 9)
+    assert (table.leader_len, table.follower_len, content(table)) == (2, 3, {})
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    documents=st.lists(st.lists(st.integers(0, 4), max_size=30), max_size=6),
+    leader_len=st.integers(1, 3),
+    follower_len=st.integers(1, 5),
+    capacities=st.tuples(st.integers(1, 12), st.integers(1, 5)),
+    chunk=st.sampled_from([1, 7, 1000]),
+    vocab_size=st.sampled_from([5, 49_152, 151_936]),
+)
+def test_equals_plain_counters_whatever_the_chunks_and_the_packing(
+    documents, leader_len, follower_len, capacities, chunk, vocab_size
+):
+    table = counted(documents, leader_len, follower_len, capacities, vocab_size, chunk)
+    assert content(table) == plain_table(documents, leader_len, follower_len, *capacities)
+
+
+def test_large_ids_survive_the_packing():
+    top = 151_935
+    documents = [[top, 0, top, top - 1, 0, top, 0, top, top - 1]]
+    table = counted(documents, 2, 4, (9, 9), top + 1)
+    assert content(table) == plain_table(documents, 2, 4, 9, 9)
+
+
+def test_windows_are_sampled_by_share_and_seed():
+    def sampled(seed):
+        with WindowCounter(2, 100, keep=0.25, seed=seed) as counter:
+            counter.add(np.random.default_rng(0).integers(0, 100, 40_000))
+            table = frequent_followers(counter, 1, 100, 100)
+            return counter.n_windows, content(table)
+
+    assert abs(sampled(1)[0] - 10_000) < 400
+    assert sampled(1) == sampled(1) != sampled(2)
+
+
+def test_documents_are_sampled_by_share_and_seed():
+    texts = [str(i) for i in range(10_000)]
+    first = list(frozen_table.sample_documents(texts, 0.1, 0))
+    assert abs(len(first) - 1000) < 120
+    assert first == list(frozen_table.sample_documents(texts, 0.1, 0))
+    assert list(frozen_table.sample_documents(texts, 1.0, 0)) == texts
+
+
+def test_a_table_built_from_texts_says_from_what(tmp_path):
+    table, header = frozen_table.build_from_texts(
+        ["a b a c", "a b"],
+        WordTokenizer(),
+        leader_len=1,
+        follower_len=1,
+        leader_capacity=9,
+        follower_capacity=9,
+        corpus={"name": "three letters"},
+    )
+    a, b, c = (zlib.crc32(x) % 997 for x in (b"a", b"b", b"c"))
+    assert table.followers((a,)) == [(b,), (c,)]
+    assert header["corpus"]["name"] == "three letters"
+    assert (header["n_documents"], header["n_tokens"], header["n_windows"]) == (2, 6, 4)
+    table.write(tmp_path / "t.bin", tokenizer_hash="h", header=header)
+    found = FrozenTable.open(tmp_path / "t.bin", "h")
+    assert found.followers((a,)) == [(b,), (c,)]
+    assert found.header["corpus"] == header["corpus"]
+    assert (found.header["n_leaders"], found.header["n_followers"]) == (2, 3)
+
+
+def test_building_stops_near_max_tokens():
+    seen = []
+
+    def endless():
+        while True:
+            seen.append(1)
+            yield "a b c"
+
+    _, header = frozen_table.build_from_texts(
+        endless(),
+        WordTokenizer(),
+        leader_len=1,
+        follower_len=1,
+        leader_capacity=9,
+        follower_capacity=9,
+        corpus={},
+        max_tokens=5000,
+    )
+    assert 5000 <= header["n_tokens"] < 10_000
+
+
+def test_prose_is_told_from_code():
+    text = """
+    This function returns the number of words in the sentence that was given to it,
+    and nothing else.
+
+    >>> count(x=3, y=[1, 2, 3])  # 0x3f  == result_of["the_call"] + 17
+
+    Short one.
+    """
+    assert list(installed_text.paragraphs(text)) == [
+        "This function returns the number of words in the sentence that was given to it, and "
+        "nothing else."
+    ]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "table.bin"
+    table = counted([[1, 2, 1, 3, 1, 3, 2, 0] * 20], 1, 2, (9, 9), 4)
+    table.write(path, tokenizer_hash="mine", header={"corpus": {"name": "toy"}})
+    return path
+
+
+def test_a_file_holds_the_table_and_is_mapped_read_only(file):
+    table = FrozenTable.open(file, "mine")
+    assert table.followers((1,)) == [(2, 1), (3, 1), (3, 2)]
+    assert table.header["corpus"] == {"name": "toy"}
+    for array in table.arrays:
+        assert not array.flags.writeable and not array.flags.owndata
+
+
+def test_another_tokenizer_is_refused_naming_both(file):
+    with pytest.raises(ArtifactError, match=r"(?s)'mine'.*'theirs'"):
+        FrozenTable.open(file, "theirs")
+    assert FrozenTable.open(file).leader_len == 1
+
+
+def test_another_version_or_kind_is_refused_naming_both(file):
+    with pytest.raises(ArtifactError, match=r"(?s)version 1,.*version 2"):
+        open_array_file(file, kind="frozen_table", version=2, tokenizer_hash=None)
+    with pytest.raises(ArtifactError, match=r"(?s)'frozen_table'.*'suffix_array'"):
+        open_array_file(file, kind="suffix_array", version=1, tokenizer_hash=None)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.7, 0.999])
+def test_a_truncated_file_is_refused(file, share):
+    raw = file.read_bytes()
+    file.write_bytes(raw[: int(share * len(raw))])
+    with pytest.raises(ArtifactError):
+        FrozenTable.open(file)
+
+
+def test_any_damaged_byte_is_noticed(file):
+    raw = file.read_bytes()
+    header, arrays = open_array_file(file, kind="frozen_table", version=1, tokenizer_hash=None)
+    start = len(raw) - header["data_bytes"]
+    places = [3, 9, 17, 40]
+    for section in header["sections"].values():
+        places += [start + section["offset"], start + section["offset"] + 3]
+    assert len(arrays) == 4
+    for place in places:
+        file.write_bytes(raw[:place] + bytes([raw[place] ^ 0x41]) + raw[place + 1 :])
+        with pytest.raises(ArtifactError):
+            FrozenTable.open(file)
+
+
+def test_a_foreign_or_missing_file_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("not a table, but long enough to hold a header\n")
+    for name in ("notes.txt", "nothing.bin"):
+        with pytest.raises(ArtifactError, match=name):
+            read_header(tmp_path / name)
+
+
+def test_empty_and_multidimensional_arrays_survive(tmp_path):
+    arrays = {"none": np.empty((0, 3), np.int32), "cube": np.arange(24).reshape(2, 3, 4)}
+    path = tmp_path / "a.bin"
+    write_array_file(path, kind="k", version=1, tokenizer_hash="h", arrays=arrays, header={"x": 1})
+    header, found = open_array_file(path, kind="k", version=1, tokenizer_hash="h")
+    assert header["x"] == 1
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)

@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts import build_static_sam as script
+from specbench.artifacts.static_automaton import DocumentAutomaton, build_from_ids, build_from_texts
+from specbench.errors import ArtifactError
+from specbench.index.suffix.automaton import START, SuffixAutomaton
+from specbench.index.suffix.static_automaton import (
+    StaticAutomaton,
+    find_target,
+    follow,
+    grow_best_first,
+    most_frequent_chain,
+)
+from tests.contract.driver import VOCABULARY, WordTokenizer
+from tests.methods.suffix_reference import PlainCorpus, earlier_suffix
+
+texts = st.integers(1, 4).flatmap(lambda v: st.lists(st.integers(0, v), max_size=40))
+documents = st.lists(texts, max_size=6)
+
+
+def array(tokens):
+    return np.array(tokens, dtype=np.int64)
+
+
+def frozen(documents):
+    built = DocumentAutomaton()
+    for document in documents:
+        built.add(document)
+    return built.finish(0)
+
+
+# -- growing ---------------------------------------------------------------------------------------
+
+
+def test_the_longest_earlier_suffix_by_hand():
+    #      0  1  2  3  4  5  6
+    text = [7, 8, 9, 5, 7, 8, 9]
+    automaton = SuffixAutomaton()
+    automaton.extend(array(text), 0, len(text))
+    # 7 8 9 occurred before, and 5 followed it at position 3.
+    assert automaton.repeated_suffix(len(text)) == (3, 3)
+
+
+def test_nothing_repeats_in_a_text_of_one_token():
+    automaton = SuffixAutomaton()
+    assert automaton.repeated_suffix(0) == (0, 0)
+    automaton.extend(array([4]), 0, 1)
+    assert automaton.repeated_suffix(1) == (0, 1)
+
+
+def test_a_suffix_may_overlap_its_first_occurrence():
+    automaton = SuffixAutomaton()
+    automaton.extend(array([3, 3, 3, 3]), 0, 4)
+    assert automaton.repeated_suffix(4) == (3, 3)
+    # Three tokens are wanted after it: only the shortest suffix leaves them.
+    assert automaton.repeated_suffix(4, room=3) == (3, 1)
+
+
+@given(text=texts, room=st.integers(0, 9))
+def test_every_prefix_repeats_what_a_search_finds(text, room):
+    automaton = SuffixAutomaton()
+    for n in range(1, len(text) + 1):
+        automaton.extend(array(text), n - 1, n)
+        assert automaton.repeated_suffix(n, room) == earlier_suffix(text[:n], room)
+
+
+@given(text=texts, cuts=st.lists(st.integers(0, 40)))
+def test_how_a_text_is_cut_into_calls_changes_nothing(text, cuts):
+    whole, pieces = SuffixAutomaton(), SuffixAutomaton()
+    whole.extend(array(text), 0, len(text))
+    borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    for begin, end in pairwise(borders):
+        pieces.extend(array(text), begin, end)
+    n = whole.n_states
+    assert pieces.n_states == n
+    np.testing.assert_array_equal(pieces.arrays.states[:n], whole.arrays.states[:n])
+
+
+def test_clear_forgets():
+    automaton = SuffixAutomaton()
+    automaton.extend(array([1, 2, 1]), 0, 3)
+    automaton.clear()
+    assert (len(automaton), automaton.n_states) == (0, 1)
+    automaton.extend(array([1, 2]), 0, 2)
+    assert automaton.repeated_suffix(2) == (0, 2)
+
+
+def test_growing_keeps_what_was_there(rng):
+    text = rng.integers(0, 3, 5000)
+    automaton = SuffixAutomaton()
+    automaton.extend(text, 0, 5000)
+    tail = text[-40:].tolist()
+    length, after = automaton.repeated_suffix(5000)
+    assert text[after - length : after].tolist() == tail[len(tail) - length :]
+    for longer in range(after, 5000):
+        assert text[longer - length - 1 : longer].tolist() != tail[len(tail) - length - 1 :]
+
+
+@given(text=st.lists(st.integers(0, 2), min_size=1, max_size=200), most=st.integers(2, 40))
+def test_a_text_beyond_the_cap_repeats_within_its_newest_half(text, most):
+    automaton = SuffixAutomaton(most)
+    for n in range(1, len(text) + 1):
+        automaton.extend(array(text), n - 1, n)
+        assert len(automaton) <= most
+        kept = text[n - len(automaton) : n]
+        assert len(kept) >= min(n, most // 2)
+        length, after = earlier_suffix(kept)
+        assert automaton.repeated_suffix(n) == (length, after + n - len(kept))
+
+
+def check_cap(n_insertions, most):
+    text = np.random.default_rng(1).integers(0, 50, n_insertions)
+    automaton = SuffixAutomaton(most)
+    automaton.extend(text, 0, n_insertions)
+    assert most // 2 <= len(automaton) <= most
+    assert automaton.n_states <= 2 * most
+    assert automaton.n_bytes <= 124 * most + 200
+
+
+def test_memory_is_capped_under_many_insertions():
+    check_cap(100_000, 4096)
+
+
+@pytest.mark.slow
+def test_memory_is_capped_under_a_million_insertions():
+    check_cap(1_000_000, 2**15)
+
+
+# -- frozen ----------------------------------------------------------------------------------------
+
+
+def test_counts_and_order_by_hand():
+    # After 1: twice 2, twice 3, once 4. Ties go by token.
+    automaton = frozen([[1, 3, 1, 2], [1, 2], [1, 4], [1, 3]])
+    arrays = automaton.arrays
+    state = find_target(arrays, START, 1)
+    assert arrays.counts[START] == 10
+    assert arrays.counts[state] == 5
+    nodes = grow_best_first(arrays, state, 9, 8)
+    # 3 is followed by 1 once in two times: 0.4 · 0.5, as much as 4; 4 was found first.
+    assert nodes[0].tolist() == [2, 3, 4, 1, 2]
+    assert nodes[1].tolist() == [-1, -1, -1, 1, 3]
+    assert most_frequent_chain(arrays, find_target(arrays, START, 3), 3).tolist() == [1, 2]
+
+
+def test_nodes_of_one_depth_are_limited():
+    automaton = frozen([[1, 2, 9], [1, 3], [1, 4], [1, 2, 9]])
+    state = find_target(automaton.arrays, START, 1)
+    nodes = grow_best_first(automaton.arrays, state, 9, 2)
+    assert nodes[0].tolist() == [2, 9, 3]
+    assert nodes[1].tolist() == [-1, 0, -1]
+
+
+def test_a_state_with_many_transitions_finds_all_of_them(rng):
+    followers = rng.permutation(300)
+    automaton = frozen([[500, int(token)] for token in followers] + [[500, 7]] * 2)
+    state = find_target(automaton.arrays, START, 500)
+    for token in range(300):
+        assert find_target(automaton.arrays, state, token) >= 0
+    assert find_target(automaton.arrays, state, 300) == -1
+    # Only the eight most frequent are drafted: 7, then the smallest.
+    assert grow_best_first(automaton.arrays, state, 20, 20)[0].tolist() == [7, *range(7)]
+
+
+@settings(deadline=None)
+@given(documents=documents, text=texts)
+def test_the_cursor_is_at_the_longest_suffix_in_the_corpus(documents, text):
+    automaton, plain = frozen(documents), PlainCorpus(documents)
+    cursor = np.zeros(2, dtype=np.int64)
+    for n in range(1, len(text) + 1):
+        follow(automaton.arrays, cursor, array(text), n - 1, n)
+        suffix = plain.longest_suffix(text[:n])
+        assert cursor[1] == len(suffix)
+        if suffix:
+            assert automaton.arrays.counts[cursor[0]] == plain.counts[suffix]
+
+
+@settings(deadline=None)
+@given(
+    documents=st.lists(texts.filter(bool), min_size=1, max_size=6),
+    text=texts,
+    budget=st.integers(1, 12),
+    per_depth=st.integers(1, 8),
+)
+def test_drafts_are_those_of_counted_substrings(documents, text, budget, per_depth):
+    automaton, plain = frozen(documents), PlainCorpus(documents)
+    cursor = np.zeros(2, dtype=np.int64)
+    follow(automaton.arrays, cursor, array(text), 0, len(text))
+    context = plain.longest_suffix(text)
+    nodes = grow_best_first(automaton.arrays, cursor[0], budget, per_depth)
+    assert tuple(nodes.tolist()) == plain.best_first(context, budget, per_depth)
+    chain = []
+    while len(chain) < budget and (best := plain.continuations((*context, *chain), 1)):
+        chain += best
+    assert most_frequent_chain(automaton.arrays, cursor[0], budget).tolist() == chain
+
+
+def test_every_id_of_the_vocabulary_is_known():
+    built = DocumentAutomaton()
+    built.add([1, 2, 3])
+    automaton = built.finish(20)
+    for token in range(20):
+        assert find_target(automaton.arrays, START, token) > 0
+    assert automaton.arrays.counts[find_target(automaton.arrays, START, 2)] == 2
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path):
+    path = tmp_path / "sam.bin"
+    automaton = frozen([[1, 2, 3, 1, 2]])
+    automaton.write(path, tokenizer_hash="mine", header={"corpus": {"name": "toy"}})
+    return path, automaton
+
+
+def test_a_file_gives_the_automaton_back(written):
+    path, automaton = written
+    opened = StaticAutomaton.open(path, "mine")
+    for name, values in automaton.arrays._asdict().items():
+        np.testing.assert_array_equal(getattr(opened.arrays, name), values)
+        assert not getattr(opened.arrays, name).flags.writeable
+    assert opened.header["corpus"] == {"name": "toy"}
+    assert opened.header["n_states"] == len(automaton)
+
+
+def test_another_tokenizer_is_refused_naming_both(written):
+    with pytest.raises(ArtifactError, match=r"mine.*theirs"):
+        StaticAutomaton.open(written[0], "theirs")
+
+
+def test_a_damaged_file_is_refused(written):
+    path, _ = written
+    data = bytearray(path.read_bytes())
+    path.write_bytes(data[:-100])
+    with pytest.raises(ArtifactError, match="truncated"):
+        StaticAutomaton.open(path)
+    # The last array's first byte: arrays begin at multiples of 64, and this one is short.
+    data[-64] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match="damaged"):
+        StaticAutomaton.open(path)
+
+
+# -- building --------------------------------------------------------------------------------------
+
+
+class WithEnd(WordTokenizer):
+    eos_token_id = 0
+
+
+def test_texts_get_an_end_token():
+    automaton, header = build_from_texts(["a b", "a"], WithEnd(), corpus={"name": "toy"})
+    assert (header["n_documents"], header["n_tokens"]) == (2, 5)
+    # Twice as a document's end, once as an id of the vocabulary.
+    state = find_target(automaton.arrays, START, 0)
+    assert automaton.arrays.counts[state] == 3
+    assert len(header["corpus"]["sha256"]) == 64
+
+
+def test_building_stops_after_enough_tokens():
+    counted = []
+    _, header = build_from_ids(
+        [[1, 2, 3]] * 5,
+        WordTokenizer(),
+        corpus={},
+        max_tokens=6,
+        progress=lambda *what: counted.append(what),
+    )
+    assert header["n_tokens"] == 6
+    assert ("adding tokens", 6, 6) in counted
+
+
+@pytest.fixture
+def tokenizer(monkeypatch, tmp_path):
+    made = WordTokenizer()
+    monkeypatch.setattr("specbench.models.loading.load_tokenizer", lambda cfg: made)
+    monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "words")
+    return made
+
+
+def test_the_script_builds_from_texts(tokenizer, tmp_path, capsys):
+    source, out = tmp_path / "corpus.txt", tmp_path / "sam.bin"
+    source.write_text("the cat sat\n\nthe cat slept\n", encoding="utf-8")
+    assert script.main(["--model", "vicuna7b", "--texts", str(source), "--out", str(out)]) == 0
+    assert "6 tokens in 2 documents of texts" in capsys.readouterr().out
+    opened = StaticAutomaton.open(out, "words")
+    ids = tokenizer(["the cat"])["input_ids"][0]
+    state = find_target(opened.arrays, find_target(opened.arrays, START, ids[0]), ids[1])
+    assert opened.arrays.counts[state] == 2
+
+
+def test_the_script_builds_from_recorded_answers_once_each(tokenizer, tmp_path, monkeypatch):
+    turns = [(array([1, 2]), array([3, 4])), (array([5]), array([6]))]
+    monkeypatch.setattr(script, "recorded_turns", lambda path, tokenizer_hash: iter(turns))
+    out = tmp_path / "sam.bin"
+    runs = [str(tmp_path / "one"), str(tmp_path / "two")]
+    assert script.main(["--model", "vicuna7b", "--outputs", *runs, "--out", str(out)]) == 0
+    opened = StaticAutomaton.open(out, "words")
+    assert opened.header["n_documents"] == 2
+    assert opened.header["n_tokens"] == 6
+    # An id of the vocabulary has one occurrence of its own.
+    assert opened.arrays.counts[START] == 6 + VOCABULARY
+
+
+def test_the_script_names_a_text_it_cannot_read(tokenizer, tmp_path, capsys):
+    missing = tmp_path / "missing.txt"
+    arguments = ["--model", "vicuna7b", "--texts", str(missing), "--out", str(tmp_path / "o")]
+    assert script.main(arguments) == 2
+    assert "missing.txt" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

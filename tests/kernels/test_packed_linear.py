@@ -1,0 +1,201 @@
+"""Packed linears compute what plain ones do, to float32 rounding, and come off again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from specbench.config.compose import compose
+from specbench.config.schema import packed_bytes
+from specbench.kernels import autotune, packed_linear
+from specbench.models.target import Target
+from tests.conftest import tiny_model
+
+
+@pytest.mark.parametrize("kind", autotune.available_kernels())
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_kernel_gives_the_plain_product(kind, bias):
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 40, bias=bias)
+    layer = packed_linear.PackedLinear(linear, dict.fromkeys(autotune.ROW_BUCKETS, kind))
+    with torch.inference_mode():
+        for shape in [(1, 1, 24), (1, 7, 24), (3, 5, 24), (1, 600, 24)]:
+            x = torch.randn(shape)
+            out = layer(x)
+            assert out.shape == (*shape[:-1], 40)
+            torch.testing.assert_close(out, linear(x), atol=1e-5, rtol=1e-5)
+
+
+def test_rows_choose_the_kernel(monkeypatch):
+    calls = []
+    for kind in ("plain", "transposed"):
+        real = autotune.KERNELS[kind]
+        monkeypatch.setitem(
+            autotune.KERNELS, kind, lambda *a, k=kind, f=real: (calls.append(k), f(*a))[1]
+        )
+    layer = packed_linear.PackedLinear(nn.Linear(4, 4), {1: "plain", 8: "transposed"})
+    for rows in (1, 2, 8, 9):
+        layer(torch.randn(rows, 4))
+    assert calls == ["plain", "transposed", "transposed", "transposed"]
+
+
+def test_a_packed_model_gives_the_same_logits(everything_packed, tmp_path):
+    model = tiny_model("llama", dtype=torch.float32)
+    ids = torch.arange(10)[None]
+    with torch.inference_mode():
+        before = model(ids).logits
+        done = packed_linear.pack_linears(model, memory_bytes=1 << 20, cache_dir=tmp_path)
+        after = model(ids).logits
+    assert done["layers"] == 15  # seven a layer and the vocabulary head
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+    packed_linear.unpack_linears(model)
+    assert not any(isinstance(m, packed_linear.PackedLinear) for m in model.modules())
+    with torch.inference_mode():
+        assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.parametrize("again", [0, 1 << 20])
+def test_a_second_target_over_a_packed_model_knows_that_it_is(everything_packed, again, tmp_path):
+    model = tiny_model("llama", dtype=torch.float32)
+    first = Target(model, max_len=64, packed_bytes=1 << 20, cache_dir=tmp_path)
+    second = Target(model, max_len=64, packed_bytes=again, cache_dir=tmp_path)
+    assert second.packing == first.packing
+    assert first.packing["layers"] == 15
+    assert first.packing["fused"] == 9
+    matrices = (p for name, p in model.named_parameters() if "proj" in name or "head" in name)
+    copied = everything_packed in autotune.PACKED
+    assert first.packing["bytes"] == copied * 4 * sum(p.numel() for p in matrices)
+    assert second.memory_bytes(8) == first.memory_bytes(8)
+
+
+def test_the_budget_counts_what_is_packed_already(everything_packed, tmp_path):
+    if everything_packed not in autotune.PACKED:
+        pytest.skip("this build of torch has no packed kernel")
+    model = tiny_model("llama", dtype=torch.float32, vocab_size=400)
+    head = 4 * 400 * 32
+    assert packed_linear.pack_linears(model, memory_bytes=head, cache_dir=tmp_path)["bytes"] == head
+    done = packed_linear.pack_linears(model, memory_bytes=head + 10_000, cache_dir=tmp_path)
+    assert head < done["bytes"] <= head + 10_000
+    packed_linear.unpack_linears(model)
+    assert packed_linear.packing(model) == {"layers": 0, "bytes": 0, "plan": {}}
+
+
+def test_siblings_share_one_product(everything_packed, monkeypatch, tmp_path):
+    model = tiny_model("llama", dtype=torch.float32)
+    packed_linear.pack_linears(model, memory_bytes=1 << 20, cache_dir=tmp_path)
+    layer = model.model.layers[0].self_attn
+    calls = []
+    real = packed_linear.PackedLinear.forward
+    monkeypatch.setattr(
+        packed_linear.PackedLinear, "forward", lambda self, x: (calls.append(1), real(self, x))[1]
+    )
+    x = torch.randn(1, 3, 32)
+    with torch.inference_mode():
+        query, key, value = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+        assert len(calls) == 1
+        for out, linear in ((query, layer.q_proj), (key, layer.k_proj), (value, layer.v_proj)):
+            torch.testing.assert_close(
+                out, nn.functional.linear(x, linear.weight), atol=1e-5, rtol=1e-5
+            )
+        # The same tensor with other numbers, and any order of calls.
+        x.mul_(2)
+        torch.testing.assert_close(layer.q_proj(x), 2 * query)
+        other = torch.randn(1, 2, 32)
+        torch.testing.assert_close(
+            layer.k_proj(other), nn.functional.linear(other, layer.k_proj.weight)
+        )
+        torch.testing.assert_close(layer.v_proj(x), 2 * value)
+
+
+def test_siblings_need_no_memory_of_their_own():
+    linears = [nn.Linear(4, n) for n in (3, 2)]
+    wanted = [linear.weight.detach().clone() for linear in linears]
+    product = packed_linear.SharedProduct(linears)
+    assert product.stacked.weight.shape == (5, 4)
+    for linear, weight in zip(linears, wanted, strict=True):
+        assert torch.equal(linear.weight, weight)
+        assert linear.weight.untyped_storage().data_ptr() == (
+            product.stacked.weight.untyped_storage().data_ptr()
+        )
+
+
+def test_the_memory_budget_holds(everything_packed, tmp_path):
+    model = tiny_model("llama", dtype=torch.float32)
+    if everything_packed not in autotune.PACKED:
+        pytest.skip("this build of torch has no packed kernel")
+    done = packed_linear.pack_linears(model, memory_bytes=10_000, cache_dir=tmp_path)
+    assert 0 < done["bytes"] <= 10_000
+
+
+def test_other_dtypes_are_left_alone():
+    model = tiny_model("llama", dtype=torch.float64)
+    assert packed_linear.pack_linears(model, memory_bytes=1 << 30)["layers"] == 0
+
+
+def test_a_plan_can_leave_out_a_kernel(monkeypatch):
+    """Though it would win: what the engine would choose without it."""
+    quick = autotune.available_kernels()[-1]
+
+    def last(times):
+        return dict.fromkeys(autotune.ROW_BUCKETS, [*times][-1])
+
+    monkeypatch.setattr(autotune, "_choose", last)
+    weights = [torch.randn(16, 8)]
+    assert set(autotune.measure_plan(weights)["16x8"].values()) == {quick}
+    assert quick not in autotune.measure_plan(weights, without=[quick])["16x8"].values()
+
+
+def test_the_plan_is_measured_once_and_kept(tmp_path, monkeypatch):
+    weights = [torch.randn(8, 4), torch.randn(6, 4)]
+    plan = autotune.load_plan(weights, tmp_path)
+    assert set(plan) == {"8x4", "6x4"}
+    assert all(set(by) == set(autotune.ROW_BUCKETS) for by in plan.values())
+    assert {k for by in plan.values() for k in by.values()} <= set(autotune.KERNELS)
+    (file,) = (tmp_path / "packed").iterdir()
+    assert json.loads(file.read_text())
+    monkeypatch.setattr(autotune, "measure_plan", lambda _: pytest.fail("measured twice"))
+    assert autotune.load_plan(weights, tmp_path) == plan
+
+
+def test_an_unpacked_kernel_must_win_clearly():
+    slow = dict.fromkeys(autotune.ROW_BUCKETS, 10.0)
+    times = {"plain": dict(slow), "transposed": dict(slow), "onednn": dict.fromkeys(slow, 4.0)}
+    times["transposed"][2] = 3.5  # within noise of 4.0
+    times["transposed"][4] = 2.0
+    chosen = autotune._choose(times)
+    assert chosen[2] == "onednn" and chosen[4] == "transposed" and chosen[128] == "onednn"
+
+
+def test_without_a_gain_nothing_is_packed():
+    same = dict.fromkeys(autotune.ROW_BUCKETS, 1.0)
+    times = {"plain": same, "transposed": dict.fromkeys(same, 2.0), "mkl": dict.fromkeys(same, 1.5)}
+    assert set(autotune._choose(times).values()) == {"plain"}
+
+
+@pytest.mark.parametrize("damage", ["x", "[]", '{"8x4": {"1": "plain"}}', '{"8x4": {"1": "no"}}'])
+def test_a_damaged_plan_is_measured_again(tmp_path, damage):
+    weights = [torch.randn(8, 4)]
+    plan = autotune.load_plan(weights, tmp_path)
+    (file,) = (tmp_path / "packed").iterdir()
+    file.write_text(damage)
+    assert set(autotune.load_plan(weights, tmp_path)) == set(plan)
+
+
+def test_the_largest_weights_are_packed_first(everything_packed):
+    if everything_packed not in autotune.PACKED:
+        pytest.skip("this build of torch has no packed kernel")
+    model = tiny_model("llama", dtype=torch.float32, vocab_size=400)
+    packed_linear.pack_linears(model, memory_bytes=4 * 400 * 32)
+    names = [n for n, m in model.named_modules() if isinstance(m, packed_linear.PackedLinear)]
+    assert names == ["lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [("engine.packed.memory_gb=2.5", 2_500_000_000), ("engine.packed.enabled=false", 0)],
+)
+def test_the_limit_of_memory_is_in_gb(override, wanted):
+    assert packed_bytes(compose([override]).engine.packed) == wanted

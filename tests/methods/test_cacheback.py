@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from methods.cacheback import Cacheback
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
+from specbench.errors import ArtifactError, ConfigurationError
+from specbench.index.lru.frozen_table import FrozenTable
+from specbench.index.lru.kernels import grow_tree, insert_windows, rechain
+from tests.methods.cacheback_reference import PlainFrozen, PlainTable, draft
+
+VOCABULARY = 50
+
+
+def write_frozen(path, entries, leader_len=1, follower_len=1, tokenizer_hash="toy"):
+    leaders = sorted(entries)
+    rows = [follower for leader in leaders for follower in entries[leader]]
+    offsets = np.cumsum([0] + [len(entries[leader]) for leader in leaders])
+    table = FrozenTable.from_followers(
+        np.array(leaders, dtype=np.int32).reshape(-1, leader_len),
+        offsets,
+        np.array(rows, dtype=np.int32).reshape(-1, follower_len),
+    )
+    table.write(path, tokenizer_hash=tokenizer_hash, header={})
+    return path
+
+
+def ready(tmp_path, frozen=None, **knobs):
+    """A drafter that is set up; ``frozen`` lists the entries of its frozen tables."""
+    drafter = Cacheback(**knobs)
+    files = {}
+    for i, artefact in enumerate(drafter.needs.artefacts):
+        params = artefact.params
+        files[artefact.name] = write_frozen(
+            tmp_path / f"{i}.bin", frozen[i], params["leader_len"], params["follower_len"]
+        )
+    drafter.setup(
+        DraftContext(VOCABULARY, frozenset(), tokenizer_hash="toy", max_len=99, artefacts=files)
+    )
+    drafter.reset()
+    return drafter
+
+
+def after_prefill(drafter, prompt, first, max_new_tokens=50):
+    state = DecodeState(np.array(prompt, dtype=np.int64), max_new_tokens)
+    state.commit(np.array([first]))
+    drafter.begin(state)
+    return state
+
+
+def commit(drafter, state, tokens):
+    state.commit(np.array(tokens, dtype=np.int64))
+    outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, np.array(tokens, dtype=np.int64), None)
+    drafter.observe(state, outcome)
+
+
+def pairs(tree):
+    return list(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True))
+
+
+def test_followers_come_most_recent_first_and_leaves_are_asked_in_turn(tmp_path):
+    drafter = ready(
+        tmp_path, table="dynamic", follower_len=1, total_draft_len=5, chaining_reserved=2
+    )
+    state = after_prefill(drafter, [1, 2, 1, 3, 4], 1)
+    # The root 1 was followed by 3, before that by 2: both fit the 4 - 2 nodes of the first level.
+    # Then 3 is asked first and knows 4; 4 would come later; 2 knows 1, the last node.
+    assert pairs(drafter.propose(state)) == [(3, -1), (4, 0), (2, -1), (1, 2)]
+
+
+def test_the_first_level_leaves_the_reserve_to_deeper_levels(tmp_path):
+    prompt = [9, 1, 9, 2, 9, 3, 9, 4]
+    knobs = {"table": "dynamic", "follower_len": 1, "total_draft_len": 5}
+    without = ready(tmp_path, **knobs, chaining_reserved=0)
+    tree = without.propose(after_prefill(without, prompt, 9))
+    assert pairs(tree) == [(4, -1), (3, -1), (2, -1), (1, -1)]
+    with_reserve = ready(tmp_path, **knobs, chaining_reserved=2)
+    tree = with_reserve.propose(after_prefill(with_reserve, prompt, 9))
+    # All of the reserve goes below the most recent follower: 4 → 9 → then 3 → 9.
+    assert pairs(tree) == [(4, -1), (9, 0), (3, -1), (9, 2)]
+
+
+def test_a_follower_is_drafted_whole_or_not_at_all(tmp_path):
+    drafter = ready(
+        tmp_path, table="dynamic", follower_len=2, total_draft_len=6, chaining_reserved=0
+    )
+    # Five nodes hold two followers of two tokens; the first that does not fit ends the level.
+    state = after_prefill(drafter, [9, 1, 1, 9, 2, 2, 9, 3, 3], 9)
+    assert pairs(drafter.propose(state)) == [(3, -1), (3, 0), (2, -1), (2, 2)]
+
+
+def test_the_budget_counts_the_tokens_of_the_last_step_unless_fixed(tmp_path):
+    prompt = [9, 1, 9, 2, 9, 3, 9, 4, 9, 5, 9, 6]
+    for counts, expected in (("paper", 2), ("fixed", 4)):
+        drafter = ready(
+            tmp_path,
+            table="dynamic",
+            follower_len=1,
+            total_draft_len=5,
+            chaining_reserved=0,
+            budget_counts=counts,
+        )
+        state = after_prefill(drafter, prompt, 7)
+        commit(drafter, state, [8, 7, 9])
+        assert len(drafter.propose(state)) == expected
+
+
+def test_windows_straddle_the_border_between_prompt_and_answer(tmp_path):
+    drafter = ready(tmp_path, table="dynamic", leader_len=1, follower_len=2)
+    state = after_prefill(drafter, [1, 2], 3)
+    assert drafter._dynamic[0].snapshot() == [((1,), [(2, 3)])]
+    commit(drafter, state, [4, 5])
+    assert drafter._dynamic[0].snapshot() == [
+        ((1,), [(2, 3)]),
+        ((2,), [(3, 4)]),
+        ((3,), [(4, 5)]),
+    ]
+
+
+def test_an_empty_step_teaches_nothing(tmp_path):
+    drafter = ready(tmp_path, table="dynamic", follower_len=1)
+    state = after_prefill(drafter, [1, 2, 1], 3)
+    before = drafter._dynamic[0].snapshot()
+    commit(drafter, state, [])
+    assert drafter._dynamic[0].snapshot() == before
+
+
+def test_drafting_touches_leaders_and_not_followers(tmp_path):
+    drafter = ready(
+        tmp_path, table="dynamic", follower_len=1, total_draft_len=3, chaining_reserved=1
+    )
+    state = after_prefill(drafter, [1, 3, 1, 2, 5, 6], 1)
+    before = drafter._dynamic[0].snapshot()
+    assert [leader for leader, _ in before] == [(3,), (1,), (2,), (5,), (6,)]
+    # Asked are the root 1, then 2 on the first level, then 5, for whose follower no room is left.
+    assert pairs(drafter.propose(state)) == [(2, -1), (5, 0)]
+    after = drafter._dynamic[0].snapshot()
+    assert [leader for leader, _ in after] == [(3,), (6,), (1,), (2,), (5,)]
+    assert dict(after) == dict(before)
+
+
+def test_the_dynamic_table_comes_before_the_frozen_one(tmp_path):
+    drafter = ready(
+        tmp_path,
+        frozen=[{(1,): [(2,), (7,), (8,)], (2,): [(30,)]}],
+        follower_len=1,
+        total_draft_len=8,
+        chaining_reserved=1,
+    )
+    state = after_prefill(drafter, [1, 2, 4], 1)
+    tree = drafter.propose(state)
+    # First level: 2 from the text, then 2, 7, 8 from the corpus (nothing is merged); then below
+    # the first 2: 4 from the text and 30 from the corpus; the second 2 gets what is left.
+    assert pairs(tree) == [(2, -1), (4, 0), (30, 0), (2, -1), (4, 3), (7, -1), (8, -1)]
+    assert tree.sources.tolist() == [0, 0, 1, 1, 0, 1, 1]
+    assert drafter.source_names == ("dynamic", "frozen")
+
+
+def test_merging_shares_equal_branches_and_spends_the_budget_on_distinct_nodes(tmp_path):
+    knobs = {"frozen": [{(1,): [(2, 3), (2, 5), (6, 6)]}], "follower_len": 2}
+    knobs |= {"total_draft_len": 8, "chaining_reserved": 0}
+    plain = ready(tmp_path, **knobs)
+    tree = plain.propose(after_prefill(plain, [1, 2, 3], 1))
+    # Three of the four followers fit seven nodes, and one of them twice the same.
+    assert pairs(tree) == [(2, -1), (3, 0), (2, -1), (3, 2), (2, -1), (5, 4)]
+    merged = ready(tmp_path, **knobs, merge=True)
+    tree = merged.propose(after_prefill(merged, [1, 2, 3], 1))
+    # Five distinct nodes for the first level, then 3 knows nothing, then 2 more below ... none.
+    assert pairs(tree) == [(2, -1), (3, 0), (5, 0), (6, -1), (6, 3)]
+
+
+def test_merging_fills_the_budget_to_the_last_node(tmp_path):
+    drafter = ready(
+        tmp_path,
+        frozen=[{(1,): [(2, 3, 4), (2, 3, 5), (2, 6, 7)]}],
+        table="frozen",
+        follower_len=3,
+        total_draft_len=6,
+        chaining_reserved=0,
+        merge=True,
+    )
+    tree = drafter.propose(after_prefill(drafter, [8], 1))
+    assert pairs(tree) == [(2, -1), (3, 0), (4, 1), (5, 1), (6, 0)]
+
+
+def test_several_tables_are_asked_in_order_with_their_own_lengths(tmp_path):
+    drafter = ready(
+        tmp_path,
+        frozen=[{(1,): [(40, 41)]}],
+        tables=[
+            {"kind": "dynamic", "leader_len": 2, "follower_len": 1},
+            {"kind": "frozen", "follower_len": 2},
+            {"kind": "dynamic", "follower_len": 1},
+        ],
+        total_draft_len=7,
+        chaining_reserved=0,
+    )
+    state = after_prefill(drafter, [5, 1, 7, 1, 8, 5], 1)
+    tree = drafter.propose(state)
+    assert pairs(tree)[:2] == [(7, -1), (1, 0)]
+    firsts = [token for token, parent in pairs(tree) if parent == -1]
+    assert firsts == [7, 40, 8, 7]
+    assert drafter.needs.max_nodes == 6
+
+
+def test_nothing_is_compiled_after_setup(tmp_path):
+    kernels = (grow_tree, insert_windows, rechain)
+    drafter = ready(tmp_path, frozen=[{(1,): [(2, 3, 4)]}])
+    compiled = [len(kernel.signatures) for kernel in kernels]
+    prompt = np.random.default_rng(0).integers(0, VOCABULARY, 3_000)
+    state = after_prefill(drafter, prompt, 1)
+    assert drafter._dynamic[0].n_followers > 1024, "the table has not grown"
+    commit(drafter, state, [2, 3])
+    assert len(drafter.propose(state)) > 0
+    assert [len(kernel.signatures) for kernel in kernels] == compiled
+
+
+def test_reset_forgets_the_text_but_not_the_corpus(tmp_path):
+    drafter = ready(
+        tmp_path, frozen=[{(1,): [(9,)]}], follower_len=1, total_draft_len=8, chaining_reserved=1
+    )
+    after_prefill(drafter, [1, 2, 1, 3], 1)
+    drafter.reset()
+    state = after_prefill(drafter, [4], 1)
+    assert pairs(drafter.propose(state)) == [(9, -1)]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"total_draft_len": 19}, ["total_draft_len=19", "drafts nothing", "at least 20"]),
+        ({"leader_len": 0}, ["leader_len=0", "at least 1"]),
+        ({"table": "duel"}, ["duel", "dual"]),
+        ({"budget_counts": "papers"}, ["papers", "paper"]),
+        ({"chaining_reserved": -1}, ["chaining_reserved=-1"]),
+        ({"tables": [{"kind": "frozzen"}]}, ["frozzen", "frozen"]),
+        ({"tables": [{"kind": "dynamic", "leader_length": 2}]}, ["leader_length", "leader_len"]),
+        ({"tables": [{"leader_len": 2}]}, ["tables[0]", "kind"]),
+        ({"tables": [{"kind": "dynamic", "follower_len": 0}]}, ["tables[0].follower_len"]),
+        ({"state_scope": "case"}, ["state_scope", "case"]),
+    ],
+)
+def test_bad_knobs_are_refused_with_what_to_type(knobs, words):
+    with pytest.raises(ConfigurationError) as caught:
+        Cacheback(**knobs)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_smallest_budget_that_drafts_is_accepted():
+    assert Cacheback(total_draft_len=20).needs.max_nodes == 19
+
+
+def test_a_frozen_table_of_other_lengths_or_another_tokenizer_is_refused(tmp_path):
+    path = write_frozen(tmp_path / "a.bin", {(1,): [(2,)]})
+    drafter = Cacheback(table="frozen", frozen_table=str(path))
+    context = DraftContext(VOCABULARY, frozenset(), "toy", artefacts={"frozen_table": path})
+    with pytest.raises(ConfigurationError, match="follower_len=1"):
+        drafter.setup(context)
+    other = DraftContext(VOCABULARY, frozenset(), "real", artefacts={"frozen_table": path})
+    with pytest.raises(ArtifactError, match=r"(?s)'toy'.*'real'"):
+        drafter.setup(other)
+
+
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(1, 4))
+
+
+@st.composite
+def situations(draw):
+    """Tables in order, a text, and how many tokens each step commits."""
+    shapes = draw(
+        st.lists(st.tuples(st.sampled_from(["dynamic", "frozen"]), SHAPES), min_size=1, max_size=3)
+    )
+    token = st.integers(0, 5)
+    frozen = []
+    for kind, (leader_len, follower_len, _, _) in shapes:
+        if kind == "frozen":
+            leader = st.tuples(*[token] * leader_len)
+            follower = st.tuples(*[token] * follower_len)
+            frozen.append(
+                draw(
+                    st.dictionaries(
+                        leader, st.lists(follower, min_size=1, max_size=6, unique=True), max_size=5
+                    )
+                )
+            )
+    longest = max(shape[1] for _, shape in shapes)
+    reserve = draw(st.integers(0, 8))
+    return {
+        "shapes": shapes,
+        "frozen": frozen,
+        "prompt": draw(st.lists(token, min_size=1, max_size=25)),
+        "steps": draw(st.lists(st.lists(token, min_size=1, max_size=4), min_size=1, max_size=6)),
+        "reserve": reserve,
+        "total": draw(st.integers(longest + 1 + reserve, 40 + reserve)),
+        "merge": draw(st.booleans()),
+        "counts": draw(st.sampled_from(["paper", "fixed"])),
+    }
+
+
+@settings(max_examples=250, deadline=None)
+@given(situation=situations())
+def test_trees_and_tables_equal_the_plain_version_after_every_step(tmp_path_factory, situation):
+    keys = ("leader_len", "follower_len", "leader_capacity", "follower_capacity")
+    drafter = ready(
+        tmp_path_factory.mktemp("tables"),
+        situation["frozen"],
+        tables=[
+            {"kind": kind, **dict(zip(keys, shape, strict=True))}
+            for kind, shape in situation["shapes"]
+        ],
+        total_draft_len=situation["total"],
+        chaining_reserved=situation["reserve"],
+        merge=situation["merge"],
+        budget_counts=situation["counts"],
+    )
+    frozen = iter(situation["frozen"])
+    tables = [
+        PlainTable(*shape) if kind == "dynamic" else PlainFrozen(*shape[:2], next(frozen))
+        for kind, shape in situation["shapes"]
+    ]
+    dynamic = [table for table in tables if isinstance(table, PlainTable)]
+    state = after_prefill(drafter, situation["prompt"], situation["steps"][0][0])
+    for table in dynamic:
+        table.insert_windows(state.tokens.tolist(), 0, state.length)
+    for step in situation["steps"][1:]:
+        spent = state.last_committed if situation["counts"] == "paper" else 1
+        expected = draft(
+            state.tokens.tolist(),
+            tables,
+            max(0, situation["total"] - spent),
+            situation["reserve"],
+            situation["merge"],
+        )
+        tree = drafter.propose(state)
+        assert tree.tokens.tolist() == expected[0]
+        assert tree.parents.tolist() == expected[1]
+        assert tree.sources.tolist() == expected[2]
+        assert tree.tokens.dtype == tree.parents.dtype == np.int64
+        assert len(tree) <= drafter.needs.max_nodes
+        commit(drafter, state, step)
+        for table in dynamic:
+            table.insert_windows(state.tokens.tolist(), state.length - len(step), state.length)
+        assert [t.snapshot() for t in drafter._dynamic] == [t.snapshot() for t in dynamic]

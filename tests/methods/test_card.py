@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from methods.card import Card
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DraftContext
+from specbench.decoding.verify import GreedyVerifier
+from specbench.errors import ConfigurationError
+from specbench.system.clock import NullClock
+from tests.table_models import TableDraft, TableTarget, table
+
+VOCAB = 8
+PROMPT = np.array([3, 1, 4], dtype=np.int64)
+
+
+def card(draft, target=None, **knobs):
+    drafter = Card(**({"k": 4, "r": 3} | knobs))
+    context = DraftContext(VOCAB, frozenset(), target=target, draft_model=draft)
+    drafter.setup(context)
+    drafter.reset()
+    return drafter
+
+
+def turn(target, drafter, n=60, eos=frozenset(), overlap="serial"):
+    loop = Engine(target, GreedyVerifier(), eos_ids=eos, clock=NullClock, overlap=overlap)
+    return loop.decode(PROMPT, drafter, max_new_tokens=n)
+
+
+def pair(seed=0, noise=0.0, room=10**6):
+    """A target, and a draft that is it but for some noise."""
+    logits = table(seed, VOCAB, 3.0)
+    return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, VOCAB), room)
+
+
+def test_a_perfect_draft_is_followed_at_its_own_speed():
+    """One token per draft pass: after the first step, r a step, as long as nothing is missed."""
+    target, draft = pair()
+    result = turn(target, card(draft, target, k=1, r=3), n=1 + 1 + 3 * 9)
+    assert result.output_ids == turn(target, Drafter(name="ar"), n=29).output_ids
+    # Beside the first pass, three layers; its own token is the first of them. So two are left.
+    assert result.drafted_per_step[:2] == [0, 2]
+    assert result.accepted_per_step == [1] + [3] * 9
+    report = result.drafter
+    assert report["hits"] == len(result.accepted_per_step) - 1 and report["misses"] == 0
+    assert report["draft_tokens"] == report["draft_forwards"] == sum(draft.fed)
+
+
+def test_a_step_makes_r_passes_whatever_happened():
+    target, draft = pair(noise=1.5)
+    drafter = card(draft, target, k=3, r=4)
+    passes = []
+    original = drafter.observe
+
+    def observe(state, outcome):
+        if state.remaining > 20:  # at the end fewer layers are of use
+            passes.append(len(draft.fed))
+        original(state, outcome)
+
+    drafter.observe = observe
+    result = turn(target, drafter, n=80)
+    assert result.drafter["misses"] > 3 and result.drafter["hits"] > 3
+    assert set(np.diff([0, *passes]).tolist()) == {4}
+
+
+def test_a_miss_costs_one_pass_of_one_row():
+    target, draft = pair(noise=1.5)
+    result = turn(target, card(draft, target, k=3, r=4), n=80)
+    # The root's row alone: after a miss. A layer has K nodes (the vocabulary is larger).
+    assert draft.fed.count(1) == result.drafter["misses"]
+    assert set(draft.fed) == {1, 3}
+
+
+def test_more_nodes_a_layer_find_more():
+    rates, lengths = [], []
+    for k in (1, 2, 4, 8):
+        target, draft = pair(noise=1.2)
+        result = turn(target, card(draft, target, k=k, r=4), n=250)
+        counts = result.drafter
+        rates.append(counts["hits"] / (counts["hits"] + counts["misses"]))
+        lengths.append(np.mean(result.accepted_per_step))
+    assert rates == sorted(rates) and rates[-1] > rates[0] + 0.2
+    assert lengths[-1] > lengths[0]
+
+
+def test_what_is_not_corrected_is_found_less_often():
+    results = []
+    for correct in (True, False):
+        target, draft = pair(noise=1.2)
+        result = turn(target, card(draft, target, k=4, r=4, correct=correct), n=250)
+        counts = result.drafter
+        results.append(counts["hits"] / (counts["hits"] + counts["misses"]))
+        assert result.output_ids == turn(target, Drafter(name="ar"), n=250).output_ids
+    assert results[1] < results[0] - 0.05
+
+
+@pytest.mark.parametrize("knobs", [{}, {"correct": False}, {"max_depth": 5}, {"k": 1, "r": 1}])
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_changes_the_text(knobs, seed):
+    """At any end: the limit, an end token, the draft's context."""
+    for noise, room in ((0.0, 10**6), (1.5, 10**6), (0.7, 20)):
+        target, draft = pair(10 * seed, noise, room)
+        expected = turn(target, Drafter(name="ar"), n=50).output_ids
+        drafter = card(draft, target, **knobs)
+        for overlap in ("serial", "thread"):
+            assert turn(target, drafter, n=50, overlap=overlap).output_ids == expected
+        end = expected[20]
+        stopped = turn(target, drafter, n=50, eos=frozenset({end}))
+        assert stopped.output_ids == expected[: expected.index(end) + 1]
+
+
+def test_overlapped_and_serial_steps_are_the_same():
+    target, draft = pair(noise=1.0)
+    drafter = card(draft, target)
+    results = [turn(target, drafter, n=100, overlap=how) for how in ("serial", "thread", "serial")]
+    assert results[0].accepted_per_step == results[1].accepted_per_step
+    assert results[0].drafted_per_step == results[1].drafted_per_step
+    assert results[0].drafter == results[1].drafter == results[2].drafter
+
+
+def test_layers_end_where_no_token_is_wanted_any_more():
+    target, draft = pair()
+    result = turn(target, card(draft, target, k=2, r=20, max_depth=30), n=6)
+    assert max(result.drafted_per_step) <= 4
+    assert sum(draft.fed) <= 2 * 6
+
+
+def test_the_report_holds_what_the_papers_table_needs():
+    target, draft = pair(noise=1.0)
+    result = turn(target, card(draft, target, k=4, r=3), n=60)
+    report, steps = result.drafter, result.n_target_passes
+    assert report["k"] == 4 and report["r"] == 3 and report["devices"] == 1
+    rows = result.n_drafted + steps
+    assert report["target_params_x_new"] == pytest.approx(10e-9 * rows / steps)
+    per_pass = report["draft_tokens"] / report["draft_forwards"]
+    assert report["draft_params_x_new"] == pytest.approx(1000e-9 * per_pass)
+
+
+@pytest.mark.parametrize("knobs", [{}, {"max_depth": 5}, {"max_depth": 1}], ids=str)
+def test_r_can_be_measured(knobs, make_target):
+    """With the room that the method asks for, and no more."""
+    from tests.conftest import VOCAB as TINY_VOCAB
+    from tests.conftest import tiny_draft
+
+    drafter = Card(k=4, r="auto", **knobs)
+    target = make_target(max_nodes=drafter.needs.max_nodes)
+    draft = tiny_draft(drafter.needs)
+    drafter.setup(DraftContext(TINY_VOCAB, frozenset(), target=target, draft_model=draft))
+    drafter.begin(None)
+    assert 1 <= drafter.report()["r"] <= drafter.max_depth
+    assert target.cache.length == 0
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"r": 0}, r"method.r=0 .* auto, or between 1 and method.max_depth=50"),
+        ({"r": 51}, "method.r=51"),
+        ({"r": "often"}, "method.r='often'"),
+        ({"r": 2.5}, "method.r=2.5"),
+        ({"k": 0}, "method.k=0"),
+        ({"k": 5000}, "method.k=5000 .* at most"),
+        ({"max_depth": 0}, "method.max_depth=0"),
+    ],
+)
+def test_values_out_of_range_are_refused(knobs, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Card(**knobs)

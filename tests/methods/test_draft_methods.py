@@ -1,0 +1,182 @@
+"""Methods with a draft model leave greedy decoding untouched, whatever the draft is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from methods.opt_tree import OptTree
+from methods.pearl import Pearl
+from methods.sps import Sps
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
+from specbench.decoding.verify import RejectionVerifier
+from specbench.models.target import Target
+from specbench.system.clock import NullClock
+from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
+from tests.decoding.test_engine import engine
+from tests.sampling_laws import P_LEAST, worst_p
+
+METHODS = {
+    "sps": lambda: Sps(gamma=3),
+    "heuristic": lambda: Sps(gamma=2, schedule="heuristic", max_gamma=5),
+    "confidence": lambda: Sps(gamma=6, confidence=0.3),
+    "opt_tree": lambda: OptTree(nodes=12, threshold=0.1, max_depth=4),
+}
+
+
+def set_up(drafter: Drafter, draft, sampling: Sampling = Sampling()) -> Drafter:  # noqa: B008
+    drafter.setup(DraftContext(VOCAB, frozenset(), sampling=sampling, draft_model=draft))
+    drafter.reset()
+    return drafter
+
+
+def draft_of(kind: str, drafter: Drafter, architecture: str):
+    """The target itself, a stranger, or one with a smaller or a reduced vocabulary."""
+    if kind == "smaller":
+        return tiny_draft(drafter.needs, seed=2, vocab_size=30, target_vocab=VOCAB)
+    if kind == "reduced":
+        ids = np.array([-1, *range(5, VOCAB, 3)])
+        return tiny_draft(drafter.needs, vocab_size=len(ids), target_vocab=VOCAB, id_map=ids)
+    return tiny_draft(drafter.needs, architecture, seed=0 if kind == "itself" else 1)
+
+
+def check_greedy(target, method: str, kind: str, architecture: str, rng, turns: int) -> None:
+    loop = engine(target)
+    drafter = METHODS[method]()
+    set_up(drafter, draft_of(kind, drafter, architecture))
+    for turn in range(turns):  # the second one finds the first one's cache
+        prompt = rng.integers(0, VOCAB, int(rng.integers(1, 25)))
+        expected = loop.decode(prompt, Drafter(name="plain"), max_new_tokens=16).output_ids
+        result = loop.decode(prompt, drafter, max_new_tokens=16, seed=turn)
+        assert result.output_ids == expected
+        assert result.drafter["draft_forwards"] <= result.drafter["draft_tokens"]
+        if kind == "itself":  # then the deepest path is accepted
+            steps = zip(result.accepted_per_step, result.depth_per_step, strict=True)
+            assert all(made == depth + 1 for made, depth in steps)
+
+
+@pytest.mark.parametrize("kind", ["itself", "stranger", "smaller", "reduced"])
+@pytest.mark.parametrize("method", ["sps", "heuristic"])
+def test_greedy_output_is_plain_decoding(method, kind, make_target, rng):
+    check_greedy(make_target("llama"), method, kind, "llama", rng, turns=2)
+
+
+@pytest.mark.parametrize("kind", ["stranger", "reduced"])
+@pytest.mark.parametrize("method", ["confidence", "opt_tree"])
+def test_greedy_output_is_plain_decoding_here_too(method, kind, make_target, rng):
+    check_greedy(make_target("mistral_window"), method, kind, "mistral_window", rng, turns=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["itself", "stranger", "smaller", "reduced"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_output_for_every_architecture(architecture, method, kind, make_target, rng):
+    if kind == "itself" and method in ("confidence", "opt_tree"):
+        kind = "stranger"  # a tree need not hold the likeliest path to its full depth
+    check_greedy(make_target(architecture), method, kind, architecture, rng, turns=4)
+
+
+def test_the_cost_of_a_perfect_draft(make_target, rng):
+    """Of gamma tokens a step, one pass catches up (two tokens) and gamma - 1 add one each."""
+    drafter = set_up(Sps(gamma=3), tiny_draft(Sps(gamma=3).needs, seed=0))
+    result = engine(make_target()).decode(rng.integers(0, VOCAB, 9), drafter, max_new_tokens=21)
+    assert result.accepted_per_step == [4] * 5
+    # The first step's catching up is the prompt's own pass.
+    assert result.drafter == {
+        "draft_forwards": 5 * 3 - 1,
+        "draft_tokens": 5 * 2 + 4 * 2,
+        "devices": 1,
+        "devices_asked": 1,
+    }
+
+
+def test_drafts_beyond_the_drafts_context_are_not_made(make_target, rng):
+    draft = tiny_draft(Sps(gamma=3).needs, seed=0, context_length=16)
+    drafter = set_up(Sps(gamma=3), draft)
+    loop = engine(make_target())
+    for n_prompt in (9, 30):
+        prompt = rng.integers(0, VOCAB, n_prompt)
+        expected = loop.decode(prompt, Drafter(name="plain"), max_new_tokens=20).output_ids
+        result = loop.decode(prompt, drafter, max_new_tokens=20)
+        assert result.output_ids == expected
+        assert result.drafted_per_step[-1] == 0
+        assert (result.n_drafted > 0) == (n_prompt == 9)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0), Sampling(0.6, top_p=0.8), Sampling(1.4, top_k=4)], ids=str
+)
+def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
+    """Node i is drawn from the draft's processed law behind text and nodes before it."""
+    for options in ({}, {"vocab_size": 17, "id_map": np.array([-1, *range(2, VOCAB, 3)])}):
+        draft = tiny_draft(Sps(gamma=4).needs, target_vocab=VOCAB, **options)
+        drafter = set_up(Sps(gamma=4), draft, sampling)
+        fresh = tiny_draft(Sps(gamma=4).needs, target_vocab=VOCAB, **options)
+        state = DecodeState(rng.integers(0, VOCAB, 7), 40, seed=3)
+        state.commit(np.array([5]))
+        drafter.begin(state)
+        for accepted in (4, 0, 2):
+            tree = drafter.propose(state)
+            assert tree.probs is not None and tree.probs.row.tolist() == [0, 1, 2, 3]
+            for node in range(4):
+                fresh.begin(np.concatenate([state.tokens, tree.tokens[:node]]))
+                own = fresh.catch_up(np.concatenate([state.tokens, tree.tokens[:node]]), own=True)
+                law = fresh.to_target_vocab(sampling.probs(own))
+                torch.testing.assert_close(tree.probs.q[node], law, atol=1e-12, rtol=0)
+                assert law[tree.tokens[node]] > 0
+            path = np.arange(accepted)
+            committed = np.append(tree.tokens[:accepted], 11)
+            state.commit(committed)
+            drafter.observe(state, StepOutcome(tree, path, committed, None))
+
+
+def test_the_heuristic_starts_anew_after_a_reset(make_target, rng):
+    drafter = set_up(METHODS["heuristic"](), tiny_draft(METHODS["heuristic"]().needs, seed=0))
+    loop = engine(make_target())
+    prompt = rng.integers(0, VOCAB, 9)
+    first = loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step
+    assert first[:4] == [2, 4, 5, 5]
+    assert loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step[0] > 2
+    drafter.reset()
+    assert loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [None, [0, 3, 5]], ids=["all ids", "some ids"])
+@pytest.mark.parametrize("method", [METHODS["sps"], METHODS["confidence"], Pearl])
+def test_the_laws_of_three_tokens_are_the_targets(method, kept):
+    """Chi-square with two real models; methods that draw nothing: ``test_sampling_methods.py``."""
+    vocab, turns, sampling = 6, 3000, Sampling(1.2, top_p=0.95)
+    model = tiny_model("llama", vocab_size=vocab)
+    target = Target(model, max_len=32, max_nodes=16)
+    prompt = np.array([1, 4, 2])
+    texts = torch.tensor([[*prompt, a, b, c] for a, b, c in np.ndindex(vocab, vocab, vocab)])
+    model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        laws = sampling.probs(model(input_ids=texts, use_cache=False).logits)
+    model.set_attn_implementation("specbench")
+    at = len(prompt) - 1
+    law = torch.stack([laws[:, at + i].gather(1, texts[:, at + i + 1 :][:, :1]) for i in range(3)])
+    drafter = method()
+    if kept is None:
+        draft = tiny_draft(drafter.needs, seed=1, vocab_size=vocab, max_len=32)
+    else:  # a draft that can say half of the tokens, and reads the others as one
+        ids = np.array([-1, *kept])
+        draft = tiny_draft(
+            drafter.needs, vocab_size=len(ids), target_vocab=vocab, max_len=32, id_map=ids
+        )
+    set_up(drafter, draft, sampling)
+    loop = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset(), clock=NullClock)
+    length = 6 if method is Pearl else 3  # PEARL's first pass verifies nothing
+    results = [
+        loop.decode(prompt, drafter, max_new_tokens=length, seed=seed) for seed in range(turns)
+    ]
+    # Drafts are accepted, or the test says nothing.
+    assert max(max(result.accepted_per_step) for result in results) >= 2
+    outputs = np.array([result.output_ids[:3] for result in results])
+    assert worst_p(outputs, law.prod(0).numpy().reshape((vocab,) * 3)) > P_LEAST

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from methods.jacobi import Jacobi
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
+from specbench.errors import ConfigurationError
+from tests.conftest import ARCHITECTURES, VOCAB
+from tests.methods.decoding import continued, decode, markov_rule, plain, play
+
+
+def jacobi(vocab_size=VOCAB, seed=0, **knobs):
+    drafter = Jacobi(**knobs)
+    drafter.setup(DraftContext(vocab_size=vocab_size, eos_ids=frozenset(), seed=seed))
+    drafter.reset()
+    return drafter
+
+
+def committed(*tokens):
+    """A state whose prompt is all but the last token."""
+    state = DecodeState(np.array(tokens[:-1], dtype=np.int64), 50)
+    state.commit(np.array(tokens[-1:], dtype=np.int64))
+    return state
+
+
+def step(drafter, state, tokens, next_tokens):
+    """Commit ``tokens`` after a draft for which the target said ``next_tokens``."""
+    tree = drafter.propose(state)
+    state.commit(np.array(tokens))
+    path = np.arange(len(tokens) - 1)
+    drafter.observe(state, StepOutcome(tree, path, np.array(tokens), np.array(next_tokens)))
+    return drafter.propose(state)
+
+
+def test_the_block_is_what_the_target_predicted_beyond_the_committed_tokens():
+    drafter, state = jacobi(block_len=3, fill="last"), committed(1, 2)
+    drafter.begin(state)
+    tree = drafter.propose(state)
+    assert tree.tokens.tolist() == [2, 2, 2]
+    assert tree.parents.tolist() == [-1, 0, 1]
+    # Nothing accepted: root's choice 7 is committed, the guesses' own successors stay.
+    assert step(drafter, state, [7], [7, 8, 9, 10]).tokens.tolist() == [8, 9, 10]
+    # 8 accepted, 5 is the target's own: 6 and 4 remain of the predictions, one guess is missing.
+    assert step(drafter, state, [8, 5], [8, 5, 6, 4]).tokens.tolist() == [6, 4, 4]
+    # All accepted: nothing is left, and the new root fills the block.
+    assert step(drafter, state, [6, 4, 4, 3], [6, 4, 4, 3]).tokens.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("fill", ["prompt", "vocabulary"])
+def test_new_guesses_come_from_where_fill_says(fill):
+    drafter, state = jacobi(block_len=200, fill=fill), committed(3, 5, 3, 9)
+    drafter.begin(state)
+    drawn = set(drafter.propose(state).tokens.tolist())
+    assert drawn == {3, 5} if fill == "prompt" else len(drawn) > VOCAB // 2
+
+
+def test_a_tree_that_is_not_its_own_moves_the_old_guesses_up():
+    drafter, state = jacobi(block_len=4), committed(3, 4, 5, 6, 9)
+    drafter.begin(state)
+    before = drafter.propose(state).tokens.tolist()
+    cut = DraftTree.chain(np.array(before[:2]))
+    state.commit(np.array([before[0], 1]))
+    drafter.observe(
+        state, StepOutcome(cut, np.array([0]), np.array([before[0], 1]), np.array([7, 8, 9]))
+    )
+    assert drafter.propose(state).tokens.tolist()[:2] == before[2:]
+    drafter.observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, NO_TOKENS, None))
+    assert drafter.propose(state).tokens.tolist()[:2] == before[2:]
+
+
+def plain_jacobi(prompt, n, rule, block):
+    """Jacobi's fixed-point iteration as in the sheet, with the last token as the new guess."""
+    text = list(prompt)
+    text.append(rule(text))
+    y, steps = [text[-1]] * block, []
+    while len(text) - len(prompt) < n:
+        fresh = [rule(text + y[:i]) for i in range(block + 1)]
+        accepted = 0
+        while accepted < block and y[accepted] == fresh[accepted]:
+            accepted += 1
+        new = fresh[: accepted + 1][: n - (len(text) - len(prompt))]
+        text += new
+        y = fresh[accepted + 1 :]
+        y += [y[-1] if y else text[-1]] * (block - len(y))
+        steps.append(new)
+    return steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), block=st.integers(1, 9), n=st.integers(1, 40))
+def test_steps_are_those_of_the_plain_iteration(seed, block, n):
+    rule, prompt = markov_rule(seed), [1, 2, 3]
+    output, steps = play(jacobi(6, block_len=block, fill="last"), prompt, n, rule)
+    assert output == continued(rule, prompt, n)
+    assert [tokens for tokens, _ in steps] == plain_jacobi(prompt, n, rule, block)
+
+
+def test_a_repeating_target_is_predicted():
+    _, steps = play(jacobi(6, block_len=5, fill="last"), [1, 2], 40, lambda text: 4)
+    assert [len(tokens) for tokens, _ in steps][:3] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@settings(
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 999),
+    n_prompt=st.integers(1, 20),
+    block=st.integers(1, 12),
+    fill=st.sampled_from(["prompt", "vocabulary", "last"]),
+)
+def test_lossless(architecture, make_target, seed, n_prompt, block, fill):
+    target = make_target(architecture)
+    prompt = np.random.default_rng(seed).integers(0, VOCAB, n_prompt)
+    truth = plain(target, prompt, 24)
+    result = decode(target, jacobi(block_len=block, fill=fill), prompt, 24)
+    assert result.output_ids == truth
+    assert max(result.drafted_per_step) == block == jacobi(block_len=block).needs.max_nodes
+
+
+def test_the_same_seed_and_prompt_draw_the_same_guesses_after_other_cases():
+    drafter = jacobi(6, fill="vocabulary")
+    first = play(drafter, [1, 2, 3], 20, markov_rule(0))[1]
+    play(drafter, [5, 4], 30, markov_rule(1))
+    again = play(drafter, [1, 2, 3], 20, markov_rule(0))[1]
+    assert [tree.tokens.tolist() for _, tree in first] == [t.tokens.tolist() for _, t in again]
+    other = play(jacobi(6, seed=1, fill="vocabulary"), [1, 2, 3], 20, markov_rule(0))[1]
+    assert first[0][1].tokens.tolist() != other[0][1].tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [({"block_len": 0}, "method.block_len=0"), ({"fill": "promt"}, "Did you mean 'prompt'")],
+)
+def test_values_out_of_range_are_refused(knobs, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Jacobi(**knobs)

@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from methods.lookahead import Lookahead
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, StepOutcome
+from specbench.errors import ConfigurationError
+from specbench.index.ngram.lookahead_window import tree_shape
+from specbench.index.ngram.pool import NgramPool
+from tests.conftest import ARCHITECTURES, VOCAB
+from tests.methods.decoding import continued, decode, markov_rule, plain, play
+
+
+def lookahead(vocab_size=VOCAB, seed=0, **knobs):
+    drafter = Lookahead(**knobs)
+    drafter.setup(DraftContext(vocab_size=vocab_size, eos_ids=frozenset(), seed=seed))
+    drafter.reset()
+    return drafter
+
+
+# -- the pool --------------------------------------------------------------------------------------
+
+
+def put(pool, token, *gram):
+    pool.insert(np.array([[token, *gram]]))
+
+
+def test_a_pool_keeps_the_most_recent_ngrams_of_a_token():
+    pool = NgramPool(10, 2, 3)
+    for gram in ((1, 2), (3, 4), (5, 6)):
+        put(pool, 7, *gram)
+    put(pool, 7, 1, 2)  # known: becomes the most recent one
+    assert pool.after(7).tolist() == [[3, 4], [5, 6], [1, 2]]
+    put(pool, 7, 8, 9)  # full: the oldest one goes
+    assert pool.after(7).tolist() == [[5, 6], [1, 2], [8, 9]]
+    assert pool.after(6).shape == (0, 2)
+    assert len(pool) == 3
+    pool.clear()
+    assert len(pool) == 0
+
+
+def test_a_text_is_inserted_from_where_it_is_new():
+    pool = NgramPool(10, 2, 3)
+    text = np.array([1, 2, 3, 4, 5])
+    pool.insert_text(text, 0, 4)
+    assert [pool.after(t).tolist() for t in (1, 2, 3)] == [[[2, 3]], [[3, 4]], []]
+    pool.insert_text(text, 4, 5)
+    assert pool.after(3).tolist() == [[4, 5]]
+    assert len(pool) == 3
+    pool.insert_text(text, 0, 2)  # too short for an n-gram
+    assert len(pool) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 4),
+    per_token=st.integers(1, 5),
+    count=st.integers(0, 200),
+)
+def test_the_pool_is_a_list_per_token(seed, n, per_token, count):
+    rows = np.random.default_rng(seed).integers(0, 3, (count, 1 + n))
+    pool, lists = NgramPool(3, n, per_token), {token: [] for token in range(3)}
+    for i in range(0, count, 7):
+        pool.insert(rows[i : i + 7])
+    for token, *gram in rows.tolist():
+        if gram in lists[token]:
+            lists[token].remove(gram)
+        lists[token] = [*lists[token], gram][-per_token:]
+    assert {token: pool.after(token).tolist() for token in range(3)} == lists
+
+
+def test_a_million_insertions_stay_within_the_cap():
+    pool = NgramPool(50, 4, 7)
+    pool.insert(np.random.default_rng(0).integers(0, 50, (10**6, 5)))
+    assert len(pool) == 50 * 7
+
+
+# -- the tree --------------------------------------------------------------------------------------
+
+
+def test_the_tree_of_a_small_window_and_two_guesses():
+    # N = 3, W = 3: two levels of three columns, of which the first is the root.
+    parents, aux = tree_shape(levels=2, columns=3, guesses=2, length=2, lost_bonus=False)
+    #            guess 1 guess 2  level 0  level 1
+    expected = [-1, 0, -1, 2, -1, 4, -1, 4, 5]
+    assert parents.tolist() == expected
+    assert aux.tolist() == [False] * 4 + [True] * 5
+    _, aux = tree_shape(levels=2, columns=3, guesses=2, length=2, lost_bonus=True)
+    assert aux.tolist() == [False, True] * 2 + [True] * 5
+
+
+@pytest.mark.parametrize(("levels", "columns", "guesses"), [(1, 4, 0), (1, 1, 2), (4, 7, 3)])
+def test_window_tokens_see_what_the_reference_mask_shows_them(levels, columns, guesses):
+    length = 3
+    parents, _ = tree_shape(levels, columns, guesses, length, lost_bonus=False)
+    assert len(parents) == levels * columns - 1 + guesses * length
+
+    def node(level, column):  # 0 is the root, whose place is column 0 of level 0
+        place = level * columns + column
+        return 0 if place == 0 else guesses * length + place
+
+    for level in range(levels):
+        for column in range(columns):
+            seen, at = set(), node(level, column)
+            while at:
+                seen.add(at)
+                at = int(parents[at - 1]) + 1
+            chain = {node(0, c) for c in range(column + 1)}
+            diagonal = {node(below, column) for below in range(1, level + 1)}
+            assert seen | {0} == chain | diagonal | {0}
+            assert len(seen) == level + column  # the position, counted from the root
+
+
+def test_a_turn_by_hand():
+    # N = 3, W = 2, G = 2, a target that counts upwards, and a window that starts with tens.
+    drafter = lookahead(100, ngram=3, window=2, guesses=2)
+    state = DecodeState(np.array([10, 20], dtype=np.int64), 50)
+    state.commit(np.array([1]))
+    drafter.begin(state)
+    drafter._grid = np.array([[0, 10, 20]])
+
+    def step(committed):
+        tree = drafter.propose(state)
+        root = state.root
+        state.commit(np.array(committed))
+        choices = np.concatenate(([root], tree.tokens)) + 1
+        path = np.arange(len(committed) - 1)
+        drafter.observe(state, StepOutcome(tree, path, np.array(committed), choices))
+        return tree.tokens.tolist()
+
+    assert step([2]) == [10, 20]  # fill phase: level 0, one token wider; nothing is verified
+    # Column 0 is the root, 2; column 1 held 20; above them the successors of 10 and 20.
+    assert step([3]) == [20, 11, 21]
+    # That step completed (2: 11 12) and (20: 21 22) and moved level 1 down, its successors up.
+    assert drafter._pool.after(2).tolist() == [[11, 12]]
+    assert drafter._pool.after(20).tolist() == [[21, 22]]
+    assert step([20]) == [21, 12, 22]
+    # After 20 the pool has a guess. The window has moved by one column, the guess comes first.
+    assert drafter.propose(state).tokens.tolist() == [21, 22, 22, 13, 23]
+    assert drafter.propose(state).aux.tolist() == [False, False, True, True, True]
+    # Two guesses accepted and 23 committed on top: the window still moves by one column only.
+    assert step([21, 22, 23]) == [21, 22, 22, 13, 23]
+    assert drafter.propose(state).tokens.tolist()[-3:] == [23, 14, 24]
+
+
+# -- against the reference's algorithm -------------------------------------------------------------
+
+
+def plain_lookahead(prompt, n, rule, first_level, n_gram, width, cap, from_text, lost_bonus):
+    """The algorithm as the sheet states it, with lists and contexts spelled out."""
+    text = list(prompt)
+    text.append(rule(text))
+    levels = [list(first_level)]
+    pool = {}
+    steps = []
+
+    def insert(key, gram):
+        entries = pool.setdefault(key, [])
+        if gram in entries:
+            entries.remove(gram)
+        entries.append(gram)
+        del entries[:-cap]
+
+    def insert_text(begin):
+        for end in range(max(begin, n_gram - 1), len(text)):
+            insert(text[end - n_gram + 1], tuple(text[end - n_gram + 2 : end + 1]))
+
+    if from_text:
+        insert_text(0)
+    while len(text) - len(prompt) < n:
+        root = text[-1]
+        filled = len(levels) == n_gram - 1
+        full = [root, *levels[0]]  # level 0 with the root as column 0
+
+        columns = range(len(full)) if len(levels) == 1 else range(len(levels[1]))
+        diagonals = [[level[column] for level in levels[1:]] for column in columns]
+        outputs = [rule(text + full[1 : c + 1] + diagonals[c]) for c in columns]
+        best = [rule(text)]
+        if filled:
+            for gram in pool.get(root, []):
+                choices = [rule(text + list(gram[:i])) for i in range(n_gram)]
+                matched = 0
+                while matched < n_gram - 1 and gram[matched] == choices[matched]:
+                    matched += 1
+                new = choices[: matched + 1]
+                if lost_bonus:
+                    new = new[: n_gram - 1]
+                if len(new) > len(best):
+                    best = new
+        best = best[: n - (len(text) - len(prompt))]
+        text += best
+        steps.append(best)
+        if from_text:
+            insert_text(len(text) - len(best))
+        if filled:
+            for column in columns:
+                rows = [full[column], *(level[column] for level in levels[1:]), outputs[column]]
+                insert(rows[0], tuple(rows[1:]))
+            levels = [*levels[1:], outputs]
+            levels[0] = levels[0][1:]
+        else:
+            levels = [level[1:] for level in levels]
+            levels.append(outputs[1:])
+    return steps
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n_gram=st.integers(2, 5),
+    width=st.integers(1, 6),
+    cap=st.integers(1, 5),
+    n=st.integers(1, 60),
+    from_text=st.booleans(),
+    lost_bonus=st.booleans(),
+)
+def test_steps_are_those_of_the_plain_algorithm(seed, n_gram, width, cap, n, from_text, lost_bonus):
+    rule = markov_rule(seed)
+    prompt = np.random.default_rng(seed).integers(0, 6, 8).tolist()
+    knobs = dict(ngram=n_gram, window=width, guesses=cap)
+    knobs |= dict(pool_from_prompt=from_text, lost_bonus=lost_bonus)
+    drafter = lookahead(6, **knobs)
+    state = DecodeState(np.array(prompt), 1)
+    state.commit(np.array([0]))
+    drafter.begin(state)
+    first_level = drafter._window._grid[0, 1:].tolist()
+    assert len(first_level) == width + n_gram - 3 and set(first_level) <= set(prompt)
+    drafter.reset()
+    output, steps = play(drafter, prompt, n, rule)
+    assert output == continued(rule, prompt, n)
+    expected = plain_lookahead(
+        prompt, n, rule, first_level, n_gram, width, cap, from_text, lost_bonus
+    )
+    assert [tokens for tokens, _ in steps] == expected
+    assert max(map(len, expected), default=1) <= (n_gram - 1 if lost_bonus else n_gram)
+
+
+def test_some_guess_is_accepted_and_the_bonus_is_lost_only_where_asked():
+    longest = {
+        lost: max(
+            len(tokens)
+            for seed in range(5)
+            for tokens, _ in play(
+                lookahead(6, lost_bonus=lost), [1, 2, 3, 4], 80, markov_rule(seed)
+            )[1]
+        )
+        for lost in (False, True)
+    }
+    assert longest == {False: 5, True: 4}
+
+
+# -- on the engine ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@settings(
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 999),
+    n_prompt=st.integers(1, 20),
+    n_gram=st.integers(2, 5),
+    width=st.integers(1, 5),
+    cap=st.integers(1, 4),
+    lost_bonus=st.booleans(),
+)
+def test_lossless(architecture, make_target, seed, n_prompt, n_gram, width, cap, lost_bonus):
+    target = make_target(architecture)
+    prompt = np.random.default_rng(seed).integers(0, VOCAB, n_prompt)
+    drafter = lookahead(
+        ngram=n_gram, window=width, guesses=cap, lost_bonus=lost_bonus, pool_from_prompt=True
+    )
+    truth = plain(target, prompt, 24)
+    assert decode(target, drafter, prompt, 24).output_ids == truth
+    # A second turn without a reset finds the answer's n-grams in the pool.
+    again = decode(target, drafter, prompt, 24)
+    assert again.output_ids == truth
+    if not (lost_bonus and n_gram == 2):
+        assert max(again.accepted_per_step) > 1
+    assert again.n_aux >= width - 1
+
+
+def test_the_nodes_of_a_step_are_what_the_parameters_say(make_target):
+    target = make_target("llama", max_nodes=119)
+    drafter = lookahead(pool_from_prompt=True)
+    prompt = np.tile(np.arange(6), 5)
+    result = decode(target, drafter, prompt, 40)
+    # Fill phase: 1, 2 and 3 levels of 18, 17 and 16 columns; then 4 of 15. Column 0 is the root.
+    aux = [17, 33, 47] + [59] * (result.n_target_passes - 3)
+    assert result.n_aux == sum(aux)
+    assert result.drafted_per_step[:3] == [0, 0, 0]
+    assert max(result.drafted_per_step) <= 15 * 4
+
+
+@pytest.mark.parametrize(
+    ("n_gram", "width", "cap", "nodes"),
+    [
+        (5, 15, 15, 4 * 15 - 1 + 15 * 4),
+        (5, 7, 7, 27 + 28),
+        (2, 1, 1, 1),
+        (8, 1, 1, 15),  # the fill phase's 4 levels of 4 columns are more than 6 + 7 later on
+    ],
+)
+def test_max_nodes_is_declared_exactly(n_gram, width, cap, nodes):
+    drafter = lookahead(6, ngram=n_gram, window=width, guesses=cap)
+    assert drafter.needs.max_nodes == nodes
+    sizes = [
+        len(tree)
+        for seed in range(40)
+        for _, tree in play(drafter, [1, 2, 3], 60, markov_rule(seed, order=4))[1]
+    ]
+    assert max(sizes) <= nodes
+    if cap <= 7:
+        assert max(sizes) == nodes
+
+
+def test_a_cut_tree_leaves_the_window_waiting():
+    drafter = lookahead(20, ngram=3, window=3, guesses=1)
+    state = DecodeState(np.arange(5), 9)
+    state.commit(np.array([7]))
+    drafter.begin(state)
+    tree = drafter.propose(state)
+    cut = DraftTree(tree.tokens[:2], tree.parents[:2], aux=tree.aux[:2])
+    state.commit(np.array([8]))
+    empty = np.empty(0, dtype=np.int64)
+    drafter.observe(state, StepOutcome(cut, empty, np.array([8]), np.array([8, 9, 10])))
+    assert drafter.propose(state).tokens.tolist() == tree.tokens.tolist()
+
+
+def test_reset_empties_the_pool_and_the_window_starts_anew():
+    drafter = lookahead(6)
+    first = play(drafter, [1, 2, 3], 40, markov_rule(0))
+    play(drafter, [5, 4], 40, markov_rule(1))
+    drafter.reset()
+    assert len(drafter._pool) == 0
+    again = play(drafter, [1, 2, 3], 40, markov_rule(0))
+    assert [t.tokens.tolist() for _, t in first[1]] == [t.tokens.tolist() for _, t in again[1]]
+
+
+@pytest.mark.parametrize("knob", ["window", "guesses"])
+def test_values_out_of_range_are_refused(knob):
+    with pytest.raises(ConfigurationError, match=f"method.{knob}=0"):
+        Lookahead(**{knob: 0})
+    with pytest.raises(ConfigurationError, match=r"method.ngram=1 .* at least 2"):
+        Lookahead(ngram=1)

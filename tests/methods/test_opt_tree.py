@@ -1,0 +1,174 @@
+"""The tree is the best there is: against all paths of a small vocabulary, and the paper's loop."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from methods.opt_tree import OptTree
+from specbench.decoding.sampling import GREEDY, Sampling
+from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
+from specbench.errors import ConfigurationError
+
+VOCAB = 5
+
+
+class TableDraft:
+    """Stands in for a draft model: the next token depends on the last two, by a table."""
+
+    forwards = tokens = 0
+
+    def __init__(self, seed: int, sharpness: float) -> None:
+        random = np.random.default_rng(seed)
+        self.logits = torch.from_numpy(random.normal(size=(VOCAB, VOCAB, VOCAB)) * sharpness)
+        self.kept: list[int] = []
+
+    def begin(self, tokens, seed=0):
+        self.forwards = self.tokens = 0
+
+    def room(self, length):
+        return 100
+
+    def catch_up(self, tokens, *, own):
+        self.contexts = []
+        self.text = (int(tokens[-2]), int(tokens[-1]))
+        return self.logits[self.text]
+
+    def extend(self, tokens, parents, *, own):
+        self.forwards += 1
+        self.tokens += len(tokens)
+        for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+            before = self.text if parent < 0 else self.contexts[parent]
+            self.contexts.append((before[1], token))
+        return torch.stack([self.logits[c] for c in self.contexts[-len(tokens) :]])
+
+    def to_target_ids(self, ids):
+        return ids
+
+    def keep_path(self, path):
+        self.kept = path.tolist()
+
+    def drop_nodes(self):
+        self.kept = []
+
+    def report(self):
+        return {"draft_forwards": self.forwards, "draft_tokens": self.tokens}
+
+
+def grow(draft, sampling=GREEDY, remaining=100, **knobs):
+    drafter = OptTree(**knobs)
+    drafter.setup(DraftContext(VOCAB, frozenset(), sampling=sampling, draft_model=draft))
+    state = DecodeState(np.array([1, 3]), remaining + 1)
+    state.commit(np.array([2]))
+    drafter.begin(state)
+    return drafter, drafter.propose(state), state
+
+
+def path_scores(draft, depth, sampling=GREEDY):
+    """``{path: product of its draft probabilities}`` for all paths up to ``depth``."""
+    law = draft.logits.softmax(-1) if sampling.greedy else sampling.probs(draft.logits)
+    law = law.numpy()
+    scores = {(): 1.0}
+    for length in range(1, depth + 1):
+        for path in product(range(VOCAB), repeat=length):
+            context = ((3, 2, *path[:-1]))[-2:]
+            scores[path] = scores[path[:-1]] * law[context][path[-1]]
+    return {path: score for path, score in scores.items() if path and score > 0}
+
+
+def paths(tree):
+    found = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    nodes=st.integers(1, 20),
+    depth=st.integers(1, 4),
+    sharpness=st.floats(0.1, 4.0),
+    sampling=st.sampled_from([GREEDY, Sampling(0.7), Sampling(1.0, top_k=2), Sampling(1.3, 0.6)]),
+)
+def test_the_tree_is_the_best_of_all(seed, nodes, depth, sharpness, sampling):
+    draft = TableDraft(seed, sharpness)
+    drafter, tree, _ = grow(draft, sampling, nodes=nodes, max_depth=depth, threshold=0.0)
+    scores = path_scores(draft, depth, sampling)
+    best = sorted(scores.values(), reverse=True)[:nodes]
+    found = paths(tree)
+    assert len(set(found)) == len(found) == len(best)
+    np.testing.assert_allclose(sorted((scores[p] for p in found), reverse=True), best, rtol=1e-6)
+    assert drafter.report()["expected_per_step"] == pytest.approx([sum(best)], abs=1e-4)
+
+
+def layers_of_the_paper(scores, nodes, threshold, max_depth):
+    """Depth at which the paper's loop stops, over full layers."""
+    expected = 0.0
+    for depth in range(1, max_depth + 1):
+        known = sorted((s for p, s in scores.items() if len(p) <= depth), reverse=True)[:nodes]
+        gain, expected = sum(known) - expected, sum(known)
+        if gain <= threshold:
+            break
+    return depth, expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    nodes=st.integers(1, 20),
+    sharpness=st.floats(0.1, 4.0),
+    threshold=st.floats(0.0, 1.0),
+)
+def test_layers_are_added_as_long_as_they_pay(seed, nodes, sharpness, threshold):
+    draft = TableDraft(seed, sharpness)
+    drafter, _, _ = grow(draft, nodes=nodes, max_depth=4, threshold=threshold)
+    depth, expected = layers_of_the_paper(path_scores(draft, 4), nodes, threshold, 4)
+    assert draft.forwards == depth - 1
+    assert drafter.report()["expected_per_step"] == pytest.approx([expected], abs=1e-4)
+    assert draft.tokens <= drafter.needs.draft_nodes
+
+
+def test_equal_scores_leave_no_orphans():
+    draft = TableDraft(0, 0.0)  # every path of a length is as likely as any other
+    for nodes in range(1, 40):
+        _, tree, _ = grow(draft, nodes=nodes, max_depth=3, threshold=0.0)
+        assert len(tree) == nodes
+        assert (tree.parents < np.arange(nodes)).all()
+        # A certain draft gives parents and children the same score.
+    draft.logits[..., 1] = 100.0
+    _, tree, _ = grow(draft, nodes=3, max_depth=6, threshold=0.0)
+    assert paths(tree) == [(1,), (1, 1), (1, 1, 1)]
+
+
+def test_no_deeper_than_can_be_committed():
+    draft = TableDraft(0, 3.0)
+    assert len(grow(draft, remaining=1, max_depth=4)[1]) == 0
+    _, tree, _ = grow(draft, remaining=3, max_depth=4, threshold=0.0)
+    assert max(map(len, paths(tree))) <= 2
+
+
+def test_accepted_nodes_stay_in_the_drafts_cache():
+    draft = TableDraft(3, 3.0)
+    drafter, tree, state = grow(draft, nodes=10, max_depth=4, threshold=0.0)
+    found = paths(tree)
+    deepest = max(range(len(tree)), key=lambda i: len(found[i]))
+    path = [found.index(found[deepest][: n + 1]) for n in range(len(found[deepest]))]
+    drafter.observe(state, StepOutcome(tree, np.array(path), tree.tokens[path], None))
+    fed = [c[1] for c in (draft.contexts[i] for i in draft.kept)]
+    assert fed == list(found[deepest][: len(fed)])
+    assert len(fed) >= len(path) - 1
+    drafter.propose(state)
+    drafter.observe(state, StepOutcome(tree, np.array(path), tree.tokens[path], None))
+    assert draft.kept == []  # another tree than the last one
+
+
+@pytest.mark.parametrize("knobs", [{"nodes": 0}, {"max_depth": 0}, {"threshold": 1.5}], ids=str)
+def test_knobs_out_of_range(knobs):
+    with pytest.raises(ConfigurationError, match=f"method.{next(iter(knobs))}"):
+        OptTree(**knobs)

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from methods.rest import Retrieval
+from scripts import build_datastore as script
+from specbench.artifacts import hub_corpora, installed_text
+from specbench.artifacts.datastore import build_datastore, build_default
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DecodeState, DraftContext
+from specbench.decoding.verify import GreedyVerifier
+from specbench.errors import ArtifactError, ConfigurationError
+from specbench.index.suffix.datastore import Datastore
+from specbench.storage.arrays import read_header, write_array_file
+from specbench.system.clock import NullClock
+from tests.conftest import ARCHITECTURES, VOCAB
+
+
+def write(path, documents, tokenizer_hash="toy", vocab_size=200_000, **options):
+    build_datastore(
+        documents, path, tokenizer_hash=tokenizer_hash, corpus={}, vocab_size=vocab_size, **options
+    )
+    return path
+
+
+def ready(path, tokenizer_hash="toy", vocab_size=200_000, **knobs):
+    drafter = Retrieval(**knobs)
+    drafter.setup(
+        DraftContext(vocab_size, frozenset(), tokenizer_hash, artefacts={"datastore": path})
+    )
+    drafter.reset()
+    return drafter
+
+
+def pairs(drafter, text):
+    tree = drafter.propose(DecodeState(np.array(text, dtype=np.int64), 4))
+    return list(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True))
+
+
+def test_frequent_prefixes_become_the_tree(tmp_path):
+    path = write(tmp_path / "d.bin", [[1, 2, 5, 6], [1, 2, 5, 7], [1, 2, 8], [3, 1, 2, 5, 6]])
+    # 5 three times, 5 6 twice, then once each: 8 (shorter) before 5 7.
+    drafter = ready(path)
+    assert pairs(drafter, [9, 1, 2]) == [(5, -1), (8, -1), (6, 0), (7, 0)]
+    few = ready(path, choices=3, cut=False)
+    assert pairs(few, [9, 1, 2]) == [(5, -1), (8, -1), (6, 0)]
+    assert few.needs.max_nodes == 3
+
+
+def test_the_longest_span_wins(tmp_path):
+    path = write(tmp_path / "d.bin", [[1, 2, 3, 9], [4, 2, 3, 8], [4, 2, 3, 8]])
+    drafter = ready(path, draft_len=1)
+    assert pairs(drafter, [1, 2, 3]) == [(9, -1)]
+    assert pairs(drafter, [7, 2, 3]) == [(8, -1), (9, -1)]
+    assert pairs(drafter, [7, 7, 3]) == []
+    assert pairs(ready(path, draft_len=1, min_span=1), [7, 7, 3]) == [(8, -1), (9, -1)]
+    assert pairs(ready(path, draft_len=1, max_span=2), [1, 2, 3]) == [(8, -1), (9, -1)]
+
+
+def test_no_hit_drafts_nothing_or_the_dummy(tmp_path):
+    path = write(tmp_path / "d.bin", [[1, 2, 3]])
+    assert pairs(ready(path), [5, 6]) == []
+    assert pairs(ready(path, dummy_token=100), [5, 6]) == [(100, -1)]
+    with pytest.raises(ConfigurationError, match="dummy_token=100"):
+        ready(path, dummy_token=100, vocab_size=50)
+
+
+def test_the_cut_drops_prefixes_with_most_distinct_tokens_first(tmp_path):
+    path = write(tmp_path / "d.bin", [[1, 2, 5, 6, 7], [1, 2, 5, 6, 7], [1, 2, 8, 8, 8]])
+    # Kept: 5, 5 6, 5 6 7 (1 + 2 + 3 distinct tokens), 8, 8 8, 8 8 8 (1 each): 9 in all.
+    everything = [(5, -1), (8, -1), (6, 0), (8, 1), (7, 2), (8, 3)]
+    assert pairs(ready(path, choices=9), [1, 2]) == everything
+    # Down to 8 or 6 by dropping 5 6 7; to 5 by dropping 5 6 as well, leaving 4.
+    assert pairs(ready(path, choices=8), [1, 2]) == [*everything[:4], (8, 3)]
+    assert pairs(ready(path, choices=6), [1, 2]) == [*everything[:4], (8, 3)]
+    assert pairs(ready(path, choices=5, cut=False), [1, 2]) == [
+        (5, -1), (8, -1), (6, 0), (8, 1), (7, 2),
+    ]  # fmt: skip
+
+
+def test_of_too_many_matches_even_ones_or_the_first_are_taken(tmp_path):
+    path = write(tmp_path / "d.bin", [[1, 2, 10 + i] for i in range(9)])
+    assert pairs(ready(path, max_matches=3), [1, 2]) == [(10, -1), (13, -1), (16, -1)]
+    assert pairs(ready(path, max_matches=3, matches="first"), [1, 2]) == [
+        (10, -1), (11, -1), (12, -1),
+    ]  # fmt: skip
+
+
+def test_continuations_end_with_their_document(tmp_path):
+    path = write(tmp_path / "d.bin", [[1, 2, 3], [4, 5, 6]])
+    assert pairs(ready(path), [1, 2]) == [(3, -1)]
+    # 2 3 has nothing behind it: it matches, and drafts nothing.
+    assert pairs(ready(path), [2, 3]) == []
+
+
+def test_any_vocabulary_size(tmp_path):
+    path = write(tmp_path / "d.bin", [[70_000, 150_000, 199_999, 65_536]])
+    assert pairs(ready(path), [70_000, 150_000]) == [(199_999, -1), (65_536, 0)]
+
+
+def plain_tree(chunks, text, knobs):
+    """REST's steps in words, over lists of documents."""
+    for span in range(min(knobs["max_span"], len(text)), knobs["min_span"] - 1, -1):
+        taken, hits = [], 0
+        for chunk in chunks:
+            found = sorted(
+                (document[i + span :], -c, -i)
+                for c, document in enumerate(chunk)
+                for i in range(len(document) - span + 1)
+                if document[i : i + span] == text[-span:]
+            )
+            total, limit = len(found), min(len(found), knobs["max_matches"])
+            hits += total
+            taken += [found[i * total // limit][0][: knobs["draft_len"]] for i in range(limit)]
+        if hits:
+            break
+    else:
+        return []
+    counts = Counter(tuple(c[:d]) for c in taken for d in range(1, len(c) + 1))
+    kept = sorted(counts, key=lambda p: (-counts[p], len(p), p))[: knobs["choices"]]
+    if knobs["cut"]:
+        while sum(len(set(p)) for p in kept) > knobs["choices"]:
+            most = max(len(set(p)) for p in kept)
+            kept.remove([p for p in kept if len(set(p)) == most][-1])
+    kept.sort(key=len)
+    return [(p[-1], kept.index(p[:-1]) if len(p) > 1 else -1) for p in kept]
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    documents=st.lists(
+        st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8
+    ),
+    chunk=st.integers(14, 60),
+    text=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    span=st.tuples(st.integers(1, 5), st.integers(1, 5)).map(sorted),
+    draft_len=st.integers(1, 6),
+    choices=st.integers(1, 20),
+    cut=st.booleans(),
+)
+def test_equals_the_plain_rule(
+    tmp_path_factory, documents, chunk, text, span, draft_len, choices, cut
+):
+    chunks, size = [[]], 0
+    for document in documents:
+        if size + len(document) + 1 > chunk:
+            chunks, size = [*chunks, []], 0
+        chunks[-1].append(document)
+        size += len(document) + 1
+    path = write(tmp_path_factory.mktemp("d") / "d.bin", documents, chunk=chunk)
+    assert len(Datastore.open(path, "toy").offsets) == len(chunks) + 1
+    knobs = {
+        "min_span": span[0], "max_span": span[1], "draft_len": draft_len, "choices": choices,
+        "cut": cut, "max_matches": 5000,
+    }  # fmt: skip
+    drafter = ready(path, **knobs)
+    tree = pairs(drafter, text)
+    assert tree == plain_tree(chunks, text, knobs)
+    assert len(tree) <= drafter.needs.max_nodes == choices
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    continuations=st.lists(
+        st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=30
+    ),
+    limit=st.integers(1, 12),
+)
+def test_sampling_equals_the_plain_rule(tmp_path_factory, continuations, limit):
+    documents = [[7, 8, *c] for c in continuations]
+    path = write(tmp_path_factory.mktemp("d") / "d.bin", documents)
+    knobs = {
+        "min_span": 2, "max_span": 2, "draft_len": 3, "choices": 9, "cut": True,
+        "max_matches": limit,
+    }  # fmt: skip
+    assert pairs(ready(path, **knobs), [7, 8]) == plain_tree([documents], [7, 8], knobs)
+
+
+def test_long_documents_are_cut_at_the_chunk(tmp_path):
+    text = list(range(100, 125))
+    path = write(tmp_path / "d.bin", [text], chunk=10)
+    store = Datastore.open(path, "toy")
+    assert store.offsets.tolist() == [0, 10, 20, 28]
+    assert store.tokens.tolist() == [*text[:9], -1, *text[9:18], -1, *text[18:], -1]
+    assert pairs(ready(path, draft_len=3), [112, 113]) == [(114, -1), (115, 0), (116, 1)]
+
+
+def test_a_build_stops_after_so_many_tokens_and_leaves_nothing_behind(tmp_path):
+    path = write(tmp_path / "d.bin", ([i, i + 1] for i in range(10**9)), max_tokens=50, chunk=8)
+    header = read_header(path)
+    assert header["n_tokens"] == 50 and header["n_documents"] == 25
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("documents", [[], [[]]])
+def test_an_empty_corpus_is_refused(tmp_path, documents):
+    with pytest.raises(ArtifactError, match="no text"):
+        write(tmp_path / "d.bin", documents)
+
+
+def test_ids_of_another_vocabulary_are_refused(tmp_path):
+    with pytest.raises(ArtifactError, match="vocabulary of 50"):
+        write(tmp_path / "d.bin", [[1, 50]], vocab_size=50)
+
+
+def test_another_tokenizer_version_or_a_damaged_file_is_refused(tmp_path):
+    path = write(tmp_path / "d.bin", [[1, 2, 3]])
+    with pytest.raises(ArtifactError, match=r"(?s)'toy'.*'real'"):
+        ready(path, tokenizer_hash="real")
+    cut = tmp_path / "cut.bin"
+    cut.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(ArtifactError, match="truncated"):
+        ready(cut)
+    damaged = bytearray(path.read_bytes())
+    damaged[-64] ^= 1
+    cut.write_bytes(damaged)
+    with pytest.raises(ArtifactError, match="damaged"):
+        ready(cut)
+    write_array_file(cut, kind="datastore", version=99, tokenizer_hash="toy", arrays={}, header={})
+    with pytest.raises(ArtifactError, match=r"(?s)version 99.*version 1"):
+        ready(cut)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"matches": "evenly"}, ["evenly", "even"]),
+        ({"max_span": 1}, ["max_span=1", "min_span=2"]),
+        ({"choices": 0}, ["choices=0"]),
+        ({"draft_len": 256}, ["draft_len=256"]),
+        ({"max_matches": 2**21}, ["max_matches"]),
+    ],
+)
+def test_bad_knobs_are_refused(knobs, words):
+    with pytest.raises(ConfigurationError) as caught:
+        Retrieval(**knobs)
+    for word in words:
+        assert word in str(caught.value)
+
+
+class WordTokenizer:
+    """One id per word, by its length."""
+
+    def __len__(self):
+        return 30
+
+    def __call__(self, texts, **_):
+        return {"input_ids": [[len(word) for word in text.split()] for text in texts]}
+
+
+def test_the_embedded_default_is_made_of_installed_text(tmp_path, monkeypatch):
+    prose = [("python", ["a bb ccc", "dddd a bb"]), ("numpy", ["ccc"])]
+    monkeypatch.setattr(installed_text, "installed_prose", lambda: iter(prose))
+    monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
+    build_default(WordTokenizer(), tmp_path / "d.bin", None)
+    store = Datastore.open(tmp_path / "d.bin", "toy")
+    assert store.tokens.tolist() == [1, 2, 3, -1, 4, 1, 2, -1, 3, -1]
+    assert read_header(tmp_path / "d.bin")["corpus"]["name"] == "installed_documentation"
+
+
+def test_texts_of_rows():
+    assert list(hub_corpora.row_texts("x", None)) == ["x"]
+    assert list(hub_corpora.row_texts(["x", "y"], None)) == ["x", "y"]
+    assert list(hub_corpora.row_texts([{"from": "human", "value": "x"}], "value")) == ["x"]
+    with pytest.raises(ConfigurationError, match="ultrachat"):
+        list(hub_corpora.hub_texts("ultrachatt", None))
+
+
+@pytest.fixture
+def toy_models(monkeypatch):
+    monkeypatch.setattr(script.loading, "load_tokenizer", lambda cfg: WordTokenizer())
+    monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
+
+
+def test_the_script_builds_from_files_and_refuses_nonsense(tmp_path, toy_models, capsys):
+    file, out = tmp_path / "a.txt", tmp_path / "sub" / "d.bin"
+    file.write_text("a bb ccc\n\ndddd a bb\n")
+    command = ["--model", "smollm2_135m", "--out", str(out), "--corpus", "files"]
+    assert script.main([*command, "--files", str(file)]) == 0
+    assert "6 tokens in 2 documents of files" in capsys.readouterr().out
+    assert Datastore.open(out, "toy").tokens.tolist() == [1, 2, 3, -1, 4, 1, 2, -1]
+    assert list(out.parent.iterdir()) == [out]
+    assert script.main(command) == 2
+    assert "--files belong together" in capsys.readouterr().err
+    assert script.main(["--model", "smollm2_135m", "--chunk", "1"]) == 2
+
+
+def test_the_script_builds_from_earlier_outputs(tmp_path, toy_models, monkeypatch):
+    turns = [(np.array([1, 2]), np.array([3])), (np.array([4]), np.array([5, 6]))]
+    monkeypatch.setattr(script, "recorded_turns", lambda path, tokenizer_hash: iter(turns))
+    out = tmp_path / "d.bin"
+    command = ["--model", "smollm2_135m", "--corpus", "outputs", "--cases", "results/one"]
+    assert script.main([*command, "--out", str(out)]) == 0
+    assert Datastore.open(out, "toy").tokens.tolist() == [1, 2, 3, -1, 4, 5, 6, -1]
+    assert json.loads(json.dumps(read_header(out)["corpus"]["runs"])) == ["one"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_output_is_that_of_plain_decoding(architecture, make_target, rng, tmp_path):
+    target = make_target(architecture)
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    prompt = rng.integers(0, VOCAB, 12)
+    nothing = ready(write(tmp_path / "n.bin", [[0]], vocab_size=VOCAB), vocab_size=VOCAB)
+    expected = engine.decode(prompt, nothing, max_new_tokens=40)
+    answer = expected.output_ids
+    noise = rng.integers(0, VOCAB, (200, 30)).tolist()
+    corpus = [*noise, answer[:20], answer[15:], [*answer[3:9], 1, 1]]
+    drafter = ready(
+        write(tmp_path / "d.bin", corpus, vocab_size=VOCAB, chunk=2_000),
+        vocab_size=VOCAB,
+        choices=40,
+    )
+    result = engine.decode(prompt, drafter, max_new_tokens=40)
+    assert result.output_ids == answer
+    assert result.n_target_passes < expected.n_target_passes == 39
+    assert max(result.drafted_per_step) <= 40

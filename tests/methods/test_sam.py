@@ -1,0 +1,366 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from methods.pld import PromptLookup
+from methods.sam import SuffixAutomatonDecoding
+from specbench.artifacts.static_automaton import DocumentAutomaton
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    Artifact,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
+from specbench.errors import ArtifactError, ConfigurationError
+from tests.conftest import ARCHITECTURES, VOCAB
+from tests.methods.decoding import continued, decode, markov_rule, plain, play
+
+DYNAMIC, STATIC, AUXILIARY = 0, 1, 2
+
+
+def context(path=None, tokenizer_hash="toy", **more):
+    files = {"static_automaton": path} if path else {}
+    return DraftContext(VOCAB, frozenset(), tokenizer_hash, 512, {**files, **more})
+
+
+@pytest.fixture
+def static(tmp_path):
+    """Writes static automata of documents."""
+
+    def write(documents):
+        built = DocumentAutomaton()
+        for document in documents:
+            built.add(document)
+        path = tmp_path / "static.bin"
+        built.finish(VOCAB).write(path, tokenizer_hash="toy", header={})
+        return path
+
+    return write
+
+
+def ready(path=None, **knobs):
+    knobs.setdefault("automata", "both" if path else "dynamic")
+    drafter = SuffixAutomatonDecoding(**knobs)
+    drafter.setup(context(path))
+    drafter.reset()
+    return drafter
+
+
+def after(drafter, text):
+    """The state in which the last token of ``text`` is the first new one."""
+    state = DecodeState(np.array(text[:-1], dtype=np.int64), 50)
+    state.commit(np.array(text[-1:]))
+    drafter.begin(state)
+    return state
+
+
+def drafted(tree):
+    return tree.tokens.tolist(), tree.parents.tolist(), tree.sources.tolist()
+
+
+# -- alone -----------------------------------------------------------------------------------------
+
+
+def test_a_match_is_continued_alpha_times_its_length():
+    drafter = ready(alpha=2.0)
+    state = after(drafter, [1, 2, 3, 4, 5, 6, 7, 1, 2])
+    # 1 2 matched: four tokens of what followed.
+    assert drafted(drafter.propose(state)) == ([3, 4, 5, 6], [-1, 0, 1, 2], [DYNAMIC] * 4)
+
+
+def test_the_first_occurrence_is_copied():
+    drafter = ready(alpha=1.0)
+    state = after(drafter, [1, 2, 1, 3, 1])
+    assert drafter.propose(state).tokens.tolist() == [2]
+
+
+def test_max_predicts_counts_the_root():
+    drafter = ready(max_predicts=3)
+    state = after(drafter, [1, 2, 3, 4, 5, 6, 7, 1, 2])
+    assert drafter.propose(state).tokens.tolist() == [3, 4]
+    assert drafter.needs.max_nodes == 2
+
+
+def test_a_copy_ends_where_the_text_ends():
+    drafter = ready()
+    state = after(drafter, [1, 2, 1])
+    assert drafter.propose(state).tokens.tolist() == [2, 1]
+
+
+def test_nothing_is_drafted_for_an_unknown_token():
+    drafter = ready()
+    assert len(drafter.propose(after(drafter, [1, 2, 3]))) == 0
+
+
+def test_the_longer_match_wins_and_the_text_wins_ties(static):
+    path = static([[1, 2, 8, 8], [1, 2, 8, 9]])
+    drafter = ready(path, alpha=1.0)
+    # Only 2 occurred before in the text, but 1 2 in the corpus.
+    tree = drafter.propose(after(drafter, [2, 5, 1, 2]))
+    assert drafted(tree) == ([8, 8], [-1, 0], [STATIC] * 2)
+    # 1 2 occurred in both.
+    tree = drafter.propose(after(drafter, [1, 2, 5, 6, 1, 2]))
+    assert drafted(tree) == ([5, 6], [-1, 0], [DYNAMIC] * 2)
+
+
+def test_len_bias_favours_the_text(static):
+    path = static([[1, 2, 8, 8]])
+    drafter = ready(path, len_bias=1, alpha=1.0)
+    tree = drafter.propose(after(drafter, [2, 5, 1, 2]))
+    assert drafted(tree) == ([5], [-1], [DYNAMIC])
+
+
+def test_the_static_draft_is_a_tree_of_probable_continuations(static):
+    path = static([[1, 2], [1, 3, 4], [1, 3, 5], [1, 6]])
+    drafter = ready(path, automata="static")
+    tree = drafter.propose(after(drafter, [9, 1]))
+    # 3 has 2 of the 4 continuations of 1 (which occurs 5 times, once as an id), 4 and 5 half each.
+    assert drafted(tree) == ([3, 2, 6, 4], [-1, -1, -1, 0], [STATIC] * 4)
+    drafter = ready(path, automata="static", top_k=1)
+    assert drafter.propose(after(drafter, [9, 1])).tokens.tolist() == [3, 4]
+
+
+def test_both_matches_follow_the_text(static):
+    drafter = ready(static([[5, 6, 7, 8]]), alpha=1.0)
+    state = after(drafter, [1, 5])
+    assert drafter.propose(state).tokens.tolist() == [6]
+    for token, expected in ((6, [7, 8]), (9, []), (1, [5]), (5, [6, 9])):
+        state.commit(np.array([token]))
+        outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, np.array([token]), None)
+        drafter.observe(state, outcome)
+        assert drafter.propose(state).tokens.tolist() == expected
+
+
+def test_a_new_turn_starts_with_its_own_prompt():
+    drafter = ready()
+    after(drafter, [1, 2, 3, 1])
+    assert len(drafter.propose(after(drafter, [4, 1]))) == 0
+
+
+def test_a_long_text_is_forgotten_by_halves():
+    drafter = ready(max_tokens=8)
+    state = after(drafter, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1])
+    assert len(drafter.propose(state)) == 0
+    state = after(drafter, [1, 2, 3, 4, 5, 6, 7, 8, 9, 7])
+    assert drafter.propose(state).tokens.tolist() == [8, 9, 7]
+
+
+# -- with an auxiliary -----------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, eq=False)
+class Spy(Drafter):
+    """Drafts one token and notes every call."""
+
+    name: str = "spy"
+    calls: list = field(default_factory=list)
+
+    @property
+    def needs(self):
+        file = Artifact("table", "specbench.artifacts.frozen_table:build_default", "make it")
+        return Needs(
+            tokens_only=False,
+            logits=True,
+            prompt_logits=True,
+            reference=True,
+            overlap=True,
+            hidden_layers=(3,),
+            sampling=False,
+            max_nodes=7,
+            artefacts=(file,),
+        )
+
+    def setup(self, context):
+        self.calls.append(("setup", dict(context.artefacts)))
+
+    def reset(self):
+        self.calls.append("reset")
+
+    def set_reference(self, output):
+        self.calls.append("reference")
+
+    def observe_prompt(self, prompt, logits):
+        self.calls.append("prompt")
+
+    def begin(self, state):
+        self.calls.append("begin")
+
+    def propose(self, state):
+        self.calls.append("propose")
+        return DraftTree(np.array([9]), np.array([-1]), sources=np.array([4]))
+
+    def overlap(self, state, tree):
+        self.calls.append("overlap")
+
+    def observe(self, state, outcome):
+        self.calls.append(("observe", len(outcome.tree), outcome.tree.sources))
+
+    def end(self, state):
+        self.calls.append("end")
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_a_short_match_leaves_the_draft_to_the_auxiliary():
+    drafter = ready(auxiliary=PromptLookup(num_tokens=2), len_threshold=3, max_predicts=5)
+    tree = drafter.propose(after(drafter, [1, 2, 3, 4, 5, 6, 1, 2]))
+    assert drafted(tree) == ([3, 4], [-1, 0], [AUXILIARY] * 2)
+    tree = drafter.propose(after(drafter, [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]))
+    assert drafted(tree) == ([4, 5, 6, 7], [-1, 0, 1, 2], [DYNAMIC] * 4)
+
+
+def test_a_chain_moves_to_a_match_with_enough_text_after_it():
+    # 8 3 3 3 3 3: the longest match ends one token before the end, the shortest has four after it.
+    drafter = ready(auxiliary=PromptLookup(), len_threshold=2, max_predicts=4)
+    tree = drafter.propose(after(drafter, [8, 3, 3, 3, 3, 3]))
+    assert tree.tokens.tolist() == [3, 3, 3]
+
+
+def test_short_chains_are_padded_only_if_asked():
+    text = [1, 2, 1, 2]
+    knobs = {"len_threshold": 2, "max_predicts": 6}
+    tree = (plain_one := ready(auxiliary=PromptLookup(), **knobs)).propose(after(plain_one, text))
+    assert tree.tokens.tolist() == [1, 2]
+    padded = ready(auxiliary=PromptLookup(), pad_token=0, **knobs)
+    assert padded.propose(after(padded, text)).tokens.tolist() == [1, 2, 0, 0, 0]
+
+
+def test_a_static_chain_must_be_longer_by_the_bias(static):
+    path = static([[1, 2, 3, 4, 5, 6, 7, 8]] * 2)
+    knobs = {"len_threshold": 2, "max_predicts": 4, "auxiliary": PromptLookup()}
+    drafter = ready(path, **knobs)
+    # Five more than the text's match of nothing, less the bias of five: below the threshold.
+    assert len(drafter.propose(after(drafter, [1, 2, 3, 4, 5]))) == 0
+    drafter = ready(path, len_bias=2, **knobs)
+    tree = drafter.propose(after(drafter, [1, 2, 3, 4, 5]))
+    assert drafted(tree) == ([6, 7, 8], [-1, 0, 1], [STATIC] * 3)
+
+
+def test_the_auxiliary_gets_every_call_and_its_own_files(tmp_path, static):
+    spy = Spy()
+    drafter = SuffixAutomatonDecoding(auxiliary=spy)
+    needs = drafter.needs
+    assert [a.name for a in needs.artefacts] == ["static_automaton", "part0.table"]
+    assert (needs.tokens_only, needs.logits, needs.prompt_logits) == (False, True, True)
+    assert (needs.reference, needs.overlap, needs.sampling) == (True, True, False)
+    assert (needs.hidden_layers, needs.max_nodes) == ((3,), 39)
+    drafter.setup(context(static([[1]]), **{"part0.table": tmp_path}))
+    drafter.reset()
+    drafter.set_reference(NO_TOKENS)
+    drafter.observe_prompt(NO_TOKENS, None)
+    state = after(drafter, [1, 2])
+    tree = drafter.propose(state)
+    assert tree.sources.tolist() == [AUXILIARY]
+    drafter.overlap(state, tree)
+    state.commit(np.array([9, 3]))
+    drafter.observe(state, StepOutcome(tree, np.array([0]), np.array([9, 3]), None))
+    drafter.end(state)
+    drafter.close()
+    names = [call if isinstance(call, str) else call[0] for call in spy.calls]
+    assert names == [
+        *("setup", "reset", "reference", "prompt", "begin"),
+        *("propose", "overlap", "observe", "end", "close"),
+    ]
+    assert spy.calls[0][1] == {"table": tmp_path}
+    # Its own sources, not ours.
+    assert spy.calls[7][1] == 1 and spy.calls[7][2].tolist() == [4]
+
+
+# -- in a decode loop ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_it_drafts_never_changes_the_answer(seed, static):
+    rule = markov_rule(seed)
+    prompt = continued(rule, [1, 2], 20)
+    path = static([continued(rule, [2, 3], 60)])
+    for knobs in ({}, {"auxiliary": PromptLookup()}):
+        answer, steps = play(ready(path, **knobs), prompt, 60, rule)
+        assert answer == continued(rule, prompt, 60)
+        assert len(steps) < 30  # a text that repeats itself is drafted well
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("auxiliary", [None, PromptLookup])
+def test_lossless_on_tiny_models(architecture, auxiliary, make_target, static, rng):
+    target = make_target(architecture)
+    prompt = rng.integers(0, VOCAB, 12)
+    truth = plain(target, prompt, 40)
+    # The corpus knows half of the answer, so that drafts are partly right.
+    path = static([[*prompt[-2:].tolist(), *truth[:20]]])
+    made = auxiliary and auxiliary()
+    drafter = ready(path, auxiliary=made, len_threshold=2, len_bias=0)
+    result = decode(target, drafter, prompt, 40)
+    assert result.output_ids == truth
+    assert max(result.accepted_per_step) > 2
+    assert {source for step in result.sources_per_step for source in step} >= {STATIC}
+
+
+def test_the_same_turn_twice_gives_the_same_steps(make_target, rng):
+    target = make_target("llama")
+    prompt = np.tile(rng.integers(0, VOCAB, 4), 5)
+    drafter = ready()
+    first = decode(target, drafter, prompt, 30)
+    decode(target, drafter, rng.integers(0, VOCAB, 20), 30)
+    drafter.reset()
+    again = decode(target, drafter, prompt, 30)
+    assert again.drafted_per_step == first.drafted_per_step
+    assert again.accepted_per_step == first.accepted_per_step
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"automata": "dynamik"}, "dynamic"),
+        ({"max_predicts": 1}, "max_predicts"),
+        ({"alpha": 0.0}, "alpha"),
+        ({"top_k": 0}, "top_k"),
+        ({"len_bias": -1}, "len_bias"),
+        ({"len_threshold": 0}, "len_threshold"),
+        ({"max_tokens": 1}, "max_tokens"),
+    ],
+)
+def test_values_out_of_range_are_refused(knobs, message):
+    with pytest.raises(ConfigurationError, match=message):
+        SuffixAutomatonDecoding(**knobs)
+
+
+def test_a_pad_token_outside_the_vocabulary_is_refused():
+    drafter = SuffixAutomatonDecoding(automata="dynamic", pad_token=VOCAB)
+    with pytest.raises(ConfigurationError, match="pad_token"):
+        drafter.setup(context())
+
+
+def test_an_automaton_of_another_tokenizer_is_refused(static):
+    with pytest.raises(ArtifactError, match=r"toy.*other"):
+        SuffixAutomatonDecoding().setup(context(static([[1]]), tokenizer_hash="other"))
+
+
+def test_a_name_that_nobody_resolved_is_no_auxiliary():
+    drafter = SuffixAutomatonDecoding(auxiliary="token_recycling")
+    with pytest.raises(ConfigurationError, match="token_recycling"):
+        _ = drafter.needs
+
+
+def test_an_auxiliary_in_the_batch_layout_is_refused():
+    @dataclass(kw_only=True, eq=False)
+    class Rows(Drafter):
+        name: str = "rows"
+
+        @property
+        def needs(self):
+            return Needs(layout="batch")
+
+    with pytest.raises(ConfigurationError, match="rows"):
+        SuffixAutomatonDecoding(auxiliary=Rows())

@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from methods.ssd import Spacelike
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DecodeState, DraftContext
+from specbench.decoding.verify import GreedyVerifier
+from specbench.errors import ArtifactError, ConfigurationError
+from specbench.index.suffix.array import SEPARATOR, build_suffix_array
+from specbench.index.suffix.ring import RingIndex, Staleness, TokenRing
+from specbench.results.records import CaseRecord
+from specbench.system.clock import NullClock
+from tests.conftest import ARCHITECTURES, VOCAB
+
+EOS = 2
+
+
+def ready(files=None, tokenizer_hash="toy", **knobs):
+    drafter = Spacelike(**{"rebuild": "sync", **knobs})
+    drafter.setup(
+        DraftContext(60, frozenset({EOS}), tokenizer_hash=tokenizer_hash, artefacts=files or {})
+    )
+    drafter.reset()
+    return drafter
+
+
+def state_of(text):
+    return DecodeState(np.array(text, dtype=np.int64), 8)
+
+
+def finish(drafter, *texts):
+    for text in texts:
+        drafter.end(state_of(text))
+
+
+def draft(drafter, text):
+    tree = drafter.propose(state_of(text))
+    assert tree.parents.tolist() == list(range(-1, len(tree) - 1))
+    return tree.tokens.tolist()
+
+
+def test_the_most_frequent_continuation_of_the_longest_match_is_drafted():
+    drafter = ready(draft_len=2)
+    finish(drafter, [5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 8], [4, 6, 1, 1])
+    assert draft(drafter, [3, 5, 6]) == [7, 8]
+    # 4 6 occurred once, and wins over the four times that 6 alone did.
+    assert draft(drafter, [3, 4, 6]) == [1, 1]
+
+
+def test_ties_go_to_the_most_recent():
+    drafter = ready(draft_len=1)
+    finish(drafter, [5, 9], [5, 7], [5, 8])
+    assert draft(drafter, [5]) == [8]
+    finish(drafter, [5, 7])
+    assert draft(drafter, [5]) == [7]
+
+
+def test_a_draft_never_crosses_into_the_next_request():
+    drafter = ready(draft_len=5)
+    finish(drafter, [5, 6, 7], [8, 9, 9])
+    assert draft(drafter, [6]) == [7]
+    # Nothing is behind 6 7, nor behind 7, which counts as no match.
+    assert draft(drafter, [6, 7]) == []
+
+
+def test_a_draft_ends_with_the_end_token():
+    drafter = ready(draft_len=5)
+    finish(drafter, [5, 6, EOS, 7, 8])
+    assert draft(drafter, [5]) == [6, EOS]
+
+
+def test_the_present_request_is_not_searched():
+    drafter = ready()
+    state = state_of([5, 6, 7, 5, 6])
+    drafter.begin(state)
+    assert len(drafter.propose(state)) == 0
+
+
+def test_queries_are_bounded():
+    drafter = ready(max_query=2, min_query=2, draft_len=1)
+    finish(drafter, [4, 5, 6, 7], [9, 5, 6, 8], [1, 5, 6, 8])
+    assert draft(drafter, [4, 5, 6]) == [8]
+    assert draft(drafter, [3, 6]) == []
+    assert draft(drafter, [6]) == []
+
+
+def test_matches_are_sampled_evenly_over_the_range():
+    drafter = ready(draft_len=1, max_matches=3)
+    # Nine continuations of 5 in order: 10 … 18. Every third is looked at: 10, 13, 16.
+    finish(drafter, *[[5, 10 + i] for i in range(9)])
+    assert draft(drafter, [5]) == [16]
+    finish(drafter, *[[5, 10]] * 9)
+    # Ten times 10, then 11 … 18: 10, 10 and 12.
+    assert draft(drafter, [5]) == [10]
+
+
+def test_reset_forgets_and_the_memory_is_bounded():
+    drafter = ready(buffer_tokens=7, draft_len=2)
+    finish(drafter, [1, 3, 4], [5, 6, 7])
+    assert draft(drafter, [5]) == [6, 7]
+    assert draft(drafter, [1]) == []
+    assert draft(drafter, [3]) == [4]  # its request lost its beginning
+    drafter.reset()
+    assert draft(drafter, [5]) == []
+    assert drafter.staleness == Staleness(0, 0, 0.0)
+    finish(drafter, [1] * 50 + [8, 9])
+    assert draft(drafter, [8]) == [9]
+
+
+def test_a_million_tokens_stay_within_the_cap(rng):
+    index = RingIndex(5_000, background=False, every_requests=10_000)
+    for _ in range(1_000):
+        index.add(rng.integers(0, 50, 1_000))
+    assert len(index) == 5_000
+    assert len(index.current.tokens) <= 5_000
+    index.start_with([])
+    assert len(index.current.tokens) == 5_000 and index.current.suffixes.nbytes == 20_000
+
+
+def test_staleness_is_recorded_per_turn():
+    drafter = ready(rebuild_requests=2)
+    reports = []
+    for text in ([1, 3], [4, 5], [6, 7]):
+        drafter.begin(state_of(text))
+        finish(drafter, text)
+        reports.append(drafter.report())
+    assert [r["stale_requests"] for r in reports] == [0, 1, 0]
+    assert [r["stale_tokens"] for r in reports] == [0, 3, 0]
+    assert [r["searched_tokens"] for r in reports] == [0, 0, 6]
+    assert reports[1]["stale_s"] > 0 == reports[2]["stale_s"] == reports[2]["failed_rebuilds"]
+    assert drafter.staleness.requests == 1 and drafter.staleness.tokens == 3
+    assert draft(drafter, [4]) == [5] and draft(drafter, [6]) == []
+
+
+def test_the_array_is_rebuilt_after_seconds():
+    now = [0.0]
+    index = RingIndex(
+        99, background=False, every_requests=None, every_seconds=5.0, clock=lambda: now[0]
+    )
+    index.add(np.array([1, 2]))
+    assert len(index.current.tokens) == 0
+    now[0] = 6.0
+    index.refresh()
+    assert index.current.tokens.tolist() == [1, 2, SEPARATOR]
+    now[0] = 99.0
+    built = index.current
+    index.refresh()  # nothing new
+    assert index.current is built
+
+
+def test_look_ups_go_on_with_the_older_array_while_a_thread_sorts():
+    sorting, may_end = threading.Event(), threading.Event()
+
+    def build(tokens):
+        sorting.set()
+        assert may_end.wait(10)
+        return build_suffix_array(tokens)
+
+    index = RingIndex(99, build=build)
+    index.add(np.array([1, 2]))
+    assert sorting.wait(10)
+    index.add(np.array([3]))  # not in the array that is being built, but in the next one
+    assert len(index.current.tokens) == 0 and index.staleness.requests == 2
+    may_end.set()
+    index.wait()
+    assert index.current.tokens.tolist() == [1, 2, SEPARATOR, 3, SEPARATOR]
+    assert index.staleness == Staleness(0, 0, 0.0)
+    index.close()
+
+
+def test_a_rebuild_under_way_does_not_undo_a_reset():
+    sorting, may_end = threading.Event(), threading.Event()
+
+    def build(tokens):
+        sorting.set()
+        assert may_end.wait(10)
+        return build_suffix_array(tokens)
+
+    index = RingIndex(99, build=build)
+    index.add(np.array([1, 2]))
+    assert sorting.wait(10)
+    index.clear()
+    may_end.set()
+    index.wait()
+    assert len(index.current.tokens) == 0
+    index.close()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_failed_rebuild_is_reported_and_the_older_array_stays(background, caplog):
+    fail = [False]
+
+    def build(tokens):
+        if fail[0]:
+            raise MemoryError("no room")
+        return build_suffix_array(tokens)
+
+    index = RingIndex(99, background=background, build=build)
+    index.add(np.array([1, 2]))
+    index.wait()
+    fail[0] = True
+    with caplog.at_level(logging.WARNING):
+        index.add(np.array([3]))
+        index.wait()
+    assert "no room" in caplog.text and "MemoryError" in caplog.text
+    assert index.failures == 1
+    assert index.current.tokens.tolist() == [1, 2, SEPARATOR]
+    fail[0] = False
+    index.add(np.array([4]))
+    index.wait()
+    assert index.staleness.requests == 0
+    index.close()
+
+
+def test_background_and_sync_find_the_same_once_the_thread_is_done():
+    texts = [[1, 3, 4], [3, 4, 5], [1, 3, 4]]
+    sync, background = ready(), ready(rebuild="background")
+    finish(sync, *texts)
+    finish(background, *texts)
+    background.wait()
+    assert draft(background, [1, 3]) == draft(sync, [1, 3]) == [4]
+    background.close()
+
+
+def test_without_room_the_ring_keeps_the_newest():
+    ring = TokenRing(5)
+    for text in ([1, 2], [3, 4, 5], [6]):
+        ring.append(np.array(text))
+    assert ring.snapshot().tolist() == [4, 5, SEPARATOR, 6, SEPARATOR]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    texts=st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=12),
+    capacity=st.integers(1, 20),
+)
+def test_a_ring_is_the_end_of_everything_written(texts, capacity):
+    ring, everything = TokenRing(capacity), []
+    for text in texts:
+        ring.append(np.array(text, dtype=np.int32))
+        everything += [*text, SEPARATOR]
+        assert ring.snapshot().tolist() == everything[-capacity:]
+
+
+def plain_draft(requests, text, max_query, draft_len):
+    """The rule in words, over a list of requests."""
+    for n in range(min(max_query, len(text)), 0, -1):
+        counts, newest = Counter(), {}
+        for age, request in enumerate(requests):
+            for i in range(len(request) - n + 1):
+                if request[i : i + n] == text[-n:]:
+                    found = request[i + n : i + n + draft_len]
+                    if EOS in found:
+                        found = found[: found.index(EOS) + 1]
+                    if found:
+                        counts[tuple(found)] += 1
+                        newest[tuple(found)] = (age, i)
+        if counts:
+            return list(max(counts, key=lambda found: (counts[found], newest[found])))
+    return []
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), max_size=8),
+    text=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    max_query=st.integers(1, 5),
+    draft_len=st.integers(1, 5),
+)
+def test_equals_the_plain_rule(requests, text, max_query, draft_len):
+    drafter = ready(max_query=max_query, draft_len=draft_len)
+    finish(drafter, *requests)
+    expected = plain_draft(requests, text, max_query, draft_len)
+    assert draft(drafter, text) == expected
+    assert len(expected) <= drafter.needs.max_nodes == draft_len
+
+
+def record(case_id, prompt, output, **other):
+    values = dict(
+        run_key="k", label="ar", method="ar", model="m", dataset="d", task="t", category="c",
+        case_id=case_id, turn=0, repeat=0, stream_index=0, status="ok", n_prompt=len(prompt),
+        n_new=len(output), finish_reason="length", n_target_passes=len(output) - 1,
+        accepted_per_step=[1] * (len(output) - 1), prompt_ids=prompt, output_ids=output,
+        state_scope="prompt", seed=0,
+    )  # fmt: skip
+    return CaseRecord(**{**values, **other})
+
+
+def write_run(folder, records, tokenizer_hash="toy"):
+    path = folder / "cases.jsonl"
+    path.write_text("".join(json.dumps(r.to_json()) + "\n" for r in records))
+    (folder / "manifest.json").write_text(json.dumps({"model": {"tokenizer_hash": tokenizer_hash}}))
+    return path
+
+
+def test_a_warm_start_is_there_from_the_start_and_after_a_reset(tmp_path):
+    records = [
+        record("a", [5, 6], [7, 8]),
+        record("a", [5, 6], [7, 8], label="ssd"),  # the same turn, measured twice
+        record("b", [5, 6], [9, 9]),
+        record("c", [1, 1], [], status="failed", n_target_passes=0, accepted_per_step=[]),
+    ]
+    path = write_run(tmp_path, records)
+    drafter = ready({"warm_start": path}, warm_start=str(path), draft_len=2)
+    assert drafter.needs.artefacts[0].path == str(path)
+    assert draft(drafter, [5, 6]) == [9, 9]
+    finish(drafter, [5, 6, 3, 3], [5, 6, 3, 3])
+    assert draft(drafter, [5, 6]) == [3, 3]
+    drafter.reset()
+    assert draft(drafter, [5, 6]) == [9, 9]
+    assert drafter.staleness == Staleness(0, 0, 0.0)
+
+
+def test_a_warm_start_of_another_model_is_refused(tmp_path):
+    path = write_run(tmp_path, [record("a", [5, 600], [7])])
+    with pytest.raises(ArtifactError, match=r"(?s)'toy'.*'real'"):
+        ready({"warm_start": path}, tokenizer_hash="real", warm_start=str(path))
+    with pytest.raises(ArtifactError, match="vocabulary of 60"):
+        ready({"warm_start": path}, warm_start=str(path))
+    with pytest.raises(ArtifactError, match="no file"):
+        ready({"warm_start": tmp_path / "x"}, warm_start="x")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"rebuild": "synch"}, ["synch", "sync"]),
+        ({"max_query": 1, "min_query": 2}, ["max_query=1", "min_query=2"]),
+        ({"draft_len": 0}, ["draft_len=0"]),
+        ({"max_matches": 0}, ["max_matches=0"]),
+        ({"buffer_tokens": 2**31}, ["buffer_tokens"]),
+        ({"rebuild_requests": None}, ["rebuild_requests", "rebuild_seconds"]),
+        ({"rebuild_seconds": -1.0}, ["rebuild_seconds=-1.0"]),
+    ],
+)
+def test_bad_knobs_are_refused(knobs, words):
+    with pytest.raises(ConfigurationError) as caught:
+        Spacelike(**knobs)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("rebuild", ["sync", "background"])
+def test_output_is_that_of_plain_decoding(architecture, rebuild, make_target, rng):
+    target = make_target(architecture)
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    drafter = Spacelike(rebuild=rebuild)
+    drafter.setup(DraftContext(VOCAB, frozenset(), max_len=256))
+    drafter.reset()
+    plain = Spacelike(max_matches=1)  # never ends a request, so it never drafts
+    plain.setup(DraftContext(VOCAB, frozenset(), max_len=256))
+    prompts = [rng.integers(0, VOCAB, n) for n in (9, 14)]
+    for prompt in prompts * 2:
+        plain.reset()
+        expected = engine.decode(prompt, plain, max_new_tokens=30)
+        result = engine.decode(prompt, drafter, max_new_tokens=30)
+        drafter.wait()
+        assert result.output_ids == expected.output_ids
+    # The second time the whole answer is in the buffer.
+    assert result.n_target_passes <= 29 / 10 + 1 < expected.n_target_passes
+    drafter.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_copy_that_does_not_fit_is_a_failed_rebuild(background, caplog, monkeypatch):
+    index = RingIndex(99, background=background)
+    index.add(np.arange(5, dtype=np.int32))
+    index.wait()
+    older = index.current.tokens.tolist()
+
+    def no_room():
+        raise MemoryError("no room for the copy")
+
+    monkeypatch.setattr(index._ring, "snapshot", no_room)
+    index.add(np.arange(7, dtype=np.int32))
+    index.wait()
+    assert index.failures == 1
+    assert "no room for the copy" in caplog.text
+    assert index.current.tokens.tolist() == older
+    index.close()
+
+
+def test_a_snapshot_whose_array_cannot_be_built_goes_on_without_one():
+    def build(tokens):
+        raise RuntimeError("made up")
+
+    index = RingIndex(99, background=False)
+    index.add(np.arange(5, dtype=np.int32))
+    saved = index.snapshot()
+    again = RingIndex(99, background=False, build=build)
+    again.load(saved)
+    assert again.failures == 1
+    assert len(again) == len(index)
+    assert len(again.current.tokens) == 0
+    assert again.staleness.tokens == len(again)

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from methods.suffix_decoding import SuffixDecoding
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
+from specbench.errors import ConfigurationError
+from specbench.index.suffix.tree import SuffixTree
+from specbench.index.suffix.tree_kernels import FREED, TAIL, speculate
+from tests.conftest import ARCHITECTURES, VOCAB
+from tests.methods.decoding import continued, decode, markov_rule, plain, play
+from tests.methods.suffix_reference import PlainSuffixTree
+
+LOCAL, GLOBAL = 0, 1
+
+
+def filled(depth, *requests, **caps):
+    tree = SuffixTree(depth, **caps)
+    for request in requests:
+        tree.start_request(len(request))
+        tree.extend(np.array(request, dtype=np.int64), 0, len(request))
+    tree.end_request()
+    return tree
+
+
+def best(tree, text, factor=1.0, offset=0.0, longest=8, least=0.0, branching=False):
+    score, nodes = speculate(
+        tree.arrays,
+        np.array(text, dtype=np.int64),
+        len(text),
+        float(factor),
+        float(offset),
+        longest,
+        float(least),
+        branching,
+    )
+    return score, nodes[0].tolist(), nodes[1].tolist()
+
+
+# -- the tree --------------------------------------------------------------------------------------
+
+
+def test_counts_by_hand():
+    tree = filled(3, [1, 2, 1, 2], [1, 2, 3])
+    assert [tree.count([1]), tree.count([1, 2]), tree.count([2, 1])] == [3, 3, 1]
+    assert tree.count([1, 2, 3]) == tree.count([3]) == 1
+    assert tree.count([2, 2]) == tree.count([1, 2, 1, 2]) == 0
+    assert (len(tree), tree.n_requests) == (7, 2)
+
+
+def test_the_most_frequent_continuation_is_drafted():
+    tree = filled(4, [1, 2, 3], [1, 2, 4], [1, 2, 4])
+    # After 1 2: 4 in two of three occurrences; two tokens of match allow two tokens of draft.
+    score, tokens, _ = best(tree, [9, 1, 2])
+    assert tokens == [4] and score == pytest.approx(2 / 3)
+
+
+def test_longer_matches_may_draft_more():
+    tree = filled(8, [1, 2, 3, 4, 5, 6, 7])
+    assert best(tree, [0, 3])[1] == [4]
+    assert best(tree, [0, 2, 3])[1] == [4, 5]
+    assert best(tree, [0, 1, 2, 3])[1] == [4, 5, 6]
+    assert best(tree, [0, 3], factor=2.0)[1] == [4, 5]
+    assert best(tree, [0, 3], offset=2.0)[1] == [4, 5, 6]
+    assert best(tree, [0, 1, 2, 3], longest=2)[1] == [4, 5]
+
+
+def test_depth_covers_match_and_draft():
+    tree = filled(4, [1, 2, 3, 4, 5, 6, 7])
+    assert best(tree, [0, 1, 2, 3], factor=4.0)[1] == [4, 5, 6]  # of the match 3 alone
+    assert best(tree, [0, 1, 2, 3])[1] == [4, 5]  # of the match 2 3
+
+
+def test_an_improbable_path_ends_the_draft():
+    tree = filled(4, *([[1, 2, k] for k in range(3, 7)]))
+    assert best(tree, [9, 1], factor=2.0, least=0.3)[1] == [2]
+    assert best(tree, [9, 1], factor=2.0, least=0.25)[1] == [2, 3]
+
+
+def test_a_tree_drafts_all_probable_branches():
+    tree = filled(4, [1, 2, 5], [1, 2, 5], [1, 3, 6])
+    score, tokens, parents = best(tree, [9, 1], factor=4.0, branching=True)
+    assert (tokens, parents) == ([2, 5, 3, 6], [-1, 0, -1, 2])
+    assert score == pytest.approx(2 / 3 + 2 / 3 + 1 / 3 + 1 / 3)
+    tokens = best(tree, [9, 1], factor=4.0, least=0.5, branching=True)[1]
+    assert tokens == [2, 5]
+
+
+def test_the_oldest_request_is_evicted_whole():
+    tree = filled(3, [1, 2, 3], [4, 5, 6], [1, 2, 9], max_requests=2)
+    assert tree.n_requests == 2
+    assert [tree.count([1, 2]), tree.count([1, 2, 3]), tree.count([3])] == [1, 0, 0]
+    assert tree.count([4, 5, 6]) == 1
+
+
+def test_old_requests_make_room_for_new_tokens():
+    tree = filled(3, [1] * 6, [2] * 6, [3] * 6, max_tokens=16)
+    assert (len(tree), tree.n_requests) == (12, 2)
+    assert tree.count([1]) == 0
+
+
+def test_a_request_that_fills_the_tree_alone_ends_there():
+    tree = SuffixTree(3, 8)
+    tree.start_request()
+    tree.extend(np.arange(20), 0, 6)
+    tree.extend(np.arange(20), 6, 20)
+    assert (len(tree), tree.count([7]), tree.count([8])) == (8, 1, 0)
+    tree.extend(np.arange(20), 0, 3)
+    assert len(tree) == 8
+
+
+def test_a_tree_for_no_requests_stays_empty():
+    tree = filled(3, [1, 2, 3], max_requests=0)
+    assert (len(tree), tree.n_nodes, tree.n_requests) == (0, 0, 0)
+
+
+operations = st.lists(st.lists(st.integers(0, 3), max_size=25), max_size=8)
+
+
+@settings(deadline=None)
+@given(
+    requests=operations,
+    depth=st.integers(2, 6),
+    max_requests=st.integers(1, 4),
+    pieces=st.integers(1, 5),
+    base=st.sampled_from([0, 2**31 - 9, 2**32 - 9]),
+)
+def test_counts_are_those_of_substrings(requests, depth, max_requests, pieces, base):
+    tree, reference = SuffixTree(depth, 2**20, max_requests), PlainSuffixTree(depth, max_requests)
+    # As if so many tokens had come and gone: positions are kept in 32 bits.
+    tree.arrays.meta[TAIL] = base
+    for request in requests:
+        tree.start_request()
+        reference.start_request()
+        for begin in range(0, len(request), pieces):
+            end = min(begin + pieces, len(request))
+            tree.extend(np.array(request), begin, end)
+            reference.extend(request[begin:end])
+        assert len(tree) == sum(map(len, reference.requests))
+        assert tree.n_nodes <= 2 * len(tree)
+        for path, count in reference.counts.items():
+            assert tree.count(list(path)) == count
+            assert tree.count([*path, 9]) == 0
+    while tree.n_requests:
+        tree._evict()
+    assert tree.n_nodes == 0
+
+
+@settings(deadline=None)
+@given(
+    requests=operations,
+    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    depth=st.integers(2, 6),
+    max_requests=st.integers(1, 4),
+    factor=st.sampled_from([0.5, 1.0, 2.0]),
+    longest=st.integers(1, 8),
+    least=st.sampled_from([0.0, 0.1, 0.4]),
+    branching=st.booleans(),
+)
+def test_drafts_are_those_of_the_plain_tree(
+    requests, prompt, depth, max_requests, factor, longest, least, branching
+):
+    tree, reference = SuffixTree(depth, 2**20, max_requests), PlainSuffixTree(depth, max_requests)
+    for request in requests:
+        tree.start_request()
+        reference.start_request()
+        for n in range(1, len(request) + 1):
+            tree.extend(np.array(request), n - 1, n)
+            reference.extend(request[n - 1 : n])
+            text = prompt + request[:n]
+            score, tokens, parents = best(tree, text, factor, 0.0, longest, least, branching)
+            expected, draft = reference.speculate(text, factor, 0.0, longest, least, branching)
+            assert score == pytest.approx(expected)
+            assert (tokens, parents) == draft
+
+
+def check_cap(n_insertions, max_tokens):
+    text = np.random.default_rng(2).integers(0, 30, n_insertions)
+    tree = SuffixTree(16, max_tokens, 40)
+    for begin in range(0, n_insertions, 500):
+        tree.start_request(500)
+        tree.extend(text, begin, min(begin + 500, n_insertions))
+        assert len(tree) <= tree.max_tokens and tree.n_requests <= 40
+        assert tree.n_nodes <= 2 * len(tree)
+    assert tree.n_bytes <= 100 * tree.max_tokens + 1000
+    # Slots of evicted nodes are used again.
+    assert tree.arrays.meta[FREED] >= -1 and len(tree.arrays.nodes) <= 2 * tree.max_tokens + 2
+
+
+def test_memory_is_capped_under_many_insertions():
+    check_cap(100_000, 2**13)
+
+
+@pytest.mark.slow
+def test_memory_is_capped_under_a_million_insertions():
+    check_cap(1_000_000, 2**15)
+
+
+# -- the drafter -----------------------------------------------------------------------------------
+
+
+def ready(**knobs):
+    drafter = SuffixDecoding(**knobs)
+    drafter.setup(DraftContext(VOCAB, frozenset()))
+    drafter.reset()
+    return drafter
+
+
+def after(drafter, prompt, answer):
+    state = DecodeState(np.array(prompt, dtype=np.int64), 50)
+    state.commit(np.array(answer[:1]))
+    drafter.begin(state)
+    commit(drafter, state, answer[1:])
+    return state
+
+
+def commit(drafter, state, tokens):
+    if tokens:
+        state.commit(np.array(tokens))
+        outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, np.array(tokens), None)
+        drafter.observe(state, outcome)
+
+
+def turn(drafter, prompt, answer):
+    drafter.end(after(drafter, prompt, answer))
+
+
+def test_the_prompt_is_continued():
+    drafter = ready()
+    tree = drafter.propose(after(drafter, [1, 2, 3, 4, 5, 6], [2, 3]))
+    # 3 and 2 3 occur twice, now and in the prompt; the end of the text counts as an occurrence.
+    assert tree.tokens.tolist() == [4, 5]
+    assert tree.parents.tolist() == [-1, 0]
+    assert tree.sources.tolist() == [LOCAL, LOCAL]
+
+
+def test_earlier_answers_are_continued_but_not_earlier_prompts():
+    drafter = ready()
+    turn(drafter, [9, 8, 7], [1, 2, 3, 4])
+    tree = drafter.propose(after(drafter, [5], [1, 2]))
+    assert (tree.tokens.tolist(), tree.sources.tolist()) == ([3, 4], [GLOBAL, GLOBAL])
+    assert len(drafter.propose(after(drafter, [5], [9, 8]))) == 0
+
+
+def test_the_match_reaches_back_into_the_prompt():
+    drafter = ready(factor=0.5)
+    turn(drafter, [9], [1, 2, 3, 4])
+    # Two matched tokens, of which one is the prompt's, are needed for one drafted token.
+    assert drafter.propose(after(drafter, [5, 1], [2])).tokens.tolist() == [3]
+    assert len(drafter.propose(after(drafter, [5, 6], [2]))) == 0
+
+
+def test_reset_empties_the_global_tree():
+    drafter = ready()
+    turn(drafter, [9], [1, 2, 3, 4])
+    drafter.reset()
+    assert len(drafter.propose(after(drafter, [5], [1, 2]))) == 0
+
+
+def test_no_cached_requests_is_no_global_tree():
+    drafter = ready(max_cached_requests=0)
+    turn(drafter, [9], [1, 2, 3, 4])
+    assert len(drafter.propose(after(drafter, [5], [1, 2]))) == 0
+
+
+def test_the_oldest_answers_are_forgotten():
+    drafter = ready(max_cached_requests=2)
+    turn(drafter, [9], [1, 2, 3, 4])
+    turn(drafter, [9], [5, 6, 7])
+    # The one in progress is the second.
+    assert len(drafter.propose(after(drafter, [8], [1, 2]))) == 0
+    assert drafter.propose(after(drafter, [8], [1, 2])).tokens.tolist() == []
+    drafter = ready(max_cached_requests=-1)
+    for _ in range(3):
+        turn(drafter, [9], [1, 2, 3, 4])
+    assert drafter.propose(after(drafter, [8], [1, 2])).tokens.tolist() == [3, 4]
+
+
+def test_the_text_itself_wins_ties():
+    drafter = ready()
+    turn(drafter, [9], [1, 2, 3])
+    tree = drafter.propose(after(drafter, [4, 1, 2, 5, 6], [1, 2]))
+    # Locally 2 of 2 earlier ends continue with 5 once; globally 3 once: the same score.
+    assert tree.tokens.tolist()[:1] == [5] and tree.sources[0] == LOCAL
+
+
+@pytest.mark.parametrize(("spec", "nodes"), [(16, 16), (None, 24)])
+def test_max_nodes_is_declared(spec, nodes):
+    assert SuffixDecoding(depth=24, max_spec_tokens=spec).needs.max_nodes == nodes
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("draft", ["path", "tree"])
+def test_what_it_drafts_never_changes_the_answer(seed, draft):
+    rule = markov_rule(seed)
+    drafter = ready(draft=draft, depth=24)
+    prompt = continued(rule, [1, 2], 20)
+    for _ in range(2):
+        answer, steps = play(drafter, prompt, 60, rule)
+        assert answer == continued(rule, prompt, 60)
+    assert len(steps) < 30
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("draft", ["path", "tree"])
+def test_lossless_on_tiny_models(architecture, draft, make_target, rng):
+    target = make_target(architecture)
+    prompt = rng.integers(0, VOCAB, 12)
+    truth = plain(target, prompt, 40)
+    drafter = ready(draft=draft)
+    first = decode(target, drafter, prompt, 40)
+    again = decode(target, drafter, prompt, 40)
+    assert first.output_ids == again.output_ids == truth
+    # The second time the answer is in the global tree.
+    assert again.n_target_passes < first.n_target_passes
+    drafter.reset()
+    assert decode(target, drafter, prompt, 40).drafted_per_step == first.drafted_per_step
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"depth": 1}, "depth"),
+        ({"factor": -1.0}, "factor"),
+        ({"min_token_prob": 1.5}, "min_token_prob"),
+        ({"max_spec_tokens": 0}, "max_spec_tokens"),
+        ({"draft": "chain"}, "draft"),
+        ({"max_cached_requests": -2}, "max_cached_requests"),
+        ({"max_cached_tokens": 0}, "max_cached_tokens"),
+    ],
+)
+def test_values_out_of_range_are_refused(knobs, message):
+    with pytest.raises(ConfigurationError, match=message):
+        SuffixDecoding(**knobs)

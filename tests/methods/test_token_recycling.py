@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from methods.token_recycling import TokenRecycling
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
+from specbench.errors import ArtifactError, ConfigurationError
+from specbench.index.tree.adjacency import AdjacencyMatrix, top_ids
+from specbench.index.tree.static_tree import (
+    TOKEN_RECYCLING_TREE,
+    StaticTree,
+    grow_tree,
+    load_tree,
+    tree_of_levels,
+)
+from tests.conftest import ARCHITECTURES, VOCAB
+from tests.methods.decoding import decode, plain
+
+RULES = ("last", "first", "parallel")
+
+
+def recycling(vocab_size=VOCAB, **knobs):
+    drafter = TokenRecycling(**knobs)
+    drafter.setup(DraftContext(vocab_size=vocab_size, eos_ids=frozenset()))
+    drafter.reset()
+    return drafter
+
+
+def logits_with(vocab_size, *best):
+    """One row per argument, in which these ids are the largest, in this order."""
+    logits = torch.zeros(len(best), vocab_size)
+    for row, ids in enumerate(best):
+        for place, token in enumerate(ids):
+            logits[row, token] = 10.0 - place
+    return logits
+
+
+def after(*tokens):
+    state = DecodeState(np.array(tokens[:-1], dtype=np.int64), 50)
+    state.commit(np.array(tokens[-1:], dtype=np.int64))
+    return state
+
+
+def observe(drafter, state, tree, committed, logits, **kwargs):
+    state.commit(np.array(committed))
+    path = np.arange(len(committed) - 1)
+    drafter.observe(
+        state, StepOutcome(tree, path, np.array(committed), None, logits=logits, **kwargs)
+    )
+
+
+# -- shapes of trees -------------------------------------------------------------------------------
+
+
+def test_a_tree_by_hand():
+    tree = StaticTree.from_paths([[1], [0, 2], [0], [1, 0], [0, 0], [1, 0, 1]])
+    assert tree.paths == ((0,), (1,), (0, 0), (0, 2), (1, 0), (1, 0, 1))
+    assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 4]
+    levels = [[a.tolist() for a in level] for level in tree.levels]
+    assert levels == [[[0, 0], [0, 1]], [[0, 0, 1], [0, 2, 0]], [[2], [1]]]
+    assert tree.level_sizes == [2, 3, 1] and tree.n_ranks == 3
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([[0], [0]], "twice"),
+        ([[]], "empty"),
+        ([[0], [1, 0]], "no parent"),
+        ([[0], [0, -1]], "negative"),
+    ],
+)
+def test_a_set_of_paths_that_is_no_tree_is_refused(paths, message):
+    with pytest.raises(ValueError, match=message):
+        StaticTree.from_paths(paths)
+
+
+def test_the_template_is_the_one_of_the_reference_code():
+    tree = load_tree(TOKEN_RECYCLING_TREE)
+    assert tree.level_sizes == [8, 21, 25, 15, 8, 3]
+    assert len(tree) == 80 and tree.n_ranks == 8
+    assert len(set(range(80)) - set(tree.parents.tolist())) == 40  # leaves
+    assert tree.paths[-3:] == ((0,) * 6, (0, 0, 0, 0, 0, 1), (0, 0, 0, 1, 0, 0))
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"paths": [[1, 0]]}', '{"paths": 3}'])
+def test_a_broken_template_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "tree.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ArtifactError, match=re.escape(str(path))):
+        load_tree(path)
+
+
+@settings(max_examples=40, deadline=None)
+@given(k=st.integers(1, 4), depth=st.integers(1, 4), share=st.floats(0, 1))
+def test_a_grown_tree_is_the_cheapest_one(k, depth, share):
+    everything = [p for d in range(1, depth + 1) for p in itertools.product(range(k), repeat=d)]
+    n_nodes = depth + round(share * (len(everything) - depth))
+    tree = grow_tree(k, n_nodes, depth)
+
+    def cost(path):
+        zipf = math.prod(rank + 1 for rank in path)
+        return round(zipf * k ** ((len(path) - 1) / depth), 9), len(path), path
+
+    spine = [(0,) * d for d in range(1, depth + 1)]
+    others = sorted((p for p in everything if p not in spine), key=cost)
+    cheapest = sorted(everything, key=cost)[:n_nodes]
+    if set(spine) <= set(cheapest):
+        assert set(tree.paths) == set(cheapest)
+    else:  # the branch of first candidates is always there, the rest is as cheap as can be
+        assert set(spine) <= set(tree.paths)
+        assert set(tree.paths) - set(spine) == set(others[: n_nodes - depth])
+    assert len(tree.level_sizes) == depth
+
+
+@pytest.mark.parametrize(("n_nodes", "depth"), [(5, 6), (73, 2), (9, 1)])
+def test_a_tree_that_cannot_be_grown_is_refused(n_nodes, depth):
+    with pytest.raises(ValueError, match=f"not {n_nodes}"):
+        grow_tree(8, n_nodes, depth)
+
+
+def test_the_grown_tree_of_the_templates_size_is_close_to_it():
+    grown = grow_tree(8, 80, 6)
+    assert grown.level_sizes == [8, 20, 20, 19, 6, 7]
+    assert len(set(grown.paths) & set(load_tree(TOKEN_RECYCLING_TREE).paths)) == 70
+
+
+def test_a_tree_of_given_levels():
+    assert tree_of_levels(3, [2, 3]).paths == ((0,), (1,), (0, 0), (0, 1), (1, 0))
+    sam = tree_of_levels(8, [7, 20, 21, 8, 4])
+    assert len(sam) == 60 and sam.level_sizes == [7, 20, 21, 8, 4]
+    for sizes in ([], [0], [9], [1, 9]):
+        with pytest.raises(ValueError, match="level"):
+            tree_of_levels(8, sizes)
+
+
+# -- the matrix ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 5),
+    vocab_size=st.one_of(st.integers(9, 300), st.sampled_from([576, 640, 64 * 12, 1000, 4099])),
+    k=st.integers(1, 9),
+)
+def test_top_ids_are_those_of_a_full_sort(seed, n, vocab_size, k):
+    random = np.random.default_rng(seed)
+    logits = np.stack([random.permutation(vocab_size) for _ in range(n)]).astype(np.float32)
+    found = top_ids(torch.from_numpy(logits), k).numpy()
+    np.testing.assert_array_equal(found, np.argsort(-logits, axis=1)[:, :k])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_top_ids_of_equal_logits_are_distinct_and_the_largest(dtype):
+    torch.manual_seed(0)
+    logits = torch.randint(0, 4, (7, 1500)).to(dtype)
+    logits[0] = -torch.inf
+    logits[0, 1499] = 0.0
+    ids = top_ids(logits, 8)
+    assert all(len(set(row)) == 8 for row in ids.tolist())
+    assert torch.equal(logits.gather(1, ids), logits.topk(8).values)
+    assert ids[0, 0] == 1499
+
+
+def test_a_repeated_token_takes_the_occurrence_the_rule_says():
+    tokens = torch.tensor([5, 2, 5, 5])
+    logits = logits_with(9, (1, 2, 3), (8, 7, 6), (4, 0, 1), (6, 5, 7))
+    expected = {"first": [1, 2, 3], "last": [6, 5, 7], "parallel": [1, 0, 7]}
+    for rule, row in expected.items():
+        matrix = AdjacencyMatrix(9, 3)
+        matrix.update(tokens, logits, rule)
+        assert matrix.rows[5].tolist() == row
+        assert matrix.rows[2].tolist() == [8, 7, 6]
+        assert int(matrix.rows.abs().sum(1).count_nonzero()) == 2
+    with pytest.raises(ConfigurationError, match="update rule 'latest'"):
+        matrix.update(tokens, logits, "latest")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    k=st.integers(1, 5),
+    vocab_size=st.integers(5, 12),
+    passes=st.integers(0, 4),
+    rule=st.sampled_from(RULES),
+)
+def test_the_matrix_is_a_table_of_lists(seed, k, vocab_size, passes, rule):
+    random = np.random.default_rng(seed)
+    matrix, table = AdjacencyMatrix(vocab_size, k), {t: [0] * k for t in range(vocab_size)}
+    for _ in range(passes):
+        tokens = random.integers(0, vocab_size, random.integers(1, 30))
+        logits = np.stack([random.permutation(vocab_size) for _ in tokens]).astype(np.float64)
+        matrix.update(torch.from_numpy(tokens), torch.from_numpy(logits), rule)
+        for token in set(tokens.tolist()):
+            rows = [
+                sorted(range(vocab_size), key=lambda t: -row[t])[:k]
+                for row, at in zip(logits.tolist(), tokens, strict=True)
+                if at == token
+            ]
+            which = {
+                "first": [0] * k,
+                "last": [-1] * k,
+                "parallel": [j % len(rows) for j in range(k)],
+            }[rule]
+            table[token] = [rows[i][j] for j, i in enumerate(which)]
+    assert dict(enumerate(matrix.rows.tolist())) == table
+
+    nodes = int(random.integers(2, 2 + 3 * k))
+    tree = grow_tree(k, nodes, 2) if nodes <= k + k * k else grow_tree(k, k, 1)
+    matrix.prepare(tree)
+    root = int(random.integers(0, vocab_size))
+    tokens = {(): root}
+    for path in tree.paths:
+        tokens[path] = table[tokens[path[:-1]]][path[-1]]
+    assert matrix.fill(root).tolist() == [tokens[path] for path in tree.paths]
+
+
+def test_columns_beyond_the_vocabulary_are_never_candidates():
+    matrix = AdjacencyMatrix(5, 2)
+    matrix.update(torch.tensor([1]), logits_with(8, (7, 4, 6, 3)))
+    assert matrix.rows[1].tolist() == [4, 3]
+
+
+def test_the_matrix_is_small():
+    rows = AdjacencyMatrix(32_000, 8).rows
+    assert rows.nbytes == 1_024_000 <= 2 * 2**20
+
+
+# -- the method ------------------------------------------------------------------------------------
+
+
+def test_drafts_by_hand():
+    drafter = recycling(10, k=2, levels=[2, 3])
+    state = after(9, 1)
+    tree = drafter.propose(state)
+    assert tree.parents.tolist() == [-1, -1, 0, 0, 1]
+    assert tree.tokens.tolist() == [0, 0, 0, 0, 0]  # nothing known yet: token 0
+    # Root 1 and five nodes 0, of which the last one counts.
+    logits = logits_with(10, (2, 3), (9, 9), (9, 9), (9, 9), (9, 9), (4, 5))
+    observe(drafter, state, tree, [2], logits)
+    state.commit(np.array([1]))
+    assert drafter.propose(state).tokens.tolist() == [2, 3, 0, 0, 0]
+    # Rejected nodes teach as well: 2 and 3 are known from now on, whatever was committed.
+    tree = drafter.propose(state)
+    logits = logits_with(10, (3, 2), (6, 7), (8, 1), (4, 5), (4, 5), (4, 5))
+    observe(drafter, state, tree, [1], logits)
+    #                                              1: 3 2   3: 8 1   2: 6
+    assert drafter.propose(state).tokens.tolist() == [3, 2, 8, 1, 6]
+
+
+def test_a_snapshot_gives_the_same_drafts_and_stays_as_it_was():
+    first = recycling(breadth=8, depth=2)
+    tree = first.propose(state := after(3, 5))
+    observe(first, state, tree, [7], torch.rand(9, VOCAB))
+    kept = first.snapshot()
+    other = recycling(breadth=8, depth=2)
+    other.load(kept)
+    assert other.propose(after(3, 5)).tokens.tolist() == first.propose(after(3, 5)).tokens.tolist()
+    before = kept["matrix"].copy()
+    other.reset()
+    first.reset()
+    assert before.any() and np.array_equal(kept["matrix"], before)
+
+
+def test_the_root_of_a_step_is_the_token_before_what_it_committed():
+    drafter = recycling(10, k=1, levels=[1])
+    state = after(9, 1)
+    other = DraftTree.chain(np.array([4, 5]))  # merged by another method
+    observe(drafter, state, other, [4, 5, 6], logits_with(10, (4,), (5,), (6,)))
+    assert drafter._matrix.rows[:, 0].tolist() == [0, 4, 0, 0, 5, 6, 0, 0, 0, 0]
+
+
+def test_a_target_that_looks_at_one_token_is_known_after_each_token_was_drafted_once():
+    follows = np.random.default_rng(0).permutation(20)
+    drafter, state = recycling(20), after(0, 3)
+    for _ in range(20):
+        tree = drafter.propose(state)
+        rows = [[follows[t]] for t in (state.root, *tree.tokens.tolist())]
+        observe(drafter, state, tree, [follows[state.root]], logits_with(20, *rows))
+    truth = [state.root]
+    for _ in range(6):
+        truth.append(int(follows[truth[-1]]))
+    first_branch = [drafter._tree.paths.index((0,) * depth) for depth in range(1, 7)]
+    assert drafter.propose(state).tokens[first_branch].tolist() == truth[1:]
+
+
+def test_the_last_step_of_a_turn_teaches_nothing():
+    drafter = recycling(10, k=1, levels=[1])
+    state = after(9, 1)
+    tree = drafter.propose(state)
+    observe(drafter, state, tree, [2], logits_with(10, (2,), (3,)), finished=True)
+    assert not drafter._matrix.rows.any()
+    observe(drafter, state, DraftTree.empty(), [2], None)
+    assert not drafter._matrix.rows.any()
+
+
+def test_the_prompt_teaches_only_where_asked():
+    assert not recycling().needs.prompt_logits
+    drafter = recycling(10, k=2, levels=[2, 2], learn_prompt=True)
+    assert drafter.needs.prompt_logits
+    logits = logits_with(10, (1, 2), (3, 4), (5, 6))
+    drafter.observe_prompt(np.array([7, 5, 7]), logits)
+    assert drafter.propose(after(0, 7)).tokens.tolist() == [5, 6, 3, 4]
+    drafter.reset()
+    assert drafter.propose(after(0, 7)).tokens.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sizes"),
+    [
+        ({}, [8, 21, 25, 15, 8, 3]),
+        ({"breadth": 40}, [8, 10, 13, 5, 3, 1]),
+        ({"depth": 4}, [8, 25, 28, 19]),
+        ({"k": 3, "breadth": 12, "depth": 2}, [3, 9]),
+        ({"levels": [7, 20, 21, 8, 4]}, [7, 20, 21, 8, 4]),
+    ],
+)
+def test_knobs_shape_the_tree_and_max_nodes_is_its_size(knobs, sizes):
+    drafter = recycling(**knobs)
+    assert drafter.needs.max_nodes == sum(sizes)
+    assert drafter._tree.level_sizes == sizes
+    assert len(drafter.propose(after(1, 2))) == sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"k": 0}, "method.k=0"),
+        ({"k": 7}, "method.k=7 is too small .* method.breadth=80"),
+        ({"update": "lst"}, "Did you mean 'last'"),
+        ({"depth": 0}, "method.depth=0"),
+        ({"depth": 2}, "method.depth=2 makes no tree: .* between 2 and 72"),
+        ({"breadth": 5}, "method.breadth=5 makes no tree: .* between 6 and"),
+        ({"levels": []}, "at least one level"),
+        ({"levels": [9]}, r"method.levels=\[9\] makes no tree"),
+        ({"levels": [4], "depth": 3}, "leave out"),
+    ],
+)
+def test_values_out_of_range_are_refused(knobs, message):
+    with pytest.raises(ConfigurationError, match=message):
+        TokenRecycling(**knobs)
+
+
+def test_more_candidates_than_tokens_are_refused():
+    with pytest.raises(ConfigurationError, match="the vocabulary's size, 7"):
+        recycling(7)
+
+
+# -- on the engine ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@settings(
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 999),
+    n_prompt=st.integers(1, 20),
+    rule=st.sampled_from(RULES),
+    learn_prompt=st.booleans(),
+)
+def test_lossless_cold_hot_and_with_garbage(
+    architecture, make_target, seed, n_prompt, rule, learn_prompt
+):
+    target = make_target(architecture)
+    random = np.random.default_rng(seed)
+    prompt = random.integers(0, VOCAB, n_prompt)
+    truth = plain(target, prompt, 30)
+    drafter = recycling(breadth=40, update=rule, learn_prompt=learn_prompt)
+    cold = decode(target, drafter, prompt, 30)
+    hot = decode(target, drafter, prompt, 30)
+    assert cold.output_ids == hot.output_ids == truth
+    assert max(cold.accepted_per_step + hot.accepted_per_step) > 1
+    drafter.reset()
+    again = decode(target, drafter, prompt, 30)
+    assert again.accepted_per_step == cold.accepted_per_step
+    drafter._matrix.rows.copy_(torch.from_numpy(random.integers(0, VOCAB, (VOCAB, 8))))
+    assert decode(target, drafter, prompt, 30).output_ids == truth
+
+
+def test_the_papers_tree_on_the_engine(make_target, rng):
+    target = make_target("llama", max_nodes=80)
+    prompt = rng.integers(0, VOCAB, 9)
+    truth = plain(target, prompt, 40)
+    result = decode(target, recycling(), prompt, 40)
+    assert result.output_ids == truth
+    assert set(result.drafted_per_step) == {80} and set(result.depth_per_step) == {6}
+    end = truth[11]
+    result = decode(target, recycling(), prompt, 40, eos=frozenset({end}))
+    assert result.output_ids == truth[: truth.index(end) + 1]
+
+
+def test_a_tree_cut_by_the_engine_still_teaches(make_target, rng):
+    target = make_target("llama", max_nodes=40)
+    drafter, state = recycling(breadth=40), after(1, 2)
+    tree = drafter.propose(state)
+    target.prefill(np.array([1]))
+    cut = DraftTree(tree.tokens[:3], tree.parents[:3])
+    logits = target.forward(2, cut).logits
+    state.commit(np.array([5]))
+    drafter.observe(state, StepOutcome(cut, NO_TOKENS, np.array([5]), None, logits=logits))
+    assert drafter._matrix.rows[2].tolist() == logits[0].topk(8).indices.tolist()

@@ -1,0 +1,285 @@
+"""A tree fed in layers gives every node the logits of its own path, read in one fresh pass."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specbench.decoding.device import to_device
+from specbench.decoding.structs import DraftTree, Needs
+from specbench.errors import ConfigurationError
+from specbench.models.graph_target import GraphTarget
+from specbench.models.target import Target
+from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft
+from tests.models.test_target import TOLERANCE, branch, plain_logits
+
+if TYPE_CHECKING:
+    from specbench.models.draft_model import DraftModel
+
+NODES = 24
+
+
+class Feeder:
+    """A draft model beside the plain text and tree that it should have in its cache."""
+
+    def __init__(self, model: DraftModel, text: list[int]) -> None:
+        self.model, self.text = model, text
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        model.begin(np.array(text))
+
+    @property
+    def tree(self) -> DraftTree:
+        return DraftTree(np.array(self.tokens, dtype=int), np.array(self.parents, dtype=int))
+
+    def branch(self, node: int) -> list[int]:
+        return branch(self.tree, node)
+
+    def expected(self, node: int) -> torch.Tensor:
+        return plain_logits(self.model._target, [*self.text, *self.branch(node)])[-1]
+
+    def extend(self, tokens: list[int], parents: list[int], *, on_device: bool = False) -> None:
+        first = len(self.tokens)
+        self.tokens += tokens
+        self.parents += parents
+        own = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
+        if on_device:
+            got = self.model.extend(*(torch.from_numpy(array) for array in own))
+        else:
+            got = self.model.extend(*own)
+        for i, row in enumerate(got):
+            close(row, self.expected(first + i))
+
+    def path(self, node: int) -> list[int]:
+        nodes: list[int] = []
+        while node >= 0:
+            nodes.insert(0, node)
+            node = self.parents[node]
+        return nodes
+
+    def keep(self, node: int, *, survivors: bool) -> None:
+        """Commit the path to ``node``, with what hangs below it or without."""
+        path = self.path(node)
+        below = [i for i in range(len(self.tokens)) if node in self.path(i)[:-1]]
+        if node < 0:
+            below = list(range(len(self.tokens)))
+        kept = below if survivors else []
+        self.model.keep_path(np.array(path, dtype=int), np.array(kept, dtype=int))
+        self.text += [self.tokens[i] for i in path]
+        number = {old: new for new, old in enumerate(kept)}
+        self.tokens = [self.tokens[i] for i in kept]
+        self.parents = [number.get(self.parents[i], -1) for i in kept]
+
+    def check_cache(self) -> None:
+        """Committed rows are those of a fresh prefill."""
+        cache = self.model._target.cache
+        n = cache.length
+        assert n == len(self.text)
+        got = cache.storage[..., :n, :].clone()
+        fresh = Target(self.model._target.model, max_len=256, max_nodes=1)
+        fresh.prefill(np.array(self.text))
+        close(got, fresh.cache.storage[..., :n, :])
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
+
+
+_models: dict[tuple[str, str], DraftModel] = {}
+
+ENGINES = {
+    "eager": Target,
+    "graph": partial(GraphTarget, capture=False, drafts=True),  # what a GPU captures
+}
+
+
+def draft(architecture: str, engine: str = "eager") -> DraftModel:
+    key = architecture, engine
+    if key not in _models:
+        _models[key] = tiny_draft(Needs(max_nodes=NODES), architecture, engine=ENGINES[engine])
+    return _models[key]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_trees_fed_in_layers(architecture, engine, data):
+    pick = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    text = np.random.default_rng(pick(0, 99)).integers(0, VOCAB, pick(1, 25)).tolist()
+    feeder = Feeder(draft(architecture, engine), text)
+    for _ in range(2):
+        for _ in range(pick(1, 3)):
+            first, n = len(feeder.tokens), pick(1, 4)
+            inside = data.draw(st.booleans())  # parents among the nodes of the same call
+            parents = [pick(-1, (first + i if inside else first) - 1) for i in range(n)]
+            tokens = [pick(0, VOCAB - 1) for _ in range(n)]
+            feeder.extend(tokens, parents, on_device=not inside and data.draw(st.booleans()))
+        feeder.keep(pick(-1, len(feeder.tokens) - 1), survivors=data.draw(st.booleans()))
+    feeder.model.drop_nodes()
+    feeder.tokens, feeder.parents = [], []
+    feeder.check_cache()
+    feeder.text += [pick(0, VOCAB - 1) for _ in range(pick(1, 3))]
+    close(feeder.model.catch_up(np.array(feeder.text)), feeder.expected(-1))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_single_branch_takes_no_mask_and_may_fork_later(engine):
+    feeder = Feeder(draft("mistral_window", engine), list(range(20)))
+    for node in range(5):
+        feeder.extend([node + 7], [node - 1])
+    feeder.extend([1, 2], [2, -1])
+    feeder.keep(1, survivors=True)
+    feeder.extend([9], [0])
+    feeder.keep(2, survivors=False)
+    feeder.check_cache()
+
+
+def test_ids_go_to_a_gpu_from_pinned_memory(monkeypatch):
+    """From any other, the copy would wait for all that the GPU was given before."""
+    done = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: (done.append("pinned"), t)[1])
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, *a, **k: (done.append((*a, k)), t)[1])
+    ids, gpu, cpu = np.arange(3), torch.device("cuda:1"), torch.device("cpu")
+    to_device(ids, gpu)
+    assert done == ["pinned", (gpu, {"non_blocking": True})]
+    done.clear()
+    assert to_device(ids, cpu).data_ptr() == ids.ctypes.data
+    assert done == [(cpu, {})]
+
+
+def test_of_a_single_branch_its_next_nodes_may_stay():
+    feeder = Feeder(draft("llama"), [1, 2, 3])
+    feeder.extend([5, 6, 7, 8], [-1, 0, 1, 2])
+    feeder.model.keep_path(np.array([0]), np.array([1, 2]))
+    feeder.text, feeder.tokens, feeder.parents = [1, 2, 3, 5], [6, 7], [-1, 0]
+    feeder.extend([9], [1])
+    with pytest.raises(ValueError, match="without a gap"):
+        feeder.model.keep_path(np.array([0]), np.array([2]))
+
+
+def test_a_layer_of_one_call_may_be_a_branch():
+    feeder = Feeder(draft("llama"), [1, 2, 3])
+    feeder.extend([5, 6, 7], [-1, 0, 1])
+    feeder.extend([8, 9], [2, 3])
+    feeder.keep(4, survivors=False)
+    feeder.check_cache()
+
+
+def test_nothing_is_read_twice():
+    model = draft("llama")
+    text = list(range(9))
+    model.begin(np.array(text))
+    assert (model.forwards, model.tokens) == (0, 0)
+    first = model.catch_up(np.array(text))  # the prompt's own pass said it already
+    assert (model.forwards, model.tokens) == (0, 0)
+    close(first, plain_logits(model._target, text)[-1])
+    model.extend(np.array([4]), np.array([-1]))
+    model.extend(np.array([5]), np.array([0]))
+    model.keep_path(np.array([0, 1]))
+    model.catch_up(np.array([*text, 4, 5, 6]))
+    assert (model.forwards, model.tokens) == (3, 3)
+    close(
+        model.catch_up(np.array([*text, 4, 5, 6])),
+        plain_logits(model._target, [*text, 4, 5, 6])[-1],
+    )
+    assert model.forwards == 3
+
+
+def test_a_text_that_was_cut_or_is_all_there_is_read_again_at_its_end():
+    model = draft("llama")
+    model.begin(np.arange(6))
+    model.extend(np.array([7, 8]), np.array([-1, 0]))
+    model.keep_path(np.array([0, 1]))
+    text = [*range(6), 7, 8]
+    close(model.catch_up(np.array(text)), plain_logits(model._target, text)[-1])
+    close(model.catch_up(np.array(text[:7])), plain_logits(model._target, text[:7])[-1])
+
+
+def test_too_many_nodes_and_wrong_parents_are_refused():
+    model = draft("llama")
+    model.begin(np.arange(4))
+    with pytest.raises(ValueError, match=r"needs\.draft_nodes"):
+        model.extend(np.zeros(NODES + 1, dtype=int), np.full(NODES + 1, -1))
+    with pytest.raises(ValueError, match="parent"):
+        model.extend(np.zeros(2, dtype=int), np.array([-1, 1]))
+
+
+def test_padding_of_the_vocabularies_may_differ():
+    text = np.array([3, 40, 5])
+    for own, theirs in ((48, 40), (40, 48)):
+        model = tiny_draft(Needs(max_nodes=4), vocab_size=own, target_vocab=theirs)
+        model.begin(text)
+        logits = model.catch_up(text)
+        both = min(own, theirs)
+        assert logits.shape == (theirs,)
+        # An id that the draft lacks is read as its id 0.
+        read = [i if i < own else 0 for i in text]
+        close(logits[:both], plain_logits(model._target, read)[-1][:both])
+        assert torch.isneginf(logits[both:]).all()
+        assert model.catch_up(text, own=True).shape == (both,)
+
+
+def test_a_reduced_vocabulary_is_translated():
+    id_map = np.array([-1, 9, 4, 30])  # row 0 stands for all that is not there
+    model = tiny_draft(Needs(max_nodes=4), vocab_size=4, target_vocab=VOCAB, id_map=id_map)
+    text = np.array([30, 17, 4])
+    model.begin(text)
+    logits = model.catch_up(text)
+    plain = plain_logits(model._target, [3, 0, 2])[-1]
+    close(logits[[9, 4, 30]], plain[1:])
+    assert torch.isfinite(logits).sum() == 3
+    own = model.catch_up(text, own=True)
+    assert torch.isneginf(own[0])
+    assert model.to_target_ids(own.argmax()).item() == logits.argmax().item()
+    probs = own.softmax(-1)
+    close(model.to_target_vocab(probs), logits.softmax(-1))
+    ids = torch.tensor([9, 21])
+    close(
+        model.extend(ids, np.array([-1, 0])).gather(1, torch.tensor([[4], [4]])).flatten(),
+        torch.stack([plain_logits(model._target, [3, 0, 2, 1, 0])[i][2] for i in (3, 4)]),
+    )
+
+
+@pytest.mark.parametrize(
+    "id_map", [[0, 1, 2, 3, 4], [0, 0, 1], [-1, -1, 2], [0, 1, VOCAB], [-1]], ids=str
+)
+def test_a_map_of_another_model_is_refused(id_map):
+    with pytest.raises(ConfigurationError, match="id_map"):
+        tiny_draft(Needs(max_nodes=1), vocab_size=4, target_vocab=VOCAB, id_map=np.array(id_map))
+
+
+def test_draws_follow_the_law_and_never_take_the_impossible():
+    model = draft("llama")
+    model.begin(np.arange(3), seed=5)
+    probs = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
+    drawn = torch.cat([model.draw(probs.expand(1000, -1)) for _ in range(20)])
+    counts = torch.bincount(drawn, minlength=6)
+    assert (counts[[0, 2, 5]] == 0).all()
+    expected = probs * len(drawn)
+    statistic = float(((counts - expected)[expected > 0] ** 2 / expected[expected > 0]).sum())
+    assert statistic < 18.4  # chi-square, 2 degrees of freedom, false alarm 1e-4
+    model.begin(np.arange(3), seed=5)
+    again = torch.cat([model.draw(probs.expand(1000, -1)) for _ in range(20)])
+    assert torch.equal(drawn, again)
+    # A verifier with the same seed must not see the numbers the draft has seen.
+    own, other = torch.Generator().manual_seed(5), torch.rand(1000, 1, dtype=torch.float64)
+    other = torch.rand(1000, 1, dtype=torch.float64, generator=own)
+    assert not torch.equal(
+        drawn[:1000], torch.searchsorted(probs.cumsum(0).double(), other).flatten()
+    )
+
+
+def test_a_draft_reads_no_more_than_its_context():
+    model = tiny_draft(Needs(max_nodes=4), context_length=8)
+    model.begin(np.arange(10))
+    assert model.room(10) < 0
+    assert model.room(5) == 3

@@ -1,0 +1,240 @@
+"""On a GPU: every method decodes as plain decoding does, by both engines.
+
+Exact in float32 (without TF32) and float64 on tiny models; in bfloat16 every difference must be a
+near tie. Files that methods draft from are toys. Skipped where there is no CUDA device; `make
+gpu-check` runs them with the rest, also on machines without Hydra, hypothesis and pytest's plugins:
+nothing here may need them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from methods.random_drafts import RandomDrafts
+from scripts import gpu_methods
+from scripts.gpu_toys import TOKENIZER, ToyFiles
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.lossless import audit_output
+from specbench.decoding.structs import DraftContext
+from specbench.decoding.verify import GreedyVerifier
+from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
+from specbench.index.tree.static_tree import TOKEN_RECYCLING_TREE, load_tree
+from specbench.models.draft_model import DraftModel
+from specbench.models.graph_target import GraphTarget
+from specbench.models.target import Target
+from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE, SECOND = "cuda:0", "cuda:1"
+EOS = frozenset({2})
+BATCH = 10  # k of N-Grammys: its layout is a batch, and a target of one row runs that as a tree
+ENGINES = {"eager": Target, "graph": GraphTarget}
+
+
+# Small enough for the vocabulary, and for many passes.
+KNOBS = gpu_methods.TIMED | {
+    "card": {"k": 6, "r": 3, "max_depth": 12},
+    "ouroboros": {"gamma": 3, "ngram": 3, "window": 4, "guesses": 4, "topk": 2},
+}
+
+
+def build(name: str) -> Drafter:
+    return gpu_methods.build(name, **KNOBS.get(name, {}))
+
+
+NEEDS = {name: build(name).needs for name in gpu_methods.names() if name != "ar"}
+METHODS = [name for name, needs in NEEDS.items() if not needs.reference and not needs.draft_model]
+DRAFTED = [name for name, needs in NEEDS.items() if needs.draft_model]
+OVERLAPPED = [name for name in DRAFTED if NEEDS[name].overlap]
+
+
+def context(target: Target, **more: object) -> DraftContext:
+    return DraftContext(
+        vocab_size=VOCAB, eos_ids=EOS, max_len=target.cache.max_len, target=target, **more
+    )
+
+
+def small_draft(architecture: str, device: str, seed: int) -> DraftModel:
+    """A draft model on the graph engine, for any method; with seed 0 it is the target itself."""
+    nodes = max(NEEDS[name].draft_nodes or NEEDS[name].max_nodes for name in DRAFTED)
+    model = tiny_model(architecture, seed=seed).to(device)
+    fixed = GraphTarget(model, max_len=200 + nodes, max_nodes=nodes, drafts=True)
+    return DraftModel(fixed, target_vocab=VOCAB, max_nodes=nodes)
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    prompt: np.ndarray,
+    tokens: int,
+    toys: ToyFiles | None = None,
+) -> list[int]:
+    files = toys.files(drafter) if toys else {}
+    drafter.setup(context(target, artefacts=files, tokenizer_hash=TOKENIZER))
+    engine = Engine(target, GreedyVerifier(), eos_ids=EOS)
+    out = engine.decode(prompt, drafter, max_new_tokens=tokens).output_ids
+    drafter.close()
+    return out
+
+
+def toy_files(folder: Path, target: Target, rng: np.random.Generator) -> ToyFiles:
+    """Of all ids, so that whatever is answered is found."""
+    texts = [rng.permutation(np.arange(3, VOCAB)) for _ in range(20)]
+    return ToyFiles(folder, target.model, texts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_methods_are_exact(architecture, engine, dtype, rng, tmp_path):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model = tiny_model(architecture, dtype=dtype).to(DEVICE)
+    prompt = rng.integers(3, VOCAB, 40)
+    plain = decode(Target(model, max_len=200), Drafter(name="plain"), prompt, 60)
+    target = ENGINES[engine](model, max_len=200, max_nodes=127, batch=BATCH)
+    toys = toy_files(tmp_path, target, rng)
+    for name in METHODS:
+        assert decode(target, build(name), prompt, 60, toys) == plain, name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_differences_in_bfloat16_are_near_ties(engine, rng, tmp_path):
+    model = tiny_model("llama", dtype=torch.bfloat16).to(DEVICE)
+    auditor = Target(model, max_len=200)
+    target = ENGINES[engine](model, max_len=200, max_nodes=127, batch=BATCH)
+    toys = toy_files(tmp_path, target, rng)
+    for _ in range(4):
+        prompt = rng.integers(3, VOCAB, 40)
+        plain = decode(auditor, Drafter(name="plain"), prompt, 60)
+        for name in METHODS:
+            out = decode(target, build(name), prompt, 60, toys)
+            assert audit_output(auditor, prompt.tolist(), out, plain).verdict != "bug", name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_captured_passes_give_the_same_tokens(architecture, rng):
+    sizes = {"max_len": 200, "max_nodes": 40}
+    plain = Target(tiny_model(architecture).to(DEVICE), **sizes)
+    fixed = GraphTarget(tiny_model(architecture).to(DEVICE), **sizes)
+    drafter = RandomDrafts(name="random_drafts", n_nodes=20)
+    drafter.setup(context(fixed))
+    prompt = rng.integers(3, VOCAB, 30)
+    eos = EOS
+    wanted = Engine(plain, GreedyVerifier(), eos_ids=eos).decode(
+        prompt, Drafter(name="plain"), max_new_tokens=60
+    )
+    got = Engine(fixed, GreedyVerifier(), eos_ids=eos).decode(prompt, drafter, max_new_tokens=60)
+    assert got.output_ids == wanted.output_ids
+    assert fixed.describe()["graphs"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_drafts_captured_passes_give_the_same_logits(architecture, rng):
+    sizes = {"max_len": 300, "max_nodes": 8}
+    exact, fixed = (
+        DraftModel(target, target_vocab=VOCAB, max_nodes=8)
+        for target in (
+            Target(tiny_model(architecture).to(DEVICE), **sizes),
+            GraphTarget(tiny_model(architecture).to(DEVICE), drafts=True, **sizes),
+        )
+    )
+    text = rng.integers(0, VOCAB, 20)
+    for draft in (exact, fixed):
+        draft.begin(text[:17])
+    torch.testing.assert_close(fixed.catch_up(text), exact.catch_up(text))
+    for tokens, parents in (([5], [-1]), ([6], [0]), ([7, 8, 9], [0, 1, 1])):
+        nodes = np.array(tokens), np.array(parents)
+        torch.testing.assert_close(fixed.extend(*nodes), exact.extend(*nodes))
+    assert fixed._target.describe()["graphs"] and not fixed._target.reasons
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["itself", "stranger"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_methods_with_a_draft_model_are_exact(architecture, seed, rng):
+    target = GraphTarget(tiny_model(architecture).to(DEVICE), max_len=200, max_nodes=127)
+    draft = small_draft(architecture, DEVICE, seed)
+    prompt = rng.integers(3, VOCAB, 40)
+    plain = decode(target, Drafter(name="plain"), prompt, 30)
+    for method in DRAFTED:
+        check_drafting(target, method, "auto", draft, prompt, plain)
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["itself", "stranger"])
+@pytest.mark.parametrize("method", OVERLAPPED)
+def test_tokens_do_not_depend_on_how_drafting_overlaps_the_pass(method, seed, rng):
+    prompt = rng.integers(3, VOCAB, 40)
+    check_overlaps(method, DEVICE, seed, prompt)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+@pytest.mark.parametrize("method", OVERLAPPED)
+def test_the_draft_model_may_be_on_a_second_device(method, rng):
+    prompt = rng.integers(3, VOCAB, 40)
+    check_overlaps(method, SECOND, 0, prompt)
+
+
+def check_overlaps(method: str, device: str, seed: int, prompt: np.ndarray) -> None:
+    """Stream, thread and serial: the plain tokens, and the same tokens accepted at every step."""
+    target = Target(tiny_model("llama").to(DEVICE), max_len=200)
+    plain = decode(target, Drafter(name="plain"), prompt, 30)
+    accepted = []
+    for overlap in ("stream", "thread", "serial"):
+        # Made anew: each way must do with graphs that nothing else has captured.
+        target = GraphTarget(tiny_model("llama").to(DEVICE), max_len=200, max_nodes=127)
+        draft = small_draft("llama", device, seed)
+        accepted.append(check_drafting(target, method, overlap, draft, prompt, plain))
+    assert accepted[0] == accepted[1] == accepted[2]
+
+
+def check_drafting(
+    target: GraphTarget,
+    method: str,
+    overlap: str,
+    draft: DraftModel,
+    prompt: np.ndarray,
+    plain: list[int],
+) -> list[int]:
+    """Twice in a row, as the second turn finds the first one's caches; gives what was accepted."""
+    drafter = build(method)
+    drafter.setup(context(target, draft_model=draft))
+    engine = Engine(target, GreedyVerifier(), eos_ids=EOS, overlap=overlap)
+    assert overlap in ("auto", engine.overlap)  # not another way in its place
+    accepted = []
+    for _ in range(2):
+        drafter.reset()
+        result = engine.decode(prompt, drafter, max_new_tokens=len(plain))
+        assert result.output_ids == plain, (method, overlap)
+        accepted += result.accepted_per_step
+    drafter.close()
+    return accepted
+
+
+@pytest.mark.parametrize("rule", UPDATE_RULES)
+def test_nothing_waits_for_the_device(rule):
+    torch.manual_seed(0)
+    host, device = AdjacencyMatrix(5000, 8), AdjacencyMatrix(5000, 8, "cuda")
+    for matrix in (host, device):
+        matrix.prepare(load_tree(TOKEN_RECYCLING_TREE))
+    tokens, logits = torch.randint(0, 40, (81,)), torch.randn(81, 5000)
+    on_device = tokens.cuda(), logits.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        device.update(*on_device, rule)
+        drafted = device.fill(3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    host.update(tokens, logits, rule)
+    assert torch.equal(device.rows.cpu(), host.rows)
+    assert torch.equal(drafted.cpu(), host.fill(3))

@@ -1,0 +1,319 @@
+"""A pass of fixed shape is queued, not waited for; its buffers are left alone until it is done.
+
+Checked without a GPU on a device that does queued work as late as it may.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DraftTree, Needs
+from specbench.decoding.verify import GreedyVerifier
+from specbench.errors import CaseFailed
+from specbench.models.graph_target import GraphTarget
+from specbench.models.static_pass import FixedShape, StaticPass
+from specbench.models.target import Target
+from specbench.system.clock import NullClock
+from tests.conftest import VOCAB, tiny_model
+
+SIZES = {"max_len": 120, "max_nodes": 7, "batch": 3}
+
+
+class LateDevice:
+    """Queues what passes ask of their device, and does none of it before somebody waits.
+
+    Attributes:
+        log: ``queued`` and ``read`` in order, and whatever tests add.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.queue: deque = deque()
+        self.real: dict = {}
+        for owner, name in ((StaticPass, "_ship"), (FixedShape, "run"), (StaticPass, "_tell")):
+            real = self.real[name] = getattr(owner, name)
+            monkeypatch.setattr(
+                owner, name, lambda step, real=real: self.queue.append(lambda: real(step))
+            )
+        make = StaticPass.__init__
+
+        def made(step: StaticPass, *args: int) -> None:
+            make(step, *args)
+            step._done = Event(self)
+            step.outputs = (torch.zeros(step.batch * step.rows, VOCAB), step._result.clone())
+
+        monkeypatch.setattr(StaticPass, "__init__", made)
+
+    def wait_for(self, event: Event) -> None:
+        with torch.inference_mode():
+            while event in self.queue:
+                work = self.queue.popleft()
+                if work is not event:
+                    work()
+
+
+class Event:
+    """In place of a CUDA event."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self.device = device
+
+    def record(self) -> None:
+        self.device.log.append("queued")
+        self.device.queue.append(self)
+
+    def synchronize(self) -> None:
+        self.device.log.append("read")
+        self.device.wait_for(self)
+
+
+@pytest.fixture
+def late(monkeypatch):
+    return LateDevice(monkeypatch)
+
+
+@dataclass(kw_only=True, eq=False)
+class Beside(Drafter):
+    """Drafts a part of the true output, then nonsense, and works beside the pass."""
+
+    name: str = "beside"
+    truth: list[int]
+    log: list[str]
+    overlapped: list[int] = field(default_factory=list)
+
+    @property
+    def needs(self):
+        return Needs(overlap=True, max_nodes=7)
+
+    def propose(self, state):
+        at = state.length - state.n_prompt
+        true = self.truth[at : at + state.step % 4]
+        return DraftTree.chain(np.array([*true, 5, 6], dtype=np.int64))
+
+    def overlap(self, state, tree):
+        self.log.append("overlap")
+        self.overlapped.append(state.step)
+
+
+def no_streams(monkeypatch) -> None:
+    """The calls of ``overlap=stream``; what they order, a single queue keeps in order."""
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+
+
+@pytest.mark.parametrize(
+    ("overlap", "step"),
+    [
+        ("stream", ["queued", "overlap", "read"]),
+        ("thread", None),  # which of the first two comes first is the scheduler's choice
+        ("serial", ["queued", "read", "overlap"]),
+    ],
+    ids=str,
+)
+def test_drafting_beside_a_pass_starts_before_anybody_waits(overlap, step, late, monkeypatch, rng):
+    no_streams(monkeypatch)
+    prompt = rng.integers(3, VOCAB, 20)
+    exact = Engine(
+        Target(tiny_model("llama"), **SIZES), GreedyVerifier(), eos_ids=frozenset(), clock=NullClock
+    )
+    truth = exact.decode(prompt, Drafter(name="plain"), max_new_tokens=30).output_ids
+    target = GraphTarget(tiny_model("llama"), capture=False, **SIZES)
+    loop = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock, overlap="thread")
+    loop.overlap = overlap  # on a CPU ``stream`` would become ``thread``
+    drafter = Beside(truth=truth, log=late.log)
+    result = loop.decode(prompt, drafter, max_new_tokens=30)
+    assert result.output_ids == truth
+    assert max(result.accepted_per_step) > 1
+    steps = result.n_target_passes
+    found = [late.log[i : i + 3] for i in range(0, len(late.log), 3)]
+    if step is not None:
+        assert found == [step] * steps
+    else:
+        assert [each[-1] for each in found] == ["read"] * steps
+    assert sorted(set(late.log)) == ["overlap", "queued", "read"]
+    assert len(late.log) == 3 * steps  # one pass, one wait
+
+
+def pair(**options):
+    exact = Target(tiny_model("llama"), **SIZES)
+    queued = GraphTarget(tiny_model("llama"), capture=False, **SIZES, **options)
+    text = np.arange(3, 14)
+    for target in (exact, queued):
+        target.prefill(text)
+    return exact, queued
+
+
+def test_buffers_are_loaded_again_only_when_their_pass_is_done(late, rng):
+    """And what a pass found out is not lost, though nobody had asked yet."""
+    exact, queued = pair()
+    verifier = GreedyVerifier()
+    trees = [DraftTree.chain(rng.integers(0, VOCAB, 3)) for _ in range(4)]
+    scores = [queued.forward(int(tree.tokens[0]), tree) for tree in trees]
+    assert late.log == ["queued", *["read", "queued"] * 3]
+    for tree, found in zip(trees, scores, strict=True):
+        verdict, choices = verifier.verify(tree, exact.forward(int(tree.tokens[0]), tree))
+        path, own = found.verified
+        assert path.tolist() == verdict.path.tolist()
+        assert own.tolist() == choices.tolist()
+    assert late.log.count("read") == 4
+    _ = scores[-1].verified
+    assert late.log.count("read") == 4
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_so_are_those_of_passes_that_the_host_verifies(commits, late, rng):
+    """Batch rows, and drawing verifiers: none reads an outcome, so loading waits by itself."""
+    exact, queued = pair(commits=commits)
+    parents = np.array([-1, 0, -1, 2, -1, 4])
+    rows = [DraftTree(rng.integers(0, VOCAB, 6), parents, rows=(3, 2)) for _ in range(2)]
+    chains = [DraftTree.chain(rng.integers(0, VOCAB, 3)) for _ in range(2)]
+    for trees in (rows, [] if commits else chains):
+        for tree in trees:
+            queued.forward(4, tree)
+        assert late.log[-3:] == ["queued", "read", "queued"] or not trees
+        if trees:
+            step = queued._passes[(3, 256, 3) if trees is rows else (4, 256, 1)]
+            late.wait_for(step._done)
+            wanted = exact.forward(4, trees[-1]).logits
+            got = step.logits.view(step.batch, step.rows, -1)
+            got = torch.cat([got[0, :1], got[:, 1:].flatten(0, 1)]) if trees is rows else got[0]
+            torch.testing.assert_close(got, wanted, atol=1e-10, rtol=0)
+
+
+def test_keep_waits_where_nobody_has(late):
+    exact, queued = pair()
+    plain = exact.forward(3, DraftTree.empty()).greedy()
+    tree = DraftTree.chain(plain.numpy())  # the true next token
+    queued.forward(3, tree)
+    assert late.log == ["queued"]
+    queued.keep(tree, np.array([0]))
+    assert late.log == ["queued", "read"]
+    assert queued.cache.length == 13
+    exact.forward(3, tree)
+    exact.keep(tree, np.array([0]))
+    torch.testing.assert_close(
+        queued.cache.storage[:, :1, :, :13], exact.cache.storage[:, :1, :, :13], atol=1e-9, rtol=0
+    )
+
+
+def test_ids_on_the_device_are_refused_when_the_outcome_is_read(late, monkeypatch):
+    """The host cannot look at them before the pass."""
+    _, queued = pair()
+    monkeypatch.setattr(GraphTarget, "_host_tokens", lambda target, _: target._ids[:0])
+    monkeypatch.setattr(StaticPass, "_ship", late.real["_ship"])  # those ids are written behind it
+    tree = DraftTree(torch.tensor([VOCAB]), np.array([-1]))
+    scores = queued.forward(3, tree)
+    assert late.log == ["queued"]
+    with pytest.raises(CaseFailed, match="outside the vocabulary"):
+        GreedyVerifier().verify(tree, scores)
+    with pytest.raises(CaseFailed, match="outside the vocabulary"):
+        queued.keep(tree, np.array([], dtype=np.int64))
+    assert late.log == ["queued", "read"]
+
+
+def test_drafting_that_fails_beside_a_pass_is_waited_for(monkeypatch):
+    no_streams(monkeypatch)
+    waited = []
+    stream = SimpleNamespace(wait_stream=lambda _: waited.append(1))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+
+    class Failing(Drafter):
+        @property
+        def needs(self):
+            return Needs(overlap=True)
+
+        def overlap(self, state, tree):
+            raise RuntimeError("no memory for the draft")
+
+    loop = Engine(
+        Target(tiny_model("llama"), **SIZES), GreedyVerifier(), eos_ids=frozenset(), clock=NullClock
+    )
+    loop.overlap = "stream"
+    with pytest.raises(RuntimeError, match="no memory"):
+        loop.decode(np.arange(9), Failing(name="failing"), max_new_tokens=5)
+    assert waited == [1]
+
+
+def _addresses(step: StaticPass) -> list[int]:
+    buffers = (
+        step._host, step._host_visible, step._result, step.numbers, step.visible,
+        step._key_numbers, step._row_numbers,
+    )  # fmt: skip
+    return [buffer.data_ptr() for buffer in buffers]
+
+
+@pytest.mark.parametrize("batch", [1, 3], ids=["tree", "rows"])
+def test_steps_reuse_their_buffers(batch, monkeypatch, rng):
+    """After a shape's first step, the host's part makes no tensor and moves no buffer."""
+    target = GraphTarget(tiny_model("llama"), capture=False, **SIZES)
+    verifier = GreedyVerifier()
+    made: list[str] = []
+
+    class Made(torch.utils._python_dispatch.TorchDispatchMode):
+        """Names of the operations that give a tensor storage of its own."""
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            before = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs or {}))}
+            out = func(*args, **(kwargs or {}))
+            if any(t.untyped_storage().data_ptr() not in before for t in _tensors(out)):
+                made.append(str(func))
+            return out
+
+    real = FixedShape.run
+
+    def unwatched(step: FixedShape) -> None:
+        # What a graph replays: its memory is the graph's. Out of the mode, so not counted.
+        with torch.utils._python_dispatch._disable_current_modes():
+            outputs = getattr(step, "outputs", None)
+            real(step)
+            if outputs is not None:  # a graph writes to the same ones every time
+                for old, new in zip(outputs, step.outputs, strict=True):
+                    old.copy_(new)
+                step.outputs = outputs
+
+    def commit(tree: DraftTree, scores: object) -> int:
+        verdict, _ = verifier.verify(tree, scores)
+        target.keep(tree, verdict.path)
+        return int(verdict.tokens[-1])
+
+    monkeypatch.setattr(FixedShape, "run", unwatched)
+    target.prefill(rng.integers(0, VOCAB, 11))
+    seen: dict[int, list[int]] = {}
+    cache = target.cache.storage.data_ptr()
+    root = 3
+    for turn in range(3):
+        for n in (0, 1, 3, 7) if batch == 1 else (1, 2):
+            places = np.arange(n * batch)
+            parents = np.where(places % n == 0, -1, places - 1) if n else places
+            layout = (batch, n) if batch > 1 else None
+            tree = DraftTree(rng.integers(0, VOCAB, n * batch), parents, rows=layout)
+            with Made():
+                scores = target.forward(root, tree)
+                if batch == 1:
+                    root = commit(tree, scores)
+            if batch > 1:  # the host verifies these
+                root = commit(tree, scores)
+            step = target._passes[n + 1, 256, batch]
+            assert seen.setdefault(n, _addresses(step)) == _addresses(step)
+            if turn == 0:
+                made.clear()  # the shape was made
+    assert made == []
+    assert target.cache.storage.data_ptr() == cache
+    with Made():
+        torch.ones(3) + 1
+    assert made  # the counter counts
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]

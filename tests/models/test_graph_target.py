@@ -1,0 +1,721 @@
+"""Passes of fixed shape give what exact passes give; what a CUDA graph needs of them holds.
+
+Capture itself needs a GPU (test_gpu.py); everything here runs the captured code uncaptured.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from methods.random_drafts import RandomDrafts
+from runners.session.build import make_target
+from specbench.config.compose import compose
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DraftContext, DraftTree, Needs
+from specbench.decoding.tree import longest_match
+from specbench.decoding.verify import GreedyVerifier
+from specbench.errors import CaseFailed
+from specbench.kernels.attention import AttentionPlan, attend, folded_heads
+from specbench.models import static_pass
+from specbench.models.graph_target import (
+    ROW_BUCKETS,
+    GraphTarget,
+    key_bucket,
+    no_graphs,
+    row_bucket,
+)
+from specbench.models.kv_cache import KVCache
+from specbench.models.scores import StaticScores
+from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
+from specbench.models.target import Target
+from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
+from tests.models.test_target import trees
+
+TOLERANCE = 1e-10
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """An exact and a padded target over the same weights, by architecture."""
+    made: dict[str, tuple[Target, GraphTarget]] = {}
+
+    def make(architecture: str) -> tuple[Target, GraphTarget]:
+        if architecture not in made:
+            sizes = {"max_len": 600, "max_nodes": 40}
+            made[architecture] = (
+                Target(tiny_model(architecture), **sizes),
+                GraphTarget(tiny_model(architecture), capture=False, **sizes),
+            )
+        return made[architecture]
+
+    return make
+
+
+def test_buckets():
+    assert [row_bucket(n) for n in (1, 2, 3, 17, 33, 65, 97, 128, 129)] == [
+        1, 2, 4, 32, 48, 80, 128, 128, None,
+    ]  # fmt: skip
+    assert [key_bucket(n, 1536) for n in (1, 256, 257, 1024, 1025)] == [256, 256, 512, 1024, 1536]
+    assert list(ROW_BUCKETS) == sorted(ROW_BUCKETS)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(tree=trees(), n_prompt=st.sampled_from([1, 9, 30, 250, 256, 257]), seed=st.integers(0, 99))
+def test_padding_changes_no_logit(architecture, tree, n_prompt, seed, pairs):
+    exact, padded = pairs(architecture)
+    prompt = np.random.default_rng(seed).integers(0, VOCAB, n_prompt + 1)
+    for target in (exact, padded):
+        target.prefill(prompt[:-1])
+    wanted = exact.forward(int(prompt[-1]), tree)
+    got = padded.forward(int(prompt[-1]), tree)
+    assert got.logits.shape == wanted.logits.shape
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+    verdict, choices = GreedyVerifier().verify(tree, wanted)
+    path, own_choices = got.verified
+    assert path.tolist() == verdict.path.tolist()
+    assert own_choices.tolist() == choices.tolist()
+    # The pass moved the accepted rows itself: the caches agree on all that is committed.
+    for target in (exact, padded):
+        target.keep(tree, verdict.path)
+    end = exact.cache.length
+    assert padded.cache.length == end
+    torch.testing.assert_close(
+        padded.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(tree=trees(20), data=st.data())
+def test_acceptance_on_the_device_is_the_walk(tree, data):
+    """Few distinct tokens: deep acceptance, repeated siblings and ties of depth all occur."""
+    n = len(tree)
+    tokens = tree.tokens % 2
+    choices = np.array(data.draw(st.lists(st.integers(0, 1), min_size=n + 1, max_size=n + 1)))
+    aux = np.zeros(n, dtype=np.bool_)
+    for i in range(n):
+        parent = tree.parents[i]
+        aux[i] = data.draw(st.booleans()) or (parent >= 0 and aux[parent])
+    path = np.empty(n, dtype=np.int64)
+    count = longest_match(tokens, tree.parents, aux, choices, path)
+
+    step = StaticPass.__new__(StaticPass)
+    step.rows = rows = 24
+    step._row_numbers = torch.arange(rows)
+    parent_rows = torch.zeros(rows, dtype=torch.long)
+    parent_rows[1 : n + 1] = torch.from_numpy(tree.parents) + 1
+    depths = torch.zeros(rows, dtype=torch.long)
+    visible = torch.eye(rows, dtype=torch.bool)
+    for i in range(1, n + 1):
+        depths[i] = depths[parent_rows[i]] + 1
+        visible[i] |= visible[parent_rows[i]]
+    step.visible = visible
+    candidates = torch.zeros(rows, dtype=torch.bool)
+    candidates[1 : n + 1] = torch.from_numpy(~aux)
+    padded = torch.zeros(rows, dtype=torch.long)
+    padded[1 : n + 1] = torch.from_numpy(tokens)
+    chosen = torch.zeros(rows, dtype=torch.long)
+    chosen[: n + 1] = torch.from_numpy(choices)
+    got, got_count = step._accept(padded, parent_rows, depths, candidates, chosen)
+    assert int(got_count) == count + 1
+    assert got[1 : count + 1].tolist() == (path[:count] + 1).tolist()
+    assert got[count + 1 :].tolist() == list(range(count + 1, rows))
+
+
+def _context(target: Target) -> DraftContext:
+    return DraftContext(vocab_size=VOCAB, eos_ids=frozenset({2}), max_len=512, target=target)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("commits", [True, False])
+def test_decoding_is_that_of_plain_decoding(architecture, commits, rng):
+    plain = Target(tiny_model(architecture), max_len=200, max_nodes=40)
+    fixed = GraphTarget(
+        tiny_model(architecture), capture=False, commits=commits, max_len=200, max_nodes=40
+    )
+    eos = frozenset({2})
+    drafter = RandomDrafts(name="random_drafts", n_nodes=20)
+    drafter.setup(_context(fixed))
+    for length in (1, 60):
+        prompt = rng.integers(3, VOCAB, length)
+        wanted = Engine(plain, GreedyVerifier(), eos_ids=eos).decode(
+            prompt, Drafter(name="plain"), max_new_tokens=24
+        )
+        drafter.reset()
+        got = Engine(fixed, GreedyVerifier(), eos_ids=eos).decode(
+            prompt, drafter, max_new_tokens=24
+        )
+        assert got.output_ids == wanted.output_ids
+
+
+def test_rows_of_a_batch_layout(pairs, rng):
+    sizes = {"max_len": 200, "max_nodes": 40, "batch": 5}
+    exact = Target(tiny_model("llama"), **sizes)
+    fixed = GraphTarget(tiny_model("llama"), capture=False, **sizes)
+    text = rng.integers(0, VOCAB, 11)
+    for target in (exact, fixed):
+        target.prefill(text)
+    for k, w in ((5, 3), (2, 1), (4, 6)):
+        parents = np.concatenate([np.arange(-1, w - 1) + i * w for i in range(k)])
+        parents[::w] = -1
+        tree = DraftTree(rng.integers(0, VOCAB, k * w), parents, rows=(k, w))
+        for target in (exact, fixed):  # made once, not by every step
+            assert target.forward(3, tree).select is target.forward(3, tree).select
+        wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
+        torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+        path = np.arange(w, 2 * w, dtype=np.int64)
+        exact.keep(tree, path)
+        fixed.keep(tree, path)
+
+
+def test_what_the_host_verifies_is_not_worked_out_on_the_device_too(rng):
+    rows = DraftTree(rng.integers(0, VOCAB, 4), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    for commits, tree in ((True, rows), (False, rows), (False, DraftTree.chain(np.arange(3)))):
+        target = GraphTarget(
+            tiny_model("llama"), capture=False, commits=commits, max_len=90, max_nodes=7, batch=2
+        )
+        target.prefill(np.arange(5))
+        assert target.forward(3, tree).verified is None
+        (step,) = target._passes.values()
+        assert len(step.outputs) == 1 and step.outcome is None
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_passes_of_buffers_that_grew_are_let_go_without_a_collection(commits, rng):
+    """Under ``gc.freeze`` those that hold themselves, and with them their graphs, would stay."""
+    target = GraphTarget(
+        tiny_model("llama"), capture=False, commits=commits, max_len=90, max_nodes=7, batch=2
+    )
+    rows = DraftTree(rng.integers(0, VOCAB, 4), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    target.prefill(np.arange(5))
+    gc.disable()
+    try:
+        for tree in (rows, DraftTree.chain(np.arange(3))):
+            target.forward(3, tree)  # nobody asks what it found out
+        old = [weakref.ref(step) for step in target._passes.values()]
+        target.reserve(600, 7, 2)
+        assert [ref() for ref in old] == [None, None]
+    finally:
+        gc.enable()
+
+
+def _only_warms_up(step: FixedShape, _pool: object) -> None:
+    """What a capture runs: its passes, of which the device keeps what they write to the cache."""
+    for _ in range(3):
+        step.device_part()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_capture_in_mid_text_overwrites_nothing(architecture, monkeypatch, rng):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
+    sizes = {"max_len": 200, "max_nodes": 40, "batch": 5}
+    exact = Target(tiny_model(architecture), **sizes)
+    fixed = GraphTarget(tiny_model(architecture), capture=True, **sizes)
+    text = rng.integers(0, VOCAB, 11)
+    for target in (exact, fixed):
+        target.prefill(text)
+    for k, w in ((5, 3), (2, 1)):
+        parents = np.concatenate([np.arange(-1, w - 1) + i * w for i in range(k)])
+        parents[::w] = -1
+        tree = DraftTree(rng.integers(0, VOCAB, k * w), parents, rows=(k, w))
+        captured = len(fixed.graphs)
+        wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
+        assert fixed.graphs[captured:] == [f"{k} x {w + 1} rows, 256 keys"]
+        torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+        for target in (exact, fixed):
+            target.keep(tree, np.arange(w, 2 * w, dtype=np.int64))
+    end = exact.cache.length
+    torch.testing.assert_close(
+        fixed.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
+    )
+    # So do passes over nodes: behind what is held as well.
+    ids, depths = torch.tensor([4, 5, 6, 7, 8, 9]), torch.arange(6)
+    for target in (exact, fixed):
+        target.extend(ids, None, depths)
+        target.cache.truncate(end)
+    wanted, got = (target.append(ids[:3]) for target in (exact, fixed))
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+
+
+def test_a_capture_behind_a_text_that_fills_its_keys_overwrites_nothing(monkeypatch, rng):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
+    sizes = {"max_len": 400, "max_nodes": 5, "batch": 2}
+    exact = Target(tiny_model("llama"), **sizes)
+    fixed = GraphTarget(tiny_model("llama"), capture=True, **sizes)
+    text = rng.integers(0, VOCAB, 253)
+    tree = DraftTree(np.array([4, 5, 6, 7]), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    for target in (exact, fixed):
+        target.prefill(text)
+    wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
+    assert "2 x 3 rows, 256 keys" in fixed.graphs
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+
+
+def test_what_is_known_of_passes_is_captured_when_buffers_are_made(monkeypatch, rng):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
+    target = GraphTarget(
+        tiny_model("llama"), capture=True, max_len=200, max_nodes=15, batch=5, layouts=[(5, 4)]
+    )
+    made = [*(f"1 x {rows} rows" for rows in (1, 2, 4, 8, 16)), "5 x 4 rows"]
+    assert target.graphs == [f"{what}, 256 keys" for what in made]
+    target.reserve(400, 3)  # fewer nodes and no batch: the buffers stay as wide as they were
+    assert target.graphs == [f"{what}, {keys} keys" for keys in (256, 512) for what in made]
+
+
+_SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "nonzero")
+_COPIES = {
+    # In a pass the model changes dtypes by ``to``, between passes buffers are filled by ``copy_``.
+    "inside": (*_SYNCS, "copy_"),
+    "between": (*_SYNCS, "to"),
+}
+
+
+def _counted(monkeypatch, names, aside=()):
+    """Calls of a tensor's methods from now on, by name; none while ``aside`` holds something."""
+    calls: list[str] = []
+    for name in names:
+        real = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda *a, n=name, f=real, **k: (aside or calls.append(n), f(*a, **k))[1],
+        )
+    return calls
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_device_part_never_asks_the_host(architecture, monkeypatch, pairs, rng):
+    """A copy to the host within a captured pass is an error; outside it would be a wait."""
+    _, padded = pairs(architecture)
+    padded.prefill(rng.integers(0, VOCAB, 30))
+    tree = DraftTree.chain(rng.integers(0, VOCAB, 5))
+    padded.forward(3, tree)
+    step = padded._pass(8, 256)
+    calls = _counted(monkeypatch, _COPIES["inside"])
+    with torch.inference_mode():
+        step.device_part()
+    assert calls == []
+    bool(torch.ones(1))
+    assert calls == ["__bool__"]  # the counter counts
+
+
+def test_a_step_copies_once_to_the_host(monkeypatch, pairs, rng):
+    _, padded = pairs("llama")
+    padded.prefill(rng.integers(0, VOCAB, 30))
+    reads: list[int] = []
+    real = StaticPass.read
+    monkeypatch.setattr(StaticPass, "read", lambda step: (reads.append(1), real(step))[1])
+    asked: list[int] = []
+    verified = StaticScores.verified
+    counted = property(lambda scores: (asked.append(1), verified.fget(scores))[1])
+    monkeypatch.setattr(StaticScores, "verified", counted)
+    calls = _counted(monkeypatch, ("item", "tolist", "cpu", "nonzero"))
+    tree = DraftTree.chain(rng.integers(0, VOCAB, 5))
+    verdict, _ = GreedyVerifier().verify(tree, padded.forward(3, tree))
+    padded.keep(tree, verdict.path)
+    assert reads == [1]
+    assert asked == [1]
+    assert calls == []
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["float64", "packed"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_device_part_is_one_graph(architecture, packed, everything_packed, pairs, rng):
+    """``fullgraph`` refuses whatever a trace cannot hold: host reads, data-dependent branches.
+
+    Packed float32 linears and fused layers are how a CPU runs it.
+    """
+    if packed:
+        model = tiny_model(architecture, dtype=torch.float32)
+        padded = GraphTarget(model, capture=False, max_len=600, max_nodes=40, packed_bytes=1 << 20)
+        assert padded.packing["fused"] and padded.packing["layers"]
+    else:
+        _, padded = pairs(architecture)
+    padded.prefill(rng.integers(0, VOCAB, 30))
+    padded.forward(3, DraftTree.chain(rng.integers(0, VOCAB, 5)))
+    step = padded._pass(8, 256)
+    torch.compiler.reset()
+    with torch.inference_mode():
+        logits, outcome = step.device_part()
+        traced = torch.compile(step.device_part, fullgraph=True, backend="eager")
+        again, same = traced()
+    torch.testing.assert_close(again, logits, atol=2e-4 if packed else TOLERANCE, rtol=0)
+    assert torch.equal(outcome, same)
+
+
+def test_ids_outside_the_vocabulary_are_refused(pairs):
+    _, padded = pairs("llama")
+    padded.prefill(np.arange(4))
+    for tokens in (np.array([VOCAB]), torch.tensor([VOCAB]), torch.tensor([-1])):
+        with pytest.raises(CaseFailed, match="outside the vocabulary"):
+            padded.forward(3, DraftTree(tokens, np.array([-1])))
+
+
+def test_a_path_whose_rows_the_pass_has_moved_away_is_refused(rng):
+    sizes = {"max_len": 200, "max_nodes": 8}
+    exact, padded = pair = (
+        Target(tiny_model("llama"), **sizes),
+        GraphTarget(tiny_model("llama"), capture=False, **sizes),
+    )
+    text = rng.integers(0, VOCAB, 17)
+    exact.prefill(text)
+    right = int(exact.forward(3, DraftTree.empty()).greedy()[0])
+    after = int(exact.forward(3, DraftTree.chain(np.array([right]))).greedy()[1])
+    wrong = (right + 1) % VOCAB
+    siblings = DraftTree(np.array([wrong, right]), np.array([-1, -1]))
+    below = DraftTree(np.array([wrong, right, after]), np.array([-1, -1, 1]))
+    chain = DraftTree.chain(np.array([right, (after + 1) % VOCAB, 5]))
+
+    def kept(tree: DraftTree, path: list[int]) -> None:
+        for target in pair:
+            target.prefill(text)
+            target.forward(3, tree)
+            target.keep(tree, np.array(path, dtype=np.int64))
+        end = exact.cache.length
+        assert padded.cache.length == end
+        torch.testing.assert_close(
+            padded.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
+        )
+
+    # What a verifier that stops sooner or goes on further asks for is still there.
+    for tree, path in ((siblings, []), (siblings, [1]), (below, [1]), (chain, [0, 1, 2])):
+        kept(tree, path)
+    for tree, path in ((siblings, [0]), (below, [0]), (chain, [0, 2])):
+        with pytest.raises(CaseFailed, match="another path than the verifier's"):
+            kept(tree, path)
+
+
+def test_a_pass_that_left_nan_behind_hurts_no_later_one(pairs, rng):
+    exact, padded = pairs("llama")
+    padded.cache.storage[..., 40:, :] = torch.nan
+    padded.cache.clear()
+    prompt = rng.integers(0, VOCAB, 20)
+    for target in (exact, padded):
+        target.prefill(prompt)
+    tree = DraftTree.chain(rng.integers(0, VOCAB, 3))
+    torch.testing.assert_close(
+        padded.forward(3, tree).logits, exact.forward(3, tree).logits, atol=TOLERANCE, rtol=0
+    )
+
+
+def test_what_has_no_bucket_runs_eagerly_and_says_so(rng):
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=150)
+    exact = Target(tiny_model("llama"), max_len=100, max_nodes=150)
+    for each in (target, exact):
+        each.prefill(np.arange(5))
+    tree = DraftTree(rng.integers(0, VOCAB, 140), np.full(140, -1))
+    assert torch.equal(target.forward(3, tree).logits, exact.forward(3, tree).logits)
+    assert "more than 128 rows" in target.describe()["eager"]["141 rows"]
+
+
+def test_fallbacks_for_hidden_states_and_for_lack_of_room_say_so(rng):
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=245, max_nodes=5)
+    exact = Target(tiny_model("llama"), max_len=245, max_nodes=5)
+    tree = DraftTree.chain(rng.integers(0, VOCAB, 4))
+    for each in (target, exact):
+        each.prefill(np.arange(5))
+    got, wanted = (each.forward(3, tree, hidden_layers=(1,)) for each in (target, exact))
+    assert torch.equal(got.hidden[1], wanted.hidden[1])
+    for each in (target, exact):
+        each.prefill(np.arange(251) % VOCAB)  # leaves five rows: for the nodes, not their padding
+    ids = torch.arange(5)
+    got, wanted = (each.append(ids) for each in (target, exact))
+    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+    assert target.reasons == {
+        "passes with hidden states": "graphs hand out logits alone",
+        "8 nodes at the end of the cache": "padded, they exceed its 256 rows",
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [("not permitted when capturing\nmore", "RuntimeError: not permitted when capturing"),
+     ("", "RuntimeError")],
+)  # fmt: skip
+def test_a_failed_capture_falls_back_with_the_reason(message, reason, monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError(message)
+
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=10)
+    target._capture = True
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(StaticPass, "capture", fail)
+    target.prefill(np.arange(5))
+    tree = DraftTree.chain(np.arange(3))
+    exact = Target(tiny_model("llama"), max_len=100, max_nodes=10)
+    exact.prefill(np.arange(5))
+    assert torch.equal(target.forward(3, tree).logits, exact.forward(3, tree).logits)
+    assert target.describe() == {
+        "engine": "graph",
+        "graphs": [],
+        "eager": {"1 x 4 rows, 256 keys": reason},
+    }
+
+
+def test_what_is_captured_after_a_failure_has_memory_of_its_own(monkeypatch):
+    """The allocator may take the old pool for one that is still recorded to."""
+    handles = iter(range(9))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    pools = {}
+
+    def capture(step, pool):
+        pools[step.rows] = pool
+        if step.rows == 2:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(FixedShape, "capture", capture)
+    target = GraphTarget(tiny_model("llama"), capture=True, max_len=100, max_nodes=7)
+    assert pools == {1: 0, 2: 0, 4: 1, 8: 1}
+    assert list(target.reasons) == ["1 x 2 rows, 256 keys"]
+
+
+def _draft(max_nodes=6, **options):
+    return tiny_draft(
+        Needs(max_nodes=max_nodes),
+        max_len=300,
+        engine=partial(GraphTarget, drafts=True, **({"capture": False} | options)),
+    )
+
+
+def test_a_drafts_passes_are_padded_and_never_ask_the_host(monkeypatch, rng):
+    draft = _draft()
+    passes = []
+    real = StaticNodes.run
+    monkeypatch.setattr(StaticNodes, "run", lambda step: (passes.append(step.rows), real(step)))
+    text = rng.integers(0, VOCAB, 20)
+    draft.begin(text[:17])
+    draft.catch_up(text)  # three tokens
+    first = draft.extend(np.array([5]), np.array([-1]))
+    kept = first.clone()
+    draft.extend(np.arange(5), np.full(5, 0))
+    assert passes == [4, 1, 8]
+    assert torch.equal(first, kept)  # not the buffer of the next pass
+    assert draft._target.reasons == {}
+    step = draft._target._pass(8, 256, 0)
+    calls = _counted(monkeypatch, _COPIES["inside"])
+    with torch.inference_mode():
+        step.device_part()
+    assert calls == []
+
+
+def test_drafting_asks_nothing_of_the_device(monkeypatch, rng):
+    """Between its passes too; ids and row numbers go there by the one way that does not wait."""
+    draft = _draft()
+    text = rng.integers(0, VOCAB, 20)
+    draft.begin(text[:17])
+    sent: list[list[int]] = []
+    inside: list[object] = []
+    calls = _counted(monkeypatch, _COPIES["between"], inside)
+    real_run = StaticNodes.run
+
+    def run(step):  # what a graph replays
+        inside.append(step)
+        real_run(step)
+        inside.clear()
+
+    def send(values, device):
+        inside.append(draft)
+        sent.append(torch.as_tensor(values).tolist())
+        inside.clear()
+        return torch.as_tensor(values)
+
+    monkeypatch.setattr(StaticNodes, "run", run)
+    for module in ("draft_model", "kv_cache"):
+        monkeypatch.setattr(f"specbench.models.{module}.to_device", send)
+    logits = draft.catch_up(text, own=True)[None]
+    for last in range(3):
+        drawn = draft.to_target_ids(logits.argmax(-1))
+        logits = draft.extend(drawn, np.array([last - 1]), own=True)
+    assert calls == []
+    assert sent == [text[17:].tolist()]
+    draft.extend(np.array([5, 6]), np.array([-1, 3]))  # a branch of its own
+    draft.keep_path(np.array([3, 4]))
+    assert calls == []
+    assert sent[1:] == [[5, 6], [-1, 3], [3, 4], [23, 24]]
+
+
+@pytest.mark.parametrize(
+    ("max_nodes", "length", "why"),
+    [(6, 40, "more than the 8 rows reserved"), (140, 145, "more than 128 rows")],
+)
+def test_a_text_longer_than_a_drafts_passes_runs_eagerly_and_says_so(max_nodes, length, why, rng):
+    draft, exact = _draft(max_nodes), tiny_draft(Needs(max_nodes=max_nodes), max_len=300)
+    text = rng.integers(0, VOCAB, length)
+    for each in (draft, exact):
+        each.begin(text[:5])
+    torch.testing.assert_close(draft.catch_up(text), exact.catch_up(text), atol=TOLERANCE, rtol=0)
+    assert draft._target.describe()["eager"] == {f"{length - 5} nodes": why}
+
+
+def test_every_pass_of_a_draft_is_captured_when_its_buffers_are_made(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(StaticNodes, "capture", lambda *_: None)
+    target = _draft(capture=True)._target
+    made = [f"{rows} nodes, {keys} keys" for keys in (256, 512) for rows in (1, 2, 4, 8)]
+    assert target.describe() == {"engine": "graph", "graphs": made, "eager": {}}
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_queries_folded_into_rows_see_the_same(rows):
+    """What attention does on CUDA instead of grouped heads, where a mask is given."""
+    torch.manual_seed(0)
+    query = torch.randn(2, 6, rows, 4, dtype=torch.float64)
+    key, value = (torch.randn(2, 3, 9, 4, dtype=torch.float64) for _ in range(2))
+    mask = torch.where(torch.rand(1, 1, rows, 9) < 0.5, 0.0, -1e30).double()
+    mask[..., 0] = 0.0
+    attend = torch.nn.functional.scaled_dot_product_attention
+    wanted = attend(query, key, value, attn_mask=mask, enable_gqa=True)
+    plan = AttentionPlan(mask=mask)
+    got = attend(folded_heads(query, 3), key, value, attn_mask=plan.fold(mask, 2))
+    torch.testing.assert_close(got.view(query.shape), wanted, atol=TOLERANCE, rtol=0)
+    assert plan.fold(mask, 2) is plan.fold(mask, 2)
+
+
+def test_layers_on_another_device_get_the_mask_there():
+    """One copy a pass and device; ``meta`` stands in for a second device."""
+    query = torch.zeros(1, 4, 3, 8, device="meta")
+    key = torch.zeros(1, 2, 9, 8, device="meta")
+    mask, near = torch.zeros(1, 1, 3, 9), torch.zeros(1, 1, 3, 9)
+    plan = AttentionPlan(mask=mask, windowed={4: near})
+    for window in (None, 4, None, 4):
+        out, _ = attend(
+            torch.nn.Identity(), query, key, key, None, sliding_window=window, plan=plan
+        )
+        assert out.shape == (1, 3, 4, 8)
+    meta = torch.device("meta")
+    assert list(plan.moved) == [(id(mask), meta), (id(near), meta)]
+    assert plan.on(mask, meta) is plan.on(mask, meta)
+    assert plan.on(mask, mask.device) is mask
+
+
+class _FakeCuda:
+    """Stands in for ``torch.cuda``: the device that is current in each call, in ``calls``."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails  # at the end of a capture
+        self.present = self.now = self._stream()
+        self.current = torch.device("cuda:0")
+        self.calls: list[tuple[str, torch.device]] = []
+        self.streams: list[object] = []
+
+    def _called(self, name: str) -> None:
+        self.calls.append((name, self.current))
+
+    @contextmanager
+    def device(self, device):
+        before, self.current = self.current, torch.device(device)
+        yield
+        self.current = before
+
+    def Stream(self, device):
+        self.streams.append(device)
+        return self._stream()
+
+    def _stream(self):
+        return SimpleNamespace(wait_stream=lambda _: self._called("wait"))
+
+    def current_stream(self):
+        return self.now
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.now = self.now, stream
+        if stream is not before:
+            self._called("warm up")
+        try:
+            yield
+        finally:
+            self.now = before
+
+    def CUDAGraph(self):
+        return SimpleNamespace(replay=lambda: self._called("replay"))
+
+    @contextmanager
+    def graph(self, _, *, pool, stream):
+        assert stream is not None
+        self._called("capture")
+        before, self.now = self.now, stream
+        yield
+        if self.fails:  # torch then leaves the capture's stream the current one
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.now = before
+
+
+def test_graphs_are_made_and_replayed_on_the_models_device(monkeypatch, rng):
+    """Though another device is the current one, as it is in any thread that asked for none."""
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=8)
+    target.prefill(rng.integers(0, VOCAB, 9))
+    steps = [target._pass(rows, 256) for rows in (2, 4)]
+    fake = _FakeCuda()
+    monkeypatch.setattr(static_pass.torch, "cuda", fake)
+    second = torch.device("cuda:1")
+    target.device = second  # after the buffers, which stay where they are
+    for step in steps:
+        step._masks = lambda *_: AttentionPlan()
+        with torch.inference_mode():
+            step.capture(None)
+        step._done = SimpleNamespace(
+            record=lambda: fake._called("record"), synchronize=lambda: None
+        )
+        step.run()
+        step.read()
+    names = ["wait", "warm up", "wait", "capture", "replay", "record"]
+    assert fake.calls == [(name, second) for name in names * 2]
+    assert fake.streams == [second]  # one for all shapes
+    target.device = torch.device("cpu")
+    with target.on_device():
+        assert fake.current == torch.device("cuda:0")
+
+
+def test_a_capture_that_fails_leaves_the_current_stream_as_it_was(monkeypatch, rng):
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=8)
+    target.prefill(rng.integers(0, VOCAB, 9))
+    step = target._pass(2, 256)
+    fake = _FakeCuda(fails=True)
+    monkeypatch.setattr(static_pass.torch, "cuda", fake)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="previous error"):
+        step.capture(None)
+    assert fake.now is fake.present
+    assert step._graph is None
+
+
+def test_an_engine_that_is_not_to_be_had_falls_back_and_says_why():
+    config = compose(["engine=graph"])
+    target = make_target(tiny_model("llama"), config, max_len=64, max_nodes=8)
+    assert type(target) is Target
+    assert "CUDA" in target.describe()["reason"]
+    assert make_target(tiny_model("llama"), compose([]), max_len=64, max_nodes=8).describe() == {
+        "engine": "eager"
+    }
+
+
+def test_a_model_over_two_devices_has_no_graph():
+    model = tiny_model("llama")
+    model.hf_device_map = {"model.embed_tokens": 0, "lm_head": 1}
+    assert "2 devices" in (no_graphs(model) or "")
+
+
+def test_the_cache_moves_rows():
+    cache = KVCache(
+        [torch.device("cpu")], batch=2, kv_heads=1, max_len=8, head_dim=1, dtype=torch.float64
+    )
+    cache.storage[:] = torch.arange(8.0).view(8, 1)
+    cache.move(torch.tensor([2, 3, 4]), torch.tensor([2, 5, 4]))
+    assert cache.storage[0, 0, 0, :, 0].tolist() == [0, 1, 2, 5, 4, 5, 6, 7]
+    assert cache.storage[0, 1, 0, :, 0].tolist() == list(range(8))  # no tree pass writes there

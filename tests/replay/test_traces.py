@@ -1,0 +1,126 @@
+"""Trace packs: what they hold, what they leave out, and files that are refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specbench.errors import ConfigurationError
+from specbench.replay.traces import load_traces, write_pack
+from specbench.results.records import CANDIDATES, CASES, MANIFEST, CaseRecord
+from specbench.storage import jsonl
+from specbench.storage.jsonl import RecordError
+
+MODEL = {"id": "toy/model", "eos_ids": [2], "context_length": 64, "tokenizer_hash": "abc"}
+
+
+def record(label, case_id, turn=0, status="ok", output=(5, 6, 2), stream_index=0):
+    return CaseRecord(
+        run_key="k", label=label, method=label, model="toy", dataset="toys", task="qa",
+        category="qa", case_id=case_id, turn=turn, repeat=0, stream_index=stream_index,
+        status=status, n_prompt=2, n_new=len(output), output_ids=output, prompt_ids=(3, 4),
+        n_target_passes=max(0, len(output) - 1), accepted_per_step=[1] * (len(output) - 1),
+        state_scope="prompt", seed=7,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    manifest = {
+        "config": {
+            "model": {"name": "toy", "shape_config": {"vocab_size": 50}, "cache_dir": "/here"},
+            "dataset": {"name": "toys", "path": "/here/questions.jsonl"},
+            "generation": {"max_new_tokens": 8, "temperature": 0.0},
+            "seed": 3,
+        },
+        "model": MODEL,
+        "run_key": "k",
+        "prompt_set_hash": "h",
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    lines = [
+        record("ar", "a", stream_index=0),
+        record("pld", "a", output=(5, 7, 2), stream_index=0),
+        record("ar", "b", stream_index=1),
+        record("pld", "b", status="failed", output=(), stream_index=1),
+        record("ar", "c", turn=0, stream_index=2),
+        record("ar", "c", turn=1, stream_index=2),
+    ]
+    jsonl.rewrite_jsonl(folder / CASES, [line.to_json() for line in lines])
+    return folder
+
+
+def test_a_labels_own_row_comes_first_then_plain_decodings(run):
+    traces = load_traces(run)
+    assert traces.find("pld", "a", 0).output_ids.tolist() == [5, 7, 2]
+    assert traces.find("sam", "a", 0).output_ids.tolist() == [5, 6, 2]
+    assert traces.find("pld", "c", 1).label == "ar"
+    assert traces.find("pld", "c", 2) is None
+
+
+def test_a_case_that_failed_is_left_out_whole_and_counted(run):
+    traces = load_traces(run)
+    assert list(traces.cases()) == ["a", "c"]
+    assert [len(turns) for turns in traces.cases().values()] == [1, 2]
+    assert traces.failed == ("b",)
+
+
+def test_the_vocabulary_of_older_runs_comes_from_their_configuration(run):
+    assert load_traces(run).model["vocab_size"] == 50
+
+
+@pytest.mark.parametrize("name", ["pack.jsonl", "pack.jsonl.gz"])
+def test_a_pack_replays_like_its_run_and_names_no_place(run, tmp_path, name):
+    top = {"label": "ar", "case_id": "a", "turn": 0, "repeat": 0, "top": [[5, 1], [6, 1], [2, 0]]}
+    jsonl.rewrite_jsonl(run / CANDIDATES, [top])
+    traces = load_traces(run)
+    assert write_pack(traces, tmp_path / name) == 4
+    pack = load_traces(tmp_path / name)
+    assert pack.sha == traces.sha
+    assert pack.failed == traces.failed
+    assert pack.find("ar", "a", 0).candidates.tolist() == top["top"]
+    assert (pack.model, pack.run_key) == (traces.model, traces.run_key)
+    assert "/here" not in json.dumps([dict(pack.config), dict(pack.model)])
+    if name.endswith("jsonl"):
+        assert "/here" not in (tmp_path / name).read_text()
+
+
+def test_a_pack_of_some_labels(run, tmp_path):
+    write_pack(load_traces(run), tmp_path / "pack.jsonl", ["ar"])
+    assert load_traces(tmp_path / "pack.jsonl").labels == ("ar",)
+    with pytest.raises(ConfigurationError, match=r"sam.*ar, pld"):
+        write_pack(load_traces(run), tmp_path / "none.jsonl", ["sam"])
+
+
+def test_changed_files_are_read_again(run):
+    before = load_traces(run).sha
+    assert load_traces(run) is load_traces(run)
+    jsonl.rewrite_jsonl(run / CASES, [record("ar", "z", output=(9, 9, 9, 9)).to_json()])
+    assert load_traces(run).sha != before
+
+
+def test_what_cannot_be_replayed_is_refused(run, tmp_path):
+    with pytest.raises(ConfigurationError, match="no run folder"):
+        load_traces(tmp_path / "nowhere")
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text('{"format": "something else"}\n')
+    with pytest.raises(RecordError, match="no trace pack"):
+        load_traces(torn)
+    manifest = json.loads((run / MANIFEST).read_text())
+    manifest["config"]["generation"]["temperature"] = 0.7
+    (run / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ConfigurationError, match=r"sampled.*temperature=0.7"):
+        load_traces(run)
+    manifest["config"]["generation"]["temperature"] = 0.0
+    (run / MANIFEST).write_text(json.dumps(manifest))
+    (run / CASES).write_text("")
+    with pytest.raises(ConfigurationError, match="no finished turn"):
+        load_traces(run)
+
+
+def test_ids_survive_as_whole_numbers(run, tmp_path):
+    write_pack(load_traces(run), tmp_path / "pack.jsonl")
+    assert load_traces(tmp_path / "pack.jsonl").find("ar", "a", 0).prompt_ids.dtype == np.int64

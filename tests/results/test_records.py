@@ -1,0 +1,163 @@
+"""Records and the files they live in: what is written is read again, or refused with a reason."""
+
+import errno
+import json
+import os
+
+import pyarrow.parquet as pq
+import pytest
+
+from specbench.results import records
+from specbench.results.records import CaseRecord, Lossless, StepTrace
+from specbench.storage import jsonl
+
+
+def make_record(**changes) -> CaseRecord:
+    values = dict(
+        run_key="0123abcd",
+        label="pld",
+        method="pld",
+        model="tiny",
+        dataset="demo",
+        task="qa",
+        category="qa",
+        case_id="7",
+        turn=0,
+        repeat=0,
+        stream_index=3,
+        status="ok",
+        n_prompt=2,
+        n_new=4,
+        finish_reason="eos",
+        n_target_passes=2,
+        n_drafted=5,
+        accepted_per_step=[2, 1],
+        prompt_ids=[5, 6],
+        output_ids=[1, 2, 3, 0],
+        prefill_s=0.5,
+        decode_s=1.0,
+        drafter_setup_s=0.25,
+        wall_s=1.5,
+        state_scope="prompt",
+        seed=11,
+    )
+    return CaseRecord(**values | changes)
+
+
+def test_a_record_survives_the_way_through_json():
+    record = make_record(lossless=Lossless("near_tie", 2, 1e-5), phase_s={"draft": 0.1})
+    assert CaseRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_gap_that_is_not_finite_is_written_as_none():
+    line = make_record(lossless=Lossless("bug", 0, float("inf"))).to_json()
+    assert line["lossless"] == {"verdict": "bug", "first_diff": 0, "gap": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"schema_version": 99}, "schema_version"),
+        ({"status": "fine"}, "status 'fine'"),
+        ({"n_new": 5}, "n_new is 5"),
+        ({"accepted_per_step": [3, 1]}, "sums to 4"),
+        ({"n_target_passes": 3}, "n_target_passes is 3"),
+        ({"lossless": {"verdict": "maybe"}}, "verdict 'maybe'"),
+    ],
+)
+def test_contradictions_are_refused(changes, reason):
+    with pytest.raises(ValueError, match=reason):
+        CaseRecord.from_json(make_record().to_json() | changes)
+
+
+def test_a_missing_field_is_named():
+    line = make_record().to_json()
+    del line["decode_s"]
+    with pytest.raises(ValueError, match="no field decode_s"):
+        CaseRecord.from_json(line)
+
+
+def test_read_drops_a_line_cut_off_anywhere(tmp_path):
+    path = tmp_path / records.CASES
+    writer = jsonl.JsonlWriter(path)
+    writer.append(make_record(case_id=str(i)).to_json() for i in range(3))
+    writer.close()
+    whole = path.read_bytes()
+    second_end = whole.index(b"\n", whole.index(b"\n") + 1) + 1
+    for end in (second_end + 1, (second_end + len(whole)) // 2, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        found, truncated = records.read_records(tmp_path)
+        assert [r.case_id for r in found] == ["0", "1"]
+        assert truncated
+    path.write_bytes(whole)
+    found, truncated = records.read_records(tmp_path)
+    assert (len(found), truncated) == (3, False)
+
+
+def test_damage_in_the_middle_is_refused_with_file_and_line(tmp_path):
+    path = tmp_path / records.CASES
+    path.write_text('{"a": 1}\nrubbish\n{"a": 2}\n')
+    with pytest.raises(jsonl.RecordError, match=r"cases\.jsonl, line 2"):
+        jsonl.read_jsonl(path)
+
+
+def test_a_full_disk_leaves_only_whole_groups(tmp_path, monkeypatch):
+    path = tmp_path / "x.jsonl"
+    writer = jsonl.JsonlWriter(path)
+    writer.append([{"group": 1}])
+    write = os.write
+    taken = iter([5])  # the disk takes five bytes of the second group, then no more
+
+    def nearly_full(fd, data):
+        for count in taken:
+            return write(fd, bytes(data)[:count])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(jsonl.os, "write", nearly_full)
+    with pytest.raises(jsonl.DiskError, match=r"x\.jsonl: No space left"):
+        writer.append([{"group": 2}])
+    monkeypatch.undo()
+    assert path.read_text() == '{"group":1}\n'
+    writer.append([{"group": 2}])
+    assert jsonl.read_jsonl(path) == ([{"group": 1}, {"group": 2}], False)
+
+
+def test_replacing_a_file_fails_without_touching_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "manifest.json"
+    jsonl.write_json(path, {"old": 1})
+
+    def full(fd, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(jsonl.os, "write", full)
+    with pytest.raises(jsonl.DiskError):
+        jsonl.write_json(path, {"new": 2})
+    assert jsonl.read_json(path) == {"old": 1}
+
+
+def test_steps_have_one_row_per_step(tmp_path):
+    traces = [
+        StepTrace(
+            label="pld",
+            case_id="a",
+            turn=1,
+            repeat=0,
+            drafted=[3, 0],
+            depth=[3, 0],
+            committed=[2, 1],
+            sources=[[0], []],
+            step_s=[0.1, 0.2],
+        ),
+        StepTrace(label="ar", case_id="a", turn=1, repeat=0, drafted=[0], depth=[0], committed=[1]),
+        StepTrace(label="ar", case_id="b", turn=0, repeat=0, drafted=[], depth=[], committed=[]),
+    ]
+    records.write_steps(tmp_path / "steps.parquet", (trace.to_json() for trace in traces))
+    rows = pq.read_table(tmp_path / "steps.parquet").to_pylist()
+    assert [(r["label"], r["step"], r["committed"]) for r in rows] == [
+        ("pld", 0, 2),
+        ("pld", 1, 1),
+        ("ar", 0, 1),
+    ]
+    assert rows[0]["sources"] == [0]
+    assert rows[2]["sources"] is None
+    assert rows[2]["step_s"] is None

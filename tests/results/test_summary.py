@@ -1,0 +1,393 @@
+"""From records to rows, with numbers small enough to check by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+import pytest
+
+from specbench.results.records import CaseRecord, Lossless
+from specbench.results.statistics import (
+    compare_pairs,
+    exit_code,
+    run_summary,
+    summarise,
+    task_order,
+)
+
+
+def record(label, case_id, n_new, steps, decode_s, **changes):
+    """A turn of ``n_new`` tokens in ``steps`` passes; prefill takes 1 s."""
+    prefill_s = changes.pop("prefill_s", 1.0)
+    accepted = [1] * steps
+    if steps:
+        accepted[0] += n_new - 1 - steps
+    values = {
+        "run_key": "k", "label": label, "method": label, "method_version": 1, "model": "m",
+        "dataset": "d", "task": "qa", "category": "qa", "case_id": case_id, "turn": 0,
+        "repeat": 0, "stream_index": 0, "position": 0, "status": "ok", "n_prompt": 3,
+        "n_new": n_new, "n_target_passes": steps, "accepted_per_step": accepted,
+        "output_ids": [7] * n_new, "prefill_s": prefill_s, "decode_s": decode_s,
+        "wall_s": prefill_s + decode_s, "state_scope": "prompt", "seed": 1,
+        "lossless": Lossless("equal"),
+    }  # fmt: skip
+    return CaseRecord(**{**values, **changes})
+
+
+def pair(case_id, n_new=11, plain_s=10.0, fast_s=5.0, fast_steps=5, **changes):
+    """A case under the baseline and under a method."""
+    return [
+        record("ar", case_id, n_new, n_new - 1, plain_s, **changes),
+        record("pld", case_id, n_new, fast_steps, fast_s, **changes),
+    ]
+
+
+def row(rows, label, task="overall"):
+    (found,) = [r for r in rows if (r["label"], r["task"]) == (label, task)]
+    return found
+
+
+LABELS = ("ar", "pld")
+
+
+class TestByHand:
+    def rows(self, **options):
+        """Case a: 10 tokens in 10 s and in 5 s. Case b: 30 tokens in 15 s and in 10 s."""
+        cases = [
+            *pair("a", n_new=11, plain_s=10, fast_s=5, fast_steps=5),
+            *pair("b", n_new=31, plain_s=15, fast_s=10, fast_steps=20),
+        ]
+        return summarise(cases, LABELS, **options)
+
+    def test_mat_pools_over_cases(self):
+        rows = self.rows()
+        assert row(rows, "pld")["mat"] == 40 / 25
+        assert row(rows, "ar")["mat"] == 1.0
+
+    def test_tokens_per_second(self):
+        assert row(self.rows(), "pld")["tokens_per_s"] == 40 / 15
+        assert row(self.rows(), "ar")["tokens_per_s"] == 40 / 25
+        assert row(self.rows(), "pld")["end_to_end_tokens_per_s"] == 42 / 17
+
+    def test_speedups(self):
+        found = row(self.rows(), "pld")
+        assert found["speedup"] == pytest.approx(25 / 15), "ratio of totals"
+        assert found["geomean_speedup"] == pytest.approx((2.0 * 1.5) ** 0.5)
+        assert found["estimator"] == "paired"
+
+    def test_the_baseline_is_one_by_definition(self):
+        found = row(self.rows(), "ar")
+        assert found["speedup"] == found["geomean_speedup"] == 1.0
+        assert found["speedup_ci"] is None
+
+    def test_spec_bench_s_own_formula(self):
+        """Mean over questions of new tokens over wall time, first token and prefill included."""
+        found = row(self.rows(estimator="specbench"), "pld")
+        fast = (11 / 6 + 31 / 11) / 2
+        plain = (11 / 11 + 31 / 16) / 2
+        assert found["tokens_per_s"] == pytest.approx(fast)
+        assert found["speedup"] == pytest.approx(fast / plain)
+        assert found["geomean_speedup"] == pytest.approx((2.0 * 1.5) ** 0.5)
+        assert found["estimator"] == "specbench"
+
+    def test_unknown_estimator(self):
+        with pytest.raises(ValueError, match="estimator 'mean'"):
+            self.rows(estimator="mean")
+
+    def test_rows_are_json(self):
+        rows = self.rows()
+        assert json.loads(json.dumps(rows, allow_nan=False))[0]["label"] == "ar"
+
+
+def test_intervals_surround_the_value_and_narrow_with_the_sample():
+    def sample(n):
+        cases = [
+            r
+            for i in range(n)
+            for r in pair(str(i), fast_s=4 + i % 3, fast_steps=4 + i % 3, category=f"c{i % 2}")
+        ]
+        return row(summarise(cases, LABELS), "pld")
+
+    few, many = sample(12), sample(96)
+    for name, value in (("speedup_ci", "speedup"), ("geomean_speedup_ci", "geomean_speedup")):
+        assert few[name][0] < few[value] < few[name][1]
+        assert (many[name][1] - many[name][0]) < 0.5 * (few[name][1] - few[name][0])
+    assert few["mat_ci"][0] < few["mat"] < few["mat_ci"][1]
+
+
+def test_one_case_has_no_interval():
+    found = row(summarise(pair("a"), LABELS), "pld")
+    assert found["speedup"] == 2.0
+    assert found["speedup_ci"] is found["geomean_speedup_ci"] is found["mat_ci"] is None
+
+
+def test_turns_and_repeats_are_no_independent_cases():
+    """Four times the same two cases must not look like eight."""
+
+    def sample(repeats):
+        cases = []
+        for repeat in range(repeats):
+            for turn in range(2):
+                for i, case in enumerate("abc"):
+                    cases += pair(case, fast_s=4 + i, turn=turn, repeat=repeat)
+        return row(summarise(cases, LABELS), "pld")
+
+    once, often = sample(1), sample(4)
+    assert once["n_cases"] == often["n_cases"] == 3
+    assert often["speedup_ci"] == pytest.approx(once["speedup_ci"])
+
+
+def test_tasks_come_in_order_and_overall_pools_cases():
+    cases = [
+        *pair("1", task="rag"),
+        *pair("2", task="mt_bench", category="writing"),
+        *pair("3", task="mt_bench", category="coding", fast_s=2.0),
+        *pair("4", task="code"),
+    ]
+    rows = summarise(cases, LABELS)
+    assert [r["task"] for r in rows[::2]] == ["mt_bench", "rag", "code", "overall"]
+    assert [r["label"] for r in rows[:2]] == ["ar", "pld"]
+    assert row(rows, "pld", "mt_bench")["speedup"] == pytest.approx(20 / 7)
+    assert row(rows, "pld")["n_cases"] == 4
+    assert sorted(["overall", "rag", "a", "translation"], key=task_order) == [
+        "translation", "rag", "a", "overall",
+    ]  # fmt: skip
+
+
+class TestDroppedCases:
+    def failed(self, label, case_id, **changes):
+        return record(label, case_id, 0, 0, 0.0, status="failed", lossless=Lossless(), **changes)
+
+    def test_a_case_that_failed_for_one_label_drops_out_for_all(self):
+        cases = [*pair("a"), *pair("b", fast_s=1.0)[:1], self.failed("pld", "b")]
+        rows = summarise(cases, LABELS)
+        for label in LABELS:
+            assert row(rows, label)["n_cases"] == 1
+            assert row(rows, label)["n_dropped"] == 1
+            assert row(rows, label, "qa")["n_dropped"] == 1
+        assert row(rows, "pld")["speedup"] == 2.0
+        assert row(rows, "ar")["tokens_per_s"] == 1.0
+
+    def test_one_failed_turn_is_enough(self):
+        cases = [*pair("a"), *pair("b"), *pair("b", turn=1)[:1], self.failed("pld", "b", turn=1)]
+        assert row(summarise(cases, LABELS), "pld")["n_cases"] == 1
+
+    def test_a_label_that_lacks_a_case_is_not_compared_on_it(self):
+        cases = [*pair("a"), *pair("b")[:1]]
+        assert row(summarise(cases, LABELS), "ar")["n_dropped"] == 1
+        assert row(summarise(cases, ["ar"]), "ar")["n_dropped"] == 0
+
+    def test_a_task_without_a_case_left_still_has_its_row(self):
+        rows = summarise([*pair("a"), self.failed("pld", "b", task="rag")], LABELS)
+        found = row(rows, "pld", "rag")
+        assert (found["n_cases"], found["n_dropped"]) == (0, 1)
+        assert found["mat"] is found["speedup"] is found["tokens_per_s"] is None
+        assert row(rows, "ar", "rag")["speedup"] is None
+
+    def test_nothing_at_all(self):
+        rows = summarise([], LABELS)
+        assert [r["task"] for r in rows] == ["overall", "overall"]
+        assert row(rows, "pld")["n_cases"] == 0
+
+    def test_disturbed_turns_count_in_mat_but_in_no_time(self):
+        slow = pair("b", fast_s=500.0, fast_steps=2)
+        slow[1] = record("pld", "b", 11, 2, 500.0, status="disturbed")
+        found = row(summarise([*pair("a"), *slow], LABELS), "pld")
+        assert found["mat"] == 20 / 7
+        assert found["n_cases"] == 2
+        assert found["n_disturbed"] == 1
+        assert found["n_dropped"] == 0
+        assert found["speedup"] == found["geomean_speedup"] == 2.0
+        assert row(summarise([*pair("a"), *slow], LABELS), "ar")["tokens_per_s"] == 1.0
+        ours = row(summarise([*pair("a"), *slow], LABELS, estimator="specbench"), "pld")
+        assert ours["tokens_per_s"] == 11 / 6
+
+    def test_an_undisturbed_repeat_still_counts(self):
+        again = pair("a", repeat=1)
+        again[0] = record("ar", "a", 11, 10, 900.0, repeat=1, status="disturbed")
+        found = row(summarise([*pair("a"), *again], LABELS), "pld")
+        assert found["speedup"] == 2.0
+        assert found["mat"] == 20 / 10
+
+
+def test_verdicts_are_counted_over_turns_and_never_hidden():
+    cases = [*pair("a"), *pair("b"), *pair("c")]
+    cases[1] = record("pld", "a", 11, 5, 5.0, lossless=Lossless("near_tie", 3, 1e-4))
+    cases[3] = record("pld", "b", 11, 5, 5.0, lossless=Lossless("bug", 0, 2.0))
+    cases[2] = record("ar", "b", 0, 0, 0.0, status="failed", lossless=Lossless())
+    found = row(summarise(cases, LABELS), "pld")
+    assert found["n_dropped"] == 1
+    assert found["lossless"] == {"equal": 1, "near_tie": 1, "bug": 1, "not_audited": 0}
+    assert row(summarise(cases, LABELS), "ar")["lossless"]["equal"] == 2
+
+
+@pytest.mark.parametrize("baseline", [None, "ar"])
+def test_without_a_baseline_there_is_no_speedup(baseline):
+    cases = [r for r in [*pair("a"), *pair("b")] if r.label == "pld"]
+    found = row(summarise(cases, ["pld"], baseline=baseline), "pld")
+    assert found["speedup"] is found["speedup_ci"] is found["geomean_speedup"] is None
+    assert found["tokens_per_s"] == 2.0
+
+
+def test_an_answer_of_one_token_counts_in_no_ratio():
+    one = [record("ar", "b", 1, 0, 0.5), record("pld", "b", 1, 0, 0.5)]
+    found = row(summarise([*pair("a"), *one], LABELS), "pld")
+    assert found["mat"] == 10 / 5
+    assert found["geomean_speedup"] == 2.0
+    assert found["n_cases"] == 2
+
+
+def test_the_order_of_records_does_not_matter():
+    cases = [r for i in range(6) for r in pair(str(i), fast_s=3.0 + i, category=f"c{i % 2}")]
+    assert summarise(cases, LABELS) == summarise(cases[::-1], LABELS)
+
+
+class TestComparePairs:
+    def sample(self, factor):
+        """Three labels; ``pld`` twice as fast as ``ar``, ``sam`` by ``factor`` slower than pld."""
+        cases = []
+        for i in range(30):
+            cases += pair(str(i), fast_s=5 + 0.1 * (i % 5))
+            cases.append(record("sam", str(i), 11, 5, factor * (5 + 0.1 * (i * 7 % 5))))
+        return compare_pairs(cases, ["ar", "pld", "sam"])
+
+    def test_every_pair_once(self):
+        rows = self.sample(1.0)
+        assert [(r["first"], r["second"]) for r in rows] == [
+            ("ar", "pld"), ("ar", "sam"), ("pld", "sam"),
+        ]  # fmt: skip
+        slower, _, same = rows
+        assert slower["verdict"] == "slower"
+        assert slower["ratio_ci"][0] < slower["ratio"] < slower["ratio_ci"][1] < 1
+        assert same["verdict"] == "tie"
+        assert same["n_cases"] == 30
+
+    def test_p_values_are_corrected_for_their_number(self):
+        rows = self.sample(1.0)
+        assert [r["p_holm"] for r in rows[:2]] == pytest.approx([3 * rows[0]["p"]] * 2)
+        assert rows[2]["p_holm"] == rows[2]["p"] > 0.05
+
+    def test_a_difference_must_survive_the_correction(self):
+        """Every label alike but for a shift that one comparison would call significant."""
+        logs = [0.02, 0.05, -0.02, 0.07, 0.03, -0.01, 0.05, 0.05, -0.02, 0.06]
+        cases = []
+        for i, log in enumerate(logs):
+            for label, shift in (("a", 0.0), ("b", log), ("c", log / 2), ("d", -log)):
+                cases.append(record(label, str(i), 11, 5, 5.0 * 2.718281828**shift))
+        alone = compare_pairs(cases, ["a", "b"])[0]
+        assert alone["verdict"] == "faster"
+        assert alone["p"] < 0.05
+        among = compare_pairs(cases, ["a", "b", "c", "d"])[0]
+        assert among["ratio_ci"] == alone["ratio_ci"]
+        assert among["p_holm"] > 0.05
+        assert among["verdict"] == "undecided"
+
+    def test_a_difference_beyond_the_margin(self):
+        found = self.sample(1.1)[2]
+        assert found["verdict"] == "faster"
+        assert found["ratio"] == pytest.approx(1.1, rel=0.01)
+        assert 1 < found["detectable"] < 1.05
+
+
+def test_energy_per_token_counts_turns_whose_energy_is_known():
+    cases = [*pair("a"), *pair("b"), *pair("c")]
+    cases[1] = record("pld", "a", 11, 5, 5.0, energy_j=33.0)
+    cases[3] = record("pld", "b", 31, 20, 5.0, energy_j=51.0)
+    rows = summarise(cases, LABELS)
+    assert row(rows, "pld")["joules_per_token"] == (33 + 51) / (11 + 31)
+    assert row(rows, "ar")["joules_per_token"] is None
+
+
+def test_shares_of_the_phases():
+    cases = pair("a", phase_s={"draft": 1.0, "verify": 3.0})
+    cases += pair("b", task="rag", phase_s={"draft": 2.0, "verify": 2.0})
+    rows = summarise(cases, LABELS)
+    assert row(rows, "pld")["phase_share"] == {"draft": 3 / 8, "verify": 5 / 8}
+    assert row(rows, "pld", "rag")["phase_share"] == {"draft": 0.5, "verify": 0.5}
+    assert row(summarise(pair("a"), LABELS), "pld")["phase_share"] is None
+
+
+class TestRunSummary:
+    """All of ``summary.json``."""
+
+    MANIFEST: ClassVar = {
+        "run_key": "k",
+        "labels": {"ar": {}, "pld": {}, "sam": {}},
+        "baseline": "ar",
+        "seed": 0,
+        "config": {
+            "estimator": "paired",
+            "repeats": 1,
+            "model": {"name": "m"},
+            "dataset": {"name": "d"},
+        },
+    }
+
+    def summary(self, labels=("ar", "pld", "sam"), **changes):
+        cases = []
+        for i in range(8):
+            cases += pair(str(i), fast_s=5 + 0.1 * i)
+            cases.append(record("sam", str(i), 11, 5, 5 + 0.1 * i, **changes))
+        found = [case for case in cases if case.label in labels]
+        return run_summary(found, [], self.MANIFEST | {"labels": {label: {} for label in labels}})
+
+    def test_pairs_from_two_methods_on(self):
+        pairs = self.summary()["pairs"]
+        assert [(p["first"], p["second"]) for p in pairs] == [
+            ("ar", "pld"), ("ar", "sam"), ("pld", "sam"),
+        ]  # fmt: skip
+        assert [p["verdict"] for p in pairs] == ["slower", "slower", "tie"]
+        assert self.summary(("ar", "pld"))["pairs"] == []
+
+    def test_it_is_json_and_says_what_was_run(self):
+        found = self.summary()
+        assert json.loads(json.dumps(found)) is not None
+        expected = "m on d, repeats=1. State kept per ar: prompt, pld: prompt, sam: prompt."
+        assert found["caption"] == expected
+        assert found["notes"] == []
+
+    def test_phases_are_told_below_the_table(self):
+        (note,) = self.summary(phase_s={"verify": 3.0, "draft": 1.0})["notes"]
+        assert note == "shares of sam's wall time: verify 75.0%, draft 25.0%."
+
+    @pytest.mark.parametrize("engine", ["graph", None])
+    def test_speedups_stand_on_plain_decoding_by_either_engine(self, engine):
+        cases = []
+        for case in "ab":
+            cases += [*pair(case, plain_s=4, fast_s=2), record("slow", case, 11, 10, 8.0)]
+        labels = {"ar": {}, "pld": {}, "slow": {"method": "ar", "knobs": {"eager": True}}}
+        model = {"weight_bytes": 4e9, "copy_bytes_per_s": 20e9}
+        if engine is not None:
+            model["passes"] = {"engine": engine}
+        found = run_summary(cases, [], self.MANIFEST | {"labels": labels, "model": model})
+        assert found["pairs"] == []  # plain decoding twice and one method
+        rows = {row["label"]: row for row in found["rows"] if row["task"] == "overall"}
+        assert [rows[label]["speedup_eager"] for label in labels] == [2.0, 4.0, 1.0]
+        graph = [1.0, 2.0, 0.5] if engine else [None] * 3
+        assert [rows[label]["speedup_graph"] for label in labels] == graph
+        assert rows["pld"]["speedup_eager_ci"] == pytest.approx([4.0, 4.0])
+        assert rows["ar"]["speedup_graph_ci"] is None
+        # 2.5 tokens a second read 10 of 20 GB a second, and half of that in the slow row.
+        assert [rows[label]["bandwidth_share"] for label in labels] == [0.5, 0.5, 0.25]
+
+    def test_the_baseline_is_held_against_the_memory(self):
+        model = {"weight_bytes": 4e9, "copy_bytes_per_s": 8e9, "dtype": "float32"}
+        found = run_summary(
+            pair("a", plain_s=10),
+            [],
+            self.MANIFEST | {"labels": {"ar": {}, "pld": {}}, "model": model},
+        )
+        (note,) = found["notes"]
+        assert "reads its weights at 50% of" in note  # one token a second
+        # The prompt's pass, which Spec-Bench's formula times too, reads no weights for a token.
+        by_formula = {**self.MANIFEST["config"], "estimator": "specbench"}
+        same = self.MANIFEST | {"labels": {"ar": {}, "pld": {}}, "model": model}
+        other = run_summary(pair("a", plain_s=10), [], same | {"config": by_formula})
+        assert other["notes"] == found["notes"]
+
+    @pytest.mark.parametrize(("verdict", "code"), [("bug", 1), ("near_tie", 0)])
+    def test_the_exit_code(self, verdict, code):
+        found = [record("pld", "a", 11, 5, 5.0, lossless=Lossless(verdict, 1, 1.0))]
+        assert exit_code(found, []) == code
+        assert exit_code([], [{"during": "decode"}]) == 1

@@ -1,0 +1,138 @@
+"""The child process: answers, refusals, crashes and signals come back; nobody outlives anybody."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+WORK = """
+import os, signal, sys, time
+from specbench.errors import ConfigurationError
+
+def answer(code):
+    return code
+
+def refuse(text):
+    raise ConfigurationError(text)
+
+def crash(text):
+    raise RuntimeError(text)
+
+def die(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def sleep(path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    try:
+        time.sleep(60)
+    except BaseException as error:
+        with open(path + ".end", "w") as file:
+            file.write(type(error).__name__)
+        raise
+    return 0
+"""
+
+MAIN = """
+import sys
+from runners.launch.child_process import run_in_child
+from specbench.errors import SpecBenchError
+import work
+if __name__ == "__main__":
+    name, argument = sys.argv[1:]
+    try:
+        argument = int(argument) if argument.isdigit() else argument
+        sys.exit(run_in_child(getattr(work, name), argument))
+    except SpecBenchError as error:
+        print(type(error).__name__, error)
+        sys.exit(error.exit_code)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "work.py").write_text(textwrap.dedent(WORK))
+    (tmp_path / "main.py").write_text(textwrap.dedent(MAIN))
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+
+    def start(*arguments):
+        return subprocess.Popen(
+            [sys.executable, str(tmp_path / "main.py"), *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+def wait_for(path: Path, timeout: float = 20.0) -> str:
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if path.exists() and path.read_text():
+            return path.read_text()
+        time.sleep(0.01)
+    raise AssertionError(f"{path} did not appear")
+
+
+def wait_gone(pid: int, timeout: float = 10.0) -> None:
+    end = time.monotonic() + timeout
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, f"process {pid} is still there"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "said"),
+    [
+        (("answer", 0), 0, ""),
+        (("answer", 1), 1, ""),
+        (("refuse", "no-such-key"), 2, "JobRefused no-such-key"),
+        (("crash", "boom"), 1, "RuntimeError: boom"),
+        (("die", "now"), 1, "killed by SIGKILL"),
+    ],
+)
+def test_how_the_child_ends_comes_back(script, call, code, said):
+    process = script(*call)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert said in output
+
+
+def test_the_child_dies_with_its_parent(script, tmp_path):
+    process = script("sleep", tmp_path / "pid")
+    child = int(wait_for(tmp_path / "pid"))
+    process.kill()
+    process.wait()
+    wait_gone(child)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_parent_unwinds_the_child(script, tmp_path, signum):
+    process = script("sleep", tmp_path / "pid")
+    child = int(wait_for(tmp_path / "pid"))
+    process.send_signal(signum)
+    assert process.wait(timeout=30) == 128 + signum
+    assert wait_for(tmp_path / "pid.end") == "Interrupted"
+    wait_gone(child)
+
+
+def test_the_parent_waits_without_using_the_processor(script, tmp_path):
+    process = script("sleep", tmp_path / "pid")
+    wait_for(tmp_path / "pid")
+    times = psutil.Process(process.pid).cpu_times
+    before = times()
+    time.sleep(0.5)
+    after = times()
+    process.terminate()
+    process.wait()
+    assert (after.user + after.system) - (before.user + before.system) < 0.1

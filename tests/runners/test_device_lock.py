@@ -1,0 +1,134 @@
+"""Timed jobs never share a device: a lock per machine and device, for which a second job waits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import threading
+import types
+
+import pytest
+
+from runners.session import device_lock
+from specbench.errors import ConfigurationError, OutputRefused
+from specbench.models import loading
+from specbench.system import nvml
+from tests.runners.toy import MEASURE
+
+
+def job(cache, *, device="cpu", exclusive=True, device_map=None):
+    compose = {
+        "model": {"device": device, "device_map": device_map},
+        "measure": {**MEASURE, "exclusive": exclusive, "energy": False},
+        "cache_dir": str(cache),
+    }
+    return types.SimpleNamespace(config=compose)
+
+
+def measure_elsewhere(cache, begun, may_end):
+    with device_lock.held(job(cache)):
+        begun.set()
+        may_end.wait(60)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that measures on the CPU until it is told to end."""
+    context = multiprocessing.get_context("spawn")
+    begun, may_end = context.Event(), context.Event()
+    process = context.Process(target=measure_elsewhere, args=(tmp_path, begun, may_end))
+    process.start()
+    begun.wait(60)
+    yield types.SimpleNamespace(pid=process.pid, end=may_end.set)
+    may_end.set()
+    process.join()
+
+
+def test_a_second_job_waits_and_says_for_whom(tmp_path, other, caplog, monkeypatch):
+    monkeypatch.setattr(device_lock, "_LOOK_EVERY_S", 0.02)
+    held = threading.Event()
+
+    def second():
+        with device_lock.held(job(tmp_path)):
+            held.set()
+
+    waiting = threading.Thread(target=second)
+    waiting.start()
+    assert not held.wait(0.3)
+    other.end()
+    waiting.join(60)
+    assert held.is_set()
+    assert f"waiting: process {other.pid} is measuring on cpu" in caplog.text
+    assert "measure.exclusive=false" in caplog.text
+
+
+def test_who_does_not_mind_takes_no_lock(tmp_path, other):
+    with device_lock.held(job(tmp_path, exclusive=False)):
+        pass
+
+
+def test_the_lock_is_given_back_and_names_machine_and_device(tmp_path):
+    for _ in range(2):
+        with device_lock.held(job(tmp_path)) as gpus:
+            assert gpus is None
+            names = sorted(path.name for path in (tmp_path / "locks").iterdir())
+            assert f"{socket.gethostname()}-cpu.json" in names
+    assert not list((tmp_path / "locks").glob("*.json"))
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputRefused), device_lock.held(job(tmp_path / "file")):
+        pass
+
+
+def test_an_error_of_the_run_is_not_taken_for_one_of_the_lock(tmp_path):
+    with pytest.raises(OSError, match="mine"), device_lock.held(job(tmp_path)):
+        raise OSError("mine")
+
+
+class FakeCuda:
+    def __init__(self, n):
+        self.n = n
+
+    def device_count(self):
+        return self.n
+
+    def get_device_properties(self, index):
+        return types.SimpleNamespace(uuid=f"{index}")
+
+
+@pytest.mark.parametrize(
+    ("device", "device_map", "expected"),
+    [
+        ("cuda", None, ["GPU-0"]),
+        ("cuda:1", None, ["GPU-1"]),
+        ("cuda:0", "auto", ["GPU-0", "GPU-1", "GPU-2"]),
+        ("cpu", "auto", ["cpu"]),
+    ],
+)
+def test_devices_are_named_by_what_other_processes_know_them_by(
+    tmp_path, monkeypatch, device, device_map, expected
+):
+    import torch
+
+    monkeypatch.setattr(torch, "cuda", FakeCuda(3))
+    monkeypatch.setattr(loading, "choose_device", torch.device)
+    found = job(tmp_path, device=device, device_map=device_map)
+    assert device_lock.names(found) == expected
+    asked = []
+    monkeypatch.setattr(nvml, "open_gpus", lambda uuids: asked.extend(uuids))
+    with device_lock.held(found):
+        locks = {path.name for path in (tmp_path / "locks").glob("*.lock")}
+    assert len(locks) == len(expected)
+    assert asked == [name for name in expected if name != "cpu"]
+
+
+def test_energy_on_the_cpu_is_refused_before_the_model_is_loaded(small, tmp_path, monkeypatch):
+    from runners.launch.dispatch import Invocation, execute
+    from specbench.config import compose
+
+    monkeypatch.setattr(loading, "load_model", lambda *a: pytest.fail("weights were loaded"))
+    cfg = compose.compose([*small, "measure=energy", f"output_dir={tmp_path}/run"])
+    with pytest.raises(ConfigurationError, match="measure=energy reads the GPU's energy counter"):
+        execute(cfg, Invocation(), lambda work, job: work(job))

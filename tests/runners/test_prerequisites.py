@@ -1,0 +1,100 @@
+"""What a replay reads is made first where it is missing, once, and found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from runners.launch.prerequisites import ensure
+from specbench.config.compose import compose
+from specbench.config.run_key import run_key
+from specbench.errors import SpecBenchError
+from specbench.paths import CONF_DIR
+
+
+class Execute:
+    """Notes the jobs it is given and leaves a finished folder for each."""
+
+    def __init__(self, code=0):
+        self.jobs = []
+        self.code = code
+
+    def __call__(self, cfg):
+        self.jobs.append(cfg)
+        path = Path(cfg.output_dir)
+        path.mkdir(parents=True, exist_ok=True)
+        if not self.code:
+            (path / "DONE").write_text("")
+        return self.code
+
+
+@pytest.fixture
+def replay(tmp_path):
+    return [
+        "runner=replay", "runner.traces=record", "runner.surface=measure", "method=ngrammys",
+        f"paths.results={tmp_path}", "dataset.limit=3", "generation.max_new_tokens=7",
+    ]  # fmt: skip
+
+
+def test_answers_are_recorded_and_the_surface_is_measured(replay, tmp_path):
+    execute = Execute()
+    cfg = ensure(compose(replay), execute)
+    recording, measurement = execute.jobs
+    assert (recording.runner.name, recording.method.name) == ("offline", "ar")
+    assert (recording.dataset.limit, recording.generation.max_new_tokens) == (3, 7)
+    assert recording.compare == []
+    assert (measurement.runner.name, measurement.method.name) == ("cost", "ar")
+    assert cfg.runner.traces == recording.output_dir
+    assert Path(cfg.runner.surface) == Path(measurement.output_dir) / "surface.json"
+    assert Path(cfg.runner.traces).parent == tmp_path / "recorded"
+
+
+def test_a_second_job_makes_nothing(replay):
+    first = ensure(compose(replay), Execute())
+    execute = Execute()
+    # Another knob of the method: the same questions, the same machine.
+    second = ensure(compose([*replay, "method.k=5"]), execute)
+    assert execute.jobs == []
+    assert OmegaConf.to_container(second.runner) == OmegaConf.to_container(first.runner)
+
+
+def test_other_questions_are_recorded_anew_but_not_another_surface(replay):
+    ensure(compose(replay), Execute())
+    execute = Execute()
+    ensure(compose([*replay, "dataset.limit=2"]), execute)
+    assert [job.runner.name for job in execute.jobs] == ["offline"]
+
+
+def test_a_run_of_the_same_job_is_used_wherever_it_lies(replay, tmp_path):
+    cost = compose(["experiment=ngrammys_figure1", f"paths.results={tmp_path}"])
+    home = tmp_path / "ngrammys_figure1" / f"ar-{run_key(cost)}"
+    home.mkdir(parents=True)
+    (home / "DONE").write_text("")
+    execute = Execute()
+    cfg = ensure(compose(replay), execute)
+    assert [job.runner.name for job in execute.jobs] == ["offline"]
+    assert Path(cfg.runner.surface).parent == home
+
+
+def test_a_failed_recording_stops_the_replay(replay):
+    with pytest.raises(SpecBenchError, match=r"runner\.traces was to be read from"):
+        ensure(compose(replay), Execute(code=1))
+
+
+def test_other_runners_and_named_files_are_left_alone():
+    for overrides in (["runner=offline"], ["runner=replay", "runner.traces=RUN"]):
+        cfg = compose(overrides)
+        assert ensure(cfg, Execute(code=1)) is cfg
+
+
+def test_an_experiment_that_runs_live_in_the_paper_s_size_makes_nothing_first():
+    files = (CONF_DIR / "experiment").glob("*.yaml")
+    replays = [path.stem for path in files if "traces: record" in path.read_text()]
+    assert {"cacheback_figure4", "ngrammys_figure3", "ssd_store_size"} <= set(replays)
+    for name in replays:
+        # As the paper's files sweep it; what the small one says of traces and surface stays.
+        cfg = compose([f"experiment={name}", "scale=paper", "runner=offline"])
+        assert cfg.runner.traces == "record"
+        assert ensure(cfg, Execute(code=1)) is cfg

@@ -1,0 +1,155 @@
+"""What the labels of a run share, where one of them runs on an engine of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from runners.launch.dispatch import Invocation, execute
+from runners.session import build, device_lock, session, warmup
+from runners.session.blocks import BlockRunner
+from runners.session.method_runs import build_method_runs
+from specbench.config import compose
+from specbench.models.graph_target import GraphTarget
+from specbench.models.static_pass import FixedShape
+from specbench.results import records
+from specbench.storage import jsonl
+
+
+def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "no_graphs", lambda model: None)  # its code runs on a CPU too
+    seen = {}
+
+    def prepare(_work, job):
+        contenders = build_method_runs(job)
+        seen["stage"], seen["contenders"] = session.Session(job, contenders), contenders
+        return 0
+
+    compare = "compare=[{method: ar, eager: true, label: ar_eager}]"
+    extra = ["engine=graph", "measure.exclusive=false", compare]
+    execute(compose.compose([*small, *extra, f"output_dir={tmp_path}/run"]), Invocation(), prepare)
+    made = seen["stage"]
+    plain = next(c.drafter for c in seen["contenders"] if c.drafter.needs.eager)
+    assert isinstance(made._target, GraphTarget)
+    prompt = np.arange(250) % 30 + 3
+    assert made._eager_target.cache.max_len == 256
+    result = made.decode(prompt, plain, seed=0, max_new_tokens=4)
+    assert made._eager_target.cache.max_len == 512
+    assert result.output_ids == made.plain(prompt, 4).tolist()
+
+    for target in (made._target, made._eager_target):
+        target.cache.storage[:] = torch.nan
+    made.recover()
+    for target in (made._target, made._eager_target):
+        assert not target.cache.storage.any()
+
+
+def here(work, job):
+    return work(job)
+
+
+@pytest.fixture
+def on_graphs(monkeypatch):
+    """A machine with a GPU, as far as choosing an engine goes; passes run uncaptured on the CPU."""
+    monkeypatch.setattr(build, "no_graphs", lambda model: None)
+    monkeypatch.setattr(device_lock, "names", lambda job: ["GPU-1"])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(GraphTarget, "_captures", True)
+    monkeypatch.setattr(FixedShape, "capture", lambda step, pool: None)
+
+
+def run(small, folder, *extra):
+    overrides = [*small, "method=pld", "engine=graph", "measure.exclusive=false", *extra]
+    assert execute(compose.compose([*overrides, f"output_dir={folder}"]), Invocation(), here) == 0
+    return list(jsonl.read_json(folder / records.MANIFEST)["labels"])
+
+
+def test_where_passes_are_graphs_a_run_has_both_baselines(small, tmp_path, on_graphs, capsys):
+    assert run(small, tmp_path / "run") == ["ar", "pld", "ar_eager"]
+    summary = jsonl.read_json(tmp_path / "run" / records.SUMMARY)
+    assert summary["pairs"] == []
+    rows = {row["label"]: row for row in summary["rows"] if row["task"] == "overall"}
+    for row in rows.values():
+        assert row["speedup_graph"] == row["speedup"]
+        assert row["speedup_eager"] > 0
+        assert row["lossless"]["bug"] == 0
+    assert rows["ar_eager"]["speedup_eager"] == rows["ar"]["speedup_graph"] == 1
+    assert rows["pld"]["bandwidth_share"] == rows["ar"]["bandwidth_share"] > 0
+    assert rows["ar_eager"]["bandwidth_share"] / rows["ar"]["bandwidth_share"] == pytest.approx(
+        rows["ar_eager"]["tokens_per_s"] / rows["ar"]["tokens_per_s"]
+    )
+    assert "/ eager ar" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("extra", "labels"),
+    [
+        (["engine.eager_baseline=false"], ["ar", "pld"]),
+        (["engine=eager"], ["ar", "pld"]),
+        (["baseline=false"], ["pld"]),
+        (["measure=phases"], ["ar", "pld"]),
+        (["compare=[{method: ar, eager: true, label: slow}]"], ["ar", "pld", "slow"]),
+    ],
+    ids=str,
+)
+def test_one_is_enough_where_it_was_asked_for_or_another_is_there(
+    extra, labels, small, tmp_path, on_graphs
+):
+    assert run(small, tmp_path / "run", "dataset.limit=1", *extra) == labels
+
+
+def test_on_a_cpu_nothing_more_is_run(small, tmp_path):
+    assert run(small, tmp_path / "run", "dataset.limit=1") == ["ar", "pld"]
+
+
+def test_the_manifest_tells_of_passes_that_ran_eagerly_in_mid_run(
+    small, tmp_path, on_graphs, monkeypatch
+):
+    extra = ["method=random_drafts", "method.n_nodes=140", "method.shape=wide"]
+    extra += ["engine.eager_baseline=false", "measure.warmup=0", "dataset.limit=2"]
+
+    def passes() -> dict:
+        return jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]["passes"]
+
+    def interrupt(runner, block, real=BlockRunner.run):
+        result = real(runner, block)
+        if block.case.case_id == "82":
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockRunner, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(small, tmp_path / "run", *extra)
+    assert passes()["eager"] == {"141 rows": "more than 128 rows"}
+    # What an earlier start of the run found out is kept.
+    path = tmp_path / "run" / records.MANIFEST
+    book = jsonl.read_json(path)
+    book["model"]["passes"]["eager"] = {"1 x 3 rows, 256 keys": "out of memory"}
+    jsonl.write_json(path, book)
+
+    def fail(*_, **__):
+        raise RuntimeError("a start that ends before its first pass")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(warmup, "warm_up", fail)
+        with pytest.raises(RuntimeError, match="before its first pass"):
+            run(small, tmp_path / "run", *extra)
+    run(small, tmp_path / "run", *extra)
+    assert passes()["eager"] == {
+        "1 x 3 rows, 256 keys": "out of memory",
+        "141 rows": "more than 128 rows",
+    }
+
+
+def test_a_folder_keeps_the_labels_it_was_begun_with(small, tmp_path, on_graphs):
+    folder = tmp_path / "run"
+    run(small, folder, "engine.eager_baseline=false")
+    (folder / records.DONE).unlink()
+    kept = (folder / records.CASES).read_text().splitlines(keepends=True)
+    (folder / records.CASES).write_text("".join(kept[: len(kept) // 2]))
+    assert run(small, folder) == ["ar", "pld"]
+    again = (folder / records.CASES).read_text()
+    assert "ar_eager" not in again
+    assert len(again.splitlines()) == len(kept)

@@ -1,0 +1,81 @@
+"""One command for all tables and figures: what it runs, and what it draws of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from analysis.papers import REPRODUCTIONS
+from scripts import reproduce
+
+FIXTURES = Path(__file__).resolve().parents[1] / "golden" / "experiments"
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """The commands; each leaves the fixture's runs of its experiment."""
+    made = []
+
+    def run(command, check):
+        assert not check, "one failed experiment does not stop the others"
+        name = command[2].removeprefix("experiment=")
+        made.append(command)
+        shutil.copytree(FIXTURES / name, tmp_path / name, dirs_exist_ok=True)
+        return SimpleNamespace(returncode=int(name == "ssd_stream"))
+
+    monkeypatch.setattr(reproduce.subprocess, "run", run)
+    return made
+
+
+def test_one_artifact_is_run_and_drawn(calls, tmp_path, capsys):
+    words = ["token_recycling_table1", "data_dir=D", "dataset.limit=2"]
+    assert reproduce.main([*words, "--results", str(tmp_path)]) == 0
+    assert [command[2] for command in calls] == [
+        f"experiment=token_recycling_table1{part}" for part in ("", "_shuffle", "_mbpp")
+    ]
+    assert calls[0][3:] == [f"paths.results={tmp_path}", "data_dir=D", "dataset.limit=2"]
+    assert (tmp_path / "artifacts" / "token_recycling_table1.md").exists()
+    assert list((tmp_path / "artifacts").glob("token_recycling_table1_*.png"))
+    assert "minutes" in capsys.readouterr().out
+
+
+def test_the_highest_exit_code_is_returned(calls, tmp_path):
+    words = ["ssd_stream", "ssd_store_size", "data_dir=D", "--results", str(tmp_path)]
+    assert reproduce.main(words) == 1
+    assert len(calls) == 2
+    assert (tmp_path / "artifacts" / "ssd_store_size.md").exists()
+
+
+def test_the_surface_comes_before_those_that_predict_with_it(calls, tmp_path):
+    words = ["cacheback_figure4", "ngrammys_figure1", "--results", str(tmp_path), "data_dir=D"]
+    assert reproduce.main(words) == 0
+    order = [command[2].removeprefix("experiment=") for command in calls]
+    assert order == ["ngrammys_figure1", "cacheback_figure4"]
+
+
+def test_without_a_data_folder_the_demo_prompts_stand_in(calls, tmp_path, capsys, monkeypatch):
+    # Whatever this machine's conf/local says.
+    monkeypatch.setattr(reproduce, "compose", lambda: SimpleNamespace(data_dir=None))
+    reproduce.main(["card_table2", "--results", str(tmp_path)])
+    assert calls[0][-2:] == ["dataset=demo", "dataset.sample=stratified"]
+    assert "type data_dir=FOLDER" in capsys.readouterr().err
+
+
+def test_the_paper_s_size_never_takes_the_demo_prompts(calls, tmp_path):
+    reproduce.main(["card_table2", "scale=paper", "--results", str(tmp_path)])
+    assert calls[0][-1] == "scale=paper"
+
+
+def test_an_unknown_name_exits_2_with_the_nearest(calls, capsys):
+    assert reproduce.main(["card_tabel2"]) == 2
+    assert "card_table2" in capsys.readouterr().err
+    assert calls == []
+
+
+def test_list_names_every_artifact(capsys):
+    assert reproduce.main(["--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [artifact.name for artifact in REPRODUCTIONS]

@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from scripts.draft_model import prompts as draft_prompts
+from scripts.draft_model import texts as draft_texts
+from scripts.draft_model import train as script
+from specbench.config.compose import compose
+from specbench.errors import ConfigurationError
+from specbench.models import loading
+from tests.conftest import tiny_model
+
+PROSE = [
+    f"This is paragraph number {n} about rivers and their long way to the sea." for n in range(9)
+]
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_model("llama", dtype=torch.float32)
+
+
+def ask(target, prompts, *, seed=0, greedy=None, eos=frozenset(), limit=6):
+    return draft_texts.answers(
+        target,
+        prompts,
+        [True] * len(prompts) if greedy is None else greedy,
+        eos_ids=eos,
+        limit=limit,
+        seed=seed,
+    )
+
+
+def text_of(texts, i):
+    return texts.tokens[texts.starts[i] : texts.starts[i + 1]].tolist()
+
+
+PROMPTS = [[1, 5, 9, 14], [1, 7], [1, 30, 31, 32, 33, 8]]
+
+
+def test_a_batch_of_unequal_prompts_is_answered_like_each_alone(target):
+    texts = ask(target, PROMPTS)
+    for i, prompt in enumerate(PROMPTS):
+        ids = list(prompt)
+        for _ in range(6):
+            ids.append(int(target(torch.tensor([ids])).logits[0, -1].argmax()))
+        assert text_of(texts, i) == ids
+    assert texts.prompts.tolist() == [4, 2, 6]
+
+
+def test_what_may_come_next_is_the_targets_own_law_at_every_position(target):
+    texts = ask(target, PROMPTS, greedy=[False, True, False])
+    for i in range(len(PROMPTS)):
+        start, end = int(texts.starts[i]), int(texts.starts[i + 1])
+        law = target(texts.tokens[start:end].long()[None]).logits[0].log_softmax(-1)
+        values, ids = law.topk(draft_texts.TOP, dim=-1)
+        assert torch.equal(texts.top_ids[start : end - 1].long(), ids[:-1])
+        assert torch.allclose(texts.top_logprobs[start : end - 1].float(), values[:-1], atol=0.01)
+        assert texts.top_logprobs[end - 1].isinf().all()
+
+
+def test_an_answer_ends_at_its_end_token_and_the_others_go_on(target):
+    plain = ask(target, PROMPTS)
+    end = text_of(plain, 0)[4 + 2]  # the third token of the first answer
+    stopped = ask(target, PROMPTS, eos=frozenset({end}))
+    for i, prompt in enumerate(PROMPTS):
+        answer = text_of(plain, i)[len(prompt) :]
+        cut = answer.index(end) + 1 if end in answer else len(answer)
+        assert text_of(stopped, i)[len(prompt) :] == answer[:cut]
+    assert len(stopped.tokens) < len(plain.tokens)
+
+
+def test_draws_follow_the_seed(target):
+    drawn = [ask(target, PROMPTS, greedy=[False] * 3, seed=s).tokens for s in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_joined_texts_keep_their_borders(target):
+    parts = [ask(target, PROMPTS[:1]), ask(target, PROMPTS[1:])]
+    both = draft_texts.Texts.joined(parts)
+    assert [text_of(both, i) for i in range(3)] == [
+        text_of(parts[0], 0), text_of(parts[1], 0), text_of(parts[1], 1)
+    ]  # fmt: skip
+    assert int(draft_texts.is_answer(both).sum()) == 18
+
+
+def test_the_vocabulary_holds_what_is_frequent_and_what_must_be_kept(target):
+    texts = ask(target, PROMPTS)
+    ids = script.frequent_ids(texts, 12, keep=[EOS, 47])
+    assert ids[0] == -1 and len(ids) == 12 == len(set(ids.tolist()))
+    assert {EOS, 47} <= set(ids.tolist())
+    assert ids.tolist() == sorted(ids.tolist())
+    answered = texts.tokens[draft_texts.is_answer(texts)]
+    assert answered.mode().values.item() in ids.tolist()
+
+
+def test_a_draft_with_all_layers_and_ids_is_the_target(target):
+    ids = torch.cat([torch.tensor([-1]), torch.arange(48)])
+    draft = script.cut_down(target, ids, [0, 1])
+    rows = torch.tensor([[1, 5, 9, 14]])
+    theirs = target(rows).logits.float()
+    # The tiny target does not tie its head: compare what the head is given.
+    assert torch.allclose(
+        draft.model(rows + 1).last_hidden_state, target.model(rows).last_hidden_state, atol=1e-5
+    )
+    assert draft(rows + 1).logits.shape[-1] == theirs.shape[-1] + 1
+
+
+@pytest.mark.parametrize("layers", [[], [0, 2], [-1]])
+def test_a_layer_that_the_target_lacks_is_refused(target, layers):
+    with pytest.raises(ConfigurationError, match="layers 0 to 1"):
+        script.cut_down(target, torch.tensor([-1, 0, 1]), layers)
+
+
+def test_a_lesson_asks_nothing_where_the_draft_has_no_word(target):
+    texts = ask(target, PROMPTS)
+    ids = script.frequent_ids(texts, 12, keep=[])
+    taught = script.lesson(texts, ids, prompt_weight=0.25)
+    known = set(ids.tolist())
+    for place, first in enumerate(taught.first.tolist()):
+        theirs = int(texts.top_ids[place, 0])
+        if taught.weight[place] > 0 and theirs in known:
+            assert ids[first] == theirs
+        else:
+            assert first == -100
+    asked = taught.weight > 0
+    assert torch.allclose(taught.top_probs[asked].sum(-1), torch.ones(int(asked.sum())))
+    last = texts.starts[1:] - 1
+    assert (taught.weight[last] == 0).all()
+    # The last token of a prompt is where the answer's first is said.
+    begin = texts.starts[:-1] + texts.prompts - 1
+    assert set(taught.weight[begin].tolist()) <= {0.0, 1.0}
+    assert set(taught.weight[: begin[0]].tolist()) <= {0.0, 0.25}
+
+
+def test_batches_hold_each_text_once_within_the_limit():
+    lengths = torch.tensor([3, 50, 4, 8, 40, 3, 3])
+    generator = torch.Generator().manual_seed(0)
+    found = script.batches(lengths, 60, generator)
+    assert sorted(i for batch in found for i in batch) == list(range(7))
+    assert all(len(b) == 1 or len(b) * int(lengths[b].max()) <= 60 + 8 * len(b) for b in found)
+
+
+def options_for(folder, *more):
+    return script.parse(
+        [
+            *("--work", str(folder / "work"), "--out", str(folder / "draft")),
+            *("--vocab", "30", "--layers", "0", "--epochs", "15"),
+            *("--lr", "0.01", "--batch-tokens", "40", "--device", "cpu", *more),
+        ]
+    )
+
+
+@pytest.fixture
+def taught(target):
+    prompts = [[1, *range(a, a + 4)] for a in range(3, 15)]
+    texts = ask(target, prompts, limit=8)
+    ids = script.frequent_ids(texts, 30, keep=[EOS])
+    return texts, ids, script.lesson(texts, ids, 0.1)
+
+
+def fresh(target, ids):
+    torch.manual_seed(0)
+    return script.cut_down(target, ids, [0]).train().requires_grad_(True)
+
+
+def agreement(draft, lesson, count):
+    agreed, asked = script.loss_of(draft.eval(), lesson, list(range(count)))[1].tolist()
+    return agreed / asked
+
+
+def test_training_teaches_and_goes_on_where_it_stopped(
+    target, taught, tmp_path, monkeypatch, capsys
+):
+    _, ids, lesson = taught
+    every = torch.arange(12)
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(script, "STEPS_BETWEEN_SAVES", 10)
+    untaught = fresh(target, ids)
+    before = agreement(untaught, lesson, 12)
+    whole = fresh(target, ids)
+    script.learn(whole, lesson, every, options_for(tmp_path))
+    assert agreement(whole, lesson, 12) > max(0.5, before)
+
+    (tmp_path / "work" / "training.pt").unlink()
+    steps = 0
+    step = torch.optim.AdamW.step
+
+    def stopped(self, *args, **kwargs):
+        nonlocal steps
+        steps += 1
+        if steps == 37:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            script.learn(fresh(target, ids), lesson, every, options_for(tmp_path))
+    resumed = fresh(target, ids)
+    capsys.readouterr()
+    script.learn(resumed, lesson, every, options_for(tmp_path))
+    assert "going on at batch 30" in capsys.readouterr().out
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, resumed.state_dict()[name]), name
+
+    other = fresh(target, ids)
+    script.learn(other, lesson, every, options_for(tmp_path, "--lr", "0.02"))
+    assert "going on" not in capsys.readouterr().out
+
+
+def test_what_is_written_is_what_is_loaded(target, taught, tmp_path):
+    _, ids, _ = taught
+    draft = fresh(target, ids)
+    script.write_draft(draft, ids, tmp_path, "the-hash", {"seed": 0})
+    loaded = script.read_draft(tmp_path)
+    assert type(loaded).__name__ == "LlamaForCausalLM"
+    for found, written in zip(loaded.parameters(), draft.parameters(), strict=True):
+        half_a_step = written.abs().amax(-1, keepdim=True) / 254
+        assert ((found - written).abs() <= half_a_step + 1e-6).all()
+    assert torch.equal(load_file(tmp_path / "id_map.safetensors")["ids"], ids)
+    assert json.loads((tmp_path / "config.json").read_text())["tokenizer_hash"] == "the-hash"
+
+
+def test_matches_are_the_drafts_first_choices_on_the_text(target, taught):
+    texts, ids, _ = taught
+    draft = fresh(target, ids).eval()
+    tokens = texts.tokens[: texts.starts[1]]
+    own = {int(t): i for i, t in enumerate(ids) if t >= 0}
+    first = int(texts.prompts[0])
+    found = script.matches_on(draft, tokens, first, ids)
+    for j in range(first + 1, len(tokens)):
+        read = torch.tensor([[own.get(int(t), 0) for t in tokens[:j]]])
+        logits = draft(read).logits[0, -1]
+        logits[0] = -torch.inf
+        assert found[j - first - 1] == (int(ids[logits.argmax()]) == int(tokens[j]))
+    assert len(found) == len(tokens) - first - 1
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 6))
+def test_steps_are_those_of_a_decoding_loop(matches, draft_len):
+    committed = steps = 0
+    while committed < len(matches):
+        accepted = 0
+        while (
+            accepted < draft_len
+            and committed + accepted < len(matches)
+            and matches[committed + accepted]
+        ):
+            accepted += 1
+        committed += accepted + 1
+        steps += 1
+    found = np.array(matches, dtype=bool)
+    assert script.steps_of(found, draft_len) == steps
+    if steps:
+        assert script.pooled_mat([found], draft_len) == len(matches) / steps
+
+
+def test_missing_groups_are_named(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"texts-0000.*0 of 3 groups"):
+        draft_texts.read_texts(tmp_path, 3)
+
+
+def test_evaluating_a_folder_that_is_no_run_exits_2(tmp_path, capsys):
+    (tmp_path / "cases.jsonl").touch()
+    assert script.main(["--evaluate", str(tmp_path)]) == 2
+    assert "no finished `ar` records" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("style", draft_prompts.STYLES)
+def test_prompts_follow_the_seed_and_leave_no_field_open(style):
+    makers = [draft_prompts.PromptMaker(seed, PROSE) for seed in (0, 0, 1)]
+    drawn = [[maker.draw(style) for _ in range(60)] for maker in makers]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) > 25
+    assert not [p for p in drawn[0] if "{" in p or "//" in p or "|" in p]
+
+
+def test_a_prompt_that_repeats_a_question_is_found():
+    question = "Tell me please what the nine small birds of the north eat in winter."
+    own = "How do birds live in winter?"
+    copied = f"Read this. {question.upper()}"
+    assert draft_prompts.shared_with([own, copied], [question]) == [1]
+
+
+def test_a_card_says_what_was_scored_and_forgets_it_with_new_weights(target, taught, tmp_path):
+    _, ids, _ = taught
+    draft = fresh(target, ids)
+    script.write_draft(draft, ids, tmp_path, "hash", {"seed": 7, "layers": [0, 1]})
+    script.write_card(tmp_path, {"specbench": {"overall": "MAT 1.7"}})
+    card = (tmp_path / "README.md").read_text()
+    assert "| seed | 7 |" in card and "| layers | 0, 1 |" in card and "- overall: MAT 1.7" in card
+    script.write_draft(draft, ids, tmp_path, "hash", {"seed": 8})
+    card = (tmp_path / "README.md").read_text()
+    assert "| seed | 8 |" in card and "MAT 1.7" not in card
+
+
+def test_no_prompt_of_a_held_out_text_is_learnt(target):
+    prompts = [[1, 5, 9], *[[1, a] for a in range(3, 26)], [1, 5, 9], [1, 44]]
+    texts = ask(target, prompts)
+    held, learnt = script.split(texts)
+    assert held.nonzero()[:, 0].tolist() == [0, 24]
+    assert (~learnt).nonzero()[:, 0].tolist() == [0, 24]
+    texts = ask(target, [*prompts[:24], [1, 44], [1, 5, 9]])
+    _, learnt = script.split(texts)
+    assert (~learnt).nonzero()[:, 0].tolist() == [0, 24, 25]
+
+
+def test_what_a_data_file_asks_is_found_in_every_known_form():
+    asked = draft_prompts._texts_of({"turns": ["a", "b"], "question": "c", "other": "d"})
+    assert asked == ["a", "b", "c"]
+
+
+def test_compared_prompts_are_the_trainings_own():
+    style, prompts = draft_prompts.prompts_of_group(0, 4, 3, PROSE)
+    maker = draft_prompts.PromptMaker(4, PROSE)
+    assert style == draft_prompts.STYLES[4]
+    assert prompts == [maker.draw(style) for _ in range(3)]
+
+
+def test_the_shipped_draft_is_complete():
+    folder = script.DRAFT_FOLDER
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert size <= 32_100_000  # weights of 32 MB at most, and what belongs to them
+    assert (folder / "int8.safetensors").stat().st_size <= 32_000_000
+    draft = script.read_draft(folder)
+    ids = load_file(folder / "id_map.safetensors")["ids"]
+    assert len(ids) == draft.config.vocab_size
+    assert ids[0] == -1 and (ids[1:].diff() > 0).all()
+    tokenizer = loading.load_tokenizer(compose(["model=smollm2_135m"]))
+    assert draft.config.tokenizer_hash == loading.tokenizer_hash(tokenizer)
+    facts = json.loads((folder / "training.json").read_text())
+    assert facts["parameters"] == sum(p.numel() for p in draft.parameters())
+    told = (folder / "README.md").read_text()
+    assert all(str(facts[key]) in told for key in ("texts", "tokens", "held_out_mat"))

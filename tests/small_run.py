@@ -1,0 +1,103 @@
+"""A tiny checkpoint and questions on disk, so that run.py is exercised as users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+_WORDS = """
+the a ship harbour book name hour water keel master page line month quay number end begin user
+assistant tell me story short and now why is here which red blue seven count from to of
+"""
+
+_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+QUESTIONS = [
+    {"question_id": 81, "category": "writing", "turns": ["tell me a story", "and now a short one"]},
+    {"question_id": 82, "category": "qa", "turns": ["why is the water blue"]},
+    {"question_id": 83, "category": "qa", "turns": ["which ship is red and which is blue"]},
+    {"question_id": 84, "category": "writing", "turns": ["count from seven", "count to seven"]},
+    {"question_id": 85, "category": "rag", "turns": ["the name of the ship is here"]},
+]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    """A two-layer Llama with random weights and a word tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("model")
+    vocabulary = {word: i for i, word in enumerate(["<unk>", "<s>", "</s>", *_WORDS.split()])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    tokenizer.chat_template = _TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def questions(tmp_path_factory) -> Path:
+    """Five questions, two of them with two turns."""
+    path = tmp_path_factory.mktemp("data") / "questions.jsonl"
+    path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    return path
+
+
+@pytest.fixture(scope="session")
+def small(checkpoint, questions, tmp_path_factory) -> list[str]:
+    """What is typed for a run of the tiny model on the five questions."""
+    cache = tmp_path_factory.mktemp("cache")
+    return [
+        "method=pld",
+        "model=smollm2_135m",
+        "model.embedded=false",
+        f"model.id={checkpoint}",
+        "model.dtype=float64",
+        "model.device=cpu",
+        "model.context_length=256",
+        "dataset=jsonl",
+        f"dataset.path={questions}",
+        "generation.max_new_tokens=16",
+        # Whatever else this machine does, files must come out alike.
+        "measure.disturbed={steal: null, waiting: null, slowdown: null}",
+        f"paths.results={tmp_path_factory.mktemp('results')}",
+        f"cache_dir={cache}",
+    ]
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """For processes that a test starts: offline, one thread, a terminal of known width."""
+    return {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "120",
+    }

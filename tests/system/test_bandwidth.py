@@ -1,0 +1,148 @@
+"""Bandwidth and weights: what a baseline is held against."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbench.results.statistics.roofline import BaselineContext, baseline_context, notes
+from specbench.system import bandwidth
+from tests.conftest import tiny_model
+
+
+def test_a_lookup_table_is_not_read_once_a_token():
+    model = tiny_model("llama")
+    size = sum(p.numel() for p in model.parameters()) * 8
+    embedding = model.get_input_embeddings().weight
+    assert bandwidth.streamed_bytes(model) == size - embedding.numel() * 8
+    model.get_output_embeddings().weight = embedding  # tied: the head reads it after all
+    assert bandwidth.streamed_bytes(model) == sum(p.numel() for p in model.parameters()) * 8
+
+
+def test_a_copy_counts_reading_and_writing(monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 20)
+    monkeypatch.setattr(bandwidth.time, "perf_counter", lambda: float(next(clock)))
+    assert bandwidth.copy_bandwidth(torch.device("cpu")) == 2 << 20
+
+
+class SlowToLaunch:
+    """Copies take the device 1 s, 3 s in the first round, and the host 5 s each."""
+
+    def __init__(self):
+        self.host = self.device = 0.0
+        self.waits = 0
+
+    def new_event(self):
+        return {}
+
+    def record(self, event):
+        event["at"] = self.device
+
+    def copy(self):
+        self.host += 5.0
+        self.device += 1.0 if self.waits else 3.0
+
+    def elapsed_s(self, first, last):
+        return last["at"] - first["at"]
+
+    def synchronize(self):
+        self.waits += 1
+
+
+def test_a_copy_on_a_gpu_is_timed_by_the_device_over_many_in_a_row(monkeypatch):
+    device = SlowToLaunch()
+    monkeypatch.setattr(bandwidth.time, "perf_counter", lambda: device.host)
+    assert bandwidth._by_events(device.copy, device) == 1.0
+    assert device.waits >= 3 and device.host / 5 >= 10 * device.waits
+
+
+@pytest.mark.parametrize(("free", "size"), [(80 << 30, 1 << 30), (1 << 20, 1 << 18)])
+def test_the_copied_buffer_is_a_gigabyte_where_that_fits(monkeypatch, free, size):
+    made = []
+    zeros = torch.zeros
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 7)
+    monkeypatch.setattr(torch, "zeros", lambda n, **_: (made.append(n), zeros(1))[1])
+    monkeypatch.setattr(bandwidth, "TorchEvents", lambda _: None)
+    monkeypatch.setattr(bandwidth, "_by_events", lambda *_: 1.0)
+    assert bandwidth.copy_bandwidth(torch.device("cuda")) == 2 * size
+    assert made == [size]
+
+
+GRAPHS = {"engine": "graph", "graphs": ["1 x 1 rows, 256 keys", "1 x 8 rows, 256 keys"]}
+NO_GRAPH = {
+    "engine": "graph",
+    "graphs": ["1 x 8 rows, 256 keys"],
+    "eager": {"200 rows": "more", "1 x 1 rows, 256 keys": "operation not permitted"},
+}
+
+
+def test_the_baselines_share_and_its_warning():
+    model = {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10, "passes": GRAPHS}
+    assert notes({"model": model}, 0.8) == [
+        "ar (graph engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s)."
+    ]
+    (slow,) = notes({"model": model}, 0.3)
+    assert "slowness" in slow
+    assert notes({"surface": {"model": model}}, 0.8) == notes({"model": model}, 0.8)
+
+
+def test_a_graph_engine_without_a_graph_of_plain_decoding_is_no_graph_baseline():
+    model = {"copy_bytes_per_s": 5e10, "passes": NO_GRAPH}
+    assert notes({"model": model}, 0.8) == [
+        "no CUDA graph of a pass with one row was captured (operation not permitted): ar ran "
+        "eagerly and counts as eager.",
+        "ar (eager engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s).",
+    ]
+    model = {"passes": {"engine": "graph", "graphs": []}}
+    (only,) = notes({"model": model}, None)
+    some = GRAPHS | {"eager": {"1 x 1 rows, 512 keys": "out of memory"}}
+    assert notes({"model": {"passes": some}}, None) == [
+        "1 x 1 rows, 512 keys: no CUDA graph (out of memory). A part of ar's passes ran eagerly."
+    ]
+    assert only.startswith("no CUDA graph of a pass with one row was captured: ar")
+
+
+@pytest.mark.parametrize("model", [{}, {"weight_bytes": 5e8}, {"copy_bytes_per_s": 1e9}, None])
+def test_what_an_old_manifest_lacks_is_not_made_up(model):
+    assert notes({"model": model}, None) == []
+    assert baseline_context({"model": model}).share(80.0) is None
+
+
+TWO = {"ar": {"method": "ar"}, "ar_eager": {"method": "ar", "knobs": {"eager": True}}, "pld": {}}
+ONE = {"ar": {"method": "ar", "knobs": {"eager": False}}, "pld": {"method": "pld"}}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "plain"),
+    [
+        ({"labels": ONE, "model": {"passes": {"engine": "eager"}}}, {"eager": "ar"}),
+        ({"labels": ONE, "model": {"passes": {"engine": "graph"}}}, {"graph": "ar"}),
+        ({"labels": TWO, "model": {"passes": GRAPHS}}, {"graph": "ar", "eager": "ar_eager"}),
+        ({"labels": TWO, "model": {"passes": NO_GRAPH}}, {"eager": "ar"}),
+        ({"labels": ONE, "model": {"passes": {"engine": "graph", "graphs": []}}}, {"eager": "ar"}),
+        # Where graphs were not to be had, the baseline is an eager one too.
+        ({"labels": TWO, "model": {"passes": {"engine": "eager"}}}, {"eager": "ar"}),
+        # From before there were engines: eager on a CPU, else not known.
+        ({"labels": ONE, "model": {"device": "cpu"}}, {"eager": "ar"}),
+        ({"labels": ONE, "model": {"device": "cuda:0"}}, {}),
+        ({"labels": ONE, "model": None}, {}),
+        ({"labels": ONE, "surface": {"model": {"passes": {"engine": "graph"}}}}, {"graph": "ar"}),
+        ({}, {}),
+    ],
+    ids=str,
+)
+def test_which_plain_decodings_a_run_has(manifest, plain):
+    found = baseline_context({"baseline": "ar", **manifest})
+    assert found.plain == plain
+    assert found.floor_s is None
+    assert found.share(10.0) is None
+
+
+def test_the_floor_is_the_time_to_read_the_weights():
+    found = baseline_context({"model": {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10}})
+    assert found == BaselineContext({}, 0.01)
+    assert found.share(80.0) == pytest.approx(0.8)
+    assert found.share(None) is None

@@ -1,0 +1,224 @@
+"""The clock: what belongs to prefill, to steps, to the drafter; and that a GPU is left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from specbench.system import clock
+from specbench.system.clock import CpuClock, CudaClock, NullClock, make_clock
+
+
+class FakeDevice:
+    """A device whose time the test sets, and which counts how often the host waited for it."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.waits = 0
+        self.events = 0
+        self.log = []
+
+    def new_event(self):
+        self.events += 1
+        return {}
+
+    def record(self, event):
+        event["at"] = self.now
+        self.log.append("record")
+
+    def elapsed_s(self, first, second):
+        assert self.log[-1] == "wait", "times are read only after the device was waited for"
+        return second["at"] - first["at"]
+
+    def synchronize(self):
+        self.waits += 1
+        self.log.append("wait")
+
+
+def drive(timer, pass_time, n_steps=3):
+    """A turn: prefill 5, indexing 2, steps of draft 1 + verify 4 + observe 1 (+ 1), end 3."""
+    timer.begin()
+    pass_time(5)
+    timer.prefill_done()
+    pass_time(2)
+    timer.setup_done()
+    for _ in range(n_steps):
+        pass_time(1)
+        timer.phase("draft")
+        pass_time(4)
+        timer.phase("verify")
+        pass_time(1)
+        timer.phase("observe")
+        pass_time(1)
+        timer.step_done()
+    timer.finish_begin()
+    pass_time(3)
+    return timer.end()
+
+
+def on_fake_device(phases, n_steps=3):
+    device = FakeDevice()
+
+    def pass_time(seconds):
+        device.now += seconds
+
+    timer = CudaClock(device, phases)
+    return device, timer, drive(timer, pass_time, n_steps)
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_what_belongs_where(phases):
+    _, _, times = on_fake_device(phases)
+    assert times.prefill_s == 5
+    assert times.decode_s == 2 + 3 * 7 + 3
+    assert times.drafter_setup_s == 2 + 3, "indexing the prompt, and inserting at the end"
+    assert times.wall_s == times.prefill_s + times.decode_s
+    assert times.step_s == [7, 7, 7]
+
+
+def test_phases_sum_to_the_wall_time():
+    _, _, times = on_fake_device(phases=True)
+    assert times.phase_s == {
+        "prefill": 5, "setup": 5, "draft": 3, "verify": 12, "observe": 3, "other": 3,
+    }  # fmt: skip
+    assert sum(times.phase_s.values()) == times.wall_s
+
+
+def test_no_phases_unless_asked_for():
+    _, _, times = on_fake_device(phases=False)
+    assert times.phase_s is None
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_the_device_is_waited_for_only_at_the_ends(phases):
+    device, _, _ = on_fake_device(phases)
+    assert device.waits == 2
+    assert device.log[0] == "wait"
+    assert device.log[-1] == "wait"
+
+
+def test_a_timed_step_costs_one_event():
+    device, _, _ = on_fake_device(phases=False, n_steps=10)
+    assert device.log.count("record") == len(["begin", "prefill", "setup", "finish", "end"]) + 10
+
+
+def test_events_are_reused_and_the_pool_grows_when_it_must():
+    device, timer, _ = on_fake_device(phases=False)
+    assert device.events == 4096
+    drive(timer, lambda seconds: None)
+    assert device.events == 4096
+    times = drive(timer, lambda seconds: None, n_steps=5000)
+    assert device.events == 8192
+    assert len(times.step_s) == 5000
+
+
+def test_a_turn_that_ends_with_its_first_token():
+    device = FakeDevice()
+    timer = CudaClock(device)
+    timer.begin()
+    device.now = 4
+    timer.prefill_done()
+    device.now = 5
+    timer.finish_begin()
+    device.now = 7
+    times = timer.end()
+    assert (times.prefill_s, times.decode_s, times.drafter_setup_s) == (4, 3, 3)
+    assert times.step_s == []
+
+
+def test_begin_forgets_an_abandoned_turn():
+    device = FakeDevice()
+    timer = CudaClock(device)
+    timer.begin()
+    timer.prefill_done()
+    timer.setup_done()
+    device.now = 100  # the case failed here, and nobody called end
+    times = drive(timer, lambda seconds: setattr(device, "now", device.now + seconds))
+    assert times.wall_s == 31
+
+
+def test_wrong_order_is_refused():
+    timer = CpuClock()
+    timer.begin()
+    with pytest.raises(RuntimeError, match="prefill_done"):
+        timer.end()
+
+
+def test_work_before_begin_is_added_to_the_drafter():
+    _, _, times = on_fake_device(phases=True)
+    more = times.with_setup(10.0)
+    assert (more.prefill_s, more.decode_s, more.drafter_setup_s) == (5, 36, 15)
+    assert more.wall_s == 41 == sum(more.phase_s.values())
+    assert more.step_s == times.step_s
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_the_cpu_clock_agrees_with_the_host(phases):
+    timer = CpuClock(phases)
+    before = time.perf_counter()
+    times = drive(timer, lambda units: time.sleep(units * 1e-3))
+    wall = time.perf_counter() - before
+    slept = 5 + 2 + 3 * 7 + 3
+    assert slept * 1e-3 <= times.wall_s <= wall
+    assert 0.005 <= times.prefill_s < times.decode_s
+    assert len(times.step_s) == 3
+    if phases:
+        assert sum(times.phase_s.values()) == pytest.approx(times.wall_s, rel=1e-9)
+
+
+def test_a_mark_is_cheap():
+    """The marks of a step must vanish beside a step (the shortest here takes milliseconds)."""
+    timer = CpuClock()
+    timer.begin()
+    timer.prefill_done()
+    timer.setup_done()
+    before = time.perf_counter()
+    for _ in range(20_000):
+        timer.phase("draft")
+        timer.step_done()
+    per_step = (time.perf_counter() - before) / 20_000
+    assert per_step < 20e-6
+
+
+def test_the_null_clock_reads_nothing(monkeypatch):
+    monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: pytest.fail("read the clock"))
+    times = drive(NullClock(), lambda seconds: None)
+    assert times.wall_s == 0
+    assert times.step_s == [0, 0, 0]
+
+
+def test_the_device_decides():
+    assert isinstance(make_clock("cpu"), CpuClock)
+    assert make_clock("cpu", phases=True).phases
+    assert not make_clock("cpu").phases
+
+
+def test_importing_the_clock_does_not_import_torch():
+    code = "import sys, specbench.system.clock; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.gpu
+def test_cuda_events_agree_with_the_host():
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    matrix = torch.randn(4096, 4096, device="cuda")
+
+    def work(units):
+        for _ in range(20 * units):
+            matrix @ matrix
+
+    timer = make_clock("cuda", phases=True)
+    drive(timer, work)
+    torch.cuda.synchronize()
+    before = time.perf_counter()
+    times = drive(timer, work)
+    wall = time.perf_counter() - before
+    assert times.wall_s == pytest.approx(wall, rel=0.02)
+    assert sum(times.phase_s.values()) == pytest.approx(times.wall_s, rel=0.02)
+    assert times.phase_s["verify"] == pytest.approx(4 * times.phase_s["draft"], rel=0.1)

@@ -1,0 +1,91 @@
+"""What is recorded about the machine and the code, with faked tools and with real ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from specbench.system import environment
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_description_is_plain_json_and_stable():
+    first = environment.describe()
+    assert json.loads(json.dumps(first)) == first == environment.describe()
+    assert set(first) == {"hardware", "versions", "git"}
+    assert first["hardware"]["cpus_usable"] >= 1
+    assert first["hardware"]["memory_gib"] >= 1
+    assert first["versions"]["python"].startswith("3.")
+    assert {"torch", "transformers", "numpy"} <= first["versions"].keys()
+
+
+def test_the_fingerprint_leaves_out_what_may_change():
+    here = environment.describe()
+    other = {**here, "versions": {**here["versions"], "scipy": "0"}}
+    other["hardware"] = {**here["hardware"], "memory_gib": 0}
+    assert environment.fingerprint(other) == environment.fingerprint(here)
+    for part, key in (("hardware", "cpu"), ("versions", "torch")):
+        changed = {**here, part: {**here[part], key: "another"}}
+        assert environment.fingerprint(changed) != environment.fingerprint(here)
+    moved = {**here, "git": {"commit": "another", "dirty": False}}
+    assert environment.fingerprint(moved) != environment.fingerprint(here)
+    assert environment.fingerprint({**here, "git": None})["commit"] is None
+
+
+def test_git_state(tmp_path):
+    assert environment.git_state(tmp_path) is None
+    git(tmp_path, "init")
+    code = tmp_path / "a.py"
+    code.write_text("1\n")
+    assert environment.git_state(tmp_path)["commit"] is None
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    clean = environment.git_state(tmp_path)
+    assert len(clean["commit"]) == 40
+    assert clean["dirty"] is False
+    (tmp_path / "notes.md").write_text("prose\n")
+    assert environment.git_state(tmp_path) == clean
+    code.write_text("2\n")
+    changed = environment.git_state(tmp_path)
+    assert changed["dirty"] is True
+    assert changed["commit"] == clean["commit"]
+    code.write_text("3\n")
+    assert environment.git_state(tmp_path)["changes"] != changed["changes"]
+    code.write_text("1\n")
+    (tmp_path / "new.yaml").write_text("a: 1\n")
+    assert environment.git_state(tmp_path)["dirty"] is True
+
+
+def test_a_machine_without_git(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment.git_state() is None
+
+
+def test_gpus_by_the_drivers_tool(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\necho 'NVIDIA X, 80 GB, 81920, 570.1'\necho 'NVIDIA Y, [N/A], 570.1'\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    environment._gpu_rows.cache_clear()
+    try:
+        assert environment.gpus() == [
+            {"name": "NVIDIA X, 80 GB", "memory_gib": 80, "driver": "570.1"},
+            {"name": "NVIDIA Y", "memory_gib": 0, "driver": "570.1"},
+        ]
+    finally:
+        environment._gpu_rows.cache_clear()
+
+
+def test_describing_the_environment_does_not_import_torch():
+    code = (
+        "import sys; from specbench.system import environment; environment.describe();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

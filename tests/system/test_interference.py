@@ -1,0 +1,242 @@
+"""What the machine did while a turn ran: CPU time lost, GPU state and energy, real and faked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from specbench.errors import ConfigurationError
+from specbench.system import nvml
+from specbench.system.interference import Interference, SystemMonitor
+
+
+class FakeProc:
+    """A /proc whose counters a test sets."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.set_ticks(user=1000, idle=1000, steal=10)
+        self.set_waited(7_000_000)
+
+    def set_ticks(self, *, user, idle, steal):
+        (self.folder / "stat").write_text(f"cpu  {user} 0 50 {idle} 5 0 0 {steal} 7 7\ncpu0 1 2\n")
+
+    def set_waited(self, *nanoseconds):
+        for i, waited in enumerate(nanoseconds):
+            task = self.folder / "self" / "task" / str(100 + i)
+            task.mkdir(parents=True, exist_ok=True)
+            (task / "schedstat").write_text(f"5 {waited} 1\n")
+
+
+@pytest.fixture
+def proc(tmp_path):
+    return FakeProc(tmp_path)
+
+
+def test_shares_of_cpu_time_by_hand(proc, monkeypatch):
+    own = [0]
+    monkeypatch.setattr(time, "process_time_ns", lambda: own[0])
+    watch = SystemMonitor(proc=proc.folder)
+    watch.begin()
+    proc.set_ticks(user=1000 + 60, idle=1000 + 10, steal=10 + 30)  # 100 ticks in all
+    own[0] = 45 * 10**9 // os.sysconf("SC_CLK_TCK")  # 45 ticks are this process's
+    found = watch.end()
+    assert found.cpu_steal == pytest.approx(0.30)
+    assert found.cpu_others == pytest.approx(0.15)
+    assert found.cpu_load is not None
+    assert (found.gpu, found.energy_j) == (None, None)
+
+
+def test_waiting_is_the_sum_over_threads_per_second(proc, monkeypatch):
+    now = [0]
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
+    proc.set_waited(10**9, 0)
+    watch = SystemMonitor(proc=proc.folder)
+    watch.begin()
+    proc.set_waited(2 * 10**9, 5 * 10**8)
+    now[0] = 2 * 10**9
+    assert watch.end().cpu_waiting == pytest.approx(1.5 / 2)
+
+
+def test_begin_forgets_what_was_before(proc):
+    watch = SystemMonitor(proc=proc.folder)
+    proc.set_ticks(user=1000, idle=1000, steal=500)
+    watch.begin()
+    proc.set_ticks(user=1050, idle=1050, steal=500)
+    assert watch.end().cpu_steal == 0
+
+
+@pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "intr 1 2 3 4 5 6 7 8 9\n", None])
+def test_where_the_system_tells_nothing_it_is_none(tmp_path, text):
+    if text is not None:
+        (tmp_path / "stat").write_text(text)
+    watch = SystemMonitor(proc=tmp_path)
+    watch.begin()
+    found = watch.end()
+    assert (found.cpu_steal, found.cpu_others, found.cpu_waiting) == (None, None, None)
+
+
+def test_less_than_a_tick_says_nothing(proc):
+    watch = SystemMonitor(proc=proc.folder)
+    watch.begin()
+    assert watch.end().cpu_steal is None
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat here")
+def test_a_process_that_shares_its_cpu_sees_that_it_waits():
+    """Two busy processes on one CPU: each waits about half of the time."""
+    cpu = min(os.sched_getaffinity(0))
+    code = (
+        f"import os; os.sched_setaffinity(0, {{{cpu}}}); print('on', flush=True)\nwhile True: pass"
+    )
+    before = os.sched_getaffinity(0)
+    rival = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        rival.stdout.readline()
+        os.sched_setaffinity(0, {cpu})
+        watch = SystemMonitor()
+        watch.begin()
+        end = time.perf_counter() + 0.5
+        while time.perf_counter() < end:
+            pass
+        found = watch.end()
+    finally:
+        os.sched_setaffinity(0, before)
+        rival.kill()
+        rival.wait()
+    assert found.cpu_waiting > 0.2
+
+
+class FakeNvml(types.ModuleType):
+    """An NVML with two GPUs; the second one reports neither power nor energy."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self):
+        super().__init__("pynvml")
+        self.open = 0
+        self.millijoules = 5_000
+        self.pids = [os.getpid(), -1]
+        self.reasons = 0x01 | 0x04 | 0x40
+
+    def nvmlInit(self):
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid not in ("GPU-a", "GPU-b"):
+            raise self.NVMLError
+        return uuid
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        return {1: 1410, 2: 2619}[kind]
+
+    def nvmlDeviceGetTemperature(self, handle, kind):
+        return 71
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        if handle == "GPU-b":
+            raise self.NVMLError
+        return 250_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        if handle == "GPU-b":
+            raise self.NVMLError
+        return self.millijoules
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return self.reasons
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return [types.SimpleNamespace(pid=pid) for pid in self.pids]
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    module = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
+
+
+def test_the_state_of_a_gpu(fake):
+    gpus = nvml.open_gpus(["GPU-a", "GPU-b"])
+    first, second = gpus.states()
+    assert first == {
+        "sm_mhz": 1410,
+        "memory_mhz": 2619,
+        "temperature_c": 71,
+        "power_w": 250.0,
+        "throttle": ["power_cap", "hardware_thermal"],
+        "other_processes": 1,
+    }
+    assert second["power_w"] is None
+    gpus.close()
+    gpus.close()
+    assert fake.open == 0, "NVML is shut down again, once"
+
+
+@pytest.mark.parametrize(("pids", "others"), [([], 0), ([-1], 0), ([-1, -2, -3], 2)])
+def test_in_a_container_one_of_the_hosts_pids_is_ours(fake, pids, others):
+    fake.pids = pids
+    assert nvml.open_gpus(["GPU-a"]).states()[0]["other_processes"] == others
+
+
+def test_energy_and_throttling_over_a_turn(fake):
+    watch = SystemMonitor(nvml.open_gpus(["GPU-a"]), energy=True)
+    watch.begin()
+    fake.millijoules, fake.reasons = 45_500, 0x80
+    found = watch.end()
+    assert found.energy_j == pytest.approx(40.5)
+    assert found.gpu[0]["throttle"] == ["power_cap", "hardware_thermal", "power_brake"]
+
+
+def test_energy_is_read_only_when_asked_for(fake):
+    watch = SystemMonitor(nvml.open_gpus(["GPU-a"]))
+    watch.begin()
+    assert watch.end().energy_j is None
+    assert Interference().energy_j is None
+
+
+def test_without_nvml_there_is_none(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml.open_gpus(["GPU-a"]) is None
+    assert nvml.open_gpus([]) is None
+
+
+def test_an_unknown_gpu_gives_nvml_back(fake):
+    assert nvml.open_gpus(["GPU-a", "GPU-z"]) is None
+    assert fake.open == 0
+
+
+@pytest.mark.parametrize(
+    ("uuids", "devices", "said"),
+    [
+        ([], ["cpu"], "this run computes on the CPU"),
+        (["GPU-b"], ["GPU-b"], "GPU-b has no energy counter"),
+        (["GPU-z"], ["GPU-z"], "needs an NVIDIA driver and nvidia-ml-py"),
+    ],
+)
+def test_energy_is_refused_where_it_cannot_be_read(fake, uuids, devices, said):
+    with pytest.raises(ConfigurationError, match=said) as refusal:
+        nvml.check_energy(nvml.open_gpus(uuids), devices)
+    assert "Type measure=timed." in str(refusal.value)
+    nvml.check_energy(nvml.open_gpus(["GPU-a"]), ["GPU-a"])
+
+
+def test_watching_imports_no_torch():
+    code = (
+        "import sys; from specbench.system import interference, nvml;"
+        "w = interference.SystemMonitor(); w.begin();"
+        "w.end(); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
