@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.runs.load import ResultsError, Run, load_runs
+from analysis.runs.load import Run, load_runs
+from specbench.errors import ResultsError
 from specbench.results.records import (
     CASES,
     DIALOGUE,

@@ -23,7 +23,8 @@ from analysis import cost_surfaces
 from analysis.figures import mean_accepted_tokens, save, speedup_by_task
 from analysis.plots.style import RC
 from analysis.runs.comparisons import caption, make_comparisons
-from analysis.runs.load import SURFACE, ResultsError, load_runs, load_surfaces
+from analysis.runs.load import SURFACE, load_runs, load_surfaces
+from specbench.errors import ResultsError
 from specbench.results.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
 
 if TYPE_CHECKING:

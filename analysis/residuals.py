@@ -16,7 +16,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from analysis.runs.load import ResultsError, load_runs
+from analysis.runs.load import load_runs
+from specbench.errors import ResultsError
 from specbench.results.statistics import OVERALL, summarise
 
 if TYPE_CHECKING:

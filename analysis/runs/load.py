@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from specbench.errors import ResultsError
 from specbench.results.records import (
     CASES,
     DONE,
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
 SURFACE = "surface.json"  # of a cost run, in place of records
 # Left out of the frame: lists as long as a text.
 _LONG_FIELDS = ("prompt_ids", "output_ids", "accepted_per_step")
-
-
-class ResultsError(Exception):
-    """Results cannot be shown; the message says why. ``exit_code`` is the process's."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from analysis.runs.claims import LEDGER, Claim, claims_not_run, compare, find_claim, load_ledger
-from analysis.runs.load import ResultsError, Run, load_runs
+from analysis.runs.load import Run, load_runs
+from specbench.errors import ResultsError
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "records"
@@ -236,7 +237,7 @@ class TestFindClaim:
 
 
 class TestVerdict:
-    """Measured: MAT 2.40 in [2.3, 2.5], speedup 1.80 in [1.7, 1.9], on an RTX 4090."""
+    """Estimate: MAT 2.40 in [2.3, 2.5], speedup 1.80 in [1.7, 1.9], on an RTX 4090."""
 
     def verdict(self, one, gpus=("NVIDIA GeForce RTX 4090",), model="vicuna7b", **changes):
         row = {

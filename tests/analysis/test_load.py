@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.runs.load import ResultsError, find_runs, frame, load_runs, usable_runs
+from analysis.runs.load import find_runs, frame, load_runs, usable_runs
+from specbench.errors import ResultsError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records"
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from analysis import residuals
-from analysis.runs.load import ResultsError, load_runs
+from analysis.runs.load import load_runs
+from specbench.errors import ResultsError
 from specbench.results.records import CASES, DONE, MANIFEST, CaseRecord
 from specbench.storage import jsonl
 
