@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.ngrammys import NGrammys, StepRows
-from scripts import build_bigram_table as script
+from scripts import build_artifact as script
 from specbench.artifacts.bigram_table import build_default, build_table, rank_unigrams
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
@@ -354,7 +354,7 @@ def test_the_script_builds_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script.loading, "load_model", lambda cfg, tokenizer: loaded)
     monkeypatch.setattr(script.loading, "tokenizer_hash", lambda tokenizer: "toy")
     out = tmp_path / "sub" / "table.bin"
-    command = ["--model", "smollm2_135m", "--out", str(out), "--top", "6"]
+    command = ["bigram_table", "--model", "smollm2_135m", "--out", str(out), "--top", "6"]
     assert script.main([*command, "--batch", "10"]) == 0
     assert "next tokens of the model" in capsys.readouterr().out
     assert BigramTable.open(out, "toy").bigrams.shape == (VOCAB, 6)
