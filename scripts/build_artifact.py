@@ -87,12 +87,8 @@ def _frozen_table_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     _add_corpus(parser, ("openwebtext", "alpaca", "files", "documentation"))
     add("--sample", type=float, default=0.01, help="share of the corpus (default: %(default)s)")
-    add(
-        "--by",
-        choices=("document", "window"),
-        default="document",
-        help="what is sampled; by window everything is tokenized (default: %(default)s)",
-    )
+    by = "what is sampled; by window everything is tokenized (default: %(default)s)"
+    add("--by", choices=("document", "window"), default="document", help=by)
     add("--seed", type=int, default=0)
     for key, value in _SHAPE.items():
         add(f"--{key.replace('_', '-')}", type=int, default=value, help="default: %(default)s")
@@ -137,16 +133,11 @@ questions look better than it is.
 
 
 def _datastore_options(parser: argparse.ArgumentParser) -> None:
-    _add_corpus(
-        parser, ("sharegpt", "ultrachat", "stack_python", "files", "outputs", "documentation")
-    )
-    parser.add_argument("--cases", nargs="+", type=Path, default=[], help="run folders")
-    parser.add_argument(
-        "--chunk",
-        type=int,
-        default=CHUNK,
-        help="tokens sorted at once; bounds the memory (default: %(default)s)",
-    )
+    hub = ("sharegpt", "ultrachat", "stack_python")
+    _add_corpus(parser, (*hub, "files", "outputs", "documentation"))
+    add = parser.add_argument
+    add("--cases", nargs="+", type=Path, default=[], help="run folders")
+    add("--chunk", type=int, default=CHUNK, help="tokens sorted at once; bounds the memory")
 
 
 def _datastore(job: Job) -> None:
@@ -337,7 +328,6 @@ def _replacing(out: Path) -> Iterator[Path]:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse options that contradict each other, before anything is loaded."""
     for key, least in (_AT_LEAST | dict.fromkeys(_SHAPE, 1)).items():
         value = getattr(options, key, None)
         if value is not None and value < least:
@@ -348,7 +338,6 @@ def check(options: argparse.Namespace) -> None:
 
 
 def build(options: argparse.Namespace) -> Path:
-    """Build the file; returns where it lies."""
     check(options)
     kind = KINDS[options.name]
     cfg = compose([f"model={options.model}", *getattr(options, "overrides", ())])
@@ -398,10 +387,10 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     facts = resolve.describe(path)
     contents = KINDS[options.name].contents.format_map(facts["header"])
+    taken = f"{time.perf_counter() - start:.1f} s"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT / 2**30
-    sys.stdout.write(
-        f"{path}: {contents} ({facts['bytes'] / 2**20:.1f} MiB, "
-        f"{time.perf_counter() - start:.1f} s, peak memory {peak:.2f} GiB)\n"
+    print(
+        f"{path}: {contents} ({facts['bytes'] / 2**20:.1f} MiB, {taken}, peak memory {peak:.2f} GiB)"
     )
     return 0
 
