@@ -1,4 +1,4 @@
-"""What the scripts that build artefacts share: a file appears when it is whole; then a report."""
+"""What the scripts that build artifacts share: a file appears when it is whole; then a report."""
 
 from __future__ import annotations
 
