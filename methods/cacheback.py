@@ -125,18 +125,18 @@ class Cacheback(Drafter):
     @property
     def needs(self) -> Needs:
         files = tuple(
-            _artefact(entry, f"frozen_table_{i}" if self.tables else "frozen_table")
+            _artifact(entry, f"frozen_table_{i}" if self.tables else "frozen_table")
             for i, entry in enumerate(self._plan)
             if entry.kind == "frozen"
         )
-        return Needs(artefacts=files, max_nodes=self.total_draft_len - 1)
+        return Needs(artifacts=files, max_nodes=self.total_draft_len - 1)
 
     def setup(self, context: DraftContext) -> None:
-        files = iter(self.needs.artefacts)
+        files = iter(self.needs.artifacts)
         self._dynamic, self._frozen, order = [], [], []
         for entry in self._plan:
             if entry.kind == "frozen":
-                path = context.artefacts[next(files).name]
+                path = context.artifacts[next(files).name]
                 order.append((FROZEN, len(self._frozen)))
                 self._frozen.append(_open_frozen(entry, path, context.tokenizer_hash))
             else:
@@ -220,7 +220,7 @@ class Cacheback(Drafter):
         return plan
 
 
-def _artefact(entry: _Table, name: str) -> Artifact:
+def _artifact(entry: _Table, name: str) -> Artifact:
     params = {key: getattr(entry, key) for key in _SHAPE}
     options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in params.items())
     return Artifact(

@@ -148,7 +148,7 @@ class NGrammys(Drafter):
                 ),
             )
         return Needs(
-            artefacts=files,
+            artifacts=files,
             layout=self.layout,
             batch=self.k if self.layout == "batch" else 1,
             max_nodes=self.k * self._width,
@@ -173,7 +173,7 @@ class NGrammys(Drafter):
         merge_rows(self._rows, 1, self._width, *self._nodes)
 
     def _open(self, context: DraftContext) -> BigramTable:
-        path = context.artefacts["bigram_table"]
+        path = context.artifacts["bigram_table"]
         table = BigramTable.open(path, context.tokenizer_hash or None)
         vocab, top = table.bigrams.shape
         if vocab > context.vocab_size or top < min(self.k, vocab):

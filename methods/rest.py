@@ -91,14 +91,14 @@ class Retrieval(Drafter):
             command="python scripts/build_artifact.py datastore --model MODEL",
             path=self.datastore,
         )
-        return Needs(artefacts=(file,), max_nodes=self.choices)
+        return Needs(artifacts=(file,), max_nodes=self.choices)
 
     def setup(self, context: DraftContext) -> None:
         if self.dummy_token is not None:
             inside = 0 <= self.dummy_token < context.vocab_size
             self._require(inside, "dummy_token", f"in the vocabulary, below {context.vocab_size}")
             self._no_match = DraftTree.chain(np.array([self.dummy_token], dtype=np.int64))
-        path = context.artefacts["datastore"]
+        path = context.artifacts["datastore"]
         self._store = Datastore.open(path, context.tokenizer_hash or None)
         rows = self.max_matches * (len(self._store.offsets) - 1)
         self._rows = np.empty((rows, self.draft_len), dtype=np.int32)

@@ -145,7 +145,7 @@ class SuffixAutomatonDecoding(Composite):
                 ),
             )
         widest = max((part.needs.max_nodes for part in self.parts), default=0)
-        return Needs(artefacts=files, max_nodes=max(self._budget, widest))
+        return Needs(artifacts=files, max_nodes=max(self._budget, widest))
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
@@ -155,7 +155,7 @@ class SuffixAutomatonDecoding(Composite):
         if self.automata != "static":
             self._dynamic = SuffixAutomaton(self.max_tokens)
         if self.automata != "dynamic":
-            path = context.artefacts["static_automaton"]
+            path = context.artifacts["static_automaton"]
             self._static = StaticAutomaton.open(path, context.tokenizer_hash or None)
         self._compile()
 

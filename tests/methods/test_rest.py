@@ -32,7 +32,7 @@ def write(path, documents, tokenizer_hash="toy", vocab_size=200_000, **options):
 def ready(path, tokenizer_hash="toy", vocab_size=200_000, **knobs):
     drafter = Retrieval(**knobs)
     drafter.setup(
-        DraftContext(vocab_size, frozenset(), tokenizer_hash, artefacts={"datastore": path})
+        DraftContext(vocab_size, frozenset(), tokenizer_hash, artifacts={"datastore": path})
     )
     drafter.reset()
     return drafter
