@@ -389,9 +389,8 @@ def main(argv: list[str] | None = None) -> int:
     contents = KINDS[options.name].contents.format_map(facts["header"])
     taken = f"{time.perf_counter() - start:.1f} s"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT / 2**30
-    print(
-        f"{path}: {contents} ({facts['bytes'] / 2**20:.1f} MiB, {taken}, peak memory {peak:.2f} GiB)"
-    )
+    size = f"{facts['bytes'] / 2**20:.1f} MiB"
+    print(f"{path}: {contents} ({size}, {taken}, peak memory {peak:.2f} GiB)")
     return 0
 
 
