@@ -46,7 +46,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--corpus",
         choices=("sharegpt", "ultrachat", "stack_python", "files", "outputs", "documentation"),
         default="sharegpt",
-        help="documentation: what the embedded default is made from (default: %(default)s)",
+        help="documentation: what the bundled default is made from (default: %(default)s)",
     )
     parser.add_argument("--revision", help="of the hub's data set")
     parser.add_argument("--files", nargs="+", type=Path, default=[], help="UTF-8 texts")

@@ -41,7 +41,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--corpus",
         choices=("openwebtext", "alpaca", "files", "documentation"),
         default="openwebtext",
-        help="documentation: what the embedded default is made from (default: %(default)s)",
+        help="documentation: what the bundled default is made from (default: %(default)s)",
     )
     parser.add_argument("--files", nargs="+", type=Path, default=[], help="UTF-8 texts")
     parser.add_argument("--revision", help="of the hub's data set")

@@ -7,7 +7,7 @@
 --outputs takes run folders (or their cases.jsonl): every recorded prompt with the target's own
 answer is a document, which is what the paper does. Measure on other prompts than these. --texts
 takes UTF-8 files, whose documents are separated by blank lines; --documentation is what the
-embedded default is made from. Without --out the automaton goes where runs look for it. Building
+bundled default is made from. Without --out the automaton goes where runs look for it. Building
 takes about 130 bytes of memory a token.
 """
 
