@@ -41,6 +41,10 @@ class ArtifactError(ConfigurationError):
     """A table, datastore or automaton is corrupt or was built for something else."""
 
 
+class ResultsError(ConfigurationError):
+    """Run folders cannot be shown or joined; the message says why."""
+
+
 class OutputRefused(ConfigurationError):
     """The output folder belongs to another configuration, is locked, or cannot be written."""
 

@@ -10,8 +10,8 @@ from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.heatmaps import HeatmapGrid
 from analysis.runs.claims import load_ledger
 from analysis.runs.comparisons import caption, conditions, make_comparisons, name
-from analysis.runs.load import ResultsError
 from analysis.tabular.comparison_tables import natural
+from specbench.errors import ResultsError
 from specbench.results.statistics import OVERALL
 
 if TYPE_CHECKING:
