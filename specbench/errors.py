@@ -42,7 +42,7 @@ class ArtifactError(ConfigurationError):
 
 
 class ResultsError(ConfigurationError):
-    """Run folders cannot be shown or joined; the message says why."""
+    """Results cannot be shown: none are there, or what was named does not fit together."""
 
 
 class OutputRefused(ConfigurationError):

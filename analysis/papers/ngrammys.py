@@ -35,7 +35,7 @@ from analysis.tabular.comparison_tables import (
     with_rule,
 )
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Measured
+from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.statistics import OVERALL
 
 if TYPE_CHECKING:
@@ -125,12 +125,12 @@ def _contexts(run: Run) -> list[int]:
 
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
     headings = ["model", "context (tokens)", "k", "w", "slow-down [95 %]", "passes"]
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     for run in runs:
         passes = str(_passes(run))
         for context in _contexts(run):
             for (k, w), cell in _slowdowns(run, context).items():
-                measured = Measured(cell["slowdown"], cell["slowdown_ci"])
+                measured = Estimate(cell["slowdown"], cell["slowdown_ci"])
                 rows.append([run.model, str(context), str(k), str(w), measured, passes])
     text = "\n".join(_figure1_caption(run) for run in runs)
     return [
@@ -254,7 +254,7 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         "model", "data", "setting", "tokens per call [95 %]", "speedup ± sd", "speedup [95 %]",
         *FOOTING, "cases", "claimed speedup / MAT", "claimed on", "verdict",
     ]  # fmt: skip
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     notes: list[str] = []
     for group in groups:
         where = [group.runs[0].model, group.runs[0].dataset]
@@ -325,7 +325,7 @@ def _claims() -> list[Claim]:
     return [c for c in load_ledger() if c.paper == PAPER and c.artifact == "table1"]
 
 
-def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> list[str | Measured]:
+def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> list[str | Estimate]:
     row, run = entry.overall, entry.run
     spread = over_repeats(run.records, entry.label, run.baseline or "")
     return [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Measured
+from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.manifest import LabelInfo
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def settings(runs: Iterable[Run]) -> list[ResultTable]:
 def _settings_sheet(method: str, found: Mapping[tuple[str, str, str], int]) -> ResultTable:
     knobs = [json.loads(text) for _, _, text in found]
     names = list(dict.fromkeys(key for setting in knobs for key in setting))
-    rows: list[list[str | Measured]] = [
+    rows: list[list[str | Estimate]] = [
         [label, scope, *(_plain(own.get(key)) for key in names), str(count)]
         for ((label, scope, _), count), own in zip(found.items(), knobs, strict=True)
     ]
@@ -85,7 +85,7 @@ def _plain(value: Any) -> str:
 def sources(runs: Iterable[Run]) -> ResultTable:
     """The run folders, so that every number can be traced to its records."""
     headings = ["folder", "experiment", "typed", "began", "turns", "run key", "seed"]
-    rows: list[list[str | Measured]] = [
+    rows: list[list[str | Estimate]] = [
         [
             str(run.path),
             run.experiment or ABSENT,

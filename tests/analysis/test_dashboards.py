@@ -11,7 +11,7 @@ import pytest
 from analysis import dashboards, publish
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
-from specbench.results.estimate import Measured
+from specbench.results.estimate import Estimate
 
 # Theirs, while they import their own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")
@@ -73,7 +73,7 @@ def test_the_report_has_the_table_with_its_caption_and_claims(compared):
     text = "\n".join(block["text"] for block in parts(made, "MarkdownBlock"))
     (group,) = compared.groups
     pld = next(entry for entry in group.entries if entry.label == "pld")
-    assert str(Measured(pld.overall["speedup"], pld.overall["speedup_ci"])) in text
+    assert str(Estimate(pld.overall["speedup"], pld.overall["speedup_ci"])) in text
     assert "1.53 / 1.75" in text
     assert "SYNTHETIC RECORDS" in text
     assert all(runset["project"] == "specbench" for runset in parts(made, "Runset"))

@@ -18,7 +18,7 @@ from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable, to_csv
 from specbench.errors import ResultsError
-from specbench.results.estimate import Measured
+from specbench.results.estimate import Estimate
 from specbench.results.statistics import summarise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,8 +230,8 @@ def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
 
 
 def test_a_ratio_of_nothing_is_no_number(run):
-    assert pooled_ratio([], lambda r: 1.0, lambda r: 1.0) == Measured(None)
-    assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == Measured(None)
+    assert pooled_ratio([], lambda r: 1.0, lambda r: 1.0) == Estimate(None)
+    assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == Estimate(None)
 
 
 def test_two_cases_give_no_interval(run):
@@ -246,10 +246,10 @@ def test_two_cases_give_no_interval(run):
 
 
 def test_an_interval_without_width_is_said():
-    page = ResultTable("t", "c", ["x"], [[Measured(0.71, (0.71, 0.71))]], [])
+    page = ResultTable("t", "c", ["x"], [[Estimate(0.71, (0.71, 0.71))]], [])
     assert str(page.rows[0][0]) == "0.71 [=]"
     assert "no width" in page.foot[0]
-    assert str(Measured(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
+    assert str(Estimate(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
 
 
 def test_a_share_s_interval_does_not_pass_one(run):
@@ -302,7 +302,7 @@ def test_parts_of_the_stream_hold_every_turn_in_order(run):
 
 
 def test_csv_gives_bounds_columns_of_their_own():
-    rows = [["pld", Measured(1.5, (1.25, 2.0))], ["ar", Measured(None)], ["sam", "–"]]
+    rows = [["pld", Estimate(1.5, (1.25, 2.0))], ["ar", Estimate(None)], ["sam", "–"]]
     text = to_csv([ResultTable("t", "c", ["method", "MAT [95 %]"], rows, [])])
     assert text.splitlines() == ["method,MAT,MAT low,MAT high", "pld,1.5,1.25,2", "ar,,,", "sam,,,"]
 
