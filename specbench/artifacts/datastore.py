@@ -81,7 +81,7 @@ def build_datastore(
         progress: called with what is being done, and how much of how much (0 where unknown).
 
     Raises:
-        ArtefactError: there is no document, or an id is outside the vocabulary.
+        ArtifactError: there is no document, or an id is outside the vocabulary.
     """
     digest = hashlib.sha256()
     with DatastoreWriter(path.parent, chunk=chunk) as writer:

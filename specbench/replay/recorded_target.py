@@ -172,7 +172,7 @@ class PathLearner(Composite):
     @property
     def own_needs(self) -> Needs:
         """The drafter's, without its files, which are added back as a part's."""
-        return replace(self.inner.needs, artefacts=())
+        return replace(self.inner.needs, artifacts=())
 
     @property
     def needs(self) -> Needs:

@@ -76,7 +76,7 @@ def watched(drafter):
 def draws(name):
     """Whether a method with a draft model draws its drafts; the others' own test finds out."""
     drafter = driver.instantiate(name)
-    if not drafter.needs.draft_model or drafter.needs.artefacts:
+    if not drafter.needs.draft_model or drafter.needs.artifacts:
         return False
     sampling, logits = Sampling(1.0), table(0, driver.VOCABULARY)
     draft = TableDraft(logits)
@@ -196,7 +196,7 @@ SAMPLING = Sampling(0.8, top_p=0.95, top_k=6)
 
 @pytest.mark.parametrize(("name", "verifier"), PATHWISE)
 def test_any_method_is_plain_sampling(name, verifier, tmp_path_factory, monkeypatch):
-    cache = tmp_path_factory.getbasetemp() / "contract-artefacts"
+    cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
     drafter = driver.instantiate(name)
     drafter.setup(driver.toy_context(drafter, cache, monkeypatch, sampling=SAMPLING))
     # So peaked that texts repeat themselves, and retrieval finds something.

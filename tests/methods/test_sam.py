@@ -174,11 +174,11 @@ class Spy(Drafter):
             hidden_layers=(3,),
             sampling=False,
             max_nodes=7,
-            artefacts=(file,),
+            artifacts=(file,),
         )
 
     def setup(self, context):
-        self.calls.append(("setup", dict(context.artefacts)))
+        self.calls.append(("setup", dict(context.artifacts)))
 
     def reset(self):
         self.calls.append("reset")
@@ -248,7 +248,7 @@ def test_the_auxiliary_gets_every_call_and_its_own_files(tmp_path, static):
     spy = Spy()
     drafter = SuffixAutomatonDecoding(auxiliary=spy)
     needs = drafter.needs
-    assert [a.name for a in needs.artefacts] == ["static_automaton", "part0.table"]
+    assert [a.name for a in needs.artifacts] == ["static_automaton", "part0.table"]
     assert (needs.tokens_only, needs.logits, needs.prompt_logits) == (False, True, True)
     assert (needs.reference, needs.overlap, needs.sampling) == (True, True, False)
     assert (needs.hidden_layers, needs.max_nodes) == ((3,), 39)

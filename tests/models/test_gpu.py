@@ -82,7 +82,7 @@ def decode(
     toys: ToyFiles | None = None,
 ) -> list[int]:
     files = toys.files(drafter) if toys else {}
-    drafter.setup(context(target, artefacts=files, tokenizer_hash=TOKENIZER))
+    drafter.setup(context(target, artifacts=files, tokenizer_hash=TOKENIZER))
     engine = Engine(target, GreedyVerifier(), eos_ids=EOS)
     out = engine.decode(prompt, drafter, max_new_tokens=tokens).output_ids
     drafter.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION
 from specbench.results.statistics import roofline
-from specbench.results.statistics.pooling import ORDINARY_SHARE, disturbed_blocks, is_ordinary
+from specbench.results.statistics.aggregate import ORDINARY_SHARE, noisy_blocks, untimed_blocks
 from specbench.results.statistics.summary import OVERALL, compare_pairs, summarise
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, Any]) -> li
             f"the first measurements are in {DISTURBED}."
         )
     blocks = {(r.repeat, r.case_id) for r in records}
-    disturbed = disturbed_blocks(records)
-    if disturbed and is_ordinary(len(disturbed), len(blocks)):
+    disturbed = noisy_blocks(records)
+    if disturbed and not untimed_blocks(records):
         notes.append(
             f"THE MACHINE WAS DISTURBED THROUGHOUT: {len(disturbed)} of {len(blocks)} cases hold a "
             f"disturbed turn, more than {ORDINARY_SHARE:.0%}, so all are counted (disturbed_by in "
