@@ -328,7 +328,7 @@ def test_equal_distributions_accept_always_and_leave_the_distribution():
 
 
 class NoResidual(RejectionVerifier):
-    """Draws the token after a rejection from all of the target's distribution, rejected tokens too."""
+    """After a rejection draws from all of the target's distribution, not from what is left."""
 
     def verify(self, tree, scores):
         verdict, choices = super().verify(tree, scores)
