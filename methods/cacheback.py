@@ -3,9 +3,9 @@
 Paper: "Cacheback: Speculative Decoding With Nothing But Cache", EMNLP 2025, arXiv 2511.21699.
 Reference code studied: the authors' Spec-Bench fork (``model/cacheback``), by its description.
 Tables: a dynamic one, filled from prompt and answer by a sliding window, and a frozen one built
-    beforehand from a corpus. For the embedded model the frozen table is made on first use from the
+    beforehand from a corpus. For the bundled model the frozen table is made on first use from the
     English of installed documentation (``specbench.artifacts.installed_text``), elsewhere by
-    ``scripts/build_frozen_table.py``; its header names the corpus.
+    ``scripts/build_artifact.py``; its header names the corpus.
 Where ours differs, and why:
     - The budget counts the tokens committed by the last step as the reference's does, although the
       engine keeps their KV (``budget_counts: fixed`` counts the root alone).
@@ -226,7 +226,7 @@ def _artifact(entry: _Table, name: str) -> Artifact:
     return Artifact(
         name=name,
         builder="specbench.artifacts.frozen_table:build_default",
-        command=f"python scripts/build_frozen_table.py --model MODEL {options}",
+        command=f"python scripts/build_artifact.py frozen_table --model MODEL {options}",
         path=entry.frozen_table,
         params=params,
     )

@@ -4,9 +4,9 @@ Paper: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXi
 Reference code studied, by its description: the authors' repository (``samd``, ``samd_sam_only``)
     and its copy in Spec-Bench (``model/samd``).
 Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
-    static one of a corpus, which counts occurrences. For the embedded model the static one is made
+    static one of a corpus, which counts occurrences. For the bundled model the static one is made
     on first use from the English of installed documentation
-    (``specbench.artifacts.installed_text``), elsewhere by ``scripts/build_static_sam.py`` from
+    (``specbench.artifacts.installed_text``), elsewhere by ``scripts/build_artifact.py`` from
     texts or from the target's own answers.
 Two modes, the reference's:
     alone           the longer match wins (the static one by more than ``len_bias``) and drafts
@@ -137,7 +137,10 @@ class SuffixAutomatonDecoding(Composite):
                 Artifact(
                     name="static_automaton",
                     builder="specbench.artifacts.static_automaton:build_default",
-                    command="python scripts/build_static_sam.py --model MODEL --outputs RUN_FOLDER",
+                    command=(
+                        "python scripts/build_artifact.py static_automaton --model MODEL "
+                        "--outputs RUN_FOLDER"
+                    ),
                     path=self.static_automaton,
                 ),
             )

@@ -57,10 +57,10 @@ class ToyFiles:
             path = self._folder / f"toy-{len(self._made)}.bin"
             kind = artifact.builder.partition(":")[0].rpartition(".")[2]
             make = {
-                "frozen_builder": self._frozen_table,
+                "frozen_table": self._frozen_table,
                 "bigram_table": self._bigram_table,
                 "datastore": self._datastore,
-                "automaton_builder": self._automaton,
+                "static_automaton": self._automaton,
             }.get(kind)
             if make is None:
                 raise ValueError(f"no toy is made of {artifact.name} (by {artifact.builder})")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.ngrammys import NGrammys, StepRows
-from scripts import build_bigram_table as script
+from scripts import build_artifact as script
 from specbench.artifacts.bigram_table import build_default, build_table, rank_unigrams
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
@@ -354,7 +354,7 @@ def test_the_script_builds_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script.loading, "load_model", lambda cfg, tokenizer: loaded)
     monkeypatch.setattr(script.loading, "tokenizer_hash", lambda tokenizer: "toy")
     out = tmp_path / "sub" / "table.bin"
-    command = ["--model", "smollm2_135m", "--out", str(out), "--top", "6"]
+    command = ["bigram_table", "--model", "smollm2_135m", "--out", str(out), "--top", "6"]
     assert script.main([*command, "--batch", "10"]) == 0
     assert "next tokens of the model" in capsys.readouterr().out
     assert BigramTable.open(out, "toy").bigrams.shape == (VOCAB, 6)
@@ -410,7 +410,7 @@ def test_batch_and_tree_accept_the_same(tmp_path, rng):
         drafter.setup(context_of(path, None, VOCAB))
         engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
         result = engine.decode(prompt, drafter, max_new_tokens=60)
-        steps.append((result.output_ids, result.accepted_per_step, result.sources_per_step))
+        steps.append((result.output_ids, result.committed_per_step, result.sources_per_step))
         assert result.n_target_passes < 59
         assert sum(map(len, result.sources_per_step)) >= 59 - result.n_target_passes
     assert steps[0] == steps[1]

@@ -97,8 +97,8 @@ class BigramTable(NamedTuple):
             raise ArtifactError(
                 f"{path} was built from the model with weights {digest(self.sample)}, but this run "
                 f"has weights {digest(found)} (the tokenizer is the same). Type, with the run's "
-                "model for MODEL: python scripts/build_bigram_table.py --model MODEL --out FILE, "
-                "and run with method.bigram_table=FILE"
+                "model for MODEL: python scripts/build_artifact.py bigram_table --model MODEL "
+                "--out FILE, and run with method.bigram_table=FILE"
             )
 
 
