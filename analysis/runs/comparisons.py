@@ -108,7 +108,7 @@ def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
 
     A shard has asked a part of them; other runs of the same prompt set know the rest.
     """
-    sets = [(run.model, run.manifest.get("prompt_set_hash") or run.path) for run in runs]
+    sets = [(run.model, run.manifest.prompt_set_hash or run.path) for run in runs]
     asked: dict[Any, dict[str, int]] = {}
     for run, prompts in zip(runs, sets, strict=True):
         asked.setdefault(prompts, {}).update(run.questions)
@@ -138,7 +138,7 @@ def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Compared
         run.baseline,
         seed=run.seed,
         estimator=estimator,
-        footing=baseline_context(run.manifest),
+        footing=baseline_context(run.manifest.to_json()),
     )
     entries = []
     for label in run.labels:

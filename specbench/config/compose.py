@@ -16,7 +16,7 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
@@ -67,7 +67,7 @@ def methods_that_need(what: str) -> list[str]:
     ]
 
 
-def and_others(need: str, without: str, entries: Sequence[Any]) -> list[Any]:
+def and_others(need: str, without: str, entries: Sequence[Any]) -> ListConfig:
     """Entries of ``compare``, and behind them all other methods that need the same.
 
     In yaml: ``compare: "${specbench.and_others:draft_model,${method.name},[sps,pearl]}"``.
@@ -79,7 +79,7 @@ def and_others(need: str, without: str, entries: Sequence[Any]) -> list[Any]:
     """
     named = {entry["method"] if isinstance(entry, dict) else entry for entry in entries}
     others = [name for name in methods_that_need(need) if name not in named | {without}]
-    return [*entries, *others]
+    return OmegaConf.create([*entries, *others])
 
 
 # Importing this module is what makes the schema and the resolvers known to Hydra.

@@ -80,18 +80,20 @@ def _caption(records: Sequence[CaseRecord], config: Mapping[str, Any]) -> str:
         + f"{config['model']['name']} on {config['dataset']['name']}, repeats={config['repeats']}. "
         f"State kept per {kept}."
     ]
-    law = config.get("generation") or {}
+    generation = config.get("generation") or {}
     verifiers = " and ".join(sorted({record.verifier for record in records}))
-    if law.get("temperature"):
+    if generation.get("temperature"):
         filters = "".join(
-            f", {key}={law[key]}" for key, off in (("top_p", 1), ("top_k", 0)) if law[key] != off
+            f", {key}={generation[key]}"
+            for key, off in (("top_p", 1), ("top_k", 0))
+            if generation[key] != off
         )
         parts.append(
-            f"Sampled at temperature {law['temperature']:g}{filters}; verifier {verifiers}; "
+            f"Sampled at temperature {generation['temperature']:g}{filters}; verifier {verifiers}; "
             "speedup over ar sampling with the same seeds; outputs not audited."
         )
     if any(record.lossy for record in records):
-        parts.append("LOSSY: outputs of labels that draft do not follow the model's own law.")
+        parts.append("LOSSY: outputs of labels that draft do not follow the model's distribution.")
     return " ".join(parts)
 
 
