@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_ledger
 from analysis.runs.estimates import tokens_per_s, usable_turns
 from specbench.results.estimate import FEWEST, Measured
+from specbench.results.manifest import RunManifest
 from specbench.results.statistics import OVERALL, summarise, task_order
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 
@@ -138,7 +139,7 @@ def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Compared
         run.baseline,
         seed=run.seed,
         estimator=estimator,
-        footing=baseline_context(run.manifest),
+        footing=baseline_context(RunManifest.from_json(run.manifest)),
     )
     entries = []
     for label in run.labels:
