@@ -3,9 +3,9 @@
 Paper: "Cacheback: Speculative Decoding With Nothing But Cache", EMNLP 2025, arXiv 2511.21699.
 Reference code studied: the authors' Spec-Bench fork (``model/cacheback``), by its description.
 Tables: a dynamic one, filled from prompt and answer by a sliding window, and a frozen one built
-    beforehand from a corpus. For the embedded model the frozen table is made on first use from the
+    beforehand from a corpus. For the bundled model the frozen table is made on first use from the
     English of installed documentation (``specbench.artifacts.installed_text``), elsewhere by
-    ``scripts/build_frozen_table.py``; its header names the corpus.
+    ``scripts/build_artifact.py``; its header names the corpus.
 Where ours differs, and why:
     - The budget counts the tokens committed by the last step as the reference's does, although the
       engine keeps their KV (``budget_counts: fixed`` counts the root alone).
@@ -125,18 +125,18 @@ class Cacheback(Drafter):
     @property
     def needs(self) -> Needs:
         files = tuple(
-            _artefact(entry, f"frozen_table_{i}" if self.tables else "frozen_table")
+            _artifact(entry, f"frozen_table_{i}" if self.tables else "frozen_table")
             for i, entry in enumerate(self._plan)
             if entry.kind == "frozen"
         )
-        return Needs(artefacts=files, max_nodes=self.total_draft_len - 1)
+        return Needs(artifacts=files, max_nodes=self.total_draft_len - 1)
 
     def setup(self, context: DraftContext) -> None:
-        files = iter(self.needs.artefacts)
+        files = iter(self.needs.artifacts)
         self._dynamic, self._frozen, order = [], [], []
         for entry in self._plan:
             if entry.kind == "frozen":
-                path = context.artefacts[next(files).name]
+                path = context.artifacts[next(files).name]
                 order.append((FROZEN, len(self._frozen)))
                 self._frozen.append(_open_frozen(entry, path, context.tokenizer_hash))
             else:
@@ -220,13 +220,13 @@ class Cacheback(Drafter):
         return plan
 
 
-def _artefact(entry: _Table, name: str) -> Artifact:
+def _artifact(entry: _Table, name: str) -> Artifact:
     params = {key: getattr(entry, key) for key in _SHAPE}
     options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in params.items())
     return Artifact(
         name=name,
         builder="specbench.artifacts.frozen_table:build_default",
-        command=f"python scripts/build_frozen_table.py --model MODEL {options}",
+        command=f"python scripts/build_artifact.py frozen_table --model MODEL {options}",
         path=entry.frozen_table,
         params=params,
     )

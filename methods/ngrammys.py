@@ -13,7 +13,7 @@ Strategies:
 Layouts: ``batch`` runs the k rows as a batch, each with the whole text in its own cache, as in the
     paper; ``tree`` runs the same rows as one tree below the root, which accepts the same tokens.
 Model table: next tokens after every single token, made by running the model once over its
-    vocabulary: on first use for the embedded model, elsewhere by ``scripts/build_bigram_table.py``.
+    vocabulary: on first use for the bundled model, elsewhere by ``scripts/build_artifact.py``.
 Where ours differs, and why:
     - Extended bigrams repeat the bigram's best token. The paper names greedy decoding with the
       model as the alternative and does not say which it used.
@@ -139,14 +139,16 @@ class NGrammys(Drafter):
                 Artifact(
                     name="bigram_table",
                     builder="specbench.artifacts.bigram_table:build_default",
-                    command=f"python scripts/build_bigram_table.py --model MODEL {options}".strip(),
+                    command=(
+                        f"python scripts/build_artifact.py bigram_table --model MODEL {options}"
+                    ).strip(),
                     path=self.bigram_table,
                     params=params,
                     per_model=True,
                 ),
             )
         return Needs(
-            artefacts=files,
+            artifacts=files,
             layout=self.layout,
             batch=self.k if self.layout == "batch" else 1,
             max_nodes=self.k * self._width,
@@ -171,7 +173,7 @@ class NGrammys(Drafter):
         merge_rows(self._rows, 1, self._width, *self._nodes)
 
     def _open(self, context: DraftContext) -> BigramTable:
-        path = context.artefacts["bigram_table"]
+        path = context.artifacts["bigram_table"]
         table = BigramTable.open(path, context.tokenizer_hash or None)
         vocab, top = table.bigrams.shape
         if vocab > context.vocab_size or top < min(self.k, vocab):

@@ -3,8 +3,8 @@
 Paper: "REST: Retrieval-Based Speculative Decoding", NAACL 2024, arXiv 2311.08252.
 Reference code studied, by its description: FasterDecoding/REST (``DraftRetriever``) and its copy in
     Spec-Bench (``model/rest``).
-Datastore: a corpus with its suffix array, built beforehand by ``scripts/build_datastore.py`` (the
-    paper: ShareGPT, UltraChat, The Stack). For the embedded model it is made on first use from the
+Datastore: a corpus with its suffix array, built beforehand by ``scripts/build_artifact.py`` (the
+    paper: ShareGPT, UltraChat, The Stack). For the bundled model it is made on first use from the
     English of installed documentation (``specbench.artifacts.installed_text``).
 A step: the last 16 tokens are looked up, then 15, … 2, until some chunk of the datastore has them;
     the prefixes of up to 5000 continuations are counted, the 64 most frequent kept, and cut so that
@@ -88,17 +88,17 @@ class Retrieval(Drafter):
         file = Artifact(
             name="datastore",
             builder="specbench.artifacts.datastore:build_default",
-            command="python scripts/build_datastore.py --model MODEL",
+            command="python scripts/build_artifact.py datastore --model MODEL",
             path=self.datastore,
         )
-        return Needs(artefacts=(file,), max_nodes=self.choices)
+        return Needs(artifacts=(file,), max_nodes=self.choices)
 
     def setup(self, context: DraftContext) -> None:
         if self.dummy_token is not None:
             inside = 0 <= self.dummy_token < context.vocab_size
             self._require(inside, "dummy_token", f"in the vocabulary, below {context.vocab_size}")
             self._no_match = DraftTree.chain(np.array([self.dummy_token], dtype=np.int64))
-        path = context.artefacts["datastore"]
+        path = context.artifacts["datastore"]
         self._store = Datastore.open(path, context.tokenizer_hash or None)
         rows = self.max_matches * (len(self._store.offsets) - 1)
         self._rows = np.empty((rows, self.draft_len), dtype=np.int32)

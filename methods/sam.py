@@ -4,9 +4,9 @@ Paper: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXi
 Reference code studied, by its description: the authors' repository (``samd``, ``samd_sam_only``)
     and its copy in Spec-Bench (``model/samd``).
 Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
-    static one of a corpus, which counts occurrences. For the embedded model the static one is made
+    static one of a corpus, which counts occurrences. For the bundled model the static one is made
     on first use from the English of installed documentation
-    (``specbench.artifacts.installed_text``), elsewhere by ``scripts/build_static_sam.py`` from
+    (``specbench.artifacts.installed_text``), elsewhere by ``scripts/build_artifact.py`` from
     texts or from the target's own answers.
 Two modes, the reference's:
     alone           the longer match wins (the static one by more than ``len_bias``) and drafts
@@ -137,12 +137,15 @@ class SuffixAutomatonDecoding(Composite):
                 Artifact(
                     name="static_automaton",
                     builder="specbench.artifacts.static_automaton:build_default",
-                    command="python scripts/build_static_sam.py --model MODEL --outputs RUN_FOLDER",
+                    command=(
+                        "python scripts/build_artifact.py static_automaton --model MODEL "
+                        "--outputs RUN_FOLDER"
+                    ),
                     path=self.static_automaton,
                 ),
             )
         widest = max((part.needs.max_nodes for part in self.parts), default=0)
-        return Needs(artefacts=files, max_nodes=max(self._budget, widest))
+        return Needs(artifacts=files, max_nodes=max(self._budget, widest))
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
@@ -152,7 +155,7 @@ class SuffixAutomatonDecoding(Composite):
         if self.automata != "static":
             self._dynamic = SuffixAutomaton(self.max_tokens)
         if self.automata != "dynamic":
-            path = context.artefacts["static_automaton"]
+            path = context.artifacts["static_automaton"]
             self._static = StaticAutomaton.open(path, context.tokenizer_hash or None)
         self._compile()
 

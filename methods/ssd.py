@@ -113,7 +113,7 @@ class Spacelike(Drafter):
                     path=self.warm_start,
                 ),
             )
-        return Needs(artefacts=files, max_nodes=self.draft_len)
+        return Needs(artifacts=files, max_nodes=self.draft_len)
 
     @property
     def staleness(self) -> Staleness:
@@ -142,7 +142,7 @@ class Spacelike(Drafter):
     def _earlier_requests(self, context: DraftContext) -> Iterator[np.ndarray]:
         if self.warm_start is None:
             return
-        path = Path(context.artefacts["warm_start"])
+        path = Path(context.artifacts["warm_start"])
         for prompt, answer in recorded_turns(path, context.tokenizer_hash or None):
             text = np.concatenate((prompt, answer))
             if len(text) and (text.min() < 0 or text.max() >= context.vocab_size):

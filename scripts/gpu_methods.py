@@ -44,7 +44,7 @@ def setting(drafter: Drafter, changed: dict[str, Any]) -> str:
     if hasattr(drafter, "total_draft_len"):
         words.append(f"total_draft_len={drafter.total_draft_len}")
     words += [f"{key}={getattr(drafter, key)}" for key in changed]
-    return ", ".join([*words, *(f"toy {file.name}" for file in drafter.needs.artefacts)])
+    return ", ".join([*words, *(f"toy {file.name}" for file in drafter.needs.artifacts)])
 
 
 def _read(name: str) -> dict[str, Any]:

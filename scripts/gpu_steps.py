@@ -133,7 +133,7 @@ def _phases(
     drafter.setup(
         DraftContext(
             vocab_size=target.vocab_size, eos_ids=frozenset(), max_len=target.cache.max_len,
-            target=target, draft_model=draft, artefacts=files, tokenizer_hash=TOKENIZER,
+            target=target, draft_model=draft, artifacts=files, tokenizer_hash=TOKENIZER,
         )
     )  # fmt: skip
     engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), phases=True)

@@ -44,27 +44,27 @@ class ToyFiles:
         self._made: dict[str, Path] = {}
 
     def files(self, drafter: Drafter) -> dict[str, Path]:
-        """Paths by ``Artefact.name``.
+        """Paths by ``Artifact.name``.
 
         Raises:
             ValueError: there is no toy of a file that it needs.
         """
-        return {file.name: self._file(file) for file in drafter.needs.artefacts}
+        return {file.name: self._file(file) for file in drafter.needs.artifacts}
 
-    def _file(self, artefact: Artifact) -> Path:
-        key = f"{artefact.builder} {sorted(artefact.params.items())}"
+    def _file(self, artifact: Artifact) -> Path:
+        key = f"{artifact.builder} {sorted(artifact.params.items())}"
         if key not in self._made:
             path = self._folder / f"toy-{len(self._made)}.bin"
-            kind = artefact.builder.partition(":")[0].rpartition(".")[2]
+            kind = artifact.builder.partition(":")[0].rpartition(".")[2]
             make = {
-                "frozen_builder": self._frozen_table,
+                "frozen_table": self._frozen_table,
                 "bigram_table": self._bigram_table,
                 "datastore": self._datastore,
-                "automaton_builder": self._automaton,
+                "static_automaton": self._automaton,
             }.get(kind)
             if make is None:
-                raise ValueError(f"no toy is made of {artefact.name} (by {artefact.builder})")
-            make(path, **artefact.params)
+                raise ValueError(f"no toy is made of {artifact.name} (by {artifact.builder})")
+            make(path, **artifact.params)
             self._made[key] = path
         return self._made[key]
 

@@ -52,11 +52,11 @@ class Session:
 
     Args:
         job: what is run.
-        contenders: their needs decide which artefacts are resolved (before weights are loaded)
+        contenders: their needs decide which artifacts are resolved (before weights are loaded)
             and how large the engine's buffers are; each drafter is set up.
 
     Raises:
-        NeedsNotMet: an artefact is missing and cannot be built here, or a draft model has another
+        NeedsNotMet: an artifact is missing and cannot be built here, or a draft model has another
             tokenizer.
         WeightsNotFound: the model's weights are not to be had.
     """
@@ -68,7 +68,7 @@ class Session:
         self._tokenizer = loading.load_tokenizer(config)
         self._tokenizer_hash = loading.tokenizer_hash(self._tokenizer)
         self._template = PromptTemplate.from_config(self._tokenizer, config)
-        self._files = {c.label: self._artefacts(config, c) for c in contenders}
+        self._files = {c.label: self._artifacts(config, c) for c in contenders}
         # Before the weights: a large target takes minutes to load.
         for draft in self._drafts_asked_for(config, contenders):
             node = draft_node(draft, config.model)
@@ -113,7 +113,7 @@ class Session:
                     eos_ids=self._model.eos_ids,
                     tokenizer_hash=self._tokenizer_hash,
                     max_len=self._model.context_length,
-                    artefacts=self._files[contender.label],
+                    artifacts=self._files[contender.label],
                     seed=int(config.seed),
                     sampling=self._sampling,
                     target=self._target,
@@ -143,7 +143,7 @@ class Session:
             template_sha=self._template.sha,
             parameters=sum(p.numel() for p in model.model.parameters()),
             weight_bytes=bandwidth.streamed_bytes(model.model),
-            packed=self._target.packing,
+            packed=self._target.packed_weights,
             passes=self._target.describe(),
             overlap=self._engine.overlap,
             threads=torch.get_num_threads(),
@@ -257,13 +257,13 @@ class Session:
             phases=phases,
         )
 
-    def _artefacts(self, config: DictConfig, contender: MethodRun) -> Mapping[str, Path]:
-        needed = contender.drafter.needs.artefacts
-        per_model = any(artefact.per_model for artefact in needed)
+    def _artifacts(self, config: DictConfig, contender: MethodRun) -> Mapping[str, Path]:
+        needed = contender.drafter.needs.artifacts
+        per_model = any(artifact.per_model for artifact in needed)
         return resolve.resolve(
             needed,
             tokenizer=self._tokenizer,
-            embedded=bool(config.model.embedded),
+            bundled=bool(config.model.embedded),
             cache_dir=Path(config.cache_dir),
             model_key=weights.identity(config) if per_model else None,
         )

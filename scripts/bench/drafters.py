@@ -4,7 +4,7 @@
 
 A text is committed one to three tokens a step, whatever was drafted, and each call is timed; no
 model runs. Methods come from conf/method/; some of them are run with several knobs. The text is
-prose of Python's own documentation, tokenised as the embedded model does. The last row is a plain
+prose of Python's own documentation, tokenised as the bundled model does. The last row is a plain
 walk over dictionaries that finds the followers of Cacheback's tree without building it: the ratios
 are against its time, measured in the same run.
 """
@@ -108,7 +108,7 @@ class DictionaryWalk(Drafter):
     """Cacheback's two tables in dictionaries, its tree as a list of followers: no arrays."""
 
     def setup(self, context: DraftContext) -> None:
-        leaders, _, offsets, followers = FrozenTable.open(context.artefacts["frozen_table"]).arrays
+        leaders, _, offsets, followers = FrozenTable.open(context.artifacts["frozen_table"]).arrays
         rows = [tuple(row) for row in followers.tolist()]
         self.frozen = {
             leader: rows[offsets[i] : offsets[i + 1]]
@@ -182,9 +182,9 @@ def run(context: int, steps: int, seed: int) -> list[dict[str, Any]]:
         if not needs.tokens_only or needs.draft_model:
             continue
         files = resolve.resolve(
-            needs.artefacts,
+            needs.artifacts,
             tokenizer=tokenizer,
-            embedded=True,
+            bundled=True,
             cache_dir=cfg.cache_dir,
             model_key=weights.identity(cfg),
         )
@@ -194,7 +194,7 @@ def run(context: int, steps: int, seed: int) -> list[dict[str, Any]]:
                 eos_ids=frozenset({tokenizer.eos_token_id}),
                 tokenizer_hash=loading.tokenizer_hash(tokenizer),
                 max_len=cfg.model.context_length,
-                artefacts=files,
+                artifacts=files,
                 seed=seed,
             )
         )

@@ -109,7 +109,7 @@ def context_of(files: dict[str, Path] | None = None, tokenizer_hash: str = "") -
         eos_ids=frozenset({2}),
         tokenizer_hash=tokenizer_hash,
         max_len=CONTEXTS[-1] + 4 * STEPS + 100,
-        artefacts=files or {},
+        artifacts=files or {},
     )
 
 
@@ -142,9 +142,9 @@ def measure_contexts(seed: int) -> list[dict[str, Any]]:
         label = " ".join([name, *(f"{key}={value}" for key, value in knobs.items())])
         drafter = make(name, knobs)
         files = resolve.resolve(
-            drafter.needs.artefacts,
+            drafter.needs.artifacts,
             tokenizer=tokenizer,
-            embedded=True,
+            bundled=True,
             cache_dir=cfg.cache_dir,
             model_key=weights.identity(cfg),
         )

@@ -36,7 +36,7 @@ def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
 
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
-    """The embedded model's datastore, from the prose of installed documentation.
+    """The bundled model's datastore, from the prose of installed documentation.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -81,7 +81,7 @@ def build_datastore(
         progress: called with what is being done, and how much of how much (0 where unknown).
 
     Raises:
-        ArtefactError: there is no document, or an id is outside the vocabulary.
+        ArtifactError: there is no document, or an id is outside the vocabulary.
     """
     digest = hashlib.sha256()
     with DatastoreWriter(path.parent, chunk=chunk) as writer:

@@ -29,7 +29,7 @@ def recorded_turns(path: Path, tokenizer_hash: str | None) -> Iterator[tuple[Arr
             manifest beside the file, where there is one.
 
     Raises:
-        ArtefactError: there is no such file, or it belongs to another tokenizer.
+        ArtifactError: there is no such file, or it belongs to another tokenizer.
         RecordError: a line is no valid record.
     """
     path = path / CASES if path.is_dir() else path

@@ -1,8 +1,8 @@
-"""Files that a method needs besides the model: found, or built for the embedded model.
+"""Files that a method needs besides the model: found, or built for the bundled model.
 
 A file the user named is taken as it is. The default place is the cache folder, under a name made
 from the builder's stem and version, its parameters and the tokenizer's hash, and the weights' where
-the file is made by running the model. For the embedded model a missing one is built there once; for
+the file is made by running the model. For the bundled model a missing one is built there once; for
 another model the message says what to type.
 """
 
@@ -52,77 +52,77 @@ class NamedTokenizer:
 
 
 def resolve(
-    artefacts: Iterable[Artifact],
+    artifacts: Iterable[Artifact],
     *,
     tokenizer: Any,
-    embedded: bool,
+    bundled: bool,
     cache_dir: str | Path,
     model_key: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Path]:
-    """The file of each artefact, built now if it is missing and may be built.
+    """The file of each artifact, built now if it is missing and may be built.
 
     Args:
-        artefacts: what a method needs.
+        artifacts: what a method needs.
         tokenizer: a transformers tokenizer, or a `NamedTokenizer`; files belong to one.
-        embedded: whether the run's model is the embedded one, whose files are built on first use.
+        bundled: whether the run's model is the bundled one, whose files are built on first use.
         cache_dir: default files lie in its folder ``artefacts``.
         model_key: ``specbench.models.weights.identity`` of the run's model; required where an
-            artefact is ``per_model``.
+            artifact is ``per_model``.
         progress: called with what is being done, and how much of how much (0 where unknown);
             None shows a bar on a terminal and a line every few seconds elsewhere.
 
     Returns:
-        Paths by ``Artefact.name``.
+        Paths by ``Artifact.name``.
 
     Raises:
         NeedsNotMet: a file is missing; the message has the command that builds it.
     """
     files: dict[str, Path] = {}
-    for artefact in artefacts:
-        if artefact.path is not None:
-            path = Path(artefact.path)
+    for artifact in artifacts:
+        if artifact.path is not None:
+            path = Path(artifact.path)
             if not path.is_file():
                 raise NeedsNotMet(
-                    f"there is no file {path} for {artefact.name}. Name an existing one, leave "
-                    f"{artefact.name}=null for the default, or type: {artefact.command}"
+                    f"there is no file {path} for {artifact.name}. Name an existing one, leave "
+                    f"{artifact.name}=null for the default, or type: {artifact.command}"
                 )
         else:
             path = default_path(
-                artefact, tokenizer=tokenizer, cache_dir=cache_dir, model_key=model_key
+                artifact, tokenizer=tokenizer, cache_dir=cache_dir, model_key=model_key
             )
             if not path.is_file():
-                if not embedded:
-                    owner = "model" if artefact.per_model else "model's tokenizer"
+                if not bundled:
+                    owner = "model" if artifact.per_model else "model's tokenizer"
                     raise NeedsNotMet(
-                        f"{artefact.name} has not been built for this {owner} (looked: {path}). "
-                        f"Type, with the run's model for MODEL: {artefact.command}"
+                        f"{artifact.name} has not been built for this {owner} (looked: {path}). "
+                        f"Type, with the run's model for MODEL: {artifact.command}"
                     )
-                _build(artefact, path, _loaded(tokenizer), progress)
-        files[artefact.name] = path
+                _build(artifact, path, _loaded(tokenizer), progress)
+        files[artifact.name] = path
     return files
 
 
 def default_path(
-    artefact: Artifact, *, tokenizer: Any, cache_dir: str | Path, model_key: str | None = None
+    artifact: Artifact, *, tokenizer: Any, cache_dir: str | Path, model_key: str | None = None
 ) -> Path:
-    """Where an artefact lies if the user names no file.
+    """Where an artifact lies if the user names no file.
 
     Raises:
         ValueError: it belongs to one model, and ``model_key`` does not say to which.
     """
     from specbench.models.loading import tokenizer_hash
 
-    module = _builder_module(artefact)
+    module = _builder_module(artifact)
     named = isinstance(tokenizer, NamedTokenizer)
     identity: dict[str, Any] = {
         "tokenizer": tokenizer.sha if named else tokenizer_hash(tokenizer),
         "version": module.BUILDER_VERSION,
-        "params": dict(artefact.params),
+        "params": dict(artifact.params),
     }
-    if artefact.per_model:
+    if artifact.per_model:
         if model_key is None:
-            raise ValueError(f"{artefact.name} belongs to one model: model_key must name it")
+            raise ValueError(f"{artifact.name} belongs to one model: model_key must name it")
         identity["model"] = model_key
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     return Path(cache_dir) / "artefacts" / f"{module.STEM}-{key}.bin"
@@ -192,22 +192,22 @@ def _loaded(tokenizer: Any) -> Any:
     return loaded
 
 
-def _builder_module(artefact: Artifact) -> Any:
-    return importlib.import_module(artefact.builder.partition(":")[0])
+def _builder_module(artifact: Artifact) -> Any:
+    return importlib.import_module(artifact.builder.partition(":")[0])
 
 
-def _build(artefact: Artifact, path: Path, tokenizer: Any, progress: Progress | None) -> None:
+def _build(artifact: Artifact, path: Path, tokenizer: Any, progress: Progress | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
         if path.is_file():
             return
         # Whoever holds the lock is alone, so a partial file found here was left by a killed one.
         partial = path.with_suffix(".partial")
-        log.warning("building %s once, into %s", artefact.name, path)
-        build = getattr(_builder_module(artefact), artefact.builder.partition(":")[2])
+        log.warning("building %s once, into %s", artifact.name, path)
+        build = getattr(_builder_module(artifact), artifact.builder.partition(":")[2])
         if progress is not None:
-            build(tokenizer, partial, progress, **artefact.params)
+            build(tokenizer, partial, progress, **artifact.params)
         else:
             with shown_progress() as shown:
-                build(tokenizer, partial, shown, **artefact.params)
+                build(tokenizer, partial, shown, **artifact.params)
         partial.replace(path)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
     """What a composite requires: its own needs and everything any part requires.
 
-    ``layout`` and ``max_nodes`` stay its own. Names of the parts' artefacts get the part's index
+    ``layout`` and ``max_nodes`` stay its own. Names of the parts' artifacts get the part's index
     as a prefix, so that two parts may have files of the same name.
     """
     everyone = (own, *parts)
-    artefacts = [
-        _renamed(artefact, i) for i, needs in enumerate(parts) for artefact in needs.artefacts
+    artifacts = [
+        _renamed(artifact, i) for i, needs in enumerate(parts) for artifact in needs.artifacts
     ]
     layers = sorted({layer for needs in everyone for layer in needs.hidden_layers})
     return replace(
@@ -46,7 +46,7 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
             (needs.draft_nodes or needs.max_nodes for needs in everyone if needs.draft_model),
             default=0,
         ),
-        artefacts=(*own.artefacts, *artefacts),
+        artifacts=(*own.artifacts, *artifacts),
         reference=any(needs.reference for needs in everyone),
         overlap=any(needs.overlap for needs in everyone),
         sampling=all(needs.sampling for needs in everyone),
@@ -54,8 +54,8 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
     )
 
 
-def _renamed(artefact: Artifact, part: int) -> Artifact:
-    return replace(artefact, name=f"part{part}.{artefact.name}")
+def _renamed(artifact: Artifact, part: int) -> Artifact:
+    return replace(artifact, name=f"part{part}.{artifact.name}")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -98,15 +98,15 @@ class Composite(Drafter):
             )
 
     def setup(self, context: DraftContext) -> None:
-        """Set up every part with its own artefacts."""
+        """Set up every part with its own artifacts."""
         for i, part in enumerate(self.parts):
             prefix = f"part{i}."
             files = {
                 name.removeprefix(prefix): path
-                for name, path in context.artefacts.items()
+                for name, path in context.artifacts.items()
                 if name.startswith(prefix)
             }
-            part.setup(replace(context, artefacts=files))
+            part.setup(replace(context, artifacts=files))
 
     def reset(self) -> None:
         """Let every part forget."""

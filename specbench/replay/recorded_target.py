@@ -126,11 +126,11 @@ class RecordedTarget:
         choices = self._output[self._done + 1 + self._depths[: n + 1]]
         return RecordedScores(choices, self._vocab_size)
 
-    def keep(self, tree: DraftTree, path: IntArray) -> None:
+    def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Go on behind the accepted path."""
         self._done += len(path) + 1
 
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """Nodes that the buffers hold."""
         return self._max_nodes
 
@@ -172,7 +172,7 @@ class PathLearner(Composite):
     @property
     def own_needs(self) -> Needs:
         """The drafter's, without its files, which are added back as a part's."""
-        return replace(self.inner.needs, artefacts=())
+        return replace(self.inner.needs, artifacts=())
 
     @property
     def needs(self) -> Needs:

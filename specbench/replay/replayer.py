@@ -104,10 +104,10 @@ class Replayer:
                 eos_ids=self._eos,
                 tokenizer_hash=self._traces.model["tokenizer_hash"],
                 max_len=self._traces.model["context_length"],
-                artefacts=resolve.resolve(
-                    needs.artefacts,
+                artifacts=resolve.resolve(
+                    needs.artifacts,
                     tokenizer=self._tokenizer,
-                    embedded=bool(self._model["embedded"]),
+                    bundled=bool(self._model["embedded"]),
                     cache_dir=self._cache_dir,
                     model_key=self._model_key(),
                 ),

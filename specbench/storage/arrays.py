@@ -83,7 +83,7 @@ def read_header(path: Path) -> dict[str, Any]:
     """The header of an array file, without its arrays.
 
     Raises:
-        ArtefactError: not such a file, or its header is damaged.
+        ArtifactError: not such a file, or its header is damaged.
     """
     try:
         with path.open("rb") as handle:
@@ -119,7 +119,7 @@ def open_array_file(
         The header and the arrays by name.
 
     Raises:
-        ArtefactError: wrong kind, version or tokenizer (both are named), or a damaged file.
+        ArtifactError: wrong kind, version or tokenizer (both are named), or a damaged file.
     """
     header = read_header(path)
     for key, expected in (("kind", kind), ("version", version), ("tokenizer_hash", tokenizer_hash)):

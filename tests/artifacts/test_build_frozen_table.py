@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from methods.cacheback import Cacheback
-from scripts import build_frozen_table as script
+from scripts import build_artifact as script
 from specbench.artifacts import resolve, text_files
 from specbench.errors import NeedsNotMet
 from specbench.index.lru.frozen_table import FrozenTable
@@ -30,7 +30,7 @@ def corpus(tmp_path):
 
 def arguments(corpus, *more):
     files = ("--corpus", "files", "--files", str(corpus), "--sample", "1")
-    return ["--model", "vicuna7b", *files, *more]
+    return ["frozen_table", "--model", "vicuna7b", *files, *more]
 
 
 def test_blank_lines_separate_documents(corpus):
@@ -64,12 +64,12 @@ def test_the_table_has_what_followed_in_the_texts(tokenizer, corpus, tmp_path, c
 
 
 def test_the_default_place_is_where_a_run_looks(tokenizer, corpus, tmp_path):
-    needed = Cacheback(follower_len=2, total_draft_len=32).needs.artefacts
-    look = {"tokenizer": tokenizer, "embedded": False, "cache_dir": tmp_path / "cache"}
+    needed = Cacheback(follower_len=2, total_draft_len=32).needs.artifacts
+    look = {"tokenizer": tokenizer, "bundled": False, "cache_dir": tmp_path / "cache"}
     with pytest.raises(NeedsNotMet) as caught:
         resolve.resolve(needed, **look)
     # The command of the message is the one that helps.
-    words = str(caught.value).partition("build_frozen_table.py --model MODEL")[2].split()
+    words = str(caught.value).partition("build_artifact.py frozen_table --model MODEL")[2].split()
     assert script.main(arguments(corpus, *words)) == 0
     assert resolve.resolve(needed, **look)["frozen_table"].is_file()
 

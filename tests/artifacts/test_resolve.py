@@ -39,24 +39,24 @@ def builder(monkeypatch):
     return module
 
 
-def artefact(path=None, **params):
+def artifact(path=None, **params):
     return Artifact("toy", "toy_builder:build", "python build.py --toy", path, params)
 
 
-def resolve(tmp_path, *items, tokenizer=None, embedded=True, progress=lambda *_: None):
+def resolve(tmp_path, *items, tokenizer=None, bundled=True, progress=lambda *_: None):
     return artifacts.resolve(
         items,
         tokenizer=tokenizer or Tokenizer(),
-        embedded=embedded,
+        bundled=bundled,
         cache_dir=tmp_path,
         progress=progress,
     )
 
 
-def test_a_missing_one_is_built_once_for_the_embedded_model(tmp_path, builder):
+def test_a_missing_one_is_built_once_for_the_bundled_model(tmp_path, builder):
     told = []
-    first = resolve(tmp_path, artefact(n=1), progress=lambda *what: told.append(what))
-    assert resolve(tmp_path, artefact(n=1)) == first
+    first = resolve(tmp_path, artifact(n=1), progress=lambda *what: told.append(what))
+    assert resolve(tmp_path, artifact(n=1)) == first
     assert first["toy"].read_text() == "done"
     assert builder.calls == [("a", {"n": 1})]
     assert told == [("building", 1, 2)]
@@ -64,19 +64,19 @@ def test_a_missing_one_is_built_once_for_the_embedded_model(tmp_path, builder):
 
 def test_the_file_depends_on_tokenizer_parameters_and_version(tmp_path, builder, monkeypatch):
     paths = {
-        resolve(tmp_path, artefact(n=1))["toy"],
-        resolve(tmp_path, artefact(n=2))["toy"],
-        resolve(tmp_path, artefact(n=1), tokenizer=Tokenizer("b"))["toy"],
+        resolve(tmp_path, artifact(n=1))["toy"],
+        resolve(tmp_path, artifact(n=2))["toy"],
+        resolve(tmp_path, artifact(n=1), tokenizer=Tokenizer("b"))["toy"],
     }
     monkeypatch.setattr(builder, "BUILDER_VERSION", 2)
-    paths.add(resolve(tmp_path, artefact(n=1))["toy"])
+    paths.add(resolve(tmp_path, artifact(n=1))["toy"])
     assert len(paths) == 4
     assert all(path.name.startswith("toy-") for path in paths)
 
 
 def test_a_file_of_one_model_is_no_other_models(tmp_path, builder):
-    of_weights = replace(artefact(), per_model=True)
-    look = {"tokenizer": Tokenizer(), "embedded": True, "cache_dir": tmp_path}
+    of_weights = replace(artifact(), per_model=True)
+    look = {"tokenizer": Tokenizer(), "bundled": True, "cache_dir": tmp_path}
     look["progress"] = lambda *_: None
     paths = {
         artifacts.resolve([of_weights], model_key=key, **look)["toy"]
@@ -85,7 +85,7 @@ def test_a_file_of_one_model_is_no_other_models(tmp_path, builder):
     assert len(paths) == len(builder.calls) == 2
     # Without the mark, the weights make no difference.
     shared = {
-        artifacts.resolve([artefact()], model_key=key, **look)["toy"] for key in ("one", None)
+        artifacts.resolve([artifact()], model_key=key, **look)["toy"] for key in ("one", None)
     }
     assert len(shared) == 1 and not shared & paths
     with pytest.raises(ValueError, match="model_key"):
@@ -94,29 +94,29 @@ def test_a_file_of_one_model_is_no_other_models(tmp_path, builder):
 
 def test_elsewhere_a_missing_one_is_refused_with_the_command(tmp_path, builder):
     with pytest.raises(NeedsNotMet, match=r"python build\.py --toy"):
-        resolve(tmp_path, artefact(), embedded=False)
+        resolve(tmp_path, artifact(), bundled=False)
     assert builder.calls == []
 
 
 def test_elsewhere_one_that_was_built_is_found(tmp_path, builder):
-    path = artifacts.default_path(artefact(), tokenizer=Tokenizer(), cache_dir=tmp_path)
+    path = artifacts.default_path(artifact(), tokenizer=Tokenizer(), cache_dir=tmp_path)
     path.parent.mkdir(parents=True)
     path.write_text("built by hand")
-    assert resolve(tmp_path, artefact(), embedded=False) == {"toy": path}
+    assert resolve(tmp_path, artifact(), bundled=False) == {"toy": path}
 
 
 def test_a_named_file_is_taken_and_a_missing_one_refused(tmp_path, builder):
     (tmp_path / "mine.bin").write_text("x")
-    assert resolve(tmp_path, artefact(str(tmp_path / "mine.bin")))["toy"].name == "mine.bin"
+    assert resolve(tmp_path, artifact(str(tmp_path / "mine.bin")))["toy"].name == "mine.bin"
     with pytest.raises(NeedsNotMet, match=r"yours\.bin"):
-        resolve(tmp_path, artefact(str(tmp_path / "yours.bin")))
+        resolve(tmp_path, artifact(str(tmp_path / "yours.bin")))
     assert builder.calls == []
 
 
 def test_a_failed_build_leaves_no_file_and_is_tried_again(tmp_path, builder):
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no more disk"):
-            resolve(tmp_path, artefact(fail=True))
+            resolve(tmp_path, artifact(fail=True))
     assert not list((tmp_path / "artefacts").glob("*.bin"))
     assert len(builder.calls) == 2
 
@@ -124,7 +124,7 @@ def test_a_failed_build_leaves_no_file_and_is_tried_again(tmp_path, builder):
 def test_two_at_once_build_one(tmp_path, builder):
     found = []
     threads = [
-        threading.Thread(target=lambda: found.append(resolve(tmp_path, artefact(n=3))["toy"]))
+        threading.Thread(target=lambda: found.append(resolve(tmp_path, artifact(n=3))["toy"]))
         for _ in range(4)
     ]
     for thread in threads:

@@ -75,7 +75,7 @@ def needs_a_target(needs: Needs) -> bool:
 
 
 class WordTokenizer:
-    """One id below `VOCABULARY` per word; what builders of artefacts are given here."""
+    """One id below `VOCABULARY` per word; what builders of artifacts are given here."""
 
     def __len__(self) -> int:
         return VOCABULARY
@@ -92,7 +92,7 @@ def toy_context(
     seed: int = 0,
     sampling: Sampling = GREEDY,
 ) -> DraftContext:
-    """A context whose artefacts are built by their own builders, from a few made-up paragraphs."""
+    """A context whose artifacts are built by their own builders, from a few made-up paragraphs."""
     words = np.random.default_rng(5).zipf(1.4, (40, 60)) % 90
     paragraphs = [" ".join(f"w{i}" for i in row) for row in words]
     monkeypatch.setattr(installed_text, "installed_prose", lambda: iter([("toy", paragraphs)]))
@@ -101,9 +101,9 @@ def toy_context(
         bigram_table, "load_beside", lambda _: tiny_model("llama", vocab_size=VOCABULARY)
     )
     files = resolve.resolve(
-        drafter.needs.artefacts,
+        drafter.needs.artifacts,
         tokenizer=WordTokenizer(),
-        embedded=True,
+        bundled=True,
         cache_dir=cache_dir,
         model_key="toy",
         progress=lambda *_: None,

@@ -25,8 +25,8 @@ def name(request):
 
 @pytest.fixture
 def make(name, tmp_path_factory, monkeypatch):
-    """Makes drafters of the method that are set up, on toy artefacts."""
-    cache = tmp_path_factory.getbasetemp() / "contract-artefacts"
+    """Makes drafters of the method that are set up, on toy artifacts."""
+    cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
 
     def made(seed=0, **knobs):
         drafter = driver.instantiate(name, **knobs)

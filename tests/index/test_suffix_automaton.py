@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts import build_static_sam as script
+from scripts import build_artifact as script
 from specbench.artifacts.static_automaton import DocumentAutomaton, build_from_ids, build_from_texts
 from specbench.errors import ArtifactError
 from specbench.index.suffix.automaton import START, SuffixAutomaton
@@ -290,7 +290,12 @@ def tokenizer(monkeypatch, tmp_path):
 def test_the_script_builds_from_texts(tokenizer, tmp_path, capsys):
     source, out = tmp_path / "corpus.txt", tmp_path / "sam.bin"
     source.write_text("the cat sat\n\nthe cat slept\n", encoding="utf-8")
-    assert script.main(["--model", "vicuna7b", "--texts", str(source), "--out", str(out)]) == 0
+    assert (
+        script.main(
+            ["static_automaton", "--model", "vicuna7b", "--texts", str(source), "--out", str(out)]
+        )
+        == 0
+    )
     assert "6 tokens in 2 documents of texts" in capsys.readouterr().out
     opened = StaticAutomaton.open(out, "words")
     ids = tokenizer(["the cat"])["input_ids"][0]
@@ -303,7 +308,12 @@ def test_the_script_builds_from_recorded_answers_once_each(tokenizer, tmp_path, 
     monkeypatch.setattr(script, "recorded_turns", lambda path, tokenizer_hash: iter(turns))
     out = tmp_path / "sam.bin"
     runs = [str(tmp_path / "one"), str(tmp_path / "two")]
-    assert script.main(["--model", "vicuna7b", "--outputs", *runs, "--out", str(out)]) == 0
+    assert (
+        script.main(
+            ["static_automaton", "--model", "vicuna7b", "--outputs", *runs, "--out", str(out)]
+        )
+        == 0
+    )
     opened = StaticAutomaton.open(out, "words")
     assert opened.header["n_documents"] == 2
     assert opened.header["n_tokens"] == 6
@@ -313,7 +323,15 @@ def test_the_script_builds_from_recorded_answers_once_each(tokenizer, tmp_path, 
 
 def test_the_script_names_a_text_it_cannot_read(tokenizer, tmp_path, capsys):
     missing = tmp_path / "missing.txt"
-    arguments = ["--model", "vicuna7b", "--texts", str(missing), "--out", str(tmp_path / "o")]
+    arguments = [
+        "static_automaton",
+        "--model",
+        "vicuna7b",
+        "--texts",
+        str(missing),
+        "--out",
+        str(tmp_path / "o"),
+    ]
     assert script.main(arguments) == 2
     assert "missing.txt" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

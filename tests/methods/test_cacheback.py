@@ -32,13 +32,13 @@ def ready(tmp_path, frozen=None, **knobs):
     """A drafter that is set up; ``frozen`` lists the entries of its frozen tables."""
     drafter = Cacheback(**knobs)
     files = {}
-    for i, artefact in enumerate(drafter.needs.artefacts):
-        params = artefact.params
-        files[artefact.name] = write_frozen(
+    for i, artifact in enumerate(drafter.needs.artifacts):
+        params = artifact.params
+        files[artifact.name] = write_frozen(
             tmp_path / f"{i}.bin", frozen[i], params["leader_len"], params["follower_len"]
         )
     drafter.setup(
-        DraftContext(VOCABULARY, frozenset(), tokenizer_hash="toy", max_len=99, artefacts=files)
+        DraftContext(VOCABULARY, frozenset(), tokenizer_hash="toy", max_len=99, artifacts=files)
     )
     drafter.reset()
     return drafter
@@ -257,10 +257,10 @@ def test_the_smallest_budget_that_drafts_is_accepted():
 def test_a_frozen_table_of_other_lengths_or_another_tokenizer_is_refused(tmp_path):
     path = write_frozen(tmp_path / "a.bin", {(1,): [(2,)]})
     drafter = Cacheback(table="frozen", frozen_table=str(path))
-    context = DraftContext(VOCABULARY, frozenset(), "toy", artefacts={"frozen_table": path})
+    context = DraftContext(VOCABULARY, frozenset(), "toy", artifacts={"frozen_table": path})
     with pytest.raises(ConfigurationError, match="follower_len=1"):
         drafter.setup(context)
-    other = DraftContext(VOCABULARY, frozenset(), "real", artefacts={"frozen_table": path})
+    other = DraftContext(VOCABULARY, frozenset(), "real", artifacts={"frozen_table": path})
     with pytest.raises(ArtifactError, match=r"(?s)'toy'.*'real'"):
         drafter.setup(other)
 

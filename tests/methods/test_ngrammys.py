@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.ngrammys import NGrammys, StepRows
-from scripts import build_bigram_table as script
+from scripts import build_artifact as script
 from specbench.artifacts.bigram_table import build_default, build_table, rank_unigrams
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
@@ -40,8 +40,8 @@ def write(path, bigrams=SUCCESSORS, unigrams=(7, 3, 5, 1), sample=(1.0,), bos=Fa
 
 def ready(tmp_path, **knobs):
     drafter = NGrammys(**knobs)
-    files = {a.name: write(tmp_path / "table.bin") for a in drafter.needs.artefacts}
-    drafter.setup(DraftContext(10, frozenset(), "toy", artefacts=files))
+    files = {a.name: write(tmp_path / "table.bin") for a in drafter.needs.artifacts}
+    drafter.setup(DraftContext(10, frozenset(), "toy", artifacts=files))
     drafter.reset()
     return drafter
 
@@ -112,7 +112,7 @@ def test_the_batch_keeps_its_shape_where_the_text_gives_fewer_rows(tmp_path):
     drafter = ready(tmp_path, strategy="context", k=3, w=2)
     assert rows_of(propose(drafter, [1, 2, 3, 1])) == [[2, 3]] * 3
     assert rows_of(propose(drafter, [1, 2, 3])) == [[3, 3]] * 3
-    assert not drafter.needs.artefacts
+    assert not drafter.needs.artifacts
 
 
 def test_a_merged_tree_shares_beginnings_and_names_the_first_row(tmp_path):
@@ -266,7 +266,7 @@ def test_a_killed_build_goes_on_where_it_was(model, tmp_path):
 
 def context_of(path, model=None, vocab=10, hash_="toy"):
     target = None if model is None else Target(model, max_len=16, max_nodes=4)
-    return DraftContext(vocab, frozenset(), hash_, artefacts={"bigram_table": path}, target=target)
+    return DraftContext(vocab, frozenset(), hash_, artifacts={"bigram_table": path}, target=target)
 
 
 def test_a_table_of_another_tokenizer_version_or_weights_is_refused(model, tmp_path):
@@ -304,10 +304,10 @@ def test_a_table_that_does_not_fit_the_knobs_is_refused(tmp_path):
         NGrammys(k=2).setup(context_of(path, vocab=5))
 
 
-def test_the_artefact_is_shared_over_the_papers_grid():
-    params = [NGrammys(k=k, w=w).needs.artefacts[0].params for k in (1, 25) for w in (2, 14)]
+def test_the_artifact_is_shared_over_the_papers_grid():
+    params = [NGrammys(k=k, w=w).needs.artifacts[0].params for k in (1, 25) for w in (2, 14)]
     assert all(p == params[0] for p in params)
-    larger = NGrammys(k=40, bos=True).needs.artefacts[0]
+    larger = NGrammys(k=40, bos=True).needs.artifacts[0]
     assert larger.params == {"top": 40, "bos": True}
     assert larger.command.endswith("--model MODEL --bos --top 40")
 
@@ -354,7 +354,7 @@ def test_the_script_builds_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script.loading, "load_model", lambda cfg, tokenizer: loaded)
     monkeypatch.setattr(script.loading, "tokenizer_hash", lambda tokenizer: "toy")
     out = tmp_path / "sub" / "table.bin"
-    command = ["--model", "smollm2_135m", "--out", str(out), "--top", "6"]
+    command = ["bigram_table", "--model", "smollm2_135m", "--out", str(out), "--top", "6"]
     assert script.main([*command, "--batch", "10"]) == 0
     assert "next tokens of the model" in capsys.readouterr().out
     assert BigramTable.open(out, "toy").bigrams.shape == (VOCAB, 6)
@@ -384,7 +384,7 @@ def test_output_is_that_of_plain_decoding(architecture, knobs, tmp_path, rng):
     drafter = NGrammys(**knobs)
     needs = drafter.needs
     target = Target(model, max_len=128, max_nodes=needs.max_nodes, batch=needs.batch)
-    files = {a.name: path for a in needs.artefacts}
+    files = {a.name: path for a in needs.artifacts}
     drafter.setup(DraftContext(VOCAB, frozenset(), "toy", 128, files, target=target))
     engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
     # A prompt that ends as its own answer begins, so that the context has something to match.
@@ -410,7 +410,7 @@ def test_batch_and_tree_accept_the_same(tmp_path, rng):
         drafter.setup(context_of(path, None, VOCAB))
         engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
         result = engine.decode(prompt, drafter, max_new_tokens=60)
-        steps.append((result.output_ids, result.accepted_per_step, result.sources_per_step))
+        steps.append((result.output_ids, result.committed_per_step, result.sources_per_step))
         assert result.n_target_passes < 59
         assert sum(map(len, result.sources_per_step)) >= 59 - result.n_target_passes
     assert steps[0] == steps[1]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.rest import Retrieval
-from scripts import build_datastore as script
+from scripts import build_artifact as script
 from specbench.artifacts import hub_corpora, installed_text
 from specbench.artifacts.datastore import build_datastore, build_default
 from specbench.decoding.engine import Engine
@@ -32,7 +32,7 @@ def write(path, documents, tokenizer_hash="toy", vocab_size=200_000, **options):
 def ready(path, tokenizer_hash="toy", vocab_size=200_000, **knobs):
     drafter = Retrieval(**knobs)
     drafter.setup(
-        DraftContext(vocab_size, frozenset(), tokenizer_hash, artefacts={"datastore": path})
+        DraftContext(vocab_size, frozenset(), tokenizer_hash, artifacts={"datastore": path})
     )
     drafter.reset()
     return drafter
@@ -254,7 +254,7 @@ class WordTokenizer:
         return {"input_ids": [[len(word) for word in text.split()] for text in texts]}
 
 
-def test_the_embedded_default_is_made_of_installed_text(tmp_path, monkeypatch):
+def test_the_bundled_default_is_made_of_installed_text(tmp_path, monkeypatch):
     prose = [("python", ["a bb ccc", "dddd a bb"]), ("numpy", ["ccc"])]
     monkeypatch.setattr(installed_text, "installed_prose", lambda: iter(prose))
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
@@ -281,21 +281,29 @@ def toy_models(monkeypatch):
 def test_the_script_builds_from_files_and_refuses_nonsense(tmp_path, toy_models, capsys):
     file, out = tmp_path / "a.txt", tmp_path / "sub" / "d.bin"
     file.write_text("a bb ccc\n\ndddd a bb\n")
-    command = ["--model", "smollm2_135m", "--out", str(out), "--corpus", "files"]
+    command = ["datastore", "--model", "smollm2_135m", "--out", str(out), "--corpus", "files"]
     assert script.main([*command, "--files", str(file)]) == 0
     assert "6 tokens in 2 documents of files" in capsys.readouterr().out
     assert Datastore.open(out, "toy").tokens.tolist() == [1, 2, 3, -1, 4, 1, 2, -1]
     assert list(out.parent.iterdir()) == [out]
     assert script.main(command) == 2
     assert "--files belong together" in capsys.readouterr().err
-    assert script.main(["--model", "smollm2_135m", "--chunk", "1"]) == 2
+    assert script.main(["datastore", "--model", "smollm2_135m", "--chunk", "1"]) == 2
 
 
 def test_the_script_builds_from_earlier_outputs(tmp_path, toy_models, monkeypatch):
     turns = [(np.array([1, 2]), np.array([3])), (np.array([4]), np.array([5, 6]))]
     monkeypatch.setattr(script, "recorded_turns", lambda path, tokenizer_hash: iter(turns))
     out = tmp_path / "d.bin"
-    command = ["--model", "smollm2_135m", "--corpus", "outputs", "--cases", "results/one"]
+    command = [
+        "datastore",
+        "--model",
+        "smollm2_135m",
+        "--corpus",
+        "outputs",
+        "--cases",
+        "results/one",
+    ]
     assert script.main([*command, "--out", str(out)]) == 0
     assert Datastore.open(out, "toy").tokens.tolist() == [1, 2, 3, -1, 4, 5, 6, -1]
     assert json.loads(json.dumps(read_header(out)["corpus"]["runs"])) == ["one"]

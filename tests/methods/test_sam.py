@@ -174,11 +174,11 @@ class Spy(Drafter):
             hidden_layers=(3,),
             sampling=False,
             max_nodes=7,
-            artefacts=(file,),
+            artifacts=(file,),
         )
 
     def setup(self, context):
-        self.calls.append(("setup", dict(context.artefacts)))
+        self.calls.append(("setup", dict(context.artifacts)))
 
     def reset(self):
         self.calls.append("reset")
@@ -248,7 +248,7 @@ def test_the_auxiliary_gets_every_call_and_its_own_files(tmp_path, static):
     spy = Spy()
     drafter = SuffixAutomatonDecoding(auxiliary=spy)
     needs = drafter.needs
-    assert [a.name for a in needs.artefacts] == ["static_automaton", "part0.table"]
+    assert [a.name for a in needs.artifacts] == ["static_automaton", "part0.table"]
     assert (needs.tokens_only, needs.logits, needs.prompt_logits) == (False, True, True)
     assert (needs.reference, needs.overlap, needs.sampling) == (True, True, False)
     assert (needs.hidden_layers, needs.max_nodes) == ((3,), 39)
@@ -300,7 +300,7 @@ def test_lossless_on_tiny_models(architecture, auxiliary, make_target, static, r
     drafter = ready(path, auxiliary=made, len_threshold=2, len_bias=0)
     result = decode(target, drafter, prompt, 40)
     assert result.output_ids == truth
-    assert max(result.accepted_per_step) > 2
+    assert max(result.committed_per_step) > 2
     assert {source for step in result.sources_per_step for source in step} >= {STATIC}
 
 
@@ -313,7 +313,7 @@ def test_the_same_turn_twice_gives_the_same_steps(make_target, rng):
     drafter.reset()
     again = decode(target, drafter, prompt, 30)
     assert again.drafted_per_step == first.drafted_per_step
-    assert again.accepted_per_step == first.accepted_per_step
+    assert again.committed_per_step == first.committed_per_step
 
 
 # -- bad input -------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ EOS = 2
 def ready(files=None, tokenizer_hash="toy", **knobs):
     drafter = Spacelike(**{"rebuild": "sync", **knobs})
     drafter.setup(
-        DraftContext(60, frozenset({EOS}), tokenizer_hash=tokenizer_hash, artefacts=files or {})
+        DraftContext(60, frozenset({EOS}), tokenizer_hash=tokenizer_hash, artifacts=files or {})
     )
     drafter.reset()
     return drafter
@@ -311,7 +311,7 @@ def test_a_warm_start_is_there_from_the_start_and_after_a_reset(tmp_path):
     ]
     path = write_run(tmp_path, records)
     drafter = ready({"warm_start": path}, warm_start=str(path), draft_len=2)
-    assert drafter.needs.artefacts[0].path == str(path)
+    assert drafter.needs.artifacts[0].path == str(path)
     assert draft(drafter, [5, 6]) == [9, 9]
     finish(drafter, [5, 6, 3, 3], [5, 6, 3, 3])
     assert draft(drafter, [5, 6]) == [3, 3]

@@ -38,14 +38,14 @@ class Fixed(Drafter):
     required: Needs = field(default_factory=Needs)
     seen: list = field(default_factory=list)
     overlapped: list = field(default_factory=list)
-    artefacts: dict = field(default_factory=dict)
+    artifacts: dict = field(default_factory=dict)
 
     @property
     def needs(self):
         return self.required
 
     def setup(self, context):
-        self.artefacts = dict(context.artefacts)
+        self.artifacts = dict(context.artifacts)
 
     def propose(self, state):
         return self.tree
@@ -282,17 +282,17 @@ def test_needs_are_those_of_all_parts_and_files_are_kept_apart(tmp_path):
     def table(path):
         return Artifact("table", "specbench.artifacts.frozen_table:build_default", "make it", path)
 
-    a = fixed([1], [-1], required=Needs(artefacts=(table("a"),), max_nodes=300, reference=True))
-    b = fixed([1], [-1], required=Needs(artefacts=(table("b"),), tokens_only=False, logits=True))
+    a = fixed([1], [-1], required=Needs(artifacts=(table("a"),), max_nodes=300, reference=True))
+    b = fixed([1], [-1], required=Needs(artifacts=(table("b"),), tokens_only=False, logits=True))
     drafter = Union(drafters=[a, b], max_nodes=9)
     needs = drafter.needs
-    assert {f.name: f.path for f in needs.artefacts} == {"part0.table": "a", "part1.table": "b"}
+    assert {f.name: f.path for f in needs.artifacts} == {"part0.table": "a", "part1.table": "b"}
     assert (needs.max_nodes, needs.tokens_only) == (9, False)
     assert needs.reference and needs.logits and not needs.prompt_logits
     files = {"part0.table": tmp_path / "a", "part1.table": tmp_path / "b"}
-    drafter.setup(DraftContext(VOCAB, frozenset(), artefacts=files))
-    assert a.artefacts == {"table": tmp_path / "a"}
-    assert b.artefacts == {"table": tmp_path / "b"}
+    drafter.setup(DraftContext(VOCAB, frozenset(), artifacts=files))
+    assert a.artifacts == {"table": tmp_path / "a"}
+    assert b.artifacts == {"table": tmp_path / "b"}
 
 
 # -- in a decode loop ------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_a_union_of_one_accepts_what_its_part_accepts(make, make_target, rng):
     drafter.reset()
     expected = decode(target, alone, prompt, 40)
     found = decode(target, drafter, prompt, 40)
-    assert found.accepted_per_step == expected.accepted_per_step
+    assert found.committed_per_step == expected.committed_per_step
     assert found.n_aux == expected.n_aux
 
 

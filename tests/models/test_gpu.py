@@ -82,7 +82,7 @@ def decode(
     toys: ToyFiles | None = None,
 ) -> list[int]:
     files = toys.files(drafter) if toys else {}
-    drafter.setup(context(target, artefacts=files, tokenizer_hash=TOKENIZER))
+    drafter.setup(context(target, artifacts=files, tokenizer_hash=TOKENIZER))
     engine = Engine(target, GreedyVerifier(), eos_ids=EOS)
     out = engine.decode(prompt, drafter, max_new_tokens=tokens).output_ids
     drafter.close()
@@ -216,7 +216,7 @@ def check_drafting(
         drafter.reset()
         result = engine.decode(prompt, drafter, max_new_tokens=len(plain))
         assert result.output_ids == plain, (method, overlap)
-        accepted += result.accepted_per_step
+        accepted += result.committed_per_step
     drafter.close()
     return accepted
 

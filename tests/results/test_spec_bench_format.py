@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import load_runs
-from scripts import export_specbench, import_specbench
+from scripts import spec_bench
 from specbench.errors import ConfigurationError, OutputRefused, WeightsNotFound
 from specbench.models import loading
 from specbench.results.records import CASES, ERRORS, MANIFEST, CaseRecord
@@ -253,11 +253,11 @@ def run(tmp_path):
 
 def imported(out, made, *more):
     named = [f"{path.name.split('-')[1]}={path}" for path in made]
-    return import_specbench.main([str(out), *named, "--model", "toy", *more])
+    return spec_bench.main(["import", str(out), *named, "--model", "toy", *more])
 
 
 def test_out_and_in_again_by_the_scripts(run, tmp_path, capsys):
-    assert export_specbench.main([str(run), str(tmp_path / "out"), "--no-text"]) == 0
+    assert spec_bench.main(["export", str(run), str(tmp_path / "out"), "--no-text"]) == 0
     made = sorted((tmp_path / "out").iterdir())
     assert [path.name for path in made] == [
         "toy-ar-float32-temp-0.0.jsonl", "toy-pld-float32-temp-0.0.jsonl",
@@ -282,7 +282,7 @@ def test_out_and_in_again_by_the_scripts(run, tmp_path, capsys):
 
 def test_the_synthetic_run_gives_its_own_table_again(tmp_path):
     """Two repeats, two-turn questions, one failed and one disturbed case."""
-    assert export_specbench.main([str(SYNTHETIC), str(tmp_path / "out"), "--no-text"]) == 0
+    assert spec_bench.main(["export", str(SYNTHETIC), str(tmp_path / "out"), "--no-text"]) == 0
     made = sorted((tmp_path / "out").glob("run_*/*.jsonl"))
     assert len(made) == 8
     assert imported(tmp_path / "back", made) == 0
@@ -301,7 +301,7 @@ def test_the_synthetic_run_gives_its_own_table_again(tmp_path):
 
 
 def test_a_contradiction_is_refused_with_its_place_or_flagged(run, tmp_path, capsys):
-    export_specbench.main([str(run), str(tmp_path / "out"), "--no-text"])
+    spec_bench.main(["export", str(run), str(tmp_path / "out"), "--no-text"])
     ar, pld = sorted((tmp_path / "out").iterdir())
     lines = [json.loads(line) for line in pld.read_text().splitlines()]
     lines[1]["choices"][0]["new_tokens"] = [99]
@@ -326,7 +326,7 @@ def test_answers_are_the_tokenizer_s_text_without_special_tokens(run, tmp_path, 
             return f" {words(tokens)}\n"
 
     monkeypatch.setattr(loading, "load_tokenizer", lambda node: Tokenizer())
-    assert export_specbench.main([str(run), str(tmp_path / "out")]) == 0
+    assert spec_bench.main(["export", str(run), str(tmp_path / "out")]) == 0
     (path,) = (tmp_path / "out").glob("*-pld-*")
     first = json.loads(path.read_text().splitlines()[0])
     assert first["choices"][0]["turns"] == ["5 6 7 8 9 10 11", "5 6 7"]
@@ -338,29 +338,29 @@ def test_without_its_tokenizer_the_way_out_is_named(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(loading, "load_tokenizer", missing)
     with pytest.raises(ConfigurationError, match=r"no tokenizer of toy.*--no-text"):
-        export_specbench.main([str(run), str(tmp_path / "out")])
+        spec_bench.main(["export", str(run), str(tmp_path / "out")])
 
 
 def test_what_cannot_be_exported_or_imported_says_why(run, tmp_path):
     out = str(tmp_path / "out")
     jsonl.rewrite_jsonl(run / CASES, (replace(r, timing="none").to_json() for r in RECORDS))
     with pytest.raises(ConfigurationError, match="replay without times"):
-        export_specbench.main([str(run), out, "--no-text"])
+        spec_bench.main(["export", str(run), out, "--no-text"])
     with pytest.raises(ConfigurationError, match="is no file"):
-        import_specbench.main([out, "pld=missing.jsonl", "--model", "toy"])
+        spec_bench.main(["import", out, "pld=missing.jsonl", "--model", "toy"])
     path = tmp_path / "pld.jsonl"
     jsonl.rewrite_jsonl(path, files()["pld"])
     with pytest.raises(ConfigurationError, match="none of the labels pld"):
-        import_specbench.main([out, str(path), "--model", "toy", "--baseline", "ar"])
+        spec_bench.main(["import", out, str(path), "--model", "toy", "--baseline", "ar"])
     with pytest.raises(OutputRefused, match="not empty"):
-        import_specbench.main([str(tmp_path), str(path), "--model", "toy"])
+        spec_bench.main(["import", str(tmp_path), str(path), "--model", "toy"])
     jsonl.rewrite_jsonl(path, files()["pld"] * 2)
     with pytest.raises(AnswerError, match="more than once: 200, 81"):
-        import_specbench.main([out, str(path), "--model", "toy"])
+        spec_bench.main(["import", out, str(path), "--model", "toy"])
 
 
 def test_an_imported_run_is_not_exported(run, tmp_path):
-    export_specbench.main([str(run), str(tmp_path / "out"), "--no-text"])
+    spec_bench.main(["export", str(run), str(tmp_path / "out"), "--no-text"])
     imported(tmp_path / "back", sorted((tmp_path / "out").iterdir()))
     with pytest.raises(ConfigurationError, match="holds no tokens"):
-        export_specbench.main([str(tmp_path / "back"), str(tmp_path / "again")])
+        spec_bench.main(["export", str(tmp_path / "back"), str(tmp_path / "again")])

@@ -91,7 +91,7 @@ class FrozenTable:
             tokenizer_hash: of the tokenizer in use; None takes any.
 
         Raises:
-            ArtefactError: no such table, another tokenizer or version (both are named), damaged.
+            ArtifactError: no such table, another tokenizer or version (both are named), damaged.
         """
         header, arrays = open_array_file(
             path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash

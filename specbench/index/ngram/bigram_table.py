@@ -63,7 +63,7 @@ class BigramTable(NamedTuple):
             tokenizer_hash: what it must have been built for; None takes any.
 
         Raises:
-            ArtefactError: wrong kind, version or tokenizer (both are named), or a damaged file.
+            ArtifactError: wrong kind, version or tokenizer (both are named), or a damaged file.
         """
         header, arrays = open_array_file(
             path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash
@@ -87,7 +87,7 @@ class BigramTable(NamedTuple):
         """Refuse a table that was built from other weights (in whatever dtype).
 
         Raises:
-            ArtefactError: it was.
+            ArtifactError: it was.
         """
         found = sample_weights(model)
         scale = np.abs(self.sample).max(initial=0.0)
@@ -97,8 +97,8 @@ class BigramTable(NamedTuple):
             raise ArtifactError(
                 f"{path} was built from the model with weights {digest(self.sample)}, but this run "
                 f"has weights {digest(found)} (the tokenizer is the same). Type, with the run's "
-                "model for MODEL: python scripts/build_bigram_table.py --model MODEL --out FILE, "
-                "and run with method.bigram_table=FILE"
+                "model for MODEL: python scripts/build_artifact.py bigram_table --model MODEL "
+                "--out FILE, and run with method.bigram_table=FILE"
             )
 
 

@@ -53,7 +53,7 @@ class Datastore(NamedTuple):
             tokenizer_hash: what it must have been built for; None takes any.
 
         Raises:
-            ArtefactError: wrong kind, version or tokenizer (both are named), or a damaged file.
+            ArtifactError: wrong kind, version or tokenizer (both are named), or a damaged file.
         """
         _, arrays = open_array_file(path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash)
         return Datastore(arrays["tokens"], arrays["suffixes"], arrays["offsets"])

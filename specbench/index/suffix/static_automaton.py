@@ -236,7 +236,7 @@ class StaticAutomaton:
             tokenizer_hash: of the tokenizer in use; None takes any.
 
         Raises:
-            ArtefactError: no such file, another tokenizer or version (both are named), damaged.
+            ArtifactError: no such file, another tokenizer or version (both are named), damaged.
         """
         header, arrays = open_array_file(
             path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash

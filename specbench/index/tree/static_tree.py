@@ -98,7 +98,7 @@ def load_tree(path: Path) -> StaticTree:
     """The tree in a JSON file with a list ``paths``.
 
     Raises:
-        ArtefactError: the file is missing, or is no such tree.
+        ArtifactError: the file is missing, or is no such tree.
     """
     try:
         return StaticTree.from_paths(json.loads(path.read_text(encoding="utf-8"))["paths"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION
 from specbench.results.statistics import roofline
-from specbench.results.statistics.pooling import ORDINARY_SHARE, disturbed_blocks, is_ordinary
+from specbench.results.statistics.aggregate import ORDINARY_SHARE, noisy_blocks, untimed_blocks
 from specbench.results.statistics.summary import OVERALL, compare_pairs, summarise
 
 if TYPE_CHECKING:
@@ -79,18 +79,20 @@ def _caption(records: Sequence[CaseRecord], config: Mapping[str, Any]) -> str:
         + f"{config['model']['name']} on {config['dataset']['name']}, repeats={config['repeats']}. "
         f"State kept per {kept}."
     ]
-    law = config.get("generation") or {}
+    generation = config.get("generation") or {}
     verifiers = " and ".join(sorted({record.verifier for record in records}))
-    if law.get("temperature"):
+    if generation.get("temperature"):
         filters = "".join(
-            f", {key}={law[key]}" for key, off in (("top_p", 1), ("top_k", 0)) if law[key] != off
+            f", {key}={generation[key]}"
+            for key, off in (("top_p", 1), ("top_k", 0))
+            if generation[key] != off
         )
         parts.append(
-            f"Sampled at temperature {law['temperature']:g}{filters}; verifier {verifiers}; "
+            f"Sampled at temperature {generation['temperature']:g}{filters}; verifier {verifiers}; "
             "speedup over ar sampling with the same seeds; outputs not audited."
         )
     if any(record.lossy for record in records):
-        parts.append("LOSSY: outputs of labels that draft do not follow the model's own law.")
+        parts.append("LOSSY: outputs of labels that draft do not follow the model's distribution.")
     return " ".join(parts)
 
 
@@ -142,8 +144,8 @@ def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, Any]) -> li
             f"the first measurements are in {DISTURBED}."
         )
     blocks = {(r.repeat, r.case_id) for r in records}
-    disturbed = disturbed_blocks(records)
-    if disturbed and is_ordinary(len(disturbed), len(blocks)):
+    disturbed = noisy_blocks(records)
+    if disturbed and not untimed_blocks(records):
         notes.append(
             f"THE MACHINE WAS DISTURBED THROUGHOUT: {len(disturbed)} of {len(blocks)} cases hold a "
             f"disturbed turn, more than {ORDINARY_SHARE:.0%}, so all are counted (disturbed_by in "

@@ -1,0 +1,303 @@
+"""Exchange runs with Spec-Bench: write a run as its answer files, or read its files as a run.
+
+python scripts/spec_bench.py export RUN OUT
+python scripts/spec_bench.py import OUT ar=vanilla.jsonl pld=pld.jsonl --model vicuna7b
+python scripts/spec_bench.py import --help      # what each of the two keeps and loses
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
+from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
+from specbench.results.records import CASES, DONE, ERRORS, SUMMARY, CaseRecord, read_records
+from specbench.results.spec_bench_format import (
+    UNKNOWN_FIELDS,
+    UNKNOWN_SCOPE,
+    AnswerError,
+    Source,
+    from_answer,
+    mean_accept_length,
+    to_answers,
+    usable_blocks,
+)
+from specbench.results.statistics import OVERALL, summarise
+from specbench.storage import jsonl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.
+
+    python scripts/spec_bench.py export RUN OUT
+
+Its evaluation/speed.py takes two of them as --file-path and --base-path, once one line of it has
+been edited: in its parser.add_argument("--mean-report", ...) near the end, the line default=True,
+must become default=False,. As it stands the option is on whatever is typed, and the files that are
+named are not read.
+
+One file per label; with repeats, one folder run_1, run_2, ... each. Its MAT is ours. Its speed of a
+method is ours by its formula (python -m analysis.tables RUN --estimator specbench). Its speed of
+the baseline is not: it counts that one's tokens by tokenizing the text again and subtracting one,
+so the EOS is lost there and nowhere else.
+"""
+
+_IMPORT = """Read Spec-Bench's answer files as a run folder, so that analysis can show them.
+
+    python scripts/spec_bench.py import OUT ar=vanilla.jsonl pld=pld.jsonl --model vicuna7b
+    python -m analysis.tables OUT
+
+A label given again is its next repeat. What their files do not say (token ids, prefill apart from
+decoding, what was drafted, verdicts) stays unknown: the manifest lists it, and every table's
+caption says so. So there is no speedup over decoding time, only their estimator's. A question whose
+counts contradict each other is refused; with --flag it becomes a failed case, which drops out for
+all labels. An answer "ERROR" always does: its numbers are those of the turn before.
+"""
+
+# The fields that must be there for a record at all.
+_FAILED_ANSWER = {
+    "turns": ["ERROR"],
+    "decoding_steps": [0],
+    "new_tokens": [0],
+    "wall_time": [0.0],
+    "accept_lengths": [],
+}
+
+
+def export_run(options: argparse.Namespace) -> None:
+    """Write one answer file per label and repeat.
+
+    Raises:
+        ConfigurationError: the run has no records, no tokens or no times.
+    """
+    manifest = RunManifest.read(options.run)
+    records, _ = read_records(options.run)
+    if manifest.imported is not None:
+        raise ConfigurationError(f"{options.run} was made of answer files: it holds no tokens.")
+    if not records:
+        raise ConfigurationError(f"{options.run} has no records. Make some: python run.py")
+    if any(record.timing == "none" for record in records):
+        raise ConfigurationError(
+            f"{options.run} is a replay without times, and an answer file must have them. Give "
+            "the replay a cost surface (runner.surface=FILE), or export the live run."
+        )
+    labels = list(dict.fromkeys(record.label for record in records))
+    usable = usable_blocks(records, labels)
+    decode = _no_text if options.no_text else _decoder(manifest.config["model"])
+    dtype = (manifest.model and manifest.model.dtype) or manifest.config["model"]["dtype"]
+    temperature = float(manifest.setting("generation", "temperature") or 0.0)
+    repeats = sorted({record.repeat for record in records})
+    for label in labels:
+        own = [record for record in records if record.label == label]
+        predicted = "-predicted" if own[0].timing == "predicted" else ""
+        name = str(dtype).removeprefix("torch.")
+        model_id = f"{own[0].model}-{label}-{name}-temp-{temperature}{predicted}"
+        for repeat in repeats:
+            folder = options.out / f"run_{repeat + 1}" if len(repeats) > 1 else options.out
+            blocks = [block for block in usable.blocks if block[0] == repeat]
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{model_id}.jsonl"
+            jsonl.rewrite_jsonl(path, to_answers(own, blocks, model_id, decode))
+            print(f"{path}: {len(blocks)} questions")
+    for count, reason in ((usable.failed, "a label failed"), (usable.disturbed, "disturbed")):
+        if count:
+            print(f"left out for all labels: {count} questions ({reason})")
+    if options.no_text:
+        print("without text: their speed.py cannot count the tokens of a baseline in these files")
+
+
+def _no_text(tokens: Sequence[int]) -> str:
+    del tokens
+    return ""
+
+
+def _decoder(model: object) -> Callable[[Sequence[int]], str]:
+    from specbench.models.loading import load_tokenizer  # brings torch
+
+    try:
+        tokenizer = load_tokenizer(model)
+    except SpecBenchError as error:
+        raise ConfigurationError(
+            f"{error} Without its tokenizer the answers' text cannot be written; --no-text leaves "
+            "it out, which is enough for the methods' files, not for the baseline's."
+        ) from error
+
+    def decode(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+
+    return decode
+
+
+def import_answers(options: argparse.Namespace) -> None:
+    """Write a run folder with the records of all answer files.
+
+    Raises:
+        OutputRefused: the folder is not empty.
+        AnswerError: a file or a question contradicts itself.
+    """
+    if options.out.exists() and any(options.out.iterdir()):
+        raise OutputRefused(f"{options.out} is not empty. Name a new folder.")
+    files = [_named(text) for text in options.files]
+    labels = list(dict.fromkeys(label for label, _ in files))
+    if options.baseline is not None and options.baseline not in labels:
+        raise ConfigurationError(
+            f"--baseline {options.baseline} is none of the labels {', '.join(labels)}."
+        )
+    baseline = options.baseline or (BASELINE if BASELINE in labels else None)
+    digests = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for _, path in files}
+    run_key = hashlib.sha256("".join(digests.values()).encode()).hexdigest()[:16]
+    records: list[CaseRecord] = []
+    errors: list[dict[str, Any]] = []
+    theirs: dict[str, list[dict[str, Any]]] = {}
+    for place, (label, path) in enumerate(files):
+        repeat = sum(earlier == label for earlier, _ in files[:place])
+        source = Source(
+            label, label, options.model, options.dataset, run_key, repeat, labels.index(label)
+        )
+        lines = _lines(path)
+        theirs.setdefault(label, []).extend(lines)
+        for number, line in enumerate(lines):
+            made, error = _question(line, source, number, path, options.flag)
+            records += made
+            errors += error
+    rows = summarise(records, labels, baseline, estimator="specbench")
+    options.out.mkdir(parents=True, exist_ok=True)
+    jsonl.rewrite_jsonl(options.out / CASES, (record.to_json() for record in records))
+    jsonl.rewrite_jsonl(options.out / ERRORS, errors)
+    jsonl.write_json(options.out / SUMMARY, {"rows": rows})
+    manifest = _manifest(options, labels, baseline)
+    manifest.run_key = run_key
+    manifest.imported = {"from": "Spec-Bench", "sha256": digests, "unknown": UNKNOWN_FIELDS}
+    manifest.config["repeats"] = 1 + max(record.repeat for record in records)
+    manifest.exit_code = 1 if errors else 0
+    manifest.write(options.out)
+    jsonl.write_text(options.out / DONE, "")
+    for row in rows:
+        if row["task"] == OVERALL:
+            mean = mean_accept_length(theirs[row["label"]])
+            print(
+                f"{row['label']}: {row['n_cases']} questions, MAT {_number(row['mat'])} "
+                f"(Spec-Bench's mean accepted tokens: {_number(mean)})"
+            )
+    if errors:
+        print(f"{len(errors)} questions are marked as failed; reasons in {options.out / ERRORS}")
+    print(f"{options.out}: python -m analysis.tables {options.out}")
+
+
+def _named(text: str) -> tuple[str, Path]:
+    """``LABEL=FILE``, or a file whose name is the label."""
+    label, _, name = text.rpartition("=")
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigurationError(f"{name} is no file. Type LABEL=FILE, e.g. pld=answers/pld.jsonl.")
+    return label or re.sub(r"\.jsonl$", "", path.name), path
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    lines, cut = jsonl.read_jsonl(path)
+    if cut or not lines:
+        raise AnswerError(f"{path}: {'the last line is cut off' if cut else 'no answer in it'}.")
+    asked = [str(line.get("question_id")) for line in lines]
+    twice = sorted({name for name in asked if asked.count(name) > 1})
+    if twice:
+        raise AnswerError(f"{path}: questions occur more than once: {', '.join(twice[:5])}.")
+    return lines
+
+
+def _question(
+    line: dict[str, Any], source: Source, number: int, path: Path, flag: bool
+) -> tuple[list[CaseRecord], list[dict[str, Any]]]:
+    """The records of a line, and why it failed if it did."""
+    try:
+        records = from_answer(line, source, number)
+        reason = 'the answer is "ERROR"' if records[0].status == "failed" else ""
+    except AnswerError as error:
+        if not flag:
+            raise AnswerError(
+                f"{path}, line {number + 1}: {error} Type --flag to keep such questions as failed "
+                "cases."
+            ) from error
+        reason = str(error)
+        records = from_answer({**line, "choices": [_FAILED_ANSWER]}, source, number)
+    if not reason:
+        return records, []
+    first = records[0]
+    where = {"label": first.label, "case_id": first.case_id, "turn": 0, "repeat": first.repeat}
+    return records, [{**where, "type": "AnswerError", "message": reason, "traceback": ""}]
+
+
+def _manifest(
+    options: argparse.Namespace, labels: Sequence[str], baseline: str | None
+) -> RunManifest:
+    """What the command line says about the run."""
+    gpus = [{"name": name} for name in options.gpu]
+    device = "cuda" if gpus else None
+    return RunManifest(
+        status="complete",
+        config={
+            "model": {"name": options.model, "dtype": options.dtype, "device": device},
+            "dataset": {"name": options.dataset},
+            "generation": {"temperature": options.temperature},
+            "estimator": "specbench",
+        },
+        labels={
+            label: LabelInfo(method=label, method_version=1, state_scope=UNKNOWN_SCOPE)
+            for label in labels
+        },
+        baseline=baseline,
+        hardware={"cpu": None, "gpus": gpus},
+        model=ModelInfo(dtype=options.dtype, device=device),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    commands = parser.add_subparsers(metavar="export|import", required=True)
+
+    def command(name: str, about: str, work: Callable[[argparse.Namespace], None]) -> Any:
+        made = commands.add_parser(
+            name, help=about.splitlines()[0], description=about, formatter_class=formatter
+        )
+        made.set_defaults(work=work)
+        return made.add_argument
+
+    add = command("export", _EXPORT, export_run)
+    add("run", type=Path, help="folder of a run")
+    add("out", type=Path, help="folder of the answer files")
+    add("--no-text", action="store_true", help="needs no tokenizer; see above")
+    add = command("import", _IMPORT, import_answers)
+    add("out", type=Path, help="the run folder, new")
+    add("files", nargs="+", metavar="LABEL=FILE", help="an answer file; its name is the default")
+    add("--model", required=True, help="the model's name, as in conf/model")
+    add("--dataset", default="specbench", help="default: specbench")
+    add("--baseline", help="label that speedups refer to (default: ar, where there is one)")
+    add("--dtype", help="number format, e.g. float16, where known")
+    add("--gpu", action="append", default=[], help="name of the GPU, where known; once for each")
+    add("--temperature", type=float, default=0.0)
+    add("--flag", action="store_true", help="keep contradictory questions as failed cases")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    options.work(options)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except SpecBenchError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
