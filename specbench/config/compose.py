@@ -63,7 +63,7 @@ def methods_that_need(what: str) -> list[str]:
     return [
         str(config.name)
         for config in configs
-        if "drafters" not in config and getattr(get_class(config["_target_"])().needs, what)
+        if "drafters" not in config and getattr(get_class(config._target_)().needs, what)
     ]
 
 
