@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
+from specbench.results.manifest import RunManifest
 from specbench.results.records import (
     CASES,
     DIALOGUE,
@@ -81,7 +82,7 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
             _write_lines(building / name, lines)
     steps = pa.concat_tables([pq.read_table(run.path / STEPS) for run in runs])
     pq.write_table(steps, building / STEPS)
-    _write_json(building / SUMMARY, run_summary(records, errors, manifest))
+    _write_json(building / SUMMARY, run_summary(records, errors, RunManifest.from_json(manifest)))
     _write_json(building / MANIFEST, manifest)
     (building / DONE).write_text("", encoding="utf-8")
     os.replace(building, output)

@@ -17,6 +17,7 @@ from specbench.data import cases
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.results import console, records
+from specbench.results.manifest import RunManifest
 from specbench.results.statistics import exit_code, run_summary
 from specbench.storage import jsonl
 from specbench.system import environment, nvml
@@ -290,7 +291,7 @@ def _measure_again(job: Job, files: ResultFiles, runner: BlockRunner) -> None:
 def _finish(job: Job, files: ResultFiles, book: dict[str, Any]) -> int:
     errors, _ = jsonl.read_jsonl(job.folder / records.ERRORS)
     code = exit_code(files.done, errors)
-    summary = run_summary(files.done, errors, book)
+    summary = run_summary(files.done, errors, RunManifest.from_json(book))
     manifest.close(book, "complete", code)
     files.finish(summary, book)
     return code
