@@ -144,7 +144,7 @@ def show(path: Path) -> None:
         table.add_row(
             str(context),
             *(f"{1e3 * value:.1f}" for value in seconds),
-            str(surface.free_nodes(context)),
+            str(surface.nodes_within_budget(context)),
         )
     console.print(table)
     for row in surface.drafting:
@@ -159,7 +159,7 @@ def show(path: Path) -> None:
         f"prompt {surface.prefill.error:.1%}",
         highlight=False,
     )
-    free = [surface.free_nodes(context) for context in contexts]
+    free = [surface.nodes_within_budget(context) for context in contexts]
     console.print(
         f"free here: {min(free)} to {max(free)} draft nodes (a pass with them takes at most "
         f"{FREE:.0%} longer than a pass without)",
@@ -191,7 +191,7 @@ def _measure(
         "shape": bool(config.model.shape),
         "dtype": loaded.dtype,
         "device": loaded.device,
-        "packed": target.packing,
+        "packed": target.packed_weights,
         "passes": target.describe(),
         "threads": torch.get_num_threads(),
     }
@@ -311,7 +311,7 @@ def _pass_s(target: Target, tree: DraftTree, context: int) -> float:
     def step() -> None:
         scores = target.forward(0, tree)
         verdict, _ = verifier.verify(tree, scores)
-        target.keep(tree, verdict.path)
+        target.commit(tree, verdict.path)
 
     seconds = _timed(target, step)
     target.cache.truncate(context)

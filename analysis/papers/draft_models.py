@@ -62,8 +62,7 @@ def _sheets(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _place(entry: ComparedLabel) -> tuple[Any, ...]:
     run = entry.run
-    prompts = run.manifest.get("prompt_set_hash")
-    return (run.model, run.dataset, conditions(run), prompts, entry.label)
+    return (run.model, run.dataset, conditions(run), run.manifest.prompt_set_hash, entry.label)
 
 
 _HEADINGS = [

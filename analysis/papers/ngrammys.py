@@ -27,7 +27,6 @@ from analysis.plots.heatmaps import heatmaps
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, claim_of_setting, compare, load_ledger
 from analysis.runs.comparisons import caption
 from analysis.runs.estimates import over_repeats
-from analysis.runs.load import cpus
 from analysis.tabular.comparison_tables import (
     FOOTING,
     claimed_cells,
@@ -107,25 +106,17 @@ def _slowdowns(run: Run, context: int) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def _figure1_caption(run: Run) -> str:
-    machine = {"hardware": run.manifest.get("hardware"), **(run.surface or {}).get("machine", {})}
-    cpu = (machine["hardware"] or {}).get("cpu")
-    count = int((machine["hardware"] or {}).get("cpus_usable") or 0)
-    where = ", ".join(run.gpus) or f"{cpu}, {cpus(count)}"
     made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
     return (
-        f"{made_up}{_FIGURE1_TEXT} {_model_of(run)} ({run.dtype}), random ids. Hardware: {where}. "
-        f"Medians of {_passes(run)} passes; intervals: 95 %, bootstrap over passes. "
-        f"Code: {run.code}."
+        f"{made_up}{_FIGURE1_TEXT} {run.model} ({run.dtype}), random ids. "
+        f"Hardware: {run.hardware}. Medians of {_passes(run)} passes; intervals: 95 %, "
+        f"bootstrap over passes. Code: {run.code}."
     )
 
 
 def _passes(run: Run) -> int:
     """How often each pass was timed."""
     return len((run.surface or {})["batch"]["samples_s"][0][0][0])
-
-
-def _model_of(run: Run) -> str:
-    return str((run.manifest.get("config") or {}).get("model", {}).get("name"))
 
 
 def _contexts(run: Run) -> list[int]:
@@ -140,7 +131,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
         for context in _contexts(run):
             for (k, w), cell in _slowdowns(run, context).items():
                 measured = Estimate(cell["slowdown"], cell["slowdown_ci"])
-                rows.append([_model_of(run), str(context), str(k), str(w), measured, passes])
+                rows.append([run.model, str(context), str(k), str(w), measured, passes])
     text = "\n".join(_figure1_caption(run) for run in runs)
     return [
         ResultTable("N-Grammys, Figure 1: slow-down of a target pass", text, headings, rows, [])
@@ -155,9 +146,9 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
                 for context in _contexts(run)
             ],
             "w (draft tokens in a row)", "k (rows)", "time over that of one token",
-            f"N-Grammys, Figure 1 ({_model_of(run)})", _figure1_caption(run),
+            f"N-Grammys, Figure 1 ({run.model})", _figure1_caption(run),
         )  # fmt: skip
-        yield _model_of(run), figure
+        yield run.model, figure
 
 
 # --- Figure 2 -------------------------------------------------------------------------------------

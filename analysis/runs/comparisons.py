@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_ledger
 from analysis.runs.estimates import tokens_per_s, usable_turns
 from specbench.results.estimate import FEWEST, Estimate
-from specbench.results.manifest import BASELINE, RunManifest
+from specbench.results.manifest import BASELINE
 from specbench.results.statistics import OVERALL, summarise, task_order
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 from specbench.results.summary_schema import interval, number
@@ -112,7 +112,7 @@ def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
 
     A shard has asked a part of them; other runs of the same prompt set know the rest.
     """
-    sets = [(run.model, run.manifest.get("prompt_set_hash") or run.path) for run in runs]
+    sets = [(run.model, run.manifest.prompt_set_hash or run.path) for run in runs]
     asked: dict[Any, dict[str, int]] = {}
     for run, prompts in zip(runs, sets, strict=True):
         asked.setdefault(prompts, {}).update(run.questions)
@@ -142,7 +142,7 @@ def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Compared
         run.baseline,
         seed=run.seed,
         estimator=estimator,
-        context=baseline_context(RunManifest.from_json(run.manifest)),
+        context=baseline_context(run.manifest),
     )
     entries = []
     for label in run.labels:

@@ -143,7 +143,7 @@ class Session:
             "parameters": sum(p.numel() for p in model.model.parameters()),
             "weight_bytes": bandwidth.streamed_bytes(model.model),
             "copy_bytes_per_s": bandwidth.copy_bandwidth(self._target.device),
-            "packed": self._target.packing,
+            "packed": self._target.packed_weights,
             "passes": self._target.describe(),
             "overlap": self._engine.overlap,
             "threads": torch.get_num_threads(),
@@ -256,7 +256,7 @@ class Session:
         return resolve.resolve(
             needed,
             tokenizer=self._tokenizer,
-            embedded=bool(config.model.embedded),
+            bundled=bool(config.model.embedded),
             cache_dir=Path(config.cache_dir),
             model_key=weights.identity(config) if per_model else None,
         )

@@ -55,5 +55,5 @@ def run_caption(records: Sequence[CaseRecord], manifest: RunManifest) -> str:
             "speedup over ar sampling with the same seeds; outputs not audited."
         )
     if any(record.lossy for record in records):
-        parts.append("LOSSY: outputs of labels that draft do not follow the model's own law.")
+        parts.append("LOSSY: outputs of labels that draft do not follow the model's distribution.")
     return " ".join(parts)

@@ -90,12 +90,12 @@ def test_a_figure_that_no_run_has_gets_no_panel():
 
 def test_entity_and_project_come_from_the_runs_where_none_is_given(runs):
     node = {"name": "wandb", "entity": "ours", "project": "theirs"}
-    runs[0].manifest["config"]["logger"] = node
+    runs[0].manifest.config["logger"] = node
     try:
         made = dashboards.subject(runs)
         given = dashboards.subject(runs, "me", "mine")
     finally:
-        del runs[0].manifest["config"]["logger"]
+        del runs[0].manifest.config["logger"]
     assert (made.entity, made.project) == ("ours", "theirs")
     assert (given.entity, given.project) == ("me", "mine")
 

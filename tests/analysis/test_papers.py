@@ -146,10 +146,9 @@ def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
 def with_knobs(run, folder, **knobs):
     """The run in another folder, its only method set otherwise."""
     (label,) = [name for name in run.labels if name != run.baseline]
-    node = run.manifest["labels"][label]
-    node = {**node, "knobs": {**node["knobs"], **knobs}}
-    labels = {**run.manifest["labels"], label: node}
-    manifest = {**run.manifest, "labels": labels}
+    info = run.manifest.labels[label]
+    info = replace(info, knobs={**info.knobs, **knobs})
+    manifest = replace(run.manifest, labels={**run.manifest.labels, label: info})
     return replace(run, path=run.path.with_name(folder), manifest=manifest)
 
 
@@ -353,7 +352,7 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
         else r
         for r in phased.records
     ]
-    phased.manifest["model"]["overlap"] = "thread"
+    phased.manifest.model.overlap = "thread"
     sheet = draft_models._sheets([phased])[0]
     share = {row[1]: row[sheet.headings.index("draft share [95 %]")] for row in sheet.rows}
     assert share["opt_tree"].value > 0
@@ -363,8 +362,8 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
 def test_table_3_compares_speed_on_its_own_model_and_hardware():
     (run,) = load_runs([FIXTURES / "card_table3"])
     machine = {"gpus": [{"name": "NVIDIA A800-SXM4-80GB"}] * 3}
-    model = {**run.manifest["model"], "device": "cuda:0"}
-    there = replace(run, manifest={**run.manifest, "hardware": machine, "model": model})
+    model = replace(run.manifest.model, device="cuda:0")
+    there = replace(run, manifest=replace(run.manifest, hardware=machine, model=model))
     here = {row[1]: row[-1] for row in card._table3([run])[0].rows}
     assert (here["card"], here["opt_tree"]) == ("not compared", "other model")
     verdicts = {row[1]: row[-1] for row in card._table3([there])[0].rows}

@@ -150,8 +150,8 @@ def test_the_same_records_give_the_same_bytes(page, tmp_path):
 
 def test_what_runs_are_called_cannot_become_markup(run):
     hostile = "<script>alert(1)</script>"
-    run.manifest["hardware"]["cpu"] = hostile
-    run.manifest["labels"]["pld"]["knobs"]["variant"] = hostile
+    run.manifest.hardware["cpu"] = hostile
+    run.manifest.labels["pld"].knobs["variant"] = hostile
     made = report.page([run])
     assert hostile not in made
     assert made.count("&lt;script&gt;") >= 2

@@ -103,7 +103,7 @@ def toy_context(
     files = resolve.resolve(
         drafter.needs.artifacts,
         tokenizer=WordTokenizer(),
-        embedded=True,
+        bundled=True,
         cache_dir=cache_dir,
         model_key="toy",
         progress=lambda *_: None,

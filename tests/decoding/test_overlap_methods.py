@@ -55,11 +55,11 @@ def check_exactness(target, method, draft_of, prompts, n=24):
         expected = serial.decode(prompt, plain, max_new_tokens=n).output_ids
         result = serial.decode(prompt, drafter, max_new_tokens=n, seed=seed)
         assert result.output_ids == expected
-        committed += result.accepted_per_step
+        committed += result.committed_per_step
         if drafter.needs.overlap:
             beside = threaded.decode(prompt, drafter, max_new_tokens=n, seed=seed)
             assert beside.output_ids == expected
-            assert beside.accepted_per_step == result.accepted_per_step
+            assert beside.committed_per_step == result.committed_per_step
             assert beside.drafter == result.drafter
     return float(np.mean(committed))
 
@@ -86,15 +86,15 @@ def test_any_architecture_and_draft_leave_the_output_alone(architecture, method,
 
 @pytest.mark.parametrize("method", OVERLAPPED)
 def test_sampled_output_does_not_depend_on_the_overlap(method, make_target, rng):
-    law = Sampling(1.1, top_p=0.95)
+    sampling = Sampling(1.1, top_p=0.95)
     target = make_target()
-    drafter = set_up(method, lambda needs: tiny_draft(needs, seed=0), law)
+    drafter = set_up(method, lambda needs: tiny_draft(needs, seed=0), sampling)
     prompt = rng.integers(0, VOCAB, 9)
     for seed in range(2):
         results = []
         for overlap in ("serial", "thread"):
             loop = engine(target, overlap=overlap)
-            loop.verifier = RejectionVerifier(law)
+            loop.verifier = RejectionVerifier(sampling)
             results.append(loop.decode(prompt, drafter, max_new_tokens=20, seed=seed))
         assert results[0].output_ids == results[1].output_ids
-        assert results[0].accepted_per_step == results[1].accepted_per_step
+        assert results[0].committed_per_step == results[1].committed_per_step

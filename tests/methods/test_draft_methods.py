@@ -18,7 +18,7 @@ from specbench.models.target import Target
 from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
 from tests.decoding.test_engine import engine
-from tests.sampling_laws import P_LEAST, worst_p
+from tests.sampling_distributions import P_LEAST, worst_p
 
 METHODS = {
     "sps": lambda: Sps(gamma=3),
@@ -55,7 +55,7 @@ def check_greedy(target, method: str, kind: str, architecture: str, rng, turns: 
         assert result.output_ids == expected
         assert result.drafter["draft_forwards"] <= result.drafter["draft_tokens"]
         if kind == "itself":  # then the deepest path is accepted
-            steps = zip(result.accepted_per_step, result.depth_per_step, strict=True)
+            steps = zip(result.committed_per_step, result.depth_per_step, strict=True)
             assert all(made == depth + 1 for made, depth in steps)
 
 
@@ -85,7 +85,7 @@ def test_the_cost_of_a_perfect_draft(make_target, rng):
     """Of gamma tokens a step, one pass catches up (two tokens) and gamma - 1 add one each."""
     drafter = set_up(Sps(gamma=3), tiny_draft(Sps(gamma=3).needs, seed=0))
     result = engine(make_target()).decode(rng.integers(0, VOCAB, 9), drafter, max_new_tokens=21)
-    assert result.accepted_per_step == [4] * 5
+    assert result.committed_per_step == [4] * 5
     # The first step's catching up is the prompt's own pass.
     assert result.drafter == {
         "draft_forwards": 5 * 3 - 1,
@@ -112,7 +112,7 @@ def test_drafts_beyond_the_drafts_context_are_not_made(make_target, rng):
     "sampling", [Sampling(1.0), Sampling(0.6, top_p=0.8), Sampling(1.4, top_k=4)], ids=str
 )
 def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
-    """Node i is drawn from the draft's processed law behind text and nodes before it."""
+    """Node i is drawn from the draft's processed distribution behind text and nodes before it."""
     for options in ({}, {"vocab_size": 17, "id_map": np.array([-1, *range(2, VOCAB, 3)])}):
         draft = tiny_draft(Sps(gamma=4).needs, target_vocab=VOCAB, **options)
         drafter = set_up(Sps(gamma=4), draft, sampling)
@@ -126,9 +126,9 @@ def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
             for node in range(4):
                 fresh.begin(np.concatenate([state.tokens, tree.tokens[:node]]))
                 own = fresh.catch_up(np.concatenate([state.tokens, tree.tokens[:node]]), own=True)
-                law = fresh.to_target_vocab(sampling.probs(own))
-                torch.testing.assert_close(tree.probs.q[node], law, atol=1e-12, rtol=0)
-                assert law[tree.tokens[node]] > 0
+                distribution = fresh.to_target_vocab(sampling.probs(own))
+                torch.testing.assert_close(tree.probs.q[node], distribution, atol=1e-12, rtol=0)
+                assert distribution[tree.tokens[node]] > 0
             path = np.arange(accepted)
             committed = np.append(tree.tokens[:accepted], 11)
             state.commit(committed)
@@ -158,10 +158,10 @@ def test_the_laws_of_three_tokens_are_the_targets(method, kept):
     texts = torch.tensor([[*prompt, a, b, c] for a, b, c in np.ndindex(vocab, vocab, vocab)])
     model.set_attn_implementation("sdpa")
     with torch.inference_mode():
-        laws = sampling.probs(model(input_ids=texts, use_cache=False).logits)
+        distributions = sampling.probs(model(input_ids=texts, use_cache=False).logits)
     model.set_attn_implementation("specbench")
     at = len(prompt) - 1
-    law = torch.stack([laws[:, at + i].gather(1, texts[:, at + i + 1 :][:, :1]) for i in range(3)])
+    probs = [distributions[:, at + i].gather(1, texts[:, at + i + 1 :][:, :1]) for i in range(3)]
     drafter = method()
     if kept is None:
         draft = tiny_draft(drafter.needs, seed=1, vocab_size=vocab, max_len=32)
@@ -177,6 +177,6 @@ def test_the_laws_of_three_tokens_are_the_targets(method, kept):
         loop.decode(prompt, drafter, max_new_tokens=length, seed=seed) for seed in range(turns)
     ]
     # Drafts are accepted, or the test says nothing.
-    assert max(max(result.accepted_per_step) for result in results) >= 2
+    assert max(max(result.committed_per_step) for result in results) >= 2
     outputs = np.array([result.output_ids[:3] for result in results])
-    assert worst_p(outputs, law.prod(0).numpy().reshape((vocab,) * 3)) > P_LEAST
+    assert worst_p(outputs, torch.stack(probs).prod(0).numpy().reshape((vocab,) * 3)) > P_LEAST
