@@ -61,8 +61,8 @@ from specbench.results.tasks import TASKS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from specbench.arrays import FloatArray
     from specbench.results.records import CaseRecord
-    from specbench.results.statistics.bootstrap import FloatArray
     from specbench.results.summary_schema import Pair, SummaryRow
 
 OVERALL = "overall"
