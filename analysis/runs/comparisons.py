@@ -138,7 +138,7 @@ def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Compared
         run.baseline,
         seed=run.seed,
         estimator=estimator,
-        footing=baseline_context(run.manifest.to_json()),
+        footing=baseline_context(run.manifest),
     )
     entries = []
     for label in run.labels:

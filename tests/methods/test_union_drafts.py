@@ -18,11 +18,12 @@ from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
 from specbench.errors import ConfigurationError
 from specbench.system.clock import NullClock
+from tests.contract import driver
 from tests.table_models import TableDraft, TableTarget, table
 
 VOCAB = 8
 PROMPT = np.array([3, 1, 4], dtype=np.int64)
-METHODS = {
+METHODS = driver.with_draft_model() | {
     "sps": lambda: Sps(gamma=3),
     "heuristic": lambda: Sps(gamma=2, schedule="heuristic", max_gamma=5),
     "opt_tree": lambda: OptTree(nodes=8, threshold=0.0, max_depth=3),

@@ -58,8 +58,8 @@ from specbench.results.statistics.roofline import ENGINES, BaselineContext
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from specbench.arrays import FloatArray
     from specbench.results.records import CaseRecord
-    from specbench.results.statistics.bootstrap import FloatArray
 
 OVERALL = "overall"
 ESTIMATORS = ("paired", "specbench")
