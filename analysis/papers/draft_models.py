@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from analysis.papers.card import counter, draft_share, hit_rate
 from analysis.papers.reproduction import Reproduction, captions, drafting
 from analysis.runs.claims import VERDICT_RULE, compare, load_ledger
-from analysis.runs.comparisons import conditions, make_comparisons, verdict_words
+from analysis.runs.comparisons import conditions, make_comparisons
 from analysis.runs.estimates import pooled_ratio
 from analysis.tabular.comparison_tables import FOOTING, footing_cells
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, Estimate
+from specbench.results.wording import verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from analysis.runs.comparisons import ComparedLabel
     from analysis.runs.load import Run
 
-# They draft while the target verifies; only the serial emulation can tell the two times apart.
-_OVERLAPPED = ("card", "pearl")
 _TEXT = (
     "Draft passes and draft tokens (rows of those passes): per committed token; the prompt's pass "
     "counts for neither model. Draft share: of the steps' time, where a run with measure=phases "
@@ -75,7 +74,7 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> list[str | Estim
     run, label, row = entry.run, entry.label, entry.overall
     own = [record for record in run.records if record.label == label]
     share = Estimate(None)
-    if inside is not None and (not _overlapped(entry) or inside.run.overlap == "serial"):
+    if inside is not None and inside.run.tells_draft_time(label):
         share = draft_share(inside)
     passes, tokens = counter("draft_forwards"), counter("draft_tokens")
     per_token = [
@@ -106,13 +105,6 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> list[str | Estim
 
 def _load(rows: float | None, parameters: float | None) -> str:
     return ABSENT if rows is None or parameters is None else f"{rows * parameters / 1e9:.3g}"
-
-
-def _overlapped(entry: ComparedLabel) -> bool:
-    """Whether the entry, or a part of a union, drafts while the target verifies."""
-    own = [record for record in entry.run.records if record.label == entry.label]
-    parts = {part for r in own for key in r.drafter for part in key.split(".")[:-1]}
-    return not parts.isdisjoint(_OVERLAPPED) or entry.overall["method"] in _OVERLAPPED
 
 
 def _devices(entry: ComparedLabel) -> str:
