@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from analysis.runs.load import Run
 
-LEDGER = Path(__file__).with_name("claims.yaml")
+CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
 MAT_TOLERANCE = 0.05
 SPEEDUP_TOLERANCE = 0.10
 WIDEST = 1.5  # upper end of an interval over its lower one, for a verdict
@@ -88,7 +88,7 @@ class Claim:
 
     paper: str
     title: str
-    artifact: str
+    exhibit: str
     source: str
     hardware: str
     gpu: str | None
@@ -141,7 +141,7 @@ class Claim:
 
 
 @functools.cache
-def load_ledger(path: Path = LEDGER) -> tuple[Claim, ...]:
+def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
     """All claims, in the order of the file.
 
     Raises:
@@ -155,10 +155,12 @@ def load_ledger(path: Path = LEDGER) -> tuple[Claim, ...]:
         missing = {"paper", "artifact", "source", "hardware", "dataset", "claims"} - artifact.keys()
         if unknown or missing:
             raise ResultsError(f"{place}: unknown {sorted(unknown)}, missing {sorted(missing)}.")
-        for group in ("paper", "hardware"):
-            known = ledger["papers" if group == "paper" else group]
-            if artifact[group] not in known:
-                raise ResultsError(f"{place}: {group} {artifact[group]!r} is not described.")
+        for comparison in ("paper", "hardware"):
+            known = ledger["papers" if comparison == "paper" else comparison]
+            if artifact[comparison] not in known:
+                raise ResultsError(
+                    f"{place}: {comparison} {artifact[comparison]!r} is not described."
+                )
         claims += [
             _claim(ledger, artifact, entry, f"{place}, claim {i}")
             for i, entry in enumerate(artifact["claims"], start=1)
@@ -190,7 +192,7 @@ def _claim(
     return Claim(
         paper=artifact["paper"],
         title=ledger["papers"][artifact["paper"]]["title"],
-        artifact=artifact["artifact"],
+        exhibit=artifact["artifact"],
         source=artifact["source"],
         hardware=hardware["text"],
         gpu=hardware["gpu"],

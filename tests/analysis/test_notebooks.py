@@ -10,13 +10,15 @@ from pathlib import Path
 import jupytext
 import pytest
 
-from analysis import notebook
+from analysis.notebooks import shared
 from analysis.papers.ngrammys import grid_figures
 from specbench.errors import ResultsError
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
+NOTEBOOKS = sorted(
+    set((ROOT / "analysis" / "notebooks").glob("[a-z]*.py")) - {Path(shared.__file__)}
+)
 # What each needs, and a figure that must come of it.
 SHOWN = {
     "acceptance": ("records", "acceptance_vicuna7b_specbench"),
@@ -38,7 +40,7 @@ def shown(request, tmp_path, monkeypatch):
     records, figure = SHOWN[request.node.callspec.params["path"].stem]
     monkeypatch.setenv("RUNS", str(GOLDEN / records))
     monkeypatch.setenv("FIGURES", str(tmp_path))
-    notebook._shown.clear()
+    shared._shown.clear()
     return tmp_path / f"{figure}.png"
 
 
@@ -76,7 +78,7 @@ def test_through_jupytext(path, shown, tmp_path):
 def test_runs_of_an_experiment_alone(monkeypatch):
     folders = [GOLDEN / "records", GOLDEN / "experiments" / "ssd_stream"]
     monkeypatch.setenv("RUNS", os.pathsep.join(map(str, folders)))
-    assert len(notebook.runs()) == 2
+    assert len(shared.runs()) == 2
     assert [run.experiment for run in notebook.runs("ssd_stream")] == ["ssd_stream"]
 
 
@@ -111,4 +113,4 @@ def test_a_sweep_is_not_mixed_with_other_experiments(monkeypatch, tmp_path):
 def test_no_runs_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("RUNS", str(tmp_path))
     with pytest.raises(ResultsError, match="no run at or below"):
-        notebook.runs()
+        shared.runs()
