@@ -83,7 +83,7 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
             jsonl.rewrite_jsonl(building / name, lines)
     steps = pa.concat_tables([pq.read_table(run.path / STEPS) for run in runs])
     pq.write_table(steps, building / STEPS)
-    jsonl.write_json(building / SUMMARY, run_summary(records, errors, manifest.to_json()))
+    jsonl.write_json(building / SUMMARY, run_summary(records, errors, manifest))
     manifest.write(building)
     (building / DONE).write_text("", encoding="utf-8")
     os.replace(building, output)

@@ -273,7 +273,7 @@ def lossless(groups: Iterable[Comparison]) -> ResultTable:
         "Turns. Equal: the tokens of plain decoding. Near tie: other tokens, but each is within "
         "the number format's tolerance of the likeliest one. Bug: anything else. Not audited: "
         "sampling, or a run without plain decoding. Lossy: the verifier does not aim at plain "
-        "decoding's law."
+        "decoding's distribution."
     )
     return ResultTable("Losslessness", text, headings, rows, [])
 

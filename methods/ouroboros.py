@@ -142,7 +142,7 @@ class Ouroboros(Drafter):
         """
         wanted = min(self.gamma, state.remaining - 1)
         ahead = self._longest + self.window + self.ngram  # how far the window may reach
-        if wanted <= 0 or self._draft.room(state.length) < ahead:
+        if wanted <= 0 or self._draft.free_rows(state.length) < ahead:
             return NO_TOKENS
         if state.length - self._read > self._most_unread:  # a union's other parts did well
             self._draft.catch_up(state.tokens[:-1], own=True)
@@ -154,11 +154,11 @@ class Ouroboros(Drafter):
         while length < wanted:
             accepted, bonus = self._lookahead_pass(unread, held)
             if not chain:  # what was committed before is text from now on
-                self._draft.keep_path(np.arange(len(unread)), accepted)
+                self._draft.commit_path(np.arange(len(unread)), accepted)
                 self._read = state.length
                 held = len(accepted)
             else:
-                self._draft.keep_path(NO_TOKENS, np.append(np.arange(held + 1), accepted))
+                self._draft.commit_path(NO_TOKENS, np.append(np.arange(held + 1), accepted))
                 held += 1 + len(accepted)
             chain.append(bonus)
             length += len(bonus)
@@ -200,7 +200,7 @@ class Ouroboros(Drafter):
         accepted = min(len(path), drafted)
         self._phrase_tokens += len(path) - accepted
         read = min(accepted, drafted - 1)
-        self._draft.keep_path(np.arange(read))
+        self._draft.commit_path(np.arange(read))
         self._read += read
         if outcome.next_tokens is not None:
             self._learn(np.asarray(tree.tokens), accepted, outcome.next_tokens)

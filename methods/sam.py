@@ -4,7 +4,7 @@ Paper: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXi
 Reference code studied, by its description: the authors' repository (``samd``, ``samd_sam_only``)
     and its copy in Spec-Bench (``model/samd``).
 Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
-    static one of a corpus, which counts occurrences. For the embedded model the static one is made
+    static one of a corpus, which counts occurrences. For the bundled model the static one is made
     on first use from the English of installed documentation
     (``specbench.artifacts.installed_text``), elsewhere by ``scripts/build_artifact.py`` from
     texts or from the target's own answers.

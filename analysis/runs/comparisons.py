@@ -157,7 +157,7 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
         run.baseline,
         seed=run.seed,
         estimator=estimator,
-        footing=baseline_context(run.manifest.to_json()),
+        footing=baseline_context(run.manifest),
     )
     entries = []
     for label in run.labels:

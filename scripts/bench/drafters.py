@@ -4,7 +4,7 @@
 
 A text is committed one to three tokens a step, whatever was drafted, and each call is timed; no
 model runs. Methods come from conf/method/; some of them are run with several knobs. The text is
-prose of Python's own documentation, tokenised as the embedded model does. The last row is a plain
+prose of Python's own documentation, tokenised as the bundled model does. The last row is a plain
 walk over dictionaries that finds the followers of Cacheback's tree without building it: the ratios
 are against its time, measured in the same run.
 """
@@ -184,7 +184,7 @@ def run(context: int, steps: int, seed: int) -> list[dict[str, Any]]:
         files = resolve.resolve(
             needs.artifacts,
             tokenizer=tokenizer,
-            embedded=True,
+            bundled=True,
             cache_dir=cfg.cache_dir,
             model_key=weights.identity(cfg),
         )

@@ -406,7 +406,7 @@ def main() -> None:
         "command": " ".join(sys.argv),
         "date": time.strftime("%Y-%m-%d"),
         "environment": environment.describe(),
-        "packing": target.packing,
+        "packing": target.packed_weights,
         "against_generate": against_generate(target, tokenizer, loaded.eos_ids, args.tokens),
         "libraries_plan": layers.plan_libraries(),
         "pass_by_rows": pass_by_rows(target, layers, args.repeats),

@@ -144,7 +144,7 @@ def measure_contexts(seed: int) -> list[dict[str, Any]]:
         files = resolve.resolve(
             drafter.needs.artifacts,
             tokenizer=tokenizer,
-            embedded=True,
+            bundled=True,
             cache_dir=cfg.cache_dir,
             model_key=weights.identity(cfg),
         )

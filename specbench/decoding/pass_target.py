@@ -39,8 +39,8 @@ class PassTarget(Protocol):
     ) -> StepScores:
         """The pass over root and draft."""
 
-    def keep(self, tree: DraftTree, path: IntArray) -> None:
+    def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the accepted rows."""
 
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """Draft nodes that still fit."""

@@ -21,7 +21,7 @@ FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The law by which the target chooses its next token.
+    """How the target's logits become the distribution of its next token.
 
     Attributes:
         temperature: 0 is greedy: all mass on the largest logit, the smallest id on ties.
@@ -35,7 +35,7 @@ class Sampling:
 
     @staticmethod
     def from_config(generation: DictConfig) -> Sampling:
-        """The law of the ``generation`` group."""
+        """The settings of the ``generation`` group."""
         return Sampling(
             float(generation.temperature), float(generation.top_p), int(generation.top_k)
         )

@@ -96,7 +96,7 @@ def load_draft_model(
         "device": str(device),
         "parameters": drafter.n_parameters,
         "vocab_size": drafter.vocab_size,
-        "packed": drafter.packing,
+        "packed": drafter.packed_weights,
         "passes": drafter.passes,
     }
 

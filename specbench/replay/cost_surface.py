@@ -165,7 +165,7 @@ class CostSurface:
         """Seconds of a prompt's pass."""
         return float(self.prefill.predict(np.array([n_prompt], dtype=np.float64))[0])
 
-    def free_nodes(self, context: int, free: float = FREE) -> int:
+    def nodes_within_budget(self, context: int, free: float = FREE) -> int:
         """Draft nodes that ride along for at most ``free`` of the 1-row pass's time."""
         rows = np.arange(1, self.tree.axes["rows"][-1] + 1)
         seconds = self.tree.predict(rows.astype(np.float64), np.full(len(rows), float(context)))

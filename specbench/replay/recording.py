@@ -35,7 +35,7 @@ def top_candidates(target: Target, prompt: IntArray, output: IntArray, top: int)
         tree = DraftTree.chain(tokens[1:])
         # A captured pass writes its logits over those of the one before.
         parts.append(target.forward(int(tokens[0]), tree).logits.clone())
-        target.keep(tree, np.arange(len(tree)))
+        target.commit(tree, np.arange(len(tree)))
     logits = torch.cat(parts).float()
     chosen = torch.from_numpy(output).to(logits.device)
     logits = logits.scatter(1, chosen[:, None], torch.inf)

@@ -129,6 +129,14 @@ class ModelInfo(_Node):
         }
         return super().from_json({**data, "drafts": drafts})
 
+    def to_json(self) -> dict[str, Any]:
+        """As every node; what labels add is left out where none ran (a replay, a cost surface)."""
+        found = super().to_json()
+        if not self.memory:
+            by_label = ("drafts", "memory", "measured")
+            found = {k: v for k, v in found.items() if v or k not in by_label}
+        return found
+
 
 @dataclass(kw_only=True)
 class LabelInfo(_Node):
@@ -138,7 +146,7 @@ class LabelInfo(_Node):
     method_version: int | None = None
     state_scope: str | None = None
     knobs: dict[str, Any] = field(default_factory=dict)
-    pair: dict[str, Any] | None = None
+    pair: dict[str, Any] | None = field(default=None, metadata=_ALWAYS)
 
 
 @dataclass(kw_only=True)

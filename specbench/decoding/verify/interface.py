@@ -37,7 +37,7 @@ class Verifier(Protocol):
 
     Attributes:
         name: as in ``verifier=<name>``.
-        lossless: whether the committed tokens follow the target's own law.
+        lossless: whether the committed tokens follow the target's own distribution.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Typical acceptance: a draft token that the target finds likely enough is taken. Lossy.
 
 Paper: Medusa (arXiv 2401.10774, section 2.3.1): accept x where
-    ``p(x) > min(epsilon, delta * exp(-H(p)))``, H being the entropy of the target's law p.
+    ``p(x) > min(epsilon, delta * exp(-H(p)))``, H being the entropy of the target's distribution p.
 Reference code studied: FasterDecoding/Medusa, ``medusa/model/utils.py``
     (``posterior_threshold=0.09``, ``posterior_alpha=0.3``).
 Where ours differs, and why:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class TypicalVerifier(MatchVerifier):
-    """Trades the target's law for longer accepted paths; records and tables say so.
+    """Trades the target's distribution for longer accepted paths; records and tables say so.
 
-    The first token is drawn from the target's own law. Random numbers: one per step.
+    The first token is drawn from the target's own distribution. Random numbers: one per step.
 
     Args:
         sampling: how the target chooses its tokens.
