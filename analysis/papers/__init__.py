@@ -27,7 +27,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
 
 
 def by_reproduction(runs: Sequence[Run]) -> tuple[list[tuple[Reproduction, list[Run]]], list[Run]]:
-    """The reproductions that the runs are for, each with its runs, and the runs that are for none."""
+    """The reproductions that the runs are for, each with its runs; and the other runs."""
     made = []
     used: set[str | None] = set()
     for reproduction in REPRODUCTIONS:

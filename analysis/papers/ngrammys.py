@@ -38,13 +38,13 @@ from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.statistics import OVERALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from analysis.papers.reproduction import Pictures, Sweep
     from analysis.plots.heatmaps import HeatmapGrid
     from analysis.runs.claims import Claim
     from analysis.runs.comparisons import ComparedLabel, Comparison
-    from analysis.runs.load import Run
+    from analysis.runs.load import Knobs, Run
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
@@ -72,7 +72,7 @@ def _comparisons(runs: Sequence[Run]) -> list[Comparison]:
     return claimed_comparisons(runs, PAPER, "table1")
 
 
-def _knobs(entry: ComparedLabel) -> Mapping[str, Any]:
+def _knobs(entry: ComparedLabel) -> Knobs:
     return entry.run.knobs(entry.label)
 
 
@@ -160,7 +160,7 @@ def _figure2(runs: Sequence[Run]) -> list[ResultTable]:
 
 
 def _unclaimed(runs: Sequence[Run]) -> list[Comparison]:
-    """Groups beside which the ledger's numbers, which are the mixed strategy's, cannot stand."""
+    """Groups beside which the claims, which are the mixed strategy's, cannot stand."""
     return claimed_comparisons(runs, PAPER, "figure2")
 
 

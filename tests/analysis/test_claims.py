@@ -1,4 +1,4 @@
-"""The ledger follows its own rules, and verdicts follow the stated one."""
+"""The file of claims follows its own rules, and verdicts follow the stated one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def as_set(run: Run, label: str, **knobs) -> Run:
     return dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, labels=labels))
 
 
-class TestLedger:
+class TestFile:
     def test_every_paper_is_there(self):
         assert {c.paper for c in load_claims()} >= set(PAPERS)
 
@@ -70,7 +70,7 @@ class TestLedger:
         for one in load_claims():
             for metric, (low, high) in limits.items():
                 for task, value in one.values.get(metric, {}).items():
-                    assert low <= value <= high, (one.paper, one.reproduction, metric, task)
+                    assert low <= value <= high, (one.paper, one.exhibit, metric, task)
 
     def test_no_row_is_there_twice(self):
         def key(c):
@@ -101,7 +101,7 @@ class TestLedger:
         by_place: dict[tuple, dict[str, Claim]] = {}
         for one in load_claims():
             if one.setting is None and one.value("tokens_per_s") and one.value("speedup"):
-                place = (one.paper, one.reproduction, one.dataset, one.model, one.temperature)
+                place = (one.paper, one.exhibit, one.dataset, one.model, one.temperature)
                 by_place.setdefault(place, {})[one.method] = one
         for place, methods in by_place.items():
             if "ar" not in methods:
@@ -124,28 +124,28 @@ class TestLedger:
         ],
     )
     def test_a_mistake_is_refused_with_its_place(self, tmp_path, change, message):
-        ledger = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
-        ledger["artifacts"][0]["claims"][1] |= change
-        path = tmp_path / "ledger.yaml"
-        path.write_text(yaml.safe_dump(ledger))
-        with pytest.raises(ResultsError, match=r"reproduction 1 \(cacheback\), claim 2") as caught:
+        file = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
+        file["exhibits"][0]["claims"][1] |= change
+        path = tmp_path / "claims.yaml"
+        path.write_text(yaml.safe_dump(file))
+        with pytest.raises(ResultsError, match=r"exhibit 1 \(cacheback\), claim 2") as caught:
             load_claims(path)
         assert message in str(caught.value)
 
     def test_an_undescribed_machine_is_refused(self, tmp_path):
-        ledger = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
-        ledger["artifacts"][3]["hardware"] = "abacus"
-        path = tmp_path / "ledger.yaml"
-        path.write_text(yaml.safe_dump(ledger))
+        file = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
+        file["exhibits"][3]["hardware"] = "abacus"
+        path = tmp_path / "claims.yaml"
+        path.write_text(yaml.safe_dump(file))
         with pytest.raises(ResultsError, match="abacus"):
             load_claims(path)
 
 
 class TestFindClaim:
     def test_knobs_choose_among_a_method_s_rows(self, run):
-        ledger = load_claims()
-        assert find_claim(run, "cacheback", "cacheback", ledger).value("mat") == 2.42
-        assert find_claim(run, "no_frozen", "cacheback", ledger).value("mat") == 1.96
+        claims = load_claims()
+        assert find_claim(run, "cacheback", "cacheback", claims).value("mat") == 2.42
+        assert find_claim(run, "no_frozen", "cacheback", claims).value("mat") == 1.96
 
     def test_the_same_model_comes_before_all_else(self, run):
         other = claim(model="vicuna13b", own=True)
