@@ -25,6 +25,7 @@ from analysis.plots.style import RC
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import SURFACE, load_runs, load_surfaces
 from specbench.errors import ConfigurationError, ResultsError
+from specbench.results import summary_schema
 from specbench.results.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
 
 if TYPE_CHECKING:
@@ -107,9 +108,9 @@ def metrics(comparison: Comparison) -> dict[str, float]:
     for entry in comparison.entries:
         for task, row in entry.rows.items():
             for figure in SUMMARY_COLUMNS[4:]:
-                if row.get(figure) is not None:
-                    found[f"{entry.label}/{task}/{figure}"] = float(row[figure])
-            for verdict, count in (row.get("lossless") or {}).items():
+                if (value := summary_schema.number(row, figure)) is not None:
+                    found[f"{entry.label}/{task}/{figure}"] = float(value)
+            for verdict, count in row["lossless"].items():
                 found[f"{entry.label}/{task}/{verdict}"] = float(count)
     return found
 

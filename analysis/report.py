@@ -26,12 +26,14 @@ from analysis.plots.layout import CAPTION, TITLE
 from analysis.plots.style import RC
 from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.command import with_runs
-from analysis.runs.comparisons import make_comparisons, verdict_words
+from analysis.runs.comparisons import make_comparisons
 from analysis.tabular.comparison_tables import FOOTING, footing_cells, pairs_sheet, sheet
 from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.statistics import ESTIMATORS
+from specbench.results.summary_schema import number
+from specbench.results.wording import verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -164,7 +166,7 @@ def summary(groups: Iterable[Comparison]) -> ResultTable:
         if not entries:
             continue
         key = "speedup" if any(e.overall["speedup"] is not None for e in entries) else "mat"
-        best = max(entries, key=lambda entry: entry.overall[key] or 0.0)
+        best = max(entries, key=lambda entry: number(entry.overall, key) or 0.0)
         counts: Counter[str] = Counter()
         for entry in entries:
             counts.update(entry.overall["lossless"])

@@ -41,10 +41,8 @@ from specbench.decoding.structs import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import FloatArray, IntArray
     from specbench.models.draft_model import DraftModel
-
-FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(kw_only=True, eq=False)

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import NO_TOKENS, DraftTree, IntArray, Needs
+from specbench.decoding.structs import NO_TOKENS, DraftTree, Needs
 from specbench.decoding.tree import longest_match
 from specbench.index.ngram.lookahead_window import LookaheadWindow
 from specbench.index.ngram.pool import NgramPool
@@ -44,6 +44,7 @@ from specbench.index.ngram.pool import NgramPool
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from specbench.arrays import IntArray
     from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
     from specbench.models.draft_model import DraftModel
 

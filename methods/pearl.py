@@ -49,7 +49,8 @@ from specbench.models.speed_ratio import latency_ratio
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.decoding.structs import DecodeState, DraftContext, IntArray, StepOutcome
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
     from specbench.models.draft_model import DraftModel
 
 _GAMMA_LIMIT = 64

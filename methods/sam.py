@@ -29,7 +29,7 @@ State kept: the dynamic automaton of one turn (a later turn's prompt repeats the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,7 +41,6 @@ from specbench.decoding.structs import (
     DecodeState,
     DraftContext,
     DraftTree,
-    IntArray,
     Needs,
     StepOutcome,
 )
@@ -53,6 +52,9 @@ from specbench.index.suffix.static_automaton import (
     grow_best_first,
     most_frequent_chain,
 )
+
+if TYPE_CHECKING:
+    from specbench.arrays import IntArray
 
 _AUTOMATA = ("both", "dynamic", "static")
 _DYNAMIC, _STATIC, _AUXILIARY = 0, 1, 2

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from analysis.papers.card import draft_share, drafter_count, hit_rate
 from analysis.papers.reproduction import Reproduction, captions
 from analysis.runs.claims import VERDICT_RULE, compare, load_claims
-from analysis.runs.comparisons import conditions, make_comparisons, verdict_words
+from analysis.runs.comparisons import conditions, make_comparisons
 from analysis.runs.estimates import pooled_ratio
 from analysis.tabular.comparison_tables import FOOTING, footing_cells
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, Estimate
+from specbench.results.wording import verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -263,7 +263,7 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         where = [comparison.model, comparison.dataset]
         entries = [e for e in comparison.drafting if e.overall["method"] == PAPER]
         timed = [e for e in entries if e.overall["speedup"] is not None]
-        best = max(timed, key=lambda e: float(e.overall["speedup"]), default=None)
+        best = max(timed, key=lambda e: e.overall["speedup"] or 0.0, default=None)
         for entry in comparison.drafting:
             claim = entry.claim if entry.claim and entry.claim.model == where[0] else None
             rows.append([*where, *_table1_row(entry, _setting(entry), claim)])

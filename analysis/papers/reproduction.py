@@ -14,6 +14,7 @@ from analysis.tabular.comparison_tables import natural
 from specbench.errors import ResultsError
 from specbench.results.estimate import ABSENT
 from specbench.results.statistics import OVERALL
+from specbench.results.summary_schema import interval, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,7 +106,7 @@ def row_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> 
     row = entry.rows.get(task)
     if row is None:
         return Point(x, None)
-    return Point(x, row[key], row.get(f"{key}_ci"))
+    return Point(x, number(row, key), interval(row, key))
 
 
 def speed_point(x: float, entry: ComparedLabel) -> Point:
@@ -129,7 +130,7 @@ def task_panel(comparison: Comparison, key: str, ylabel: str, title: str = "") -
             claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
         )
         for entry in comparison.drafting
-        if entry.overall[key] is not None
+        if number(entry.overall, key) is not None
     ]
     # A pass always yields one token: what counts is the part above.
     bottom = 1.0 if key == "mat" else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_claims
 from analysis.runs.estimates import tokens_per_s, usable_turns
@@ -12,12 +12,15 @@ from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.statistics import OVERALL, summarise, task_order
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
+from specbench.results.summary_schema import interval, number
+from specbench.results.wording import TIMES, verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from analysis.runs.load import Run
+    from specbench.results.summary_schema import SummaryRow
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,17 @@ class ComparedLabel:
 
     run: Run
     label: str
-    rows: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, SummaryRow]
     claim: Claim | None
 
     @property
-    def overall(self) -> Mapping[str, Any]:
+    def overall(self) -> SummaryRow:
         """The row over the whole run."""
         return self.rows[OVERALL]
 
     def measured(self, key: str, task: str = OVERALL) -> Estimate:
         """A number of a task's row with its interval; none where the run lacks the task."""
-        return measured(self.rows.get(task, {}), key)
+        return measured(self.rows[task], key) if task in self.rows else Estimate(None)
 
     def speed(self) -> Estimate:
         """Tokens/s over the run with its own interval; none by Spec-Bench's formula."""
@@ -117,7 +120,7 @@ def make_comparisons(
     for key, members in sorted(by_key.items(), key=lambda item: item[0]):
         kind = key[-1]
         entries = [entry for run in members for entry in _entries(run, kind, claims)]
-        methods = {str(entry.overall["method"]) for entry in entries} | {"ar"}
+        methods = {str(entry.overall["method"]) for entry in entries} | {BASELINE}
         comparisons.append(
             Comparison(members, entries, claims_not_run(members[0], methods, claims), kind)
         )
@@ -157,7 +160,7 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
         run.baseline,
         seed=run.seed,
         estimator=estimator,
-        footing=baseline_context(run.manifest),
+        context=baseline_context(run.manifest),
     )
     entries = []
     for label in run.labels:
@@ -169,30 +172,22 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
     return entries
 
 
-def measured(row: Mapping[str, Any], key: str) -> Estimate:
+def measured(row: SummaryRow, key: str) -> Estimate:
     """A number of a summary's row with its interval; plain decoding's are 1 by definition."""
-    if row.get("method") == "ar":
-        return Estimate(row.get(key))
-    few = row.get("n_cases", FEWEST) < FEWEST
-    return Estimate(row.get(key), row.get(f"{key}_ci"), few=few)
+    if row["method"] == BASELINE:
+        return Estimate(number(row, key))
+    return Estimate(number(row, key), interval(row, key), few=row["n_cases"] < FEWEST)
 
 
-def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _shown(row: SummaryRow) -> SummaryRow:
     """A summary's row without the intervals that say nothing; a pass yields a token at least."""
     if row["n_cases"] < FEWEST:
-        return {**row, **{key: None for key in row if key.endswith("_ci")}}
+        blank = {key: None for key in row if key.endswith("_ci")}
+        return cast("SummaryRow", row | blank)
     if row["mat_ci"] is not None:
         low, high = row["mat_ci"]
         return {**row, "mat_ci": (max(1.0, low), high)}
     return row
-
-
-# What a caption says first about times that were not measured.
-_TIMES = {
-    "measured": "",
-    "predicted": "PREDICTED times (replay with a cost surface), not measured ones. ",
-    "none": "Replay without times: steps only. ",
-}
 
 
 def caption(comparison: Comparison, speedup: bool = True) -> str:
@@ -204,7 +199,7 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
     """
     first = comparison.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
-    made_up += _TIMES[first.timing]
+    made_up += TIMES[first.timing]
     if first.imported:
         made_up += f"IMPORTED from {first.imported}'s files: not run here, no tokens to audit. "
     counts = sorted({entry.overall["n_cases"] for entry in comparison.entries})
@@ -263,8 +258,8 @@ def _slow_baseline(comparison: Comparison) -> list[str]:
 
 def _lost(comparison: Comparison, kind: str) -> int:
     """Cases lost over all runs; all labels of a run lose the same ones."""
-    by_run = {str(entry.run.path): int(entry.overall[kind]) for entry in comparison.entries}
-    return sum(by_run.values())
+    by_run = {entry.run.path: number(entry.overall, kind) or 0 for entry in comparison.entries}
+    return int(sum(by_run.values()))
 
 
 def _of_runs(comparison: Comparison) -> str:
@@ -301,16 +296,3 @@ def _lossless(comparison: Comparison) -> str:
             for kind, count in entry.overall["lossless"].items():
                 totals[kind] = totals.get(kind, 0) + count
     return verdict_words(totals)
-
-
-def verdict_words(counts: Mapping[str, int]) -> str:
-    """``3 near tie, 45 equal``; kinds that did not occur are left out."""
-    words = {
-        "bug": "BUG",
-        "near_tie": "near tie",
-        "equal": "equal",
-        "not_audited": "not audited",
-        "lossy": "lossy",
-    }
-    parts = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
-    return ", ".join(parts) or "nothing audited"

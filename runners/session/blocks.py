@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runners.run_folder.baseline_cache import BaselineCache
     from runners.session.method_runs import MethodRun
     from runners.session.session import Session
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 log = logging.getLogger(__name__)
 

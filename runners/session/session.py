@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from runners.job import Job
     from runners.session.method_runs import MethodRun
+    from specbench.arrays import IntArray
     from specbench.decoding.engine import DecodeResult
-    from specbench.decoding.structs import IntArray
     from specbench.models.draft_model import DraftModel
     from specbench.results.records import CaseRecord, Lossless
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from runners.job import Job
     from runners.session.method_runs import MethodRun
+    from specbench.arrays import IntArray
     from specbench.decoding.drafter import Drafter
-    from specbench.decoding.structs import IntArray
     from specbench.results.manifest import ModelInfo
     from specbench.system.clock import Clock
 

@@ -18,7 +18,7 @@ import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra.utils
 import numpy as np
@@ -36,13 +36,15 @@ from specbench.decoding.structs import (
     NO_TOKENS,
     DecodeState,
     DraftContext,
-    IntArray,
     Needs,
     StepOutcome,
 )
 from specbench.errors import SpecBenchError
 from specbench.index.lru.frozen_table import FrozenTable
 from specbench.models import loading, weights
+
+if TYPE_CHECKING:
+    from specbench.arrays import IntArray
 
 # Besides every method with its own defaults: the knobs worth a row of their own.
 VARIANTS: dict[str, list[dict[str, Any]]] = {

@@ -41,8 +41,8 @@ from specbench.models import loading, weights
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from specbench.arrays import IntArray
     from specbench.decoding.drafter import Drafter
-    from specbench.decoding.structs import IntArray
 
 PARTS = ("context", "stores", "builds", "recycling")
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)

@@ -20,7 +20,6 @@ from specbench.decoding.structs import (
     BonusProposal,
     DecodeState,
     DraftTree,
-    IntArray,
     Needs,
     StepOutcome,
 )
@@ -31,6 +30,7 @@ from specbench.system.clock import Clock, Timings, make_clock
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from specbench.arrays import IntArray
     from specbench.decoding.drafter import Drafter
     from specbench.decoding.pass_target import PassTarget, StepScores
     from specbench.decoding.verify import Verifier

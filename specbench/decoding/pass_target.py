@@ -9,7 +9,8 @@ from specbench.decoding.verify import PassScores
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DraftTree
 
 
 class StepScores(PassScores, Protocol):

@@ -8,7 +8,7 @@ torch, so that drafters can be replayed without it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from omegaconf import DictConfig
 
-FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+    from specbench.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

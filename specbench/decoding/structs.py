@@ -7,7 +7,7 @@ This module imports no torch, so that replaying drafters against a recorded outp
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
-IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+    from specbench.arrays import IntArray
+
 
 NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
     from specbench.models.target import Target
 
 _DRAWS = 0xD12AF7  # keeps a draft's random numbers apart from a verifier's of the same seed

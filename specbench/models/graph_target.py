@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DraftTree
     from specbench.kernels.attention import AttentionPlan
     from specbench.models.scores import Outcome
 

@@ -25,15 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from specbench.arrays import BoolArray, FloatArray
+
 FORMAT = "specbench-surface"
 VERSION = 1
 FREE = 0.10  # a draft is free while its pass costs at most this much more than the 1-row pass
 
 _SWEEPS = 100  # of Dykstra's projections; a few suffice
 _SETTLED = 1e-9  # change in a sweep at which they stop
-
-FloatArray = np.ndarray[Any, np.dtype[np.float64]]
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from specbench.errors import CaseFailed
 if TYPE_CHECKING:
     from typing import Any
 
+    from specbench.arrays import IntArray
     from specbench.decoding.drafter import Drafter
-    from specbench.decoding.structs import DecodeState, IntArray, Needs, StepOutcome
+    from specbench.decoding.structs import DecodeState, Needs, StepOutcome
 
 _BEYOND = 64  # ids after the output's end, for drafts that reach further
 

@@ -10,7 +10,7 @@ import torch
 from specbench.decoding.structs import DraftTree
 
 if TYPE_CHECKING:
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
     from specbench.models.target import Target
 
 

@@ -26,7 +26,7 @@ from specbench.storage.jsonl import RecordError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 PACK_FORMAT = "specbench-traces"
 PACK_VERSION = 1

@@ -10,7 +10,8 @@ import torch
 from specbench.errors import CaseFailed
 
 if TYPE_CHECKING:
-    from specbench.decoding.structs import DraftTree, IntArray, Verdict
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DraftTree, Verdict
 
 
 class PassScores(Protocol):

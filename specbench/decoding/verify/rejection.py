@@ -34,8 +34,7 @@ from specbench.decoding.verify.match import MatchVerifier
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from specbench.decoding.sampling import FloatArray
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import FloatArray, IntArray
     from specbench.decoding.verify.interface import PassScores
 
 

@@ -25,8 +25,9 @@ from specbench.decoding.verify.interface import choices_and_tokens
 from specbench.decoding.verify.match import MatchVerifier
 
 if TYPE_CHECKING:
+    from specbench.arrays import IntArray
     from specbench.decoding.sampling import Sampling
-    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.decoding.structs import DraftTree
     from specbench.decoding.verify.interface import PassScores
 
 

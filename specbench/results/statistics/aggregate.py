@@ -14,8 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from specbench.arrays import FloatArray
     from specbench.results.records import CaseRecord
-    from specbench.results.statistics.bootstrap import FloatArray
 
 Block: TypeAlias = tuple[int, str]  # repeat and case
 
