@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from analysis.runs.comparisons import ComparedLabel
     from analysis.runs.load import Run
 
-# They draft while the target verifies; only the serial emulation can tell the two times apart.
-_OVERLAPPED = ("card", "pearl")
 _TEXT = (
     "Draft passes and draft tokens (rows of those passes): per committed token; the prompt's pass "
     "counts for neither model. Draft share: of the steps' time, where a run with measure=phases "
@@ -76,7 +74,7 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> list[str | Estim
     run, label, row = entry.run, entry.label, entry.overall
     own = [record for record in run.records if record.label == label]
     share = Estimate(None)
-    if inside is not None and (not _overlapped(entry) or inside.run.overlap == "serial"):
+    if inside is not None and inside.run.tells_draft_time(label):
         share = draft_share(inside)
     passes, tokens = drafter_count("draft_forwards"), drafter_count("draft_tokens")
     per_token = [
@@ -107,13 +105,6 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> list[str | Estim
 
 def _load(rows: float | None, parameters: float | None) -> str:
     return ABSENT if rows is None or parameters is None else f"{rows * parameters / 1e9:.3g}"
-
-
-def _overlapped(entry: ComparedLabel) -> bool:
-    """Whether the entry, or a part of a union, drafts while the target verifies."""
-    own = [record for record in entry.run.records if record.label == entry.label]
-    parts = {part for r in own for key in r.drafter for part in key.split(".")[:-1]}
-    return not parts.isdisjoint(_OVERLAPPED) or entry.overall["method"] in _OVERLAPPED
 
 
 def _devices(entry: ComparedLabel) -> str:

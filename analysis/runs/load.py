@@ -83,10 +83,14 @@ class Run:
                 prompts[record.case_id] = prompts.get(record.case_id) or record.prompt_ids
         return {case: zlib.crc32(str(list(ids)).encode()) for case, ids in prompts.items()}
 
-    @property
-    def overlap(self) -> str:
-        """How drafters worked beside the target's passes; "" where the manifest does not say."""
-        return self._loaded.overlap or ""
+    def tells_draft_time(self, label: str) -> bool:
+        """Whether the clock could tell a label's drafting from the target's passes.
+
+        It cannot where the two overlapped, nor is it known of runs that do not say who did that.
+        """
+        overlapping = self._loaded.overlapping
+        serial = self._loaded.overlap == "serial"
+        return serial or (overlapping is not None and label not in overlapping)
 
     @property
     def experiment(self) -> str | None:
