@@ -30,11 +30,6 @@ _TEXT = (
 )
 
 
-def model_of(run: Run) -> str:
-    """The model's name in ``conf/model``; a cost run has no record that says it."""
-    return str(((run.manifest.get("config") or {}).get("model") or {}).get("name"))
-
-
 def pass_rows(run: Run) -> list[list[Any]]:
     """Rows of ``PASS_COLUMNS``, one for every pass of the grids; None where it has no such axis."""
     rows: list[list[Any]] = []
@@ -66,7 +61,7 @@ def pass_metrics(run: Run) -> dict[str, float]:
 
 def caption(run: Run) -> str:
     """Model, hardware and code."""
-    return f"{model_of(run)} ({run.dtype}). Hardware: {run.hardware}. Code: {run.code}."
+    return f"{run.model} ({run.dtype}). Hardware: {run.hardware}. Code: {run.code}."
 
 
 def figures(run: Run) -> dict[str, Figure]:
@@ -80,7 +75,7 @@ def figures(run: Run) -> dict[str, Figure]:
                 points.setdefault(context, []).append(Point(rows, milliseconds))
         lines = [Series(f"{c} cached tokens", "ar", line) for c, line in points.items()]
         panel = Panel("", "rows (root and draft nodes)", "time of a pass (ms)", lines)
-        title = f"Cost of a pass ({model_of(run)})"
+        title = f"Cost of a pass ({run.model})"
         drawn["passes"] = curves([[panel]], title, f"{_TEXT}\n{caption(run)}")
     axes = (surface.get("batch") or {}).get("axes")
     if axes and 1 in axes["k"] and 0 in axes["w"]:

@@ -170,7 +170,7 @@ def report(compared: Subject) -> Any:
         )
 
     blocks: list[Any] = [wr.TableOfContents(), wr.H1("Words")]
-    blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Measured, claims beside")]
+    blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Estimate, claims beside")]
     for group in compared.groups:
         blocks.append(wr.MarkdownBlock(text=to_markdown([sheet(group)])))
     for figure, words in FIGURES.items():

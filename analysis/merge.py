@@ -13,27 +13,31 @@ import os
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.runs.load import ResultsError, Run, load_runs
+from analysis.runs.command import reporting_errors
+from analysis.runs.load import Run, load_runs
+from specbench.errors import ResultsError
+from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,
     DIALOGUE,
     DISTURBED,
     DONE,
     ERRORS,
-    MANIFEST,
     STEPS,
     SUMMARY,
 )
 from specbench.results.statistics import exit_code, run_summary
+from specbench.storage import jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
 # What must be the same for records to stand in one table.
 _SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline", "labels")
@@ -54,7 +58,7 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
     """
     if output.exists():
         raise ResultsError(f"{output} exists already. Give a folder that does not: -o DIR.")
-    runs = [run for run in load_runs(paths) if _shard(run) is not None]
+    runs = [run for run in load_runs(paths) if run.manifest.shard is not None]
     if not runs:
         where = ", ".join(map(str, paths))
         raise ResultsError(f"no shard at or below {where}. Make them: python run.py shard=0/2 …")
@@ -67,48 +71,36 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
         (record for run in runs for record in run.records),
         key=lambda record: (record.stream_index, record.turn, record.position),
     )
-    errors = [line for run in runs for line in _lines(run.path / ERRORS)]
+    errors = _lines(runs, ERRORS)
     manifest = _manifest(runs, conditions, exit_code(records, errors))
     building = output.with_name(output.name + ".tmp")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    _write_lines(building / CASES, (record.to_json() for record in records))
-    _write_lines(building / ERRORS, errors)
+    jsonl.rewrite_jsonl(building / CASES, (record.to_json() for record in records))
+    jsonl.rewrite_jsonl(building / ERRORS, errors)
     for name in (DISTURBED, DIALOGUE):
-        lines = [line for run in runs for line in _lines(run.path / name)]
-        if lines:
-            _write_lines(building / name, lines)
+        if lines := _lines(runs, name):
+            jsonl.rewrite_jsonl(building / name, lines)
     steps = pa.concat_tables([pq.read_table(run.path / STEPS) for run in runs])
     pq.write_table(steps, building / STEPS)
-    _write_json(building / SUMMARY, run_summary(records, errors, manifest))
-    _write_json(building / MANIFEST, manifest)
+    jsonl.write_json(building / SUMMARY, run_summary(records, errors, manifest))
+    manifest.write(building)
     (building / DONE).write_text("", encoding="utf-8")
     os.replace(building, output)
     return Run(output, manifest, records, complete=True)
 
 
-def _shard(run: Run) -> tuple[int, int] | None:
-    """``(i, n)``; None for a whole run."""
-    shard = (run.manifest.get("identity") or {}).get("shard")
-    if shard is None:
-        return None
-    i, n = str(shard).split("/")
-    return int(i), int(n)
-
-
 def _check_same(runs: Sequence[Run]) -> None:
     first, *others = runs
     for run in others:
+        there, here = run.manifest, first.manifest
+        pairs = [(key, getattr(there, key), getattr(here, key)) for key in _SUBJECT]
+        models = [manifest.model or ModelInfo() for manifest in (there, here)]
+        pairs += [(f"model.{key}", *(getattr(model, key) for model in models)) for key in _MODEL]
         differing = [
-            f"{key}: there {_short(run.manifest.get(key))}, here {_short(first.manifest.get(key))}"
-            for key in _SUBJECT
-            if run.manifest.get(key) != first.manifest.get(key)
-        ]
-        ours, theirs = (r.manifest.get("model") or {} for r in (first, run))
-        differing += [
-            f"model.{key}: there {_short(theirs.get(key))}, here {_short(ours.get(key))}"
-            for key in _MODEL
-            if theirs.get(key) != ours.get(key)
+            f"{key}: there {_short(theirs)}, here {_short(ours)}"
+            for key, theirs, ours in pairs
+            if theirs != ours
         ]
         if differing:
             raise ResultsError(
@@ -118,22 +110,25 @@ def _check_same(runs: Sequence[Run]) -> None:
             )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
+    if isinstance(value, dict):  # of labels
+        value = {label: info.to_json() for label, info in value.items()}
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _check_whole(runs: Sequence[Run]) -> list[Run]:
     """The shards in order, once it is clear that each is there once and complete."""
-    counts = {n for run in runs if (shard := _shard(run)) for n in shard[1:]}
+    shards = [(run.manifest.shard or (0, 1), run) for run in runs]
+    counts = {n for (_, n), _ in shards}
     if len(counts) > 1:
         raise ResultsError(
             "shards of different cuts cannot be joined: "
             + ", ".join(f"{run.path} is {_words(run)}" for run in runs)
         )
     by_shard: dict[int, list[Run]] = {}
-    for run in runs:
-        by_shard.setdefault((_shard(run) or (0, 1))[0], []).append(run)
+    for (i, _), run in shards:
+        by_shard.setdefault(i, []).append(run)
     for same in by_shard.values():
         if len(same) > 1:
             raise ResultsError(
@@ -154,7 +149,7 @@ def _check_whole(runs: Sequence[Run]) -> list[Run]:
 
 
 def _words(run: Run) -> str:
-    i, n = _shard(run) or (0, 1)
+    i, n = run.manifest.shard or (0, 1)
     return f"shard={i}/{n}"
 
 
@@ -162,7 +157,7 @@ def _conditions(runs: Sequence[Run], mixed: bool) -> list[str]:
     """What differs among the shards' hardware, versions and code, in words."""
     differing = []
     for key in ("hardware", "versions", "git"):
-        values = [run.manifest.get(key) for run in runs]
+        values = [getattr(run.manifest, key) for run in runs]
         for run, value in zip(runs, values, strict=True):
             if value != values[0]:
                 differing.append(f"{key} of {_words(run)} is not that of {_words(runs[0])}")
@@ -188,34 +183,25 @@ def _check_keys(runs: Sequence[Run]) -> None:
         )
 
 
-def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> dict[str, Any]:
+def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManifest:
     """The first shard's manifest without its shard, and where everything came from."""
-    merged = dict(runs[0].manifest)
-    merged["config"] = {**merged["config"], "shard": None}
-    merged["identity"] = {**merged["identity"], "shard": None}
-    merged["overrides"] = [o for o in merged["overrides"] if not o.startswith("shard=")]
-    merged["status"] = "complete"
-    merged["exit_code"] = code
-    merged["starts"] = [start for run in runs for start in run.manifest["starts"]]
-    merged["forced_resume"] = any(run.manifest.get("forced_resume") for run in runs)
-    merged["merged_from"] = [str(run.path) for run in runs]
-    merged["mixed_conditions"] = conditions
-    return merged
+    first = runs[0].manifest
+    return replace(
+        first,
+        config={**first.config, "shard": None},
+        identity={**(first.identity or {}), "shard": None},
+        overrides=[o for o in first.overrides if not o.startswith("shard=")],
+        status="complete",
+        exit_code=code,
+        starts=[start for run in runs for start in run.manifest.starts],
+        forced_resume=any(run.manifest.forced_resume for run in runs),
+        merged_from=[str(run.path) for run in runs],
+        mixed_conditions=conditions,
+    )
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    text = (json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
-    path.write_text("".join(text), encoding="utf-8")
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def _lines(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
+    return [line for run in runs for line in jsonl.read_jsonl(run.path / name)[0]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -227,15 +213,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR")
     parser.add_argument("--mixed", action="store_true", help="accept different hardware or code")
     options = parser.parse_args(arguments)
-    try:
-        run = merge(options.shards, options.output, options.mixed)
-    except Exception as error:
-        # The project's own errors carry their exit code and a message meant for the user.
-        code = getattr(error, "exit_code", None)
-        if code is None:
-            raise
-        sys.stderr.write(f"error: {error}\n")
-        return int(code)
+    return reporting_errors(lambda: _merge(options))
+
+
+def _merge(options: argparse.Namespace) -> int:
+    run = merge(options.shards, options.output, options.mixed)
     cases = len({record.case_id for record in run.records})
     sys.stdout.write(f"{run.path}: {len(run.records)} records of {cases} cases\n")
     return 0

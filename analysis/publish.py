@@ -23,7 +23,8 @@ from analysis import cost_surfaces
 from analysis.figures import mean_accepted_tokens, save, speedup_by_task
 from analysis.plots.style import RC
 from analysis.runs.comparisons import caption, make_comparisons
-from analysis.runs.load import SURFACE, ResultsError, load_runs, load_surfaces
+from analysis.runs.load import SURFACE, load_runs, load_surfaces
+from specbench.errors import ConfigurationError, ResultsError
 from specbench.results.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
 
 if TYPE_CHECKING:
@@ -62,23 +63,22 @@ def run_id(run: Run) -> str:
     Folders that are older than such ids have one of their run key and name. Merged shards have the
     first one's manifest, and are another run.
     """
-    made = run.manifest.get("folder_id")
-    if made is not None and not run.manifest.get("merged_from"):
-        return str(made)
-    key = f"{made or run.manifest.get('run_key')}/{run.path.resolve().name}"
+    made = run.manifest.folder_id
+    if made is not None and not run.manifest.merged_from:
+        return made
+    key = f"{made or run.manifest.run_key}/{run.path.resolve().name}"
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def identity(run: Run) -> dict[str, Any]:
     """Name, group, job type and tags of the W&B run."""
-    config: Mapping[str, Any] = run.manifest.get("config") or {}
     folder = run.path.resolve()
     if run.surface is None:
         methods = [label for label in run.labels if label != run.baseline] or run.labels
-        kind = str((config.get("method") or {}).get("name") or methods[0])
+        kind = str(run.manifest.setting("method", "name") or methods[0])
         tags = [run.model, run.dataset, *methods]
     else:
-        kind, tags = "cost", [cost_surfaces.model_of(run), "cost"]
+        kind, tags = "cost", [run.model, "cost"]
     return {
         "id": run_id(run),
         "name": folder.name,
@@ -90,14 +90,15 @@ def identity(run: Run) -> dict[str, Any]:
 
 def settings(run: Run, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The ``logger`` node given now, else the run's own, with defaults for what it lacks."""
-    node = given or (run.manifest.get("config") or {}).get("logger") or {}
+    node = given or run.manifest.config.get("logger") or {}
     return DEFAULTS | {key: node[key] for key in DEFAULTS if node.get(key) is not None}
 
 
 def configuration(run: Run) -> dict[str, Any]:
     """What W&B shows as the run's configuration: the composed one and the surroundings."""
     kept = ("config", "labels", "hardware", "versions", "git", "model", "seed", "run_key")
-    return {key: run.manifest[key] for key in kept if key in run.manifest}
+    manifest = run.manifest.to_json()
+    return {key: manifest[key] for key in kept if key in manifest}
 
 
 def metrics(group: Comparison) -> dict[str, float]:
@@ -238,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [*load_runs(options.runs), *load_surfaces(options.runs, by_hand=True)]
         if not runs:
             raise ResultsError(f"{options.runs[0]} holds no run with records and no cost surface.")
-    except (ResultsError, OSError, json.JSONDecodeError) as error:
+    except ConfigurationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     failed = 0

@@ -31,7 +31,7 @@ from analysis.runs.comparisons import make_comparisons, name, verdict_words
 from analysis.tabular.comparison_tables import FOOTING, footing_cells, pairs_sheet, sheet
 from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Measured
+from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.statistics import ESTIMATORS
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.tests["measured"] = lambda cell: isinstance(cell, Measured)
+    environment.tests["measured"] = lambda cell: isinstance(cell, Estimate)
     environment.filters["numeric"] = numeric_columns
     # As outlines, because the reader's machine need not have the font.
     context: Any = matplotlib.rc_context(RC | {"svg.fonttype": "path"})
@@ -159,7 +159,7 @@ def summary(groups: Iterable[Comparison]) -> ResultTable:
         "model and data", "best", "speedup [95 %]", *FOOTING, "MAT [95 %]", "cases",
         "lossless (all labels)", "verdicts on claims", "times", "hardware",
     ]  # fmt: skip
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     for group in groups:
         entries = [entry for entry in drafting(group) if not entry.run.phases]
         if not entries:
@@ -229,7 +229,7 @@ def claims(groups: Iterable[Comparison]) -> ResultTable:
         "model and data", "method", "MAT [95 %]", "claimed MAT", "speedup [95 %]",
         *FOOTING, "claimed speedup", "claimed for", "source", "verdict",
     ]  # fmt: skip
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     for group in groups:
         for entry in drafting(group):
             claim = entry.claim
@@ -261,7 +261,7 @@ def lossless(groups: Iterable[Comparison]) -> ResultTable:
     """Turns of every label by verdict."""
     kinds = ("equal", "near_tie", "bug", "not_audited", "lossy")
     headings = ["model and data", "method", *(kind.replace("_", " ") for kind in kinds)]
-    rows: list[list[str | Measured]] = [
+    rows: list[list[str | Estimate]] = [
         [
             group.title,
             name(group, entry),
@@ -274,7 +274,7 @@ def lossless(groups: Iterable[Comparison]) -> ResultTable:
         "Turns. Equal: the tokens of plain decoding. Near tie: other tokens, but each is within "
         "the number format's tolerance of the likeliest one. Bug: anything else. Not audited: "
         "sampling, or a run without plain decoding. Lossy: the verifier does not aim at plain "
-        "decoding's law."
+        "decoding's distribution."
     )
     return ResultTable("Losslessness", text, headings, rows, [])
 
@@ -282,7 +282,7 @@ def lossless(groups: Iterable[Comparison]) -> ResultTable:
 def numeric_columns(shown: ResultTable) -> list[bool]:
     """Whether each column of a sheet holds numbers, and so stands to the right."""
     return [
-        all(isinstance(cell, Measured) or cell == ABSENT or _is_number(cell) for cell in column)
+        all(isinstance(cell, Estimate) or cell == ABSENT or _is_number(cell) for cell in column)
         for column in zip(*shown.rows, strict=True)
     ] or [False] * len(shown.headings)
 

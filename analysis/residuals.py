@@ -16,7 +16,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from analysis.runs.load import ResultsError, load_runs
+from analysis.runs.command import reporting_errors
+from analysis.runs.load import load_runs
+from specbench.errors import ResultsError
 from specbench.results.statistics import OVERALL, summarise
 
 if TYPE_CHECKING:
@@ -131,6 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("replay", help="folder of its replay with a cost surface")
     parser.add_argument("--limit", type=float, default=_LIMIT, help="of the median error")
     options = parser.parse_args(arguments)
+    return reporting_errors(lambda: _compare(options))
+
+
+def _compare(options: argparse.Namespace) -> int:
     runs = []
     for path in (options.live, options.replay):
         found = load_runs([path])
@@ -150,8 +156,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except ResultsError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(error.exit_code)
+    sys.exit(main())

@@ -113,7 +113,7 @@ class Card(Drafter):
         if context.target is not None:
             self._target_weights = sum(p.numel() for p in context.target.model.parameters())
         if self.r == "auto":
-            rows = min(_ROWS, self.max_depth + 1)  # the target has room for no longer chain
+            rows = min(_ROWS, self.max_depth + 1)  # the target has free for no longer chain
             ratio = latency_ratio(context, "r", target_rows=rows, draft_rows=self.k)
             self._ratio = min(ratio, self.max_depth)
 
@@ -133,14 +133,14 @@ class Card(Drafter):
         if not self._read:
             draft.begin(state.tokens, state.seed)
             self._read = True
-        room = draft.room(state.length)
-        if room < 0:
+        free = draft.free_rows(state.length)
+        if free < 0:
             return
         passes = draft.forwards + self._ratio
         if not self._tree.rooted:
             self._tree.restart(draft.catch_up(state.tokens, own=True))
         # Deeper layers are of no use: they lie behind the last token wanted, or out of reach.
-        useful = min(state.remaining, room) + len(self._trail)
+        useful = min(state.remaining, free) + len(self._trail)
         while draft.forwards < passes and self._tree.depth < min(self.max_depth, useful):
             self._tree.grow(lambda tokens, parents: draft.extend(tokens, parents, own=True))
 
@@ -157,7 +157,7 @@ class Card(Drafter):
             place = self._tree.child(path, token)
             if place is None:
                 self._counts["misses"] += 1
-                self._draft.keep_path(self._tree.numbers(path))
+                self._draft.commit_path(self._tree.numbers(path))
                 self._tree.clear()
                 self._trail = []
                 return
@@ -165,7 +165,7 @@ class Card(Drafter):
         self._counts["hits"] += 1
         if self.correct:
             numbers = self._tree.numbers(path)
-            self._draft.keep_path(numbers, self._tree.reroot(path))
+            self._draft.commit_path(numbers, self._tree.reroot(path))
         else:
             self._trail = path
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,11 +32,13 @@ from specbench.decoding.structs import (
     DecodeState,
     DraftContext,
     DraftTree,
-    IntArray,
     Needs,
     StepOutcome,
 )
 from specbench.errors import unknown_name
+
+if TYPE_CHECKING:
+    from specbench.arrays import IntArray
 
 _FILLS = ("prompt", "vocabulary", "last")
 

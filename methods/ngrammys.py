@@ -13,7 +13,7 @@ Strategies:
 Layouts: ``batch`` runs the k rows as a batch, each with the whole text in its own cache, as in the
     paper; ``tree`` runs the same rows as one tree below the root, which accepts the same tokens.
 Model table: next tokens after every single token, made by running the model once over its
-    vocabulary: on first use for the embedded model, elsewhere by ``scripts/build_artifact.py``.
+    vocabulary: on first use for the bundled model, elsewhere by ``scripts/build_artifact.py``.
 Where ours differs, and why:
     - Extended bigrams repeat the bigram's best token. The paper names greedy decoding with the
       model as the alternative and does not say which it used.

@@ -41,10 +41,8 @@ from specbench.decoding.structs import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import FloatArray, IntArray
     from specbench.models.draft_model import DraftModel
-
-FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -91,7 +89,7 @@ class OptTree(Drafter):
         self._draft.begin(state.tokens, state.seed)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        deepest = min(self.max_depth, state.remaining - 1, self._draft.room(state.length))
+        deepest = min(self.max_depth, state.remaining - 1, self._draft.free_rows(state.length))
         self._tree, self._fed = DraftTree.empty(), NO_TOKENS
         expected = self._grow(state, deepest) if deepest > 0 else 0.0
         self._expected.append(round(expected, 4))
@@ -163,7 +161,7 @@ class OptTree(Drafter):
             self._draft.drop_nodes()
             return
         path = self._fed[outcome.path]
-        self._draft.keep_path(path[path >= 0])
+        self._draft.commit_path(path[path >= 0])
 
     def report(self) -> Mapping[str, Any]:
         return {**self._draft.report(), "expected_per_step": self._expected}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,9 +20,11 @@ from specbench.decoding.structs import (
     DecodeState,
     DraftContext,
     DraftTree,
-    IntArray,
     Needs,
 )
+
+if TYPE_CHECKING:
+    from specbench.arrays import IntArray
 
 
 @dataclass(kw_only=True, eq=False)

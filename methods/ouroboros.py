@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import NO_TOKENS, DraftTree, IntArray, Needs
+from specbench.decoding.structs import NO_TOKENS, DraftTree, Needs
 from specbench.decoding.tree import longest_match
 from specbench.index.ngram.lookahead_window import LookaheadWindow
 from specbench.index.ngram.pool import NgramPool
@@ -44,6 +44,7 @@ from specbench.index.ngram.pool import NgramPool
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from specbench.arrays import IntArray
     from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
     from specbench.models.draft_model import DraftModel
 
@@ -142,7 +143,7 @@ class Ouroboros(Drafter):
         """
         wanted = min(self.gamma, state.remaining - 1)
         ahead = self._longest + self.window + self.ngram  # how far the window may reach
-        if wanted <= 0 or self._draft.room(state.length) < ahead:
+        if wanted <= 0 or self._draft.free_rows(state.length) < ahead:
             return NO_TOKENS
         if state.length - self._read > self._most_unread:  # a union's other parts did well
             self._draft.catch_up(state.tokens[:-1], own=True)
@@ -154,11 +155,11 @@ class Ouroboros(Drafter):
         while length < wanted:
             accepted, bonus = self._lookahead_pass(unread, held)
             if not chain:  # what was committed before is text from now on
-                self._draft.keep_path(np.arange(len(unread)), accepted)
+                self._draft.commit_path(np.arange(len(unread)), accepted)
                 self._read = state.length
                 held = len(accepted)
             else:
-                self._draft.keep_path(NO_TOKENS, np.append(np.arange(held + 1), accepted))
+                self._draft.commit_path(NO_TOKENS, np.append(np.arange(held + 1), accepted))
                 held += 1 + len(accepted)
             chain.append(bonus)
             length += len(bonus)
@@ -200,7 +201,7 @@ class Ouroboros(Drafter):
         accepted = min(len(path), drafted)
         self._phrase_tokens += len(path) - accepted
         read = min(accepted, drafted - 1)
-        self._draft.keep_path(np.arange(read))
+        self._draft.commit_path(np.arange(read))
         self._read += read
         if outcome.next_tokens is not None:
             self._learn(np.asarray(tree.tokens), accepted, outcome.next_tokens)

@@ -15,8 +15,8 @@ Method: during each target pass the draft model drafts gamma more tokens.
 How this is a draft tree: the tree is the chain of pending tokens, and empty in pre-verify. The
     token after its last node is the target's own, and it is at once PEARL's test of the token
     drafted meanwhile: equal, the drafted block stands. Greedy, that is all. At temperature > 0
-    ``overlap`` hands the token and its distribution to the verifier (``DraftTree.guess``), which
-    draws the target's token by the ratio test min(1, p / q) of that guess, as PEARL does; pending
+    ``overlap`` hands the token and its distribution to the verifier (``DraftTree.bonus``), which
+    draws the target's token by the ratio test min(1, p / q) of that bonus, as PEARL does; pending
     tokens are tested likewise. As in PEARL no token comes for free: a pass in which all of the
     gamma tests succeed commits gamma.
 gamma: ``auto`` is the paper's ceil(t_target / t_draft), measured in ``setup`` (a draft pass has one
@@ -29,7 +29,7 @@ Where ours differs, and why:
       pre-verify.
     - Tokens and one row of probabilities cross from draft to verifier, not the whole history of
       both models' probabilities.
-    - Verifiers other than ``rejection`` (``match``) draw the token without regard to the guess:
+    - Verifiers other than ``rejection`` (``match``) draw the token without regard to the bonus:
       still exact, accepted less often.
 State kept: pending tokens and the draft's cache, for a turn.
 """
@@ -49,7 +49,8 @@ from specbench.models.speed_ratio import latency_ratio
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.decoding.structs import DecodeState, DraftContext, IntArray, StepOutcome
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
     from specbench.models.draft_model import DraftModel
 
 _GAMMA_LIMIT = 64
@@ -121,7 +122,9 @@ class Pearl(Drafter):
             self._read = True
         behind = len(pending)
         # The last token that may be committed in the pass after this one is no draft's.
-        wanted = min(self._gamma, state.remaining - behind - 1, draft.room(state.length) - behind)
+        wanted = min(
+            self._gamma, state.remaining - behind - 1, draft.free_rows(state.length) - behind
+        )
         if wanted <= 0 or len(tree) < behind:  # cut by the engine, a block would hang in the air
             self._block, self._block_q = NO_TOKENS, None
             return None
@@ -130,23 +133,23 @@ class Pearl(Drafter):
         else:
             logits = draft.catch_up(state.tokens, own=True)[None]
         tokens: list[torch.Tensor] = []
-        laws: list[torch.Tensor] = []
+        distributions: list[torch.Tensor] = []
         while True:
             if self._sampling.greedy:
                 drawn = logits.argmax(-1)
             else:
-                law = self._sampling.probs(logits)
-                drawn = draft.draw(law)
-                laws.append(draft.to_target_vocab(law))
+                distribution = self._sampling.probs(logits)
+                drawn = draft.draw(distribution)
+                distributions.append(draft.to_target_vocab(distribution))
             tokens.append(draft.to_target_ids(drawn))
             if len(tokens) == wanted:
                 break
             last = np.array([behind + len(tokens) - 2])
             logits = draft.extend(tokens[-1], last, own=True)
         self._block = torch.cat(tokens).cpu().numpy()
-        if not laws:
+        if not distributions:
             return None
-        self._block_q = torch.cat(laws).to(self._device)
+        self._block_q = torch.cat(distributions).to(self._device)
         return BonusProposal(int(self._block[0]), self._block_q[0])
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
@@ -159,13 +162,13 @@ class Pearl(Drafter):
         if not stands:
             # Without a block the last pending token has not been read.
             held = behind if len(block) else max(behind - 1, 0)
-            draft.keep_path(np.arange(min(len(outcome.path), held)))
+            draft.commit_path(np.arange(min(len(outcome.path), held)))
             self._pending, self._pending_q = NO_TOKENS, None
             return
         # Of the block, all but the last token have been read.
         read = behind + len(block) - 1
         first = min(behind + 1, read)
-        draft.keep_path(np.arange(first), np.arange(first, read))
+        draft.commit_path(np.arange(first), np.arange(first, read))
         self._pending = block[1:]
         self._pending_q = None if self._block_q is None else self._block_q[1:]
 

@@ -4,7 +4,7 @@ Paper: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXi
 Reference code studied, by its description: the authors' repository (``samd``, ``samd_sam_only``)
     and its copy in Spec-Bench (``model/samd``).
 Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
-    static one of a corpus, which counts occurrences. For the embedded model the static one is made
+    static one of a corpus, which counts occurrences. For the bundled model the static one is made
     on first use from the English of installed documentation
     (``specbench.artifacts.installed_text``), elsewhere by ``scripts/build_artifact.py`` from
     texts or from the target's own answers.
@@ -29,7 +29,7 @@ State kept: the dynamic automaton of one turn (a later turn's prompt repeats the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,7 +41,6 @@ from specbench.decoding.structs import (
     DecodeState,
     DraftContext,
     DraftTree,
-    IntArray,
     Needs,
     StepOutcome,
 )
@@ -53,6 +52,9 @@ from specbench.index.suffix.static_automaton import (
     grow_best_first,
     most_frequent_chain,
 )
+
+if TYPE_CHECKING:
+    from specbench.arrays import IntArray
 
 _AUTOMATA = ("both", "dynamic", "static")
 _DYNAMIC, _STATIC, _AUXILIARY = 0, 1, 2

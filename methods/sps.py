@@ -92,7 +92,7 @@ class Sps(Drafter):
         self._draft.begin(state.tokens, state.seed)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        longest = min(self._gamma, state.remaining - 1, self._draft.room(state.length))
+        longest = min(self._gamma, state.remaining - 1, self._draft.free_rows(state.length))
         self._tree = self._chain(state, longest) if longest > 0 else DraftTree.empty()
         return self._tree
 
@@ -130,7 +130,7 @@ class Sps(Drafter):
         if outcome.tree is not self._tree:  # cut by the engine: what is held is read again
             self._draft.drop_nodes()
         elif drafted:
-            self._draft.keep_path(outcome.path[: drafted - 1])  # the last token was never fed
+            self._draft.commit_path(outcome.path[: drafted - 1])  # the last token was never fed
         if self.schedule == "heuristic" and drafted:
             change = 2 if accepted == drafted else -1
             self._gamma = min(max(1, self._gamma + change), self.max_gamma)

@@ -33,7 +33,8 @@ from specbench.index.suffix.tree import SuffixTree
 from specbench.index.suffix.tree_kernels import speculate
 
 if TYPE_CHECKING:
-    from specbench.decoding.structs import DraftContext, IntArray, StepOutcome
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DraftContext, StepOutcome
 
 _DRAFTS = ("path", "tree")
 _LOCAL, _GLOBAL = 0, 1

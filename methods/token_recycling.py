@@ -49,7 +49,8 @@ from specbench.index.tree.static_tree import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from specbench.decoding.structs import DecodeState, DraftContext, IntArray, StepOutcome
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 
 _BREADTH, _DEPTH = 80, 6  # the paper's tree
 

@@ -30,7 +30,6 @@ from specbench.decoding.structs import (
     NO_TOKENS,
     DecodeState,
     DraftTree,
-    IntArray,
     Needs,
     StepOutcome,
 )
@@ -40,6 +39,7 @@ from specbench.index.tree.merge import merge_trees, part_view
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from specbench.arrays import IntArray
     from specbench.decoding.structs import DraftContext
 
 _FILLS = ("ranked", "priority")

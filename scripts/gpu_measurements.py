@@ -217,7 +217,7 @@ def _by_rows(
 
         def step(tree: DraftTree = tree) -> None:
             verdict, _ = verifier.verify(tree, target.forward(7, tree))
-            target.keep(tree, verdict.path)
+            target.commit(tree, verdict.path)
             target.cache.truncate(length)
 
         ask(check)
@@ -240,7 +240,7 @@ def surface(
         "shape": True,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
-        "packed": target.packing,
+        "packed": target.packed_weights,
         "passes": target.describe(),
         "threads": torch.get_num_threads(),
     }

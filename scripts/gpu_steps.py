@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from scripts.gpu_check import Check
-    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DraftTree
     from specbench.models.static_pass import StaticPass
 
 STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two

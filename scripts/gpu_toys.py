@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from specbench.arrays import IntArray
     from specbench.decoding.drafter import Drafter
-    from specbench.decoding.structs import Artifact, IntArray
+    from specbench.decoding.structs import Artifact
 
 TOKENIZER = "toy"  # in place of a tokenizer's hash
 HEADER = {"corpus": {"name": "toy", "description": "made-up text of a few words"}}

@@ -41,6 +41,10 @@ class ArtifactError(ConfigurationError):
     """A table, datastore or automaton is corrupt or was built for something else."""
 
 
+class ResultsError(ConfigurationError):
+    """Results cannot be shown: none are there, or what was named does not fit together."""
+
+
 class OutputRefused(ConfigurationError):
     """The output folder belongs to another configuration, is locked, or cannot be written."""
 

@@ -44,10 +44,10 @@ class TableTarget:
         before, last = zip(*pairs, strict=True)
         return Scores(self.table[list(before), list(last)])
 
-    def keep(self, tree, path):
+    def commit(self, tree, path):
         self.text += [self.root, *(int(tree.tokens[i]) for i in path)]
 
-    def room(self):
+    def free_rows(self):
         return 1000
 
 
@@ -72,7 +72,7 @@ class TableDraft:
         self.text, self.nodes, self.fed = tokens.tolist(), [], []
         self._generator.manual_seed(seed + 77)
 
-    def room(self, length):
+    def free_rows(self, length):
         return self._room - length
 
     def _logits(self, texts):
@@ -101,7 +101,7 @@ class TableDraft:
         self._count(len(tokens))
         return self._logits(self.nodes[first:])
 
-    def keep_path(self, path, survivors=None):
+    def commit_path(self, path, survivors=None):
         for node in path.tolist():
             assert self.nodes[node][:-1] == self.text, "not a path"
             self.text = self.nodes[node]

@@ -11,7 +11,7 @@ from analysis.papers.reproduction import captions, drafting, measured_point
 from analysis.plots.charts import Panel, Series, bars
 from analysis.runs.comparisons import make_comparisons, name
 from analysis.runs.estimates import pooled_ratio
-from specbench.results.estimate import Measured
+from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
 
 groups = make_comparisons(notebook.runs())
@@ -28,7 +28,7 @@ for group in groups:
 
 
 # %%
-def share(records: list[CaseRecord], committed: int) -> Measured:
+def share(records: list[CaseRecord], committed: int) -> Estimate:
     return pooled_ratio(
         records,
         lambda r: list(r.accepted_per_step).count(committed),

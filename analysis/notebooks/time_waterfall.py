@@ -9,7 +9,7 @@ from analysis import notebook
 from analysis.plots.stacked_bars import stacks
 from analysis.runs.comparisons import caption, make_comparisons, name
 from analysis.runs.estimates import pooled_ratio
-from specbench.results.estimate import Measured
+from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
 
 PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
@@ -17,7 +17,7 @@ phased = [run for run in notebook.runs() if any(record.phase_s for record in run
 
 
 # %%
-def milliseconds(records: list[CaseRecord], phase: str) -> Measured:
+def milliseconds(records: list[CaseRecord], phase: str) -> Estimate:
     return pooled_ratio(
         records, lambda r: 1e3 * (r.phase_s or {}).get(phase, 0.0), lambda r: max(0, r.n_new - 1)
     )

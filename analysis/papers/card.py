@@ -25,7 +25,7 @@ from analysis.runs.claims import NOT_RUN, load_ledger
 from analysis.runs.estimates import pooled_ratio
 from analysis.tabular.comparison_tables import FOOTING, footing_cells, settings_sheet, with_rule
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Measured
+from specbench.results.estimate import ABSENT, Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ def _table3(runs: Sequence[Run]) -> list[ResultTable]:
         "claimed speedup", "claimed on", "verdict",
     ]  # fmt: skip
     groups = claimed_groups(runs, PAPER, "table3")
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     notes: list[str] = []
     for group in groups:
         for entry in drafting(group):
@@ -136,7 +136,7 @@ def _claimed_load(claim: Claim | None) -> list[str]:
     ]
 
 
-def _load_row(entry: ComparedLabel) -> list[str | Measured]:
+def _load_row(entry: ComparedLabel) -> list[str | Estimate]:
     own, seed = _own(entry), entry.run.seed
     target = pooled_ratio(
         own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes, seed
@@ -161,7 +161,7 @@ def _load_row(entry: ComparedLabel) -> list[str | Measured]:
     ]
 
 
-def _load(tokens: Measured, parameters: float | None) -> str:
+def _load(tokens: Estimate, parameters: float | None) -> str:
     if tokens.value is None or parameters is None:
         return ABSENT
     return f"{tokens.value * parameters / 1e9:.3g}"
@@ -183,7 +183,7 @@ def counter(key: str) -> Callable[[CaseRecord], float | None]:
 # --- Figure 1 -------------------------------------------------------------------------------------
 
 
-def draft_share(entry: ComparedLabel) -> Measured:
+def draft_share(entry: ComparedLabel) -> Estimate:
     """The draft phase's share of an entry's steps; no number without phases."""
     return pooled_ratio(
         [record for record in _own(entry) if record.phase_s],
@@ -194,7 +194,7 @@ def draft_share(entry: ComparedLabel) -> Measured:
     )
 
 
-def _draft_shares(group: Comparison) -> list[tuple[int, ComparedLabel, Measured]]:
+def _draft_shares(group: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
     """Draft length, entry, and the draft phase's share of its steps."""
     found = [
         (int(entry.run.knobs(entry.label)["gamma"]), entry, draft_share(entry))
@@ -205,7 +205,7 @@ def _draft_shares(group: Comparison) -> list[tuple[int, ComparedLabel, Measured]
 
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
     groups = claimed_groups(runs, PAPER, "figure1")
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     for group in groups:
         for r, entry, share in _draft_shares(group):
             mat, cases = entry.measured("mat"), str(entry.overall["n_cases"])
@@ -233,7 +233,7 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
 # --- Figure 6 -------------------------------------------------------------------------------------
 
 
-def _cache_sizes(group: Comparison) -> list[tuple[int, ComparedLabel, Measured]]:
+def _cache_sizes(group: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
     """K, entry and hit rate."""
     return sorted(
         ((int(e.run.knobs(e.label)["k"]), e, hit_rate(e)) for e in drafting(group)),
@@ -241,7 +241,7 @@ def _cache_sizes(group: Comparison) -> list[tuple[int, ComparedLabel, Measured]]
     )
 
 
-def hit_rate(entry: ComparedLabel) -> Measured:
+def hit_rate(entry: ComparedLabel) -> Estimate:
     """Share of queries whose corrected token was in the cache; no number without a cache."""
     hits, misses = counter("hits"), counter("misses")
 
@@ -258,7 +258,7 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
         "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]",
         *FOOTING, "cases", "claimed hit rate", "claimed MAT", "claimed on", "verdict",
     ]  # fmt: skip
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     notes: list[str] = []
     for group in groups:
         for size, entry, hit_rate in _cache_sizes(group):

@@ -11,7 +11,7 @@ from analysis.runs.comparisons import conditions, make_comparisons, verdict_word
 from analysis.runs.estimates import pooled_ratio
 from analysis.tabular.comparison_tables import FOOTING, footing_cells
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Measured
+from specbench.results.estimate import ABSENT, Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,8 +61,7 @@ def _sheets(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _place(entry: ComparedLabel) -> tuple[Any, ...]:
     run = entry.run
-    prompts = run.manifest.get("prompt_set_hash")
-    return (run.model, run.dataset, conditions(run), prompts, entry.label)
+    return (run.model, run.dataset, conditions(run), run.manifest.prompt_set_hash, entry.label)
 
 
 _HEADINGS = [
@@ -72,10 +71,10 @@ _HEADINGS = [
 ]  # fmt: skip
 
 
-def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> list[str | Measured]:
+def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> list[str | Estimate]:
     run, label, row = entry.run, entry.label, entry.overall
     own = [record for record in run.records if record.label == label]
-    share = Measured(None)
+    share = Estimate(None)
     if inside is not None and (not _overlapped(entry) or inside.run.overlap == "serial"):
         share = draft_share(inside)
     passes, tokens = counter("draft_forwards"), counter("draft_tokens")
@@ -165,7 +164,7 @@ def _claimed_loads(claim: Claim) -> str:
     return ABSENT
 
 
-def _claim_row(entry: ComparedLabel, claim: Claim) -> list[str | Measured]:
+def _claim_row(entry: ComparedLabel, claim: Claim) -> list[str | Estimate]:
     run, row = entry.run, entry.overall
     mat = claim.value("mat")
     qualifier = f"{claim.qualifier} " if claim.qualifier else ""

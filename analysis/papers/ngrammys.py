@@ -27,7 +27,6 @@ from analysis.plots.heatmaps import heatmaps
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, claim_of_setting, compare, load_ledger
 from analysis.runs.comparisons import caption
 from analysis.runs.estimates import over_repeats
-from analysis.runs.load import cpus
 from analysis.tabular.comparison_tables import (
     FOOTING,
     claimed_cells,
@@ -36,7 +35,7 @@ from analysis.tabular.comparison_tables import (
     with_rule,
 )
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Measured
+from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.statistics import OVERALL
 
 if TYPE_CHECKING:
@@ -107,15 +106,11 @@ def _slowdowns(run: Run, context: int) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def _figure1_caption(run: Run) -> str:
-    machine = {"hardware": run.manifest.get("hardware"), **(run.surface or {}).get("machine", {})}
-    cpu = (machine["hardware"] or {}).get("cpu")
-    count = int((machine["hardware"] or {}).get("cpus_usable") or 0)
-    where = ", ".join(run.gpus) or f"{cpu}, {cpus(count)}"
     made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
     return (
-        f"{made_up}{_FIGURE1_TEXT} {_model_of(run)} ({run.dtype}), random ids. Hardware: {where}. "
-        f"Medians of {_passes(run)} passes; intervals: 95 %, bootstrap over passes. "
-        f"Code: {run.code}."
+        f"{made_up}{_FIGURE1_TEXT} {run.model} ({run.dtype}), random ids. "
+        f"Hardware: {run.hardware}. Medians of {_passes(run)} passes; intervals: 95 %, "
+        f"bootstrap over passes. Code: {run.code}."
     )
 
 
@@ -124,23 +119,19 @@ def _passes(run: Run) -> int:
     return len((run.surface or {})["batch"]["samples_s"][0][0][0])
 
 
-def _model_of(run: Run) -> str:
-    return str((run.manifest.get("config") or {}).get("model", {}).get("name"))
-
-
 def _contexts(run: Run) -> list[int]:
     return [int(context) for context in (run.surface or {})["batch"]["axes"]["context"]]
 
 
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
     headings = ["model", "context (tokens)", "k", "w", "slow-down [95 %]", "passes"]
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     for run in runs:
         passes = str(_passes(run))
         for context in _contexts(run):
             for (k, w), cell in _slowdowns(run, context).items():
-                measured = Measured(cell["slowdown"], cell["slowdown_ci"])
-                rows.append([_model_of(run), str(context), str(k), str(w), measured, passes])
+                measured = Estimate(cell["slowdown"], cell["slowdown_ci"])
+                rows.append([run.model, str(context), str(k), str(w), measured, passes])
     text = "\n".join(_figure1_caption(run) for run in runs)
     return [
         ResultTable("N-Grammys, Figure 1: slow-down of a target pass", text, headings, rows, [])
@@ -155,9 +146,9 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
                 for context in _contexts(run)
             ],
             "w (draft tokens in a row)", "k (rows)", "time over that of one token",
-            f"N-Grammys, Figure 1 ({_model_of(run)})", _figure1_caption(run),
+            f"N-Grammys, Figure 1 ({run.model})", _figure1_caption(run),
         )  # fmt: skip
-        yield _model_of(run), figure
+        yield run.model, figure
 
 
 # --- Figure 2 -------------------------------------------------------------------------------------
@@ -263,7 +254,7 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         "model", "data", "setting", "tokens per call [95 %]", "speedup ± sd", "speedup [95 %]",
         *FOOTING, "cases", "claimed speedup / MAT", "claimed on", "verdict",
     ]  # fmt: skip
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     notes: list[str] = []
     for group in groups:
         where = [group.runs[0].model, group.runs[0].dataset]
@@ -334,7 +325,7 @@ def _claims() -> list[Claim]:
     return [c for c in load_ledger() if c.paper == PAPER and c.artifact == "table1"]
 
 
-def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> list[str | Measured]:
+def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> list[str | Estimate]:
     row, run = entry.overall, entry.run
     spread = over_repeats(run.records, entry.label, run.baseline or "")
     return [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from analysis.papers.reproduction import Pictures
     from analysis.runs.comparisons import ComparedLabel, Comparison
     from analysis.runs.load import Run
-    from specbench.results.estimate import Measured
+    from specbench.results.estimate import Estimate
     from specbench.results.records import CaseRecord
 
 PAPER = "ngrammys"
@@ -38,7 +38,7 @@ _FIGURE4_TEXT = (
 
 def _share(
     entry: ComparedLabel, counts: Callable[[CaseRecord], Counter[Any]], wanted: Any
-) -> Measured:
+) -> Estimate:
     """Share of all counted things that are ``wanted``, over the label's turns."""
     own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
     return pooled_ratio(
@@ -81,7 +81,7 @@ _PARTS: tuple[tuple[str, str, Callable[[str], Callable[[CaseRecord], Counter[Any
 )
 
 
-def _distributions(entry: ComparedLabel) -> list[list[tuple[str, list[tuple[int, Measured]]]]]:
+def _distributions(entry: ComparedLabel) -> list[list[tuple[str, list[tuple[int, Estimate]]]]]:
     """For each part, each source's distribution: value and share."""
     own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
     parts = []
@@ -99,7 +99,7 @@ def _distributions(entry: ComparedLabel) -> list[list[tuple[str, list[tuple[int,
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     groups = claimed_groups(runs, PAPER, "table1")
     for group in groups:
         for entry in drafting(group):
@@ -116,7 +116,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
     ]
 
 
-def _series(source: str, values: Sequence[tuple[int, Measured]]) -> Series:
+def _series(source: str, values: Sequence[tuple[int, Estimate]]) -> Series:
     points = [measured_point(value, share) for value, share in values]
     return Series(source, f"{PAPER}/{source}", points)
 

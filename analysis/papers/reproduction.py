@@ -10,8 +10,8 @@ from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.heatmaps import HeatmapGrid
 from analysis.runs.claims import load_ledger
 from analysis.runs.comparisons import caption, conditions, make_comparisons, name
-from analysis.runs.load import ResultsError
 from analysis.tabular.comparison_tables import natural
+from specbench.errors import ResultsError
 from specbench.results.statistics import OVERALL
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from analysis.runs.comparisons import ComparedLabel, Comparison
     from analysis.runs.load import Run
     from analysis.tabular.table import ResultTable
-    from specbench.results.estimate import Measured
+    from specbench.results.estimate import Estimate
 
     # Pictures with what is added to their files' names.
     Pictures = Iterable[tuple[str, Figure]]
@@ -123,7 +123,7 @@ def speed_point(x: float, entry: ComparedLabel) -> Point:
     return measured_point(x, entry.speed())
 
 
-def measured_point(x: float, measured: Measured) -> Point:
+def measured_point(x: float, measured: Estimate) -> Point:
     """A number with its interval, at a place."""
     return Point(x, measured.value, measured.interval)
 

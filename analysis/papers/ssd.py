@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from analysis.runs.claims import Claim
     from analysis.runs.comparisons import ComparedLabel
     from analysis.runs.load import Run
-    from specbench.results.estimate import Measured
+    from specbench.results.estimate import Estimate
 
 PAPER = "ssd"
 _WARM = "cache of megabytes"  # the post's words for a store that has filled
@@ -49,7 +49,7 @@ _SIZE_TEXT = (
 )
 
 
-def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, Measured]]:
+def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, Estimate]]:
     """MAT or tokens/s over the stream: tokens in the store, requests that count, the number."""
     parts = stream_parts([r for r in run.records if r.label == of_label], _PARTS)
     if kind == "mat":
@@ -77,7 +77,7 @@ def _hollow(entry: ComparedLabel) -> list[Point]:
 
 def _stream(runs: Sequence[Run]) -> list[ResultTable]:
     groups = claimed_groups(runs, PAPER, "results")
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     for group in groups:
         for entry in group.entries:
             mats = _over_stream(entry.run, entry.label, "mat")

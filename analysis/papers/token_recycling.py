@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from analysis.plots.charts import Point
     from analysis.runs.comparisons import ComparedLabel, Comparison
     from analysis.runs.load import Run
-    from specbench.results.estimate import Measured
+    from specbench.results.estimate import Estimate
     from specbench.results.records import CaseRecord
 
 PAPER = "token_recycling"
@@ -156,7 +156,7 @@ def _first(pair: tuple[int, ComparedLabel]) -> int:
     return pair[0]
 
 
-def _phase_shares(run: Run, of_label: str) -> dict[str, Measured]:
+def _phase_shares(run: Run, of_label: str) -> dict[str, Estimate]:
     records = [r for r in run.records if r.label == of_label and r.phase_s]
 
     def steps_s(record: CaseRecord) -> float:
@@ -172,7 +172,7 @@ def _phase_shares(run: Run, of_label: str) -> dict[str, Measured]:
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     for group in claimed_groups(runs, PAPER, "figure4"):
         for entry in group.entries:
             for part, share in _phase_shares(entry.run, entry.label).items():

@@ -11,13 +11,13 @@ from analysis.runs.estimates import pooled_ratio
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from specbench.results.estimate import Measured
+    from specbench.results.estimate import Estimate
     from specbench.results.records import CaseRecord
 
 
 def by_depth(
     records: Sequence[CaseRecord], seed: int = 0, deepest: int = 12
-) -> list[tuple[int, Measured]]:
+) -> list[tuple[int, Estimate]]:
     """Share of all steps that accepted at least so many draft tokens.
 
     Args:
@@ -41,7 +41,7 @@ def by_depth(
 
 def by_position(
     records: Sequence[CaseRecord], width: int = 16, seed: int = 0
-) -> list[tuple[float, Measured]]:
+) -> list[tuple[float, Estimate]]:
     """MAT of the steps that begin within each stretch of the answer.
 
     Args:

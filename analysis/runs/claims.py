@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from analysis.runs.load import ResultsError
+from specbench.errors import ResultsError
 from specbench.results.estimate import FEWEST
 from specbench.results.statistics import OVERALL
 

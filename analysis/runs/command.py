@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from analysis.runs.load import usable_runs
+from specbench.errors import SpecBenchError
 
 if TYPE_CHECKING:
     import argparse
@@ -24,15 +25,20 @@ def with_runs(options: argparse.Namespace, show: Callable[[Sequence[Run]], int])
     Returns:
         What ``show`` returns, or 2 where there is nothing to show or a file is damaged.
     """
-    try:
+
+    def read_and_show() -> int:
         runs, hidden = usable_runs(options.runs, options.incomplete, surfaces=True)
         for run in hidden:
             sys.stderr.write(f"not shown, because incomplete: {run.path}\n")
         return show(runs)
-    except Exception as error:
-        # The project's own errors carry their exit code and a message meant for the user.
-        code = getattr(error, "exit_code", None)
-        if code is None:
-            raise
+
+    return reporting_errors(read_and_show)
+
+
+def reporting_errors(work: Callable[[], int]) -> int:
+    """The exit code of a command's work; an error of the project goes to stderr with its own."""
+    try:
+        return work()
+    except SpecBenchError as error:
         sys.stderr.write(f"error: {error}\n")
-        return int(code)
+        return error.exit_code

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_ledger
 from analysis.runs.estimates import tokens_per_s, usable_turns
-from specbench.results.estimate import FEWEST, Measured
+from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.statistics import OVERALL, summarise, task_order
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 
@@ -33,14 +33,14 @@ class ComparedLabel:
         """The row over the whole run."""
         return self.rows[OVERALL]
 
-    def measured(self, key: str, task: str = OVERALL) -> Measured:
+    def measured(self, key: str, task: str = OVERALL) -> Estimate:
         """A number of a task's row with its interval; none where the run lacks the task."""
         return measured(self.rows.get(task, {}), key)
 
-    def speed(self) -> Measured:
+    def speed(self) -> Estimate:
         """Tokens/s over the run with its own interval; none by Spec-Bench's formula."""
         if self.overall["estimator"] != "paired":
-            return Measured(self.overall["tokens_per_s"], digits=1)
+            return Estimate(self.overall["tokens_per_s"], digits=1)
         own = [record for record in usable_turns(self.run.records) if record.label == self.label]
         return tokens_per_s(own, self.run.seed)
 
@@ -108,7 +108,7 @@ def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
 
     A shard has asked a part of them; other runs of the same prompt set know the rest.
     """
-    sets = [(run.model, run.manifest.get("prompt_set_hash") or run.path) for run in runs]
+    sets = [(run.model, run.manifest.prompt_set_hash or run.path) for run in runs]
     asked: dict[Any, dict[str, int]] = {}
     for run, prompts in zip(runs, sets, strict=True):
         asked.setdefault(prompts, {}).update(run.questions)
@@ -150,12 +150,12 @@ def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Compared
     return entries
 
 
-def measured(row: Mapping[str, Any], key: str) -> Measured:
+def measured(row: Mapping[str, Any], key: str) -> Estimate:
     """A number of a summary's row with its interval; plain decoding's are 1 by definition."""
     if row.get("method") == "ar":
-        return Measured(row.get(key))
+        return Estimate(row.get(key))
     few = row.get("n_cases", FEWEST) < FEWEST
-    return Measured(row.get(key), row.get(f"{key}_ci"), few=few)
+    return Estimate(row.get(key), row.get(f"{key}_ci"), few=few)
 
 
 def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:

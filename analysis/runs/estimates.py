@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench.results.estimate import FEWEST, Measured
+from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.statistics import (
     Resamples,
-    is_ordinary,
     log_interval,
     ratio_of_totals,
     strata_of,
+    untimed_blocks,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def pooled_ratio(
     below: Callable[[CaseRecord], float | None],
     seed: int = 0,
     at_most: float = math.inf,
-) -> Measured:
+) -> Estimate:
     """Sum of ``above`` over sum of ``below``, with the interval of a bootstrap over cases.
 
     No interval is made of fewer than :data:`specbench.results.estimate.FEWEST` cases.
@@ -58,17 +58,17 @@ def pooled_ratio(
     columns = np.array([totals[case] for case in ids], dtype=np.float64).reshape(len(ids), 2)
     value = ratio_of_totals(columns[:, 0], columns[:, 1])
     if not math.isfinite(value):
-        return Measured(None)
+        return Estimate(None)
     if len(ids) < FEWEST:
-        return Measured(value, few=True)
+        return Estimate(value, few=True)
     resamples = Resamples(strata_of([categories[case] for case in ids]), seed)
     if not resamples.degrees_of_freedom:
-        return Measured(value)
+        return Estimate(value)
     sums = resamples.totals(columns)
     with np.errstate(invalid="ignore", divide="ignore"):
         resampled = sums[:, 0] / sums[:, 1]
     interval = log_interval(value, resampled, resamples.degrees_of_freedom)
-    return Measured(value, interval and (interval[0], min(interval[1], at_most)))
+    return Estimate(value, interval and (interval[0], min(interval[1], at_most)))
 
 
 def usable_turns(records: Iterable[CaseRecord]) -> list[CaseRecord]:
@@ -83,14 +83,11 @@ def usable_turns(records: Iterable[CaseRecord]) -> list[CaseRecord]:
     records = list(records)
     failed = {record.case_id for record in records if record.status == "failed"}
     found = [record for record in records if record.case_id not in failed]
-    blocks = {(record.repeat, record.case_id) for record in found}
-    spoilt = {(r.repeat, r.case_id) for r in found if r.status == "disturbed"}
-    if is_ordinary(len(spoilt), len(blocks)):
-        return found
-    return [record for record in found if (record.repeat, record.case_id) not in spoilt]
+    untimed = untimed_blocks(found)
+    return [record for record in found if (record.repeat, record.case_id) not in untimed]
 
 
-def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
+def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
     """Decoding speed with its own interval, of one label's turns that :func:`timed` left."""
     speed = pooled_ratio(records, lambda r: max(0, r.n_new - 1), lambda r: r.decode_s, seed)
     return replace(speed, digits=1)
@@ -120,7 +117,7 @@ def over_repeats(
     return float(np.mean(ratios)), float(np.std(ratios, ddof=1))
 
 
-def mat(records: Iterable[CaseRecord], seed: int = 0) -> Measured:
+def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
     """Mean accepted tokens of one label's turns."""
     found = pooled_ratio(records, lambda r: max(0, r.n_new - 1), lambda r: r.n_target_passes, seed)
     if found.interval is None:

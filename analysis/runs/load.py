@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import zlib
 from dataclasses import dataclass
@@ -13,14 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from specbench.results.records import (
-    CASES,
-    DONE,
-    MANIFEST,
-    SCHEMA_VERSION,
-    CaseRecord,
-    read_records,
-)
+from specbench.errors import ResultsError
+from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
+from specbench.results.records import CASES, DONE, MANIFEST, CaseRecord, read_records
+from specbench.storage import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,37 +25,29 @@ SURFACE = "surface.json"  # of a cost run, in place of records
 _LONG_FIELDS = ("prompt_ids", "output_ids", "accepted_per_step")
 
 
-class ResultsError(Exception):
-    """Results cannot be shown; the message says why. ``exit_code`` is the process's."""
-
-    exit_code = 2
-
-
 @dataclass(frozen=True)
 class Run:
     """One run folder.
 
     Attributes:
         path: the folder.
-        manifest: its manifest as it stands in the file.
         records: all of its records, in the order they were written; none of a cost run.
         complete: whether the run reached its end; False too where the last line is cut off.
         surface: the cost surface that the run measured, as it stands in its file; None of others.
     """
 
     path: Path
-    manifest: Mapping[str, Any]
+    manifest: RunManifest
     records: Sequence[CaseRecord]
     complete: bool
     surface: Mapping[str, Any] | None = None
 
-    def _config(self, group: str, key: str) -> Any:
-        return (self.manifest.get("config", {}).get(group) or {}).get(key)
-
     @property
     def model(self) -> str:
-        """The model's name in ``conf/model``."""
-        return self.records[0].model
+        """The model's name in ``conf/model``; a cost run has no record that says it."""
+        return (
+            self.records[0].model if self.records else str(self.manifest.setting("model", "name"))
+        )
 
     @property
     def dataset(self) -> str:
@@ -70,18 +57,18 @@ class Run:
     @property
     def dtype(self) -> str:
         """The model's number format, as far as the manifest knows it."""
-        dtype = (self.manifest.get("model") or {}).get("dtype") or self._config("model", "dtype")
+        dtype = self._loaded.dtype or self.manifest.setting("model", "dtype")
         return str(dtype or "dtype not recorded").removeprefix("torch.")
 
     @property
     def temperature(self) -> float:
         """Of the sampling; 0 is greedy."""
-        return float(self._config("generation", "temperature") or 0.0)
+        return float(self.manifest.setting("generation", "temperature") or 0.0)
 
     @property
     def max_new_tokens(self) -> int | None:
         """At most so many new tokens a turn, None where the manifest does not say."""
-        limit = self._config("generation", "max_new_tokens")
+        limit = self.manifest.setting("generation", "max_new_tokens")
         return None if limit is None else int(limit)
 
     @functools.cached_property
@@ -96,13 +83,13 @@ class Run:
     @property
     def overlap(self) -> str:
         """How drafters worked beside the target's passes; "" where the manifest does not say."""
-        return str((self.manifest.get("model") or {}).get("overlap") or "")
+        return self._loaded.overlap or ""
 
     @property
     def experiment(self) -> str | None:
         """The ``experiment`` that was typed, None for other runs."""
-        for override in self.manifest.get("overrides") or ():
-            key, _, value = str(override).lstrip("+").partition("=")
+        for override in self.manifest.overrides:
+            key, _, value = override.lstrip("+").partition("=")
             if key == "experiment":
                 return value
         return None
@@ -116,7 +103,7 @@ class Run:
     @property
     def labels(self) -> list[str]:
         """In the order of the run, the baseline first."""
-        known = list(self.manifest.get("labels") or {})
+        known = self.manifest.labels
         found = dict.fromkeys(record.label for record in self.records)
         return [label for label in known if label in found] + [
             label for label in found if label not in known
@@ -125,33 +112,33 @@ class Run:
     @property
     def baseline(self) -> str | None:
         """The label that speedups refer to, None where the run has none."""
-        baseline = self.manifest.get("baseline", "ar")
+        baseline = self.manifest.baseline
         return baseline if baseline in self.labels else None
 
     @property
     def seed(self) -> int:
         """The run's seed, which the intervals use too."""
-        return int(self.manifest.get("seed") or 0)
+        return self.manifest.seed
 
     @property
     def estimator(self) -> str:
         """How the run's own table was computed."""
-        return str(self.manifest.get("config", {}).get("estimator") or "paired")
+        return str(self.manifest.config.get("estimator") or "paired")
 
     @property
     def synthetic(self) -> bool:
         """Whether the records were made up (fixtures of the tests)."""
-        return bool(self.manifest.get("synthetic"))
+        return bool(self.manifest.synthetic)
 
     @property
     def imported(self) -> str | None:
         """Whose files the records were read from, None for a run of ours."""
-        return (self.manifest.get("imported") or {}).get("from")
+        return (self.manifest.imported or {}).get("from")
 
     @property
     def phases(self) -> bool:
         """Whether the clock looked into the steps, which makes speeds no headline numbers."""
-        return bool(self._config("measure", "phases"))
+        return bool(self.manifest.setting("measure", "phases"))
 
     @property
     def timing(self) -> str:
@@ -159,24 +146,25 @@ class Run:
         return self.records[0].timing
 
     @property
-    def _subject(self) -> Mapping[str, Any]:
-        """What the times belong to: the cost surface's model and machine, else the run's."""
-        surface = self.manifest.get("surface")
-        if surface is None:
-            return self.manifest
-        return {"model": surface["model"], **surface["machine"]}
-
-    @property
-    def _machine(self) -> Mapping[str, Any]:
-        return self._subject.get("hardware") or {}
+    def _loaded(self) -> ModelInfo:
+        return self.manifest.model or ModelInfo()
 
     @property
     def gpus(self) -> list[str]:
         """Names of the GPUs, where the run used one."""
-        device = (self._subject.get("model") or {}).get("device") or self._config("model", "device")
+        loaded, machine = self._timed_on
+        device = loaded.device or self.manifest.setting("model", "device")
         if not str(device).startswith("cuda"):
             return []
-        return [gpu["name"] for gpu in self._machine.get("gpus", [])]
+        return [gpu["name"] for gpu in machine.get("gpus", [])]
+
+    @property
+    def _timed_on(self) -> tuple[ModelInfo, Mapping[str, Any]]:
+        """Model and hardware that the times belong to: the cost surface's, else the run's."""
+        surface = self.manifest.surface
+        if surface is None:
+            return self._loaded, self.manifest.hardware
+        return ModelInfo.from_json(surface["model"]), surface["machine"].get("hardware") or {}
 
     @property
     def hardware(self) -> str:
@@ -184,42 +172,35 @@ class Run:
         gpus = self.gpus
         if gpus:
             return ", ".join(f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus))
-        machine = self._machine
+        _, machine = self._timed_on
         if not machine.get("cpu"):
             return "hardware not recorded"
         count = machine.get("cpus_usable") or machine.get("cpus")
-        return f"{machine['cpu']}, {cpus(count)}" if count else str(machine["cpu"])
+        cpus = f", {count} CPU{'s' if count > 1 else ''}" if count else ""
+        return f"{machine['cpu']}{cpus}"
 
     @property
     def code(self) -> str:
         """The commit, and whether the code differed from it."""
-        git = self.manifest.get("git") or {}
+        git = self.manifest.git or {}
         if not git.get("commit"):
             return "commit not recorded"
         return f"commit {git['commit'][:10]}{' with changes' if git.get('dirty') else ''}"
 
-    def parameters(self, label: str | None = None) -> float | None:
+    def parameters(self, label: str | None = None) -> int | None:
         """Parameters of the target, or of a label's draft model, where the manifest knows them."""
-        node = self.manifest.get("model") or {}
-        if label is not None:
-            node = (node.get("drafts") or {}).get(label) or {}
-        count = node.get("parameters")
-        return None if count is None else float(count)
+        if label is None:
+            return self._loaded.parameters
+        draft = self._loaded.drafts.get(label)
+        return draft.parameters if draft else None
 
     def memory(self, label: str) -> Mapping[str, int]:
         """Bytes of weights and caches by model (``target``, ``draft``) that a label needs."""
-        return ((self.manifest.get("model") or {}).get("memory") or {}).get(label) or {}
+        return self._loaded.memory.get(label, {})
 
     def knobs(self, label: str) -> Mapping[str, Any]:
         """The settings of a label's method."""
-        return ((self.manifest.get("labels") or {}).get(label) or {}).get("knobs") or {}
-
-
-def cpus(count: int | None) -> str:
-    """How many CPUs, in words; records of old may not say."""
-    if count is None:
-        return "an unknown number of CPUs"
-    return "1 CPU" if count == 1 else f"{count} CPUs"
+        return self.manifest.labels.get(label, LabelInfo()).knobs
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
@@ -250,31 +231,18 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
     Runs without any record yet are left out; incomplete ones are marked.
 
     Raises:
-        ResultsError: a path does not exist, or a manifest cannot be used.
-        specbench.storage.jsonl.RecordError: ``cases.jsonl`` is damaged.
+        ResultsError: a path does not exist.
+        specbench.storage.jsonl.RecordError: a manifest cannot be used, or ``cases.jsonl`` is
+            damaged.
     """
     runs = []
     for path in find_runs(paths):
-        manifest = _read_manifest(path / MANIFEST)
+        manifest = RunManifest.read(path)
         records, truncated = read_records(path)
         if records:
             complete = (path / DONE).exists() and not truncated
             runs.append(Run(path, manifest, records, complete))
     return runs
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"{path} cannot be read: {error}.") from error
-    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ResultsError(
-            f"{path}: schema_version is {version!r}, this program reads {SCHEMA_VERSION}. Use the "
-            "version of the program that wrote it."
-        )
-    return dict(manifest)
 
 
 def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list[Run]:
@@ -285,16 +253,13 @@ def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list
         by_hand: those of no experiment too.
 
     Raises:
-        ResultsError: a manifest or a surface cannot be used.
+        ResultsError: a path does not exist.
+        specbench.storage.jsonl.RecordError: a manifest or a surface cannot be used.
     """
     runs = []
     for path in _folders_with((SURFACE, MANIFEST, DONE), paths):
-        manifest = _read_manifest(path / MANIFEST)
-        try:
-            surface = json.loads((path / SURFACE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ResultsError(f"{path / SURFACE} cannot be read: {error}.") from error
-        run = Run(path, manifest, (), True, surface)
+        manifest = RunManifest.read(path)
+        run = Run(path, manifest, (), True, jsonl.read_json(path / SURFACE))
         if by_hand or run.experiment is not None:
             runs.append(run)
     return runs
@@ -307,18 +272,14 @@ def parts_of_others(runs: Sequence[Run]) -> list[Run]:
     a replay (``runner.traces``) and that every replay has as its baseline. A recording that has
     other labels as well is a measurement of its own.
     """
-    merged = {_key(run) for run in runs if run.manifest.get("merged_from")}
-    replayed = {(run.manifest.get("traces") or {}).get("run_key") for run in runs} - {None}
+    merged = {run.manifest.run_key for run in runs if run.manifest.merged_from}
+    replayed = {(run.manifest.traces or {}).get("run_key") for run in runs} - {None}
     return [
         run
         for run in runs
-        if ((run.manifest.get("identity") or {}).get("shard") and _key(run) in merged)
-        or (_key(run) in replayed and run.labels == [run.baseline])
+        if (run.manifest.shard and run.manifest.run_key in merged)
+        or (run.manifest.run_key in replayed and run.labels == [run.baseline])
     ]
-
-
-def _key(run: Run) -> Any:
-    return run.manifest.get("run_key")
 
 
 def usable_runs(

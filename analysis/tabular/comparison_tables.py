@@ -15,7 +15,7 @@ from analysis.runs.comparisons import (
     verdict_words,
 )
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, FEWEST, Measured
+from specbench.results.estimate import ABSENT, FEWEST, Estimate
 from specbench.results.statistics import compare_pairs
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ FOOTING = ("over eager ar [95 %]", "over graph ar [95 %]", "bandwidth share")
 _CLAIMED = ("claimed speedup / MAT", "claimed tokens/s", "claimed on")
 
 
-def footing_cells(row: Mapping[str, Any]) -> list[str | Measured]:
+def footing_cells(row: Mapping[str, Any]) -> list[str | Estimate]:
     """The cells below ``FOOTING``, of a summary's row."""
     few = row["n_cases"] < FEWEST
     return [
-        Measured(row["speedup_eager"], row["speedup_eager_ci"], few=few),
-        Measured(row["speedup_graph"], row["speedup_graph_ci"], few=few),
-        Measured(row["bandwidth_share"]),
+        Estimate(row["speedup_eager"], row["speedup_eager_ci"], few=few),
+        Estimate(row["speedup_graph"], row["speedup_graph_ci"], few=few),
+        Estimate(row["bandwidth_share"]),
     ]
 
 
@@ -66,7 +66,7 @@ def sheet(group: Comparison) -> ResultTable:
         *_CLAIMED,
         "verdict",
     ]
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     notes = []
     for entry in group.entries:
         row = entry.overall
@@ -105,7 +105,7 @@ def task_sheet(group: Comparison, title: str) -> ResultTable:
         "data", "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "cases", "claimed speedup",
         "verdict",
     ]  # fmt: skip
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     for task in group.tasks:
         for entry in group.entries:
             row = entry.rows.get(task)
@@ -175,7 +175,7 @@ def settings_sheet(
         *apart, *columns, "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]", *FOOTING,
         "cases", "lossless", *_CLAIMED, "verdict",
     ]  # fmt: skip
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     notes = []
     for entry in entries:
         row, claim = entry.overall, entry.claim
@@ -269,7 +269,7 @@ def rows_once(group: Comparison) -> list[ComparedLabel]:
 
 def pairs_sheet(group: Comparison) -> ResultTable | None:
     """Every label of a run against every other; None where no run has two."""
-    rows: list[list[str | Measured]] = []
+    rows: list[list[str | Estimate]] = []
     names = run_names(group.runs)
     for run in group.runs:
         for pair in compare_pairs(run.records, run.labels, seed=run.seed):
@@ -282,7 +282,7 @@ def pairs_sheet(group: Comparison) -> ResultTable | None:
                     f"{pair['p']:.4f}",
                     f"{pair['p_holm']:.4f}",
                     pair["verdict"],
-                    Measured(pair["detectable"], digits=3),
+                    Estimate(pair["detectable"], digits=3),
                     str(pair["n_cases"]),
                 ]
             )
@@ -309,9 +309,9 @@ def pairs_sheet(group: Comparison) -> ResultTable | None:
     return ResultTable(f"{group.title}: pairs", text, headings, rows, [])
 
 
-def _ratio(pair: Mapping[str, Any]) -> Measured:
+def _ratio(pair: Mapping[str, Any]) -> Estimate:
     few = pair["n_cases"] < FEWEST
-    return Measured(pair["ratio"], None if few else pair["ratio_ci"], 3, few)
+    return Estimate(pair["ratio"], None if few else pair["ratio_ci"], 3, few)
 
 
 def _number(value: float | None, digits: int = 2) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Measured
+from specbench.results.estimate import ABSENT, Estimate
+from specbench.results.manifest import LabelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,17 +36,17 @@ def settings(runs: Iterable[Run]) -> list[ResultTable]:
     counts: dict[str, Counter[tuple[str, str, str]]] = {}
     for run in runs:
         for label in run.labels:
-            node = (run.manifest.get("labels") or {}).get(label) or {}
+            entry = run.manifest.labels.get(label, LabelInfo())
             knobs = {key: v for key, v in run.knobs(label).items() if key not in _NOT_KNOBS}
-            setting = (label, str(node.get("state_scope", ABSENT)), json.dumps(knobs))
-            counts.setdefault(str(node.get("method", label)), Counter())[setting] += 1
+            setting = (label, entry.state_scope or ABSENT, json.dumps(knobs))
+            counts.setdefault(entry.method or label, Counter())[setting] += 1
     return [_settings_sheet(method, found) for method, found in sorted(counts.items())]
 
 
 def _settings_sheet(method: str, found: Mapping[tuple[str, str, str], int]) -> ResultTable:
     knobs = [json.loads(text) for _, _, text in found]
     names = list(dict.fromkeys(key for setting in knobs for key in setting))
-    rows: list[list[str | Measured]] = [
+    rows: list[list[str | Estimate]] = [
         [label, scope, *(_plain(own.get(key)) for key in names), str(count)]
         for ((label, scope, _), count), own in zip(found.items(), knobs, strict=True)
     ]
@@ -56,8 +57,8 @@ def environments(runs: Iterable[Run]) -> list[Environment]:
     """Model, hardware, versions and code of the runs; runs that agree in all of it once."""
     found: dict[str, Environment] = {}
     for run in runs:
-        kept = {key: run.manifest[key] for key in _SURROUNDINGS if run.manifest.get(key)}
-        facts = dict(_flat(kept))
+        manifest = run.manifest.to_json()
+        facts = dict(_flat({key: manifest[key] for key in _SURROUNDINGS if manifest.get(key)}))
         key = json.dumps(facts)
         if key not in found:
             title = f"{run.hardware}, {run.code}"
@@ -68,7 +69,7 @@ def environments(runs: Iterable[Run]) -> list[Environment]:
 
 def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in node.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             if key not in _LONG:
                 yield from _flat(value, f"{prefix}{key}.")
         else:
@@ -84,14 +85,14 @@ def _plain(value: Any) -> str:
 def sources(runs: Iterable[Run]) -> ResultTable:
     """The run folders, so that every number can be traced to its records."""
     headings = ["folder", "experiment", "typed", "began", "turns", "run key", "seed"]
-    rows: list[list[str | Measured]] = [
+    rows: list[list[str | Estimate]] = [
         [
             str(run.path),
             run.experiment or ABSENT,
-            " ".join(map(str, run.manifest.get("overrides") or [])) or ABSENT,
+            " ".join(run.manifest.overrides) or ABSENT,
             min((record.started_at for record in run.records), default="")[:19] or ABSENT,
             str(len(run.records)),
-            str(run.manifest.get("run_key") or ABSENT)[:8],
+            (run.manifest.run_key or ABSENT)[:8],
             str(run.seed),
         ]
         for run in runs

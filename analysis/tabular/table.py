@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from specbench.results.estimate import ABSENT, FEWEST, Measured
+from specbench.results.estimate import ABSENT, FEWEST, Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,18 +28,18 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table, whatever it is printed as; a cell is text or a :class:`Measured`."""
+    """A table, whatever it is printed as; a cell is text or a :class:`Estimate`."""
 
     title: str
     caption: str
     headings: Sequence[str]
-    rows: Sequence[Sequence[str | Measured]]
+    rows: Sequence[Sequence[str | Estimate]]
     notes: Sequence[str]
 
     @property
     def foot(self) -> list[str]:
         """The notes, and why some numbers have no interval."""
-        cells = [cell for row in self.rows for cell in row if isinstance(cell, Measured)]
+        cells = [cell for row in self.rows for cell in row if isinstance(cell, Estimate)]
         few = any(cell.few and cell.value is not None for cell in cells)
         alike = any(cell.degenerate for cell in cells)
         return [*self.notes, *([_FEW] if few else []), *([_ALIKE] if alike else [])]
@@ -75,7 +75,7 @@ def to_markdown(pages: Sequence[ResultTable]) -> str:
     return "\n".join(parts)
 
 
-def _markdown_row(cells: Sequence[str | Measured]) -> str:
+def _markdown_row(cells: Sequence[str | Estimate]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -89,7 +89,7 @@ def to_csv(pages: Sequence[ResultTable]) -> str:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         wide = [
-            any(isinstance(row[i], Measured) for row in page.rows)
+            any(isinstance(row[i], Estimate) for row in page.rows)
             for i in range(len(page.headings))
         ]
         head: list[str] = []
@@ -100,7 +100,7 @@ def to_csv(pages: Sequence[ResultTable]) -> str:
         for row in page.rows:
             cells: list[str] = []
             for cell, split in zip(row, wide, strict=True):
-                if isinstance(cell, Measured):
+                if isinstance(cell, Estimate):
                     cells += _bare(cell)
                 else:
                     text = "" if cell == ABSENT else cell
@@ -110,7 +110,7 @@ def to_csv(pages: Sequence[ResultTable]) -> str:
     return "\n".join(parts)
 
 
-def _bare(cell: Measured) -> list[str]:
+def _bare(cell: Estimate) -> list[str]:
     numbers = (cell.value, *(cell.interval or (None, None)))
     return ["" if number is None else f"{number:.6g}" for number in numbers]
 

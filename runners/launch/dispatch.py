@@ -29,8 +29,7 @@ from specbench.config.run_key import identity, run_key
 from specbench.config.validate import check_values
 from specbench.data import cases
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError, unknown_name
-from specbench.results import records
-from specbench.storage import jsonl
+from specbench.results.manifest import RunManifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -238,7 +237,7 @@ def _check_questions(cfg: DictConfig, path: Path, runner: Runner) -> None:
     """Refuse to show a table for a file of the user's that has changed since it was measured."""
     if cfg.dataset.path is None:
         return  # the project's own data sets are pinned
-    measured = jsonl.read_json(path / records.MANIFEST).get("prompt_set_hash")
+    measured = RunManifest.read(path).prompt_set_hash
     if measured != cases.prompt_set_hash(runner.questions(cfg)):
         raise OutputRefused(
             f"{path} was measured on other questions: {cfg.dataset.path} has changed since. "
@@ -247,7 +246,7 @@ def _check_questions(cfg: DictConfig, path: Path, runner: Runner) -> None:
 
 
 def _reprint(path: Path, runner: Runner) -> int:
-    exit_code = int(jsonl.read_json(path / records.MANIFEST)["exit_code"])
+    exit_code = RunManifest.read(path).exit_code or 0
     runner.show(path)
     log.info("%s is complete: nothing was measured (fresh=true measures again)", path)
     return exit_code

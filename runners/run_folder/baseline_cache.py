@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 
 class BaselineCache:

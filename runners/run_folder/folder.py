@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from runners.run_folder.config_diff import config_diff
 from specbench.errors import OutputRefused
 from specbench.results import records
+from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError
 
@@ -83,17 +84,16 @@ def check_owner(path: Path, run_key: str, identity: Mapping[str, Any]) -> None:
     Raises:
         OutputRefused: the folder belongs to another run; names the keys that differ.
     """
-    manifest_path = path / records.MANIFEST
-    if not manifest_path.exists():
+    if not (path / records.MANIFEST).exists():
         if (path / records.CASES).exists():
             raise OutputRefused(
                 f"{path} holds {records.CASES} but no {records.MANIFEST}, so it cannot be told "
                 "which run it belongs to. Give another output_dir, or fresh=true."
             )
         return
-    manifest = jsonl.read_json(manifest_path)
-    theirs = manifest.get("identity", {})
-    if manifest.get("run_key") == run_key and theirs.get("shard") == identity.get("shard"):
+    manifest = RunManifest.read(path)
+    theirs = manifest.identity or {}
+    if manifest.run_key == run_key and theirs.get("shard") == identity.get("shard"):
         return
     differing = config_diff(theirs, identity)
     raise OutputRefused(
@@ -262,13 +262,13 @@ class ResultFiles:
         """The step traces so far, one per turn."""
         return jsonl.read_jsonl(self._folder / records.STEPS_LOG)[0]
 
-    def finish(self, summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    def finish(self, summary: Mapping[str, Any], manifest: RunManifest) -> None:
         """Write the closing files; ``DONE`` last."""
         folder = self._folder
         self.close()
         records.write_steps(folder / records.STEPS, self.traces())
         jsonl.write_json(folder / records.SUMMARY, summary)
-        jsonl.write_json(folder / records.MANIFEST, manifest)
+        manifest.write(folder)
         jsonl.write_text(folder / records.DONE, "")
         (folder / records.STEPS_LOG).unlink()
 

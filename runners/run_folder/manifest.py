@@ -12,84 +12,71 @@ from typing import TYPE_CHECKING, Any
 from runners.run_folder.config_diff import config_diff
 from specbench.data import cases
 from specbench.errors import OutputRefused
-from specbench.results import records
+from specbench.results.manifest import RunManifest, Start
 from specbench.system import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from runners.job import Job
-    from runners.session.method_runs import MethodRun
+    from specbench.results.manifest import LabelInfo, ModelInfo
 
 log = logging.getLogger(__name__)
 
 
-def begin(
-    job: Job, contenders: Sequence[MethodRun], surroundings: Mapping[str, Any]
-) -> dict[str, Any]:
+def begin(job: Job, labels: dict[str, LabelInfo], machine: Mapping[str, Any]) -> RunManifest:
     """The manifest of a new run; the model's part is added when it is loaded.
 
     Args:
         job: what is run.
-        contenders: what runs.
-        surroundings: hardware, versions and git state, as :mod:`specbench.system.environment` gives
-            them.
+        labels: what its entries and their drafters say, in the order of the interleaving.
+        machine: hardware, versions and git state, from `specbench.system.environment.describe`.
     """
-    return {
-        "schema_version": records.SCHEMA_VERSION,
-        "folder_id": secrets.token_hex(8),  # the run key is that of every machine's same command
-        "run_key": job.run_key,
-        "status": "running",
-        "exit_code": None,
-        "config": job.config,
-        "identity": job.identity,
-        "overrides": list(job.overrides),
-        "labels": {
-            c.label: {
-                "method": c.entry.name,
-                "method_version": c.drafter.version,
-                "state_scope": c.scope,
-                "knobs": dict(c.entry.method),
-                "pair": c.entry.pair,
-            }
-            for c in contenders
-        },
-        "baseline": job.baseline,
-        "seed": job.config["seed"],
-        "n_cases": len(job.cases),
-        "prompt_set_hash": cases.prompt_set_hash(job.cases),
-        **surroundings,
-        "forced_resume": False,
-        "starts": [],
-    }
-
-
-def add_start(manifest: dict[str, Any], n_done: int, n_redone: int) -> None:
-    """Note that a process began (or went on) measuring."""
-    manifest["status"] = "running"
-    manifest["starts"].append(
-        {
-            "at": _now(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "records_found": n_done,
-            "blocks_redone": n_redone,
-        }
+    return RunManifest(
+        folder_id=secrets.token_hex(8),  # the run key is that of every machine's same command
+        run_key=job.run_key,
+        status="running",
+        config=dict(job.config),
+        identity=dict(job.identity),
+        overrides=list(job.overrides),
+        labels=labels,
+        baseline=job.baseline,
+        seed=job.config["seed"],
+        n_cases=len(job.cases),
+        prompt_set_hash=cases.prompt_set_hash(job.cases),
+        hardware=machine["hardware"],
+        versions=machine["versions"],
+        git=machine["git"],
     )
 
 
-def close(manifest: dict[str, Any], status: str, exit_code: int | None) -> None:
+def add_start(manifest: RunManifest, n_done: int, n_redone: int) -> None:
+    """Note that a process began (or went on) measuring."""
+    manifest.status = "running"
+    manifest.starts.append(
+        Start(
+            at=_now(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            records_found=n_done,
+            blocks_redone=n_redone,
+        )
+    )
+
+
+def close(manifest: RunManifest, status: str, exit_code: int | None) -> None:
     """Note how the process ended: ``complete``, ``interrupted`` or ``failed``."""
-    manifest.update(status=status, exit_code=exit_code, ended_at=_now())
+    manifest.status, manifest.exit_code, manifest.ended_at = status, exit_code, _now()
 
 
-def check_resume(old: Mapping[str, Any], surroundings: Mapping[str, Any], force: bool) -> bool:
+def check_resume(old: RunManifest, machine: Mapping[str, Any], force: bool) -> bool:
     """Whether hardware, versions or code differ from those of the run to be resumed.
 
     Raises:
         OutputRefused: they differ and ``force`` is not set; names what differs.
     """
-    differing = config_diff(environment.fingerprint(old), environment.fingerprint(surroundings))
+    then = {"hardware": old.hardware, "versions": old.versions, "git": old.git}
+    differing = config_diff(environment.fingerprint(then), environment.fingerprint(machine))
     if not differing:
         return False
     if not force:
@@ -102,19 +89,16 @@ def check_resume(old: Mapping[str, Any], surroundings: Mapping[str, Any], force:
     return True
 
 
-def check_subject(old: Mapping[str, Any], job: Job, model: Mapping[str, Any]) -> None:
+def check_subject(old: RunManifest, job: Job, model: ModelInfo) -> None:
     """Refuse to go on with other questions, weights or prompts under the same names.
 
     Raises:
         OutputRefused: names what differs; there is no forcing this.
     """
-    subject = _subject(model)
-    now = {"prompt_set_hash": cases.prompt_set_hash(job.cases), "model": subject}
-    then: dict[str, Any] = {"prompt_set_hash": old["prompt_set_hash"]}
     # A run that was killed before its model was loaded has nothing to say about it.
-    then["model"] = _subject(old["model"]) if "model" in old else subject
-    differing = config_diff(then, now)
-    if differing:
+    then = {"prompt_set_hash": old.prompt_set_hash, "model": _subject(old.model or model)}
+    now = {"prompt_set_hash": cases.prompt_set_hash(job.cases), "model": _subject(model)}
+    if differing := config_diff(then, now):
         raise OutputRefused(
             "the files behind this run have changed since it was begun:\n"
             + "\n".join(differing)
@@ -122,28 +106,18 @@ def check_subject(old: Mapping[str, Any], job: Job, model: Mapping[str, Any]) ->
         )
 
 
-_SUBJECT = (
-    "id",
-    "revision",
-    "weights_hash",
-    "dtype",
-    "device",
-    "context_length",
-    "tokenizer_hash",
-    "template_sha",
-)
+_WEIGHTS = ("id", "revision", "weights_hash", "dtype", "device")
+_SUBJECT = (*_WEIGHTS, "context_length", "tokenizer_hash", "template_sha")
+_DRAFT_SUBJECT = (*_WEIGHTS, "vocab_size")
 
 
-def _subject(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run is about, of the manifest's part about the model."""
+def _subject(model: ModelInfo) -> dict[str, Any]:
+    """Of the manifest's part about the model, what a run is about."""
     drafts = {
-        label: {key: draft[key] for key in _DRAFT_SUBJECT}
-        for label, draft in model.get("drafts", {}).items()
+        label: {key: getattr(draft, key) for key in _DRAFT_SUBJECT}
+        for label, draft in model.drafts.items()
     }
-    return {key: model[key] for key in _SUBJECT} | {"drafts": drafts}
-
-
-_DRAFT_SUBJECT = ("id", "revision", "weights_hash", "dtype", "device", "vocab_size")
+    return {key: getattr(model, key) for key in _SUBJECT} | {"drafts": drafts}
 
 
 def _now() -> str:

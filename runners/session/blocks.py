@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runners.run_folder.baseline_cache import BaselineCache
     from runners.session.method_runs import MethodRun
     from runners.session.session import Session
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class BlockRunner:
                 repeat=record.repeat,
                 drafted=decoded.drafted_per_step,
                 depth=decoded.depth_per_step,
-                committed=decoded.accepted_per_step,
+                committed=decoded.committed_per_step,
                 sources=decoded.sources_per_step,
                 step_s=times.step_s,
             )
@@ -198,7 +198,7 @@ class BlockRunner:
             n_target_passes=decoded.n_target_passes,
             n_drafted=decoded.n_drafted,
             n_aux=decoded.n_aux,
-            accepted_per_step=decoded.accepted_per_step,
+            accepted_per_step=decoded.committed_per_step,
             prefill_s=times.prefill_s,
             decode_s=times.decode_s,
             drafter_setup_s=times.drafter_setup_s,

@@ -60,8 +60,8 @@ def make_target(
             commits = verifier == "greedy"
             return GraphTarget(model, commits=commits, drafts=drafts, layouts=layouts, **sizes)
         log.warning("engine=graph runs eagerly: %s", reason)
-        return Target(model, reason=reason, **sizes, **_packing(config))
-    return Target(model, **sizes, **_packing(config))
+        return Target(model, reason=reason, **sizes, **_packed_weights(config))
+    return Target(model, **sizes, **_packed_weights(config))
 
 
 def batch_layouts(contenders: Sequence[MethodRun]) -> list[tuple[int, int]]:
@@ -74,7 +74,7 @@ def _on_cuda(model: PreTrainedModel) -> bool:
     return model.device.type == "cuda"
 
 
-def _packing(config: DictConfig) -> dict[str, Any]:
+def _packed_weights(config: DictConfig) -> dict[str, Any]:
     return {
         "packed_bytes": packed_bytes(config.engine.packed),
         "cache_dir": Path(config.cache_dir),

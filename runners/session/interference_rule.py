@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from specbench.results.statistics import is_ordinary
+from specbench.results.statistics import untimed_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -165,9 +165,7 @@ def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int)
     """
     measure = job.config["measure"]
     blocks = job.blocks()
-    places = {(r.repeat, r.case_id) for r in records if r.status == "disturbed"}
-    if is_ordinary(len(places), len(blocks)):
-        return []
+    places = untimed_blocks(records)
     tried = {(r.repeat, r.case_id): r.attempt for r in records}
     left = math.ceil(measure["rerun_share"] * len(blocks)) - n_superseded
     again = [

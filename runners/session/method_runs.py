@@ -15,6 +15,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading
+from specbench.results.manifest import LabelInfo
 from specbench.storage import jsonl
 from specbench.storage.arrays import open_array_file, write_array_file
 
@@ -55,6 +56,16 @@ class MethodRun:
     def scope(self) -> str:
         """How long the drafter keeps what it learnt."""
         return self.drafter.state_scope
+
+    def describe(self) -> LabelInfo:
+        """The manifest's part about the label."""
+        return LabelInfo(
+            method=self.entry.name,
+            method_version=self.drafter.version,
+            state_scope=self.scope,
+            knobs=dict(self.entry.method),
+            pair=None if self.entry.pair is None else dict(self.entry.pair),
+        )
 
 
 def build_method_runs(job: Job) -> list[MethodRun]:

@@ -120,7 +120,7 @@ class BlockReplayer:
                 repeat=block.repeat,
                 drafted=decoded.drafted_per_step,
                 depth=decoded.depth_per_step,
-                committed=decoded.accepted_per_step,
+                committed=decoded.committed_per_step,
                 sources=decoded.sources_per_step,
             )
         )
@@ -164,7 +164,7 @@ class BlockReplayer:
             n_target_passes=decoded.n_target_passes,
             n_drafted=decoded.n_drafted,
             n_aux=decoded.n_aux,
-            accepted_per_step=decoded.accepted_per_step,
+            accepted_per_step=decoded.committed_per_step,
             prompt_ids=turn.prompt_ids.tolist(),
             output_ids=decoded.output_ids,
             prefill_s=played.prefill_s,

@@ -28,6 +28,7 @@ from specbench.models.draft_loading import check_same_tokenizer, load_draft_mode
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from specbench.replay.recording import top_candidates
+from specbench.results.manifest import DraftInfo, ModelInfo
 from specbench.system import bandwidth
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
     from runners.job import Job
     from runners.session.method_runs import MethodRun
+    from specbench.arrays import IntArray
     from specbench.decoding.engine import DecodeResult
-    from specbench.decoding.structs import IntArray
     from specbench.models.draft_model import DraftModel
     from specbench.results.records import CaseRecord, Lossless
 
@@ -126,45 +127,51 @@ class Session:
         """Tokens that prompt and answer can have together."""
         return self._model.context_length
 
-    def describe(self) -> dict[str, Any]:
-        """The manifest's part about the model."""
+    def describe(self) -> ModelInfo:
+        """The manifest's part about the model, but for ``copy_bytes_per_s``."""
         model = self._model
-        return {
-            "id": model.id,
-            "revision": model.revision,
-            "weights_hash": model.weights_hash,
-            "dtype": model.dtype,
-            "device": model.device,
-            "eos_ids": sorted(model.eos_ids),
-            "context_length": model.context_length,
-            "vocab_size": self._target.vocab_size,
-            "tokenizer_hash": self._tokenizer_hash,
-            "template_sha": self._template.sha,
-            "parameters": sum(p.numel() for p in model.model.parameters()),
-            "weight_bytes": bandwidth.streamed_bytes(model.model),
-            "copy_bytes_per_s": bandwidth.copy_bandwidth(self._target.device),
-            "packed": self._target.packing,
-            "passes": self._target.describe(),
-            "overlap": self._engine.overlap,
-            "threads": torch.get_num_threads(),
-            "artefacts": {
+        return ModelInfo(
+            id=model.id,
+            revision=model.revision,
+            weights_hash=model.weights_hash,
+            dtype=model.dtype,
+            device=model.device,
+            eos_ids=sorted(model.eos_ids),
+            context_length=model.context_length,
+            vocab_size=self._target.vocab_size,
+            tokenizer_hash=self._tokenizer_hash,
+            template_sha=self._template.sha,
+            parameters=sum(p.numel() for p in model.model.parameters()),
+            weight_bytes=bandwidth.streamed_bytes(model.model),
+            packed=self._target.packed_weights,
+            passes=self._target.describe(),
+            overlap=self._engine.overlap,
+            threads=torch.get_num_threads(),
+            artefacts={
                 label: {name: resolve.describe(path) for name, path in files.items()}
                 for label, files in self._files.items()
                 if files
             },
-            "drafts": {label: self._draft_models[key][1] for label, key in self._drafts.items()},
-            "memory": dict(self._memory),
-            "measured": {label: dict(found) for label, found in self._measured.items() if found},
-        }
+            drafts={
+                label: DraftInfo.from_json(self._draft_models[key][1])
+                for label, key in self._drafts.items()
+            },
+            memory=self._memory,
+            measured={label: dict(found) for label, found in self._measured.items() if found},
+        )
 
-    def note_passes(self, described: dict[str, Any]) -> None:
+    def measure_copy_bandwidth(self) -> float:
+        """Bytes per second of a copy within the memory of the target's device."""
+        return bandwidth.copy_bandwidth(self._target.device)
+
+    def note_passes(self, described: ModelInfo) -> None:
         """Bring what ``described`` (of ``describe``) says of passes up to date.
 
         Shapes that nobody foresaw run in the middle of a run, and some of them eagerly.
         """
-        described["passes"] = self._target.describe()
-        for label, draft in described["drafts"].items():
-            draft["passes"] = self._draft_models[self._drafts[label]][0].passes
+        described.passes = self._target.describe()
+        for label, draft in described.drafts.items():
+            draft.passes = self._draft_models[self._drafts[label]][0].passes
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
         """``[n_prompt]`` ids of a dialogue whose last answer is to be written."""
@@ -256,7 +263,7 @@ class Session:
         return resolve.resolve(
             needed,
             tokenizer=self._tokenizer,
-            embedded=bool(config.model.embedded),
+            bundled=bool(config.model.embedded),
             cache_dir=Path(config.cache_dir),
             model_key=weights.identity(config) if per_model else None,
         )

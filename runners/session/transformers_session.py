@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from runners.job import Job
     from runners.session.method_runs import MethodRun
+    from specbench.arrays import IntArray
     from specbench.decoding.drafter import Drafter
-    from specbench.decoding.structs import IntArray
+    from specbench.results.manifest import ModelInfo
     from specbench.system.clock import Clock
 
 
@@ -93,11 +94,11 @@ class TransformersSession(Session):
             reason = "context" if limit < asked else "length"
         return passes.result(len(prompt), output, reason, drafts.report())
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ModelInfo:
         """The manifest's part about the model, with the attention of the peers' copy."""
-        return super().describe() | {
-            "peers": {"attention": self._stock.config._attn_implementation, "packed": False}
-        }
+        model = super().describe()
+        model.peers = {"attention": self._stock.config._attn_implementation, "packed": False}
+        return model
 
     def _drafts_asked_for(
         self, config: DictConfig, contenders: Sequence[MethodRun]

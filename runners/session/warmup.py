@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from runners.session.method_runs import MethodRun
     from runners.session.session import Session
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 log = logging.getLogger(__name__)
 

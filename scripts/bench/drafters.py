@@ -4,7 +4,7 @@
 
 A text is committed one to three tokens a step, whatever was drafted, and each call is timed; no
 model runs. Methods come from conf/method/; some of them are run with several knobs. The text is
-prose of Python's own documentation, tokenized as the embedded model does. The last row is a plain
+prose of Python's own documentation, tokenized as the bundled model does. The last row is a plain
 walk over dictionaries that finds the followers of Cacheback's tree without building it: the ratios
 are against its time, measured in the same run.
 """
@@ -33,7 +33,8 @@ from specbench.models import loading, weights
 if TYPE_CHECKING:
     import argparse
 
-    from specbench.decoding.structs import IntArray, Needs
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import Needs
 
 # Besides every method with its own defaults: the knobs worth a row of their own.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -49,7 +50,7 @@ WARM_UP = 20
 
 
 class Documentation:
-    """Python's own prose in the embedded model's tokens, and drafters ready to draft from it."""
+    """Python's own prose in the bundled model's tokens, and drafters ready to draft from it."""
 
     def __init__(self) -> None:
         self.cfg = compose([])
@@ -70,7 +71,7 @@ class Documentation:
         files = resolve.resolve(
             drafter.needs.artifacts,
             tokenizer=self.tokenizer,
-            embedded=True,
+            bundled=True,
             cache_dir=self.cfg.cache_dir,
             model_key=weights.identity(self.cfg),
         )

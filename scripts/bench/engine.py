@@ -249,7 +249,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             packed_bytes=packed_bytes(config.engine.packed),
             cache_dir=Path(config.cache_dir),
         )
-        results["packing"] = target.packing
+        results["packing"] = target.packed_weights
     if "generate" in options.parts:
         results["against_generate"] = against_generate(
             target, tokenizer, loaded.eos_ids, options.tokens

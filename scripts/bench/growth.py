@@ -33,8 +33,8 @@ from specbench.index.suffix.ring import RingIndex
 if TYPE_CHECKING:
     import argparse
 
+    from specbench.arrays import IntArray
     from specbench.decoding.drafter import Drafter
-    from specbench.decoding.structs import IntArray
 
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
 STORES = (10**4, 10**5, 10**6, 10**7)

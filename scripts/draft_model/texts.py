@@ -134,7 +134,7 @@ def answers(
             past_key_values=cache,
             use_cache=True,
         )
-        cache.keep(None, batch.shape[1])
+        cache.commit(None, batch.shape[1])
         return out.last_hidden_state
 
     column = torch.arange(longest, device=device)

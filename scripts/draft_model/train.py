@@ -1,4 +1,4 @@
-"""Distil a small draft model for the embedded target, on a CPU in half an hour or two.
+"""Distil a small draft model for the bundled target, on a CPU in half an hour or two.
 
     python -m scripts.draft_model.train                        # generate, train, write the assets
     python -m scripts.draft_model.train --evaluate RUN         # MAT of the draft on a recorded run

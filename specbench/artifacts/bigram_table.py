@@ -38,7 +38,7 @@ def rank_unigrams(model: PreTrainedModel, count: int) -> Array:
 
     u are the output embeddings, ū their mean, V the input embeddings. The paper's text ranks by the
     distance ``‖u_x − ū‖_V`` instead, nearest first. The two orders differ: the text's order of the
-    embedded model begins with " Yoga" and " neurological", which no answer holds, the listing's
+    bundled model begins with " Yoga" and " neurological", which no answer holds, the listing's
     with a space, " (", " and" and ",". We follow the listing (Appendix B).
 
     Args:
@@ -146,7 +146,7 @@ def _next_ids(model: PreTrainedModel, begin: int, end: int, top: int, bos_id: in
 def build_default(
     tokenizer: Any, out_path: Path, progress: Progress | None, *, top: int = TOP, bos: bool = False
 ) -> None:
-    """The embedded model's table, in a few minutes; a killed build goes on where it was.
+    """The bundled model's table, in a few minutes; a killed build goes on where it was.
 
     Args:
         tokenizer: the model's tokenizer, loaded from the folder that holds the model, too.

@@ -36,7 +36,7 @@ def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
 
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
-    """The embedded model's datastore, from the prose of installed documentation.
+    """The bundled model's datastore, from the prose of installed documentation.
 
     Args:
         tokenizer: a transformers tokenizer.

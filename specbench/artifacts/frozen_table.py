@@ -1,4 +1,4 @@
-"""Building frozen tables from texts: the default of the embedded model, and any corpus."""
+"""Building frozen tables from texts: the default of the bundled model, and any corpus."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def build_from_texts(
 
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None, **params: Any) -> None:
-    """The embedded model's table, from the prose of installed documentation, in under a minute.
+    """The bundled model's table, from the prose of installed documentation, in under a minute.
 
     Args:
         tokenizer: a transformers tokenizer.

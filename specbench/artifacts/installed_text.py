@@ -37,7 +37,7 @@ PACKAGES = (
     "transformers",
 )
 
-# Chosen on answers of the embedded model: below, code gets in; above, too little is left.
+# Chosen on answers of the bundled model: below, code gets in; above, too little is left.
 _SHARE_OF_WORDS = 0.85
 _SHORTEST = 40
 
@@ -91,7 +91,7 @@ def installed_prose() -> Iterator[tuple[str, list[str]]]:
 def documentation(
     progress: Callable[[str, int, int], None] | None,
 ) -> tuple[Iterator[str], dict[str, Any]]:
-    """What the embedded model's tables and stores are made from.
+    """What the bundled model's tables and stores are made from.
 
     Args:
         progress: called with what is being read, and how much of how much.

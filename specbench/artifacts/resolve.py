@@ -1,8 +1,8 @@
-"""Files that a method needs besides the model: found, or built for the embedded model.
+"""Files that a method needs besides the model: found, or built for the bundled model.
 
 A file the user named is taken as it is. The default place is the cache folder, under a name made
 from the builder's stem and version, its parameters and the tokenizer's hash, and the weights' where
-the file is made by running the model. For the embedded model a missing one is built there once; for
+the file is made by running the model. For the bundled model a missing one is built there once; for
 another model the message says what to type.
 """
 
@@ -55,7 +55,7 @@ def resolve(
     artifacts: Iterable[Artifact],
     *,
     tokenizer: Any,
-    embedded: bool,
+    bundled: bool,
     cache_dir: str | Path,
     model_key: str | None = None,
     progress: Progress | None = None,
@@ -65,7 +65,7 @@ def resolve(
     Args:
         artifacts: what a method needs.
         tokenizer: a transformers tokenizer, or a `NamedTokenizer`; files belong to one.
-        embedded: whether the run's model is the embedded one, whose files are built on first use.
+        bundled: whether the run's model is the bundled one, whose files are built on first use.
         cache_dir: default files lie in its folder ``artefacts``.
         model_key: ``specbench.models.weights.identity`` of the run's model; required where an
             artifact is ``per_model``.
@@ -92,7 +92,7 @@ def resolve(
                 artifact, tokenizer=tokenizer, cache_dir=cache_dir, model_key=model_key
             )
             if not path.is_file():
-                if not embedded:
+                if not bundled:
                     owner = "model" if artifact.per_model else "model's tokenizer"
                     raise NeedsNotMet(
                         f"{artifact.name} has not been built for this {owner} (looked: {path}). "

@@ -1,4 +1,4 @@
-"""Building static automata from texts or token ids: the embedded model's default, and any corpus.
+"""Building static automata from texts or token ids: the bundled model's default, and any corpus.
 
 A document is a text with the end token after it, or ids as they are (a prompt with its answer). As
 in the reference, every id of the vocabulary is a document of its own, too.
@@ -130,7 +130,7 @@ def _finished(
 
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
-    """The embedded model's automaton, from the prose of installed documentation.
+    """The bundled model's automaton, from the prose of installed documentation.
 
     Args:
         tokenizer: a transformers tokenizer.

@@ -15,7 +15,8 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from hydra.utils import get_class
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
@@ -52,10 +53,40 @@ def chosen(name: str, values: Mapping[str, Any]) -> Any:
     return values.get(name)
 
 
+def methods_that_need(what: str) -> list[str]:
+    """Names of the methods whose ``needs`` has ``what`` set, under their own defaults.
+
+    A union is left out: it needs what the methods need that it is made of.
+    """
+    folder = paths.CONF_DIR / "method"
+    configs = [OmegaConf.load(folder / f"{name}.yaml") for name in option_names("method")]
+    return [
+        str(config.name)
+        for config in configs
+        if "drafters" not in config and getattr(get_class(config._target_)().needs, what)
+    ]
+
+
+def and_others(need: str, without: str, entries: Sequence[Any]) -> ListConfig:
+    """Entries of ``compare``, and behind them all other methods that need the same.
+
+    In yaml: ``compare: "${specbench.and_others:draft_model,${method.name},[sps,pearl]}"``.
+
+    Args:
+        need: a field of `specbench.decoding.structs.Needs`.
+        without: the run's own method.
+        entries: those that come first, in this order.
+    """
+    named = {entry["method"] if isinstance(entry, dict) else entry for entry in entries}
+    others = [name for name in methods_that_need(need) if name not in named | {without}]
+    return OmegaConf.create([*entries, *others])
+
+
 # Importing this module is what makes the schema and the resolvers known to Hydra.
 ConfigStore.instance().store(name="_schema", node=RunConfig)
 OmegaConf.register_new_resolver("specbench.pair", pair_name, replace=True)
 OmegaConf.register_new_resolver("specbench.chosen", chosen, replace=True)
+OmegaConf.register_new_resolver("specbench.and_others", and_others, replace=True)
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:

@@ -23,7 +23,7 @@ VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
 
 
 def verifier_name(chosen: str, temperature: float) -> str:
-    """The verifier that ``verifier.name`` stands for: what ``auto`` does depends on the law."""
+    """The verifier that ``verifier.name`` stands for; ``auto`` goes by the temperature."""
     if chosen != "auto":
         return chosen
     return "greedy" if temperature == 0 else "rejection"
@@ -156,7 +156,7 @@ class VerifierConfig:
     Attributes:
         name: one of ``VERIFIERS``; ``auto`` is ``greedy`` at temperature 0, else ``rejection``.
         epsilon: of ``typical``: a probability that always suffices.
-        delta: of ``typical``: what suffices, relative to ``exp(-entropy)`` of the target's law.
+        delta: of ``typical``: what suffices, as a multiple of ``exp(-entropy)`` at the target.
     """
 
     name: str = MISSING

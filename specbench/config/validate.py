@@ -79,7 +79,7 @@ def check_values(cfg: DictConfig) -> None:
 
 
 def _check_sampling(cfg: DictConfig) -> None:
-    """The law of the next token, and a verifier that goes with it."""
+    """The distribution of the next token, and a verifier that goes with it."""
     temperature, verifier = cfg.generation.temperature, cfg.verifier
     if not math.isfinite(temperature):
         raise ConfigurationError(

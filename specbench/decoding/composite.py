@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from specbench.arrays import IntArray
     from specbench.decoding.structs import (
         Artifact,
         DecodeState,
         DraftContext,
         DraftTree,
-        IntArray,
         Needs,
         StepOutcome,
     )

@@ -18,7 +18,6 @@ from specbench.decoding.structs import (
     DecodeState,
     DraftContext,
     DraftTree,
-    IntArray,
     Needs,
     StepOutcome,
 )
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     import torch
+
+    from specbench.arrays import IntArray
 
 STATE_SCOPES = ("turn", "prompt", "run")
 

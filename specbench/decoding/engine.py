@@ -1,6 +1,6 @@
 """The decode loop, the only one in the project.
 
-    propose -> one target pass over root + draft -> verify -> keep accepted rows -> stop rules
+    propose -> one target pass over root + draft -> verify -> commit accepted rows -> stop rules
     -> observe
 
 The drafter sees of the target only what it declared in ``needs``; only the verifier accepts; only
@@ -20,7 +20,6 @@ from specbench.decoding.structs import (
     BonusProposal,
     DecodeState,
     DraftTree,
-    IntArray,
     Needs,
     StepOutcome,
 )
@@ -31,6 +30,7 @@ from specbench.system.clock import Clock, Timings, make_clock
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from specbench.arrays import IntArray
     from specbench.decoding.drafter import Drafter
     from specbench.decoding.pass_target import PassTarget, StepScores
     from specbench.decoding.verify import Verifier
@@ -45,7 +45,7 @@ class DecodeResult:
     Attributes:
         output_ids: the new tokens, up to and including the first end token or the limit.
         finish_reason: ``eos``, ``length`` (the limit of new tokens) or ``context`` (the model's).
-        accepted_per_step: tokens committed by each step, the target's own one included.
+        committed_per_step: tokens committed by each step, the target's own one included.
         drafted_per_step: candidate nodes of each step's tree.
         depth_per_step: depth of each step's tree.
         sources_per_step: for each step the source of each accepted node, where the drafter names
@@ -57,7 +57,7 @@ class DecodeResult:
 
     output_ids: list[int]
     finish_reason: str
-    accepted_per_step: list[int]
+    committed_per_step: list[int]
     drafted_per_step: list[int]
     depth_per_step: list[int]
     sources_per_step: list[list[int]] | None
@@ -68,7 +68,7 @@ class DecodeResult:
     @property
     def n_target_passes(self) -> int:
         """Target passes after prefill."""
-        return len(self.accepted_per_step)
+        return len(self.committed_per_step)
 
     @property
     def n_drafted(self) -> int:
@@ -109,10 +109,10 @@ class DecodeResult:
 class _Trace:
     """Counts of each step, in lists that grow."""
 
-    __slots__ = ("accepted", "aux", "depth", "drafted", "sources")
+    __slots__ = ("aux", "committed", "depth", "drafted", "sources")
 
     def __init__(self) -> None:
-        self.accepted: list[int] = []
+        self.committed: list[int] = []
         self.drafted: list[int] = []
         self.depth: list[int] = []
         self.sources: list[list[int]] | None = None
@@ -121,12 +121,12 @@ class _Trace:
     def add(self, tree: DraftTree, path: IntArray, committed: int) -> None:
         aux = 0 if tree.aux is None else int(tree.aux.sum())
         self.aux += aux
-        self.accepted.append(committed)
+        self.committed.append(committed)
         self.drafted.append(len(tree) - aux)
         self.depth.append(tree_depth(tree.parents))
         if tree.sources is not None:
             if self.sources is None:
-                self.sources = [[] for _ in self.accepted[:-1]]
+                self.sources = [[] for _ in self.committed[:-1]]
             self.sources.append([int(s) for s in tree.sources[path[:committed]]])
         elif self.sources is not None:
             self.sources.append([])
@@ -226,7 +226,7 @@ class Engine:
         return DecodeResult(
             output_ids=state.new_tokens.tolist(),
             finish_reason=self._finish_reason(state, limit < max_new_tokens),
-            accepted_per_step=trace.accepted,
+            committed_per_step=trace.committed,
             drafted_per_step=trace.drafted,
             depth_per_step=trace.depth,
             sources_per_step=trace.sources,
@@ -239,15 +239,15 @@ class Engine:
         self, state: DecodeState, drafter: Drafter, needs: Needs, clock: Clock, trace: _Trace
     ) -> bool:
         tree = drafter.propose(state)
-        room = self.target.room()
-        if len(tree) > room:
-            tree = _prefix(tree, room)
+        free = self.target.free_rows()
+        if len(tree) > free:
+            tree = _prefix(tree, free)
         clock.phase("draft")
 
         try:
-            scores, guess = self._pass(state, drafter, tree, needs, clock)
+            scores, bonus = self._pass(state, drafter, tree, needs, clock)
             clock.phase("verify")
-            judged = tree if guess is None else replace(tree, guess=guess)
+            judged = tree if bonus is None else replace(tree, bonus=bonus)
             verdict, next_tokens = self.verifier.verify(judged, scores)
         except CaseFailed as error:
             if error.kind == "invalid_draft":
@@ -257,7 +257,7 @@ class Engine:
         committed = self._committed(state, verdict.tokens)
         clock.phase("accept")
 
-        self.target.keep(tree, path)
+        self.target.commit(tree, path)
         state.commit(committed)
         state.step += 1
         clock.phase("cache")
@@ -298,18 +298,18 @@ class Engine:
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="target-pass")
             waiting = self._pool.submit(self.target.forward, state.root, tree, hidden_layers=layers)
             try:
-                guess = drafter.overlap(state, tree)
+                bonus = drafter.overlap(state, tree)
             finally:  # a pass still running would write into the next turn's cache
                 scores = waiting.result()
-            return scores, guess
+            return scores, bonus
         if self.overlap == "stream":
             return self._pass_beside_stream(state, drafter, tree, layers)
         scores = self.target.forward(state.root, tree, hidden_layers=layers)
         _ = scores.verified  # waits for a pass that was only queued: serial means after it
         clock.phase("verify")
-        guess = drafter.overlap(state, tree)
+        bonus = drafter.overlap(state, tree)
         clock.phase("draft")
-        return scores, guess
+        return scores, bonus
 
     def _pass_beside_stream(
         self, state: DecodeState, drafter: Drafter, tree: DraftTree, layers: tuple[int, ...]
@@ -327,10 +327,10 @@ class Engine:
         scores = self.target.forward(state.root, tree, hidden_layers=layers)
         try:
             with torch.cuda.stream(self._side_stream):
-                guess = drafter.overlap(state, tree)
+                bonus = drafter.overlap(state, tree)
         finally:  # drafting that goes on would write into the next turn's cache
             present.wait_stream(self._side_stream)
-        return scores, guess
+        return scores, bonus
 
     # -- stop rules ------------------------------------------------------------------------------
 

@@ -82,5 +82,5 @@ def max_gap(target: AuditTarget, prompt: Sequence[int], output: Sequence[int]) -
         worst = max(worst, shortfall) if shortfall == shortfall else float("inf")
         if i + 1 < len(output):
             scores = target.forward(token, DraftTree.empty())
-            target.keep(DraftTree.empty(), nothing)
+            target.commit(DraftTree.empty(), nothing)
     return worst

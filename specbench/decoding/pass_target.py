@@ -9,7 +9,8 @@ from specbench.decoding.verify import PassScores
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DraftTree
 
 
 class StepScores(PassScores, Protocol):
@@ -39,8 +40,8 @@ class PassTarget(Protocol):
     ) -> StepScores:
         """The pass over root and draft."""
 
-    def keep(self, tree: DraftTree, path: IntArray) -> None:
+    def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the accepted rows."""
 
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """Draft nodes that still fit."""

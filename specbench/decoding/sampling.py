@@ -8,7 +8,7 @@ torch, so that drafters can be replayed without it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import torch
     from omegaconf import DictConfig
 
-FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+    from specbench.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The law by which the target chooses its next token.
+    """How the target's logits become the distribution of its next token.
 
     Attributes:
         temperature: 0 is greedy: all mass on the largest logit, the smallest id on ties.
@@ -35,7 +35,7 @@ class Sampling:
 
     @staticmethod
     def from_config(generation: DictConfig) -> Sampling:
-        """The law of the ``generation`` group."""
+        """The settings of the ``generation`` group."""
         return Sampling(
             float(generation.temperature), float(generation.top_p), int(generation.top_k)
         )

@@ -7,7 +7,7 @@ This module imports no torch, so that replaying drafters against a recorded outp
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
-IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+    from specbench.arrays import IntArray
+
 
 NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
 
@@ -54,7 +55,7 @@ class BonusProposal:
     """The token after a tree's last node, as a drafter draws it while the target reads the tree.
 
     Too late for a node, which the pass would have had to read, but in time for the target's own
-    token there: by the ratio test of the guess it equals it as often as two draws can.
+    token there: by the ratio test of the proposal it equals it as often as two draws can.
 
     Attributes:
         token: what was drawn.
@@ -81,8 +82,8 @@ class DraftTree:
             that the verifier's are not among them).
         sources: ``[n]`` int64 naming where each node came from (index into the drafter's own
             ``source_names``), or None.
-        guess: for the token after the last node (the root, in an empty tree), or None. A verifier
-            may draw that token with it, or without: its law is the target's either way.
+        bonus: for the token after the last node (the root, in an empty tree), or None. A verifier
+            may draw that token with it, or without: its distribution is the target's either way.
     """
 
     tokens: IntArray | torch.Tensor
@@ -91,7 +92,7 @@ class DraftTree:
     rows: tuple[int, int] | None = None
     probs: Proposal | None = None
     sources: IntArray | None = None
-    guess: BonusProposal | None = None
+    bonus: BonusProposal | None = None
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -207,7 +208,7 @@ class Artifact:
         name: what it is, e.g. ``frozen_table``; also the key under ``DraftContext.artifacts``.
         path: the file the user named, or None for the default place in the cache.
         builder: ``module:function`` below ``specbench``, called as
-            ``build(tokenizer, out_path, progress, **params)``, for the embedded model only.
+            ``build(tokenizer, out_path, progress, **params)``, for the bundled model only.
         params: keyword arguments of the builder; part of the default file's name.
         command: the command line that builds it for another model.
         per_model: whether it belongs to one model's weights, not to every model with the tokenizer.

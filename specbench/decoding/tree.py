@@ -6,16 +6,15 @@ host (a few microseconds), and a fixed number of tensor operations for parents o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numba import njit
 
 if TYPE_CHECKING:
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import BoolArray, IntArray
 
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 NO_AUX: BoolArray = np.empty(0, dtype=np.bool_)  # stands for: no auxiliary node
 

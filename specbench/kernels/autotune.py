@@ -63,7 +63,7 @@ def _onednn(x: torch.Tensor, _: torch.Tensor, pack: Any, bias: torch.Tensor | No
 def _panels(
     x: torch.Tensor, weight: torch.Tensor, pack: Any, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    out = panel_kernels.multiply(x, pack, weight.shape[0])
+    out = panel_kernels.panel_gemm(x, pack, weight.shape[0])
     return out if bias is None else out.add_(bias)
 
 

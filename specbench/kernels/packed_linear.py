@@ -175,9 +175,9 @@ def pack_linears(
         cache_dir: where the measured plan is kept.
 
     Returns:
-        What is packed now, as ``packing`` gives it, with the plan of all these shapes.
+        What is packed now, as ``packed_weights`` gives it, with the plan of all these shapes.
     """
-    before = packing(model)
+    before = packed_weights(model)
     groups = _groups(model)
     if not groups:
         return before
@@ -202,11 +202,11 @@ def pack_linears(
             for name, part in zip(groups[i], parts, strict=True):
                 _replace(model, name, part)
             used += size
-    after = packing(model)
+    after = packed_weights(model)
     return {**after, "plan": plan | after["plan"]}
 
 
-def packing(model: nn.Module) -> dict[str, Any]:
+def packed_weights(model: nn.Module) -> dict[str, Any]:
     """What stands packed in ``model``, whoever packed it; for the run's manifest.
 
     Returns:

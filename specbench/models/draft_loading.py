@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def load_draft_model(
         "device": str(device),
         "parameters": drafter.n_parameters,
         "vocab_size": drafter.vocab_size,
-        "packed": drafter.packing,
+        "packed": drafter.packed_weights,
         "passes": drafter.passes,
     }
 

@@ -5,7 +5,7 @@ A step of a method that has one::
     logits = model.catch_up(state.tokens)     # feeds what was committed since, one or two tokens
     logits = model.extend(tokens, parents)    # nodes of a tree, layer by layer, or one by one
     ...
-    model.keep_path(fed nodes on the accepted path)
+    model.commit_path(fed nodes on the accepted path)
 
 Rows of accepted nodes stay in the cache, so nothing is ever computed twice. Ids are the target's
 everywhere outside this class: a draft with another padding of the same vocabulary, or with a
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
     from specbench.models.target import Target
 
 _DRAWS = 0xD12AF7  # keeps a draft's random numbers apart from a verifier's of the same seed
@@ -131,9 +131,9 @@ class DraftModel:
         self._target.cache.clear()
 
     @property
-    def packing(self) -> Mapping[str, Any]:
+    def packed_weights(self) -> Mapping[str, Any]:
         """What was packed, see ``specbench.kernels.packed_linear.pack_linears``."""
-        return self._target.packing
+        return self._target.packed_weights
 
     @property
     def passes(self) -> Mapping[str, Any]:
@@ -186,10 +186,10 @@ class DraftModel:
         self._generator.manual_seed(own_seed)
         self._target.cache.reset()
         self._count, self._chain, self._last = 0, True, None
-        if self.room(len(tokens)) >= 0:
+        if self.free_rows(len(tokens)) >= 0:
             self._last = self._target.prefill(self._host_ids(tokens)).logits[-1:]
 
-    def room(self, length: int) -> int:
+    def free_rows(self, length: int) -> int:
         """Tokens that the draft's context still takes behind a text of ``length`` tokens.
 
         Negative where the text itself is too long: the method then drafts nothing.
@@ -200,7 +200,7 @@ class DraftModel:
     def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
         """Read what was committed since, and say what may come next.
 
-        The cache must hold a prefix of the text: committed tokens only ever grow, and `keep_path`
+        The cache must hold a prefix of the text: committed tokens only ever grow, and `commit_path`
         commits none but accepted nodes. Nodes still held are dropped.
 
         Args:
@@ -302,7 +302,7 @@ class DraftModel:
         self._depths[first + 1 : end + 1] = depth
         return seen[:, :end], self._depths[1 : end + 1]
 
-    def keep_path(self, path: IntArray, survivors: IntArray | None = None) -> None:
+    def commit_path(self, path: IntArray, survivors: IntArray | None = None) -> None:
         """Commit the rows of accepted nodes; the others are dropped.
 
         Args:
@@ -315,10 +315,10 @@ class DraftModel:
         if len(path):
             self._last = None
         if not held and (not len(path) or int(path[-1]) == len(path) - 1):
-            self._target.cache.keep(None, len(path))
+            self._target.cache.commit(None, len(path))
         else:
             rows = path if survivors is None else np.concatenate([path, survivors])
-            self._target.cache.keep(to_device(rows, self.device), len(path), held)
+            self._target.cache.commit(to_device(rows, self.device), len(path), held)
         if held:
             assert survivors is not None
             self._renumber(survivors, len(path))
@@ -340,7 +340,7 @@ class DraftModel:
 
     def drop_nodes(self) -> None:
         """Forget all held nodes."""
-        self._target.cache.held = 0
+        self._target.cache.retained = 0
         self._count, self._chain = 0, True
 
     # -- ids and random numbers ------------------------------------------------------------------

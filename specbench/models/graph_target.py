@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DraftTree
     from specbench.kernels.attention import AttentionPlan
     from specbench.models.scores import Outcome
 
@@ -72,7 +73,7 @@ class GraphTarget(Target):
 
     Args:
         commits: accept greedily and keep the accepted rows within the pass; for the greedy
-            verifier. Else the verifier decides and ``keep`` moves the rows.
+            verifier. Else the verifier decides and ``commit`` moves the rows.
         capture: record graphs; None does so on a GPU.
         drafts: a draft model's: passes are those of ``append`` and ``extend``.
         layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
@@ -150,7 +151,7 @@ class GraphTarget(Target):
     def _captures(self) -> bool:
         return self.device.type == "cuda" if self._capture is None else self._capture
 
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """Draft nodes that still fit behind the committed text, with their padding."""
         free = self.cache.max_len - self.cache.length
         fitting = [bucket for bucket in ROW_BUCKETS if bucket <= free]
@@ -190,7 +191,7 @@ class GraphTarget(Target):
         self._outcome = step.outcome
         return StaticScores(step.logits, n + 1, outcome=step.outcome)
 
-    def keep(self, tree: DraftTree, path: IntArray) -> None:
+    def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the root's row and the rows of the accepted path.
 
         Raises:
@@ -199,7 +200,7 @@ class GraphTarget(Target):
         if self._outcome is not None:
             moved = self._outcome.path()[: len(path)]
             if np.array_equal(path, moved):
-                self.cache.keep(None, len(path) + 1)  # the pass has moved them already
+                self.cache.commit(None, len(path) + 1)  # the pass has moved them already
                 return
             if not (in_place(path) and in_place(moved)):
                 raise CaseFailed(
@@ -207,7 +208,7 @@ class GraphTarget(Target):
                     "the pass has kept another path than the verifier's: a verifier that is not "
                     "greedy needs GraphTarget(..., commits=False)",
                 )
-        super().keep(tree, path)
+        super().commit(tree, path)
 
     def on_device(self) -> AbstractContextManager[Any]:
         """Makes the model's device the current one: graphs and events go by that one's streams."""
@@ -249,7 +250,7 @@ class GraphTarget(Target):
             return None
         keys = self.cache.length + bucket
         if keys > self.cache.max_len:
-            return None  # more than ``room``: refused by the eager pass
+            return None  # more than ``free_rows``: refused by the eager pass
         step = self._pass(bucket, key_bucket(keys, self.cache.max_len), batch)
         assert step is None or isinstance(step, StaticPass)
         return step

@@ -50,7 +50,7 @@ class KVCache:
         self.max_len = max_len
         self.batch = batch
         self.length = 0
-        self.held = 0  # rows behind ``length`` that later passes see too, though not committed
+        self.retained = 0  # rows behind ``length`` that later passes see too, though not committed
         self._static: tuple[torch.Tensor, int] | None = None  # slots and keys of a fixed shape
         self._shared = 0  # batch layout: rows up to here are the same in all batch rows
         self._storage: dict[torch.device, torch.Tensor] = {}
@@ -81,7 +81,7 @@ class KVCache:
 
     def reset(self) -> None:
         """Forget everything; memory stays as it is, since nothing behind ``length`` is read."""
-        self.length = self.held = self._shared = 0
+        self.length = self.retained = self._shared = 0
 
     # -- what transformers' decoder layers call during a pass --------------------------------
 
@@ -96,9 +96,9 @@ class KVCache:
             layer: layer index.
 
         Returns:
-            Views ``[batch, kv_heads, length + held + rows, head_dim]`` of keys and values.
+            Views ``[batch, kv_heads, length + retained + rows, head_dim]`` of keys and values.
         """
-        batch, start = keys.shape[0], self.length + self.held
+        batch, start = keys.shape[0], self.length + self.retained
         end = start + keys.shape[2]
         cached_keys, cached_values = self._layers[layer]
         if self._static is not None:
@@ -143,36 +143,36 @@ class KVCache:
 
     # -- what the engine calls between passes ------------------------------------------------
 
-    def hold(self, count: int) -> None:
+    def retain(self, count: int) -> None:
         """Keep ``count`` rows of the last pass for the next one, without committing them."""
-        self.held += count
+        self.retained += count
 
-    def keep(self, rows: torch.Tensor | None, count: int, held: int = 0) -> None:
-        """Commit ``count`` rows behind the committed ones, hold ``held`` more and drop the others.
+    def commit(self, rows: torch.Tensor | None, count: int, retained: int = 0) -> None:
+        """Commit the next ``count`` rows, retain ``retained`` more and drop the others.
 
         Args:
-            rows: ``[count + held]`` row numbers, counted from the first uncommitted row (0 is the
-                root of a single pass) on any device, in the order they shall have; None where
-                they are ``0 .. count + held - 1`` already (a chain).
+            rows: ``[count + retained]`` row numbers from the first uncommitted row (0 is the root
+                of a single pass) on any device, in the order they shall have; None where
+                they are ``0 .. count + retained - 1`` already (a chain).
             count: number of rows to commit.
-            held: number of rows after them that stay, uncommitted.
+            retained: number of rows after them that stay, uncommitted.
         """
         if rows is not None:
             start = self.length
             for device, storage in self._storage.items():
                 index = to_device(rows + start, device)
-                storage[..., start : start + count + held, :] = storage.index_select(3, index)
+                storage[..., start : start + count + retained, :] = storage.index_select(3, index)
         self.length += count
-        self.held = held
+        self.retained = retained
 
-    def keep_row(self, row: int, count: int) -> None:
+    def commit_row(self, row: int, count: int) -> None:
         """Batch layout: commit the first ``count`` rows of batch row ``row`` for all batch rows."""
         end = self.length + count
         for storage in self._storage.values():
             new = storage[:, :, :, self.length : end]
             new.copy_(new[:, row : row + 1].clone().expand_as(new))
         self.length = self._shared = end
-        self.held = 0
+        self.retained = 0
 
     def broadcast(self) -> None:
         """Batch layout: bring all batch rows up to row 0.
@@ -188,5 +188,5 @@ class KVCache:
     def truncate(self, length: int) -> None:
         """Roll back to ``length`` committed rows."""
         self.length = length
-        self.held = 0
+        self.retained = 0
         self._shared = min(self._shared, length)

@@ -66,7 +66,7 @@ def model_files_present(cfg: Any) -> None:
     model = weights.model_node(cfg)
     if model["shape"]:
         return
-    if weights.is_embedded(model):
+    if weights.is_bundled(model):
         bundled.find_gguf(model["gguf_package"], model["gguf_file"])
         return
     folder = weights.local_folder(model)

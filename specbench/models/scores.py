@@ -11,7 +11,7 @@ from specbench.errors import CaseFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 
 class Scores:

@@ -23,7 +23,8 @@ from specbench.models.scores import Outcome, Scores, batch_select
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DraftTree
     from specbench.models.kv_cache import KVCache
 
 _WARM_UPS = 3  # passes before a capture: libraries choose kernels and allocate on the first ones

@@ -18,7 +18,7 @@ from specbench.decoding.tree import BAD_AUX, BAD_TOKEN, NO_AUX, VALID, fill_tree
 from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan, install, window_sizes
 from specbench.kernels.fused_layers import count_fused, fuse
-from specbench.kernels.packed_linear import pack_linears, packing
+from specbench.kernels.packed_linear import pack_linears, packed_weights
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores, batch_select
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DraftTree
 
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
 
@@ -75,12 +76,14 @@ class Target:
         self._windows = window_sizes(model)
         self._layer_devices = self._find_layer_devices(config.num_hidden_layers)
         install(model)
-        self.packing = packing(model)  # another target may have packed it before
+        self.packed_weights = packed_weights(model)  # another target may have packed it before
         if packed_bytes:
-            self.packing = pack_linears(model, memory_bytes=packed_bytes, cache_dir=cache_dir)
-            self.packing["fused"] = fuse(model)
-        elif self.packing["layers"]:
-            self.packing["fused"] = count_fused(model)
+            self.packed_weights = pack_linears(
+                model, memory_bytes=packed_bytes, cache_dir=cache_dir
+            )
+            self.packed_weights["fused"] = fuse(model)
+        elif self.packed_weights["layers"]:
+            self.packed_weights["fused"] = count_fused(model)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
         self._selects: dict[tuple[int, int], torch.Tensor] = {}  # by batch layout
@@ -106,7 +109,7 @@ class Target:
         """Weights with their packed copies, and a cache of ``rows`` tokens."""
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         per_row = self.cache.nbytes // (self.cache.max_len * self.cache.batch)
-        return int(weights + self.packing["bytes"] + rows * per_row)
+        return int(weights + self.packed_weights["bytes"] + rows * per_row)
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
         """Allocate buffers for texts of ``max_len`` tokens and trees of ``max_nodes`` nodes.
@@ -145,7 +148,7 @@ class Target:
         """Nodes of the largest draft tree that the buffers hold."""
         return self._sizes[1] - 1
 
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """Draft nodes that still fit behind the committed text."""
         return self.cache.max_len - self.cache.length - 1
 
@@ -177,7 +180,7 @@ class Target:
             plan,
             keep=0 if all_logits else 1,
         )
-        self.cache.keep(None, n)
+        self.cache.commit(None, n)
         return Scores(out.logits[0])
 
     @torch.inference_mode()
@@ -192,7 +195,7 @@ class Target:
         n = len(ids)
         visible = None if n == 1 else self._lower_triangle(n)
         scores = self._nodes(ids, visible, self._key_positions[:n], keep=1)
-        self.cache.keep(None, n)
+        self.cache.commit(None, n)
         return scores
 
     @torch.inference_mode()
@@ -215,9 +218,9 @@ class Target:
         """
         n = len(ids)
         if visible is None and n > 1:
-            visible = self._lower_triangle(n, self.cache.held)
+            visible = self._lower_triangle(n, self.cache.retained)
         scores = self._nodes(ids, visible, depths)
-        self.cache.hold(n)
+        self.cache.retain(n)
         return scores
 
     def _lower_triangle(self, n: int, before: int = 0) -> torch.Tensor:
@@ -306,25 +309,26 @@ class Target:
             self._selects[k, w] = batch_select(k, w + 1, self.device)
         return Scores(out.logits.flatten(0, 1), self._selects[k, w])
 
-    def keep(self, tree: DraftTree, path: IntArray) -> None:
+    def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the root's row and the rows of the accepted path."""
         count = len(path) + 1
         if tree.rows is not None and self.cache.batch >= tree.rows[0] > 1:
-            self.cache.keep_row(int(path[0]) // tree.rows[1] if len(path) else 0, count)
+            self.cache.commit_row(int(path[0]) // tree.rows[1] if len(path) else 0, count)
             return
         rows = None
         if not in_place(path):
             rows = torch.from_numpy(np.concatenate(([0], path + 1)))
-        self.cache.keep(rows, count)
+        self.cache.commit(rows, count)
 
     # -- parts of a pass -----------------------------------------------------------------------
 
     def _check(self, tree: DraftTree, on_host: bool) -> None:
         n = len(tree)
-        if n > self.max_nodes or n > self.room():
+        most = min(self.max_nodes, self.free_rows())
+        if n > most:
             raise CaseFailed(
                 "invalid_draft",
-                f"a draft of {n} nodes exceeds the {min(self.max_nodes, self.room())} reserved; "
+                f"a draft of {n} nodes exceeds the {most} reserved; "
                 "state the method's largest tree in needs.max_nodes",
             )
         status = fill_tree(

@@ -31,7 +31,7 @@ def model_node(cfg: Any) -> Any:
     return cfg.get("model", cfg)
 
 
-def is_embedded(model: Any) -> bool:
+def is_bundled(model: Any) -> bool:
     """Whether the weights come with the wheel; who names another id wants those."""
     return bool(model["embedded"]) and model["id"] == bundled.HUB_ID
 
@@ -60,7 +60,7 @@ def source(model: Any) -> tuple[str | Path, dict[str, Any]]:
     Raises:
         WeightsNotFound: the folder is missing or not complete, or the wheel is not installed.
     """
-    if is_embedded(model):
+    if is_bundled(model):
         cache = Path(model["cache_dir"])
         folder = bundled.converted_folder(model["gguf_package"], model["gguf_file"], cache)
         return folder, {"local_files_only": True}
@@ -166,8 +166,8 @@ def _not_found(model: Any, reason: str) -> WeightsNotFound:
 
     asked = "" if constants.is_offline_mode() else " and on the hub"
     looked = f"{constants.HF_HUB_CACHE}{asked}"
-    if is_embedded(model) or local_folder(model) is not None:
-        looked = str(model["cache_dir"] if is_embedded(model) else model["id"])
+    if is_bundled(model) or local_folder(model) is not None:
+        looked = str(model["cache_dir"] if is_bundled(model) else model["id"])
     key = key_of(model)
     typed = f"model={model['name']}" if key == "model.id" else f"{model['name']} ({key})"
     return WeightsNotFound(

@@ -25,15 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from specbench.arrays import BoolArray, FloatArray
+
 FORMAT = "specbench-surface"
 VERSION = 1
 FREE = 0.10  # a draft is free while its pass costs at most this much more than the 1-row pass
 
 _SWEEPS = 100  # of Dykstra's projections; a few suffice
 _SETTLED = 1e-9  # change in a sweep at which they stop
-
-FloatArray = np.ndarray[Any, np.dtype[np.float64]]
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class CostSurface:
         """Seconds of a prompt's pass."""
         return float(self.prefill.predict(np.array([n_prompt], dtype=np.float64))[0])
 
-    def free_nodes(self, context: int, free: float = FREE) -> int:
+    def nodes_within_budget(self, context: int, free: float = FREE) -> int:
         """Draft nodes that ride along for at most ``free`` of the 1-row pass's time."""
         rows = np.arange(1, self.tree.axes["rows"][-1] + 1)
         seconds = self.tree.predict(rows.astype(np.float64), np.full(len(rows), float(context)))

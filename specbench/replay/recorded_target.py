@@ -22,8 +22,9 @@ from specbench.errors import CaseFailed
 if TYPE_CHECKING:
     from typing import Any
 
+    from specbench.arrays import IntArray
     from specbench.decoding.drafter import Drafter
-    from specbench.decoding.structs import DecodeState, IntArray, Needs, StepOutcome
+    from specbench.decoding.structs import DecodeState, Needs, StepOutcome
 
 _BEYOND = 64  # ids after the output's end, for drafts that reach further
 
@@ -126,11 +127,11 @@ class RecordedTarget:
         choices = self._output[self._done + 1 + self._depths[: n + 1]]
         return RecordedScores(choices, self._vocab_size)
 
-    def keep(self, tree: DraftTree, path: IntArray) -> None:
+    def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Go on behind the accepted path."""
         self._done += len(path) + 1
 
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """Nodes that the buffers hold."""
         return self._max_nodes
 

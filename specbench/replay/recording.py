@@ -10,7 +10,7 @@ import torch
 from specbench.decoding.structs import DraftTree
 
 if TYPE_CHECKING:
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
     from specbench.models.target import Target
 
 
@@ -35,7 +35,7 @@ def top_candidates(target: Target, prompt: IntArray, output: IntArray, top: int)
         tree = DraftTree.chain(tokens[1:])
         # A captured pass writes its logits over those of the one before.
         parts.append(target.forward(int(tokens[0]), tree).logits.clone())
-        target.keep(tree, np.arange(len(tree)))
+        target.commit(tree, np.arange(len(tree)))
     logits = torch.cat(parts).float()
     chosen = torch.from_numpy(output).to(logits.device)
     logits = logits.scatter(1, chosen[:, None], torch.inf)

@@ -107,7 +107,7 @@ class Replayer:
                 artifacts=resolve.resolve(
                     needs.artifacts,
                     tokenizer=self._tokenizer,
-                    embedded=bool(self._model["embedded"]),
+                    bundled=bool(self._model["embedded"]),
                     cache_dir=self._cache_dir,
                     model_key=self._model_key(),
                 ),

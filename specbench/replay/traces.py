@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench.errors import ConfigurationError
+from specbench.results.manifest import RunManifest
 from specbench.results.records import CANDIDATES, CASES, MANIFEST, read_records
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
@@ -25,7 +26,7 @@ from specbench.storage.jsonl import RecordError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 PACK_FORMAT = "specbench-traces"
 PACK_VERSION = 1
@@ -179,17 +180,19 @@ def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
 
 
 def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
-    manifest = jsonl.read_json(path / MANIFEST)
+    manifest = RunManifest.read(path)
     try:
-        config = manifest["config"]
-        model = {key: manifest["model"].get(key) for key in _MODEL_FACTS}
+        config = manifest.config
+        if manifest.model is None:
+            raise KeyError("model")
+        model = {key: getattr(manifest.model, key) for key in _MODEL_FACTS}
         if model["vocab_size"] is None:  # not in manifests of older runs
             model["vocab_size"] = config["model"]["shape_config"]["vocab_size"]
-        header = {
+        header: dict[str, Any] = {
             "model": model,
             "config": {key: config[key] for key in ("model", "dataset", "generation", "seed")},
-            "run_key": manifest["run_key"],
-            "prompt_set_hash": manifest["prompt_set_hash"],
+            "run_key": manifest.run_key,
+            "prompt_set_hash": manifest.prompt_set_hash,
         }
     except KeyError as error:
         raise RecordError(

@@ -16,7 +16,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True)
-class Measured:
+class Estimate:
     """A number with its 95 % interval, as one cell.
 
     Attributes:

@@ -129,6 +129,14 @@ class ModelInfo(_Node):
         }
         return super().from_json({**data, "drafts": drafts})
 
+    def to_json(self) -> dict[str, Any]:
+        """As every node; what labels add is left out where none ran (a replay, a cost surface)."""
+        found = super().to_json()
+        if not self.memory:
+            by_label = ("drafts", "memory", "measured")
+            found = {k: v for k, v in found.items() if v or k not in by_label}
+        return found
+
 
 @dataclass(kw_only=True)
 class LabelInfo(_Node):
@@ -138,7 +146,7 @@ class LabelInfo(_Node):
     method_version: int | None = None
     state_scope: str | None = None
     knobs: dict[str, Any] = field(default_factory=dict)
-    pair: dict[str, Any] | None = None
+    pair: dict[str, Any] | None = field(default=None, metadata=_ALWAYS)
 
 
 @dataclass(kw_only=True)
@@ -168,7 +176,8 @@ class RunManifest(_Node):
         surface: model and machine of the cost surface that a replay's times are predicted with.
         traces: what a replay replays; ``replay``: by label, whether its steps are exact.
         synthetic: records that were made up; ``imported``: whose files they were read from;
-            ``merged_from``: the parts they were joined of.
+            ``merged_from``: the parts they were joined of; ``mixed_conditions``: what differed
+            among the parts' hardware, versions and code.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -198,7 +207,8 @@ class RunManifest(_Node):
     notes: list[str] | None = None
     synthetic: bool | None = None
     imported: dict[str, Any] | None = None
-    merged_from: list[Any] | None = None
+    merged_from: list[str] | None = None
+    mixed_conditions: list[str] | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -244,6 +254,15 @@ class RunManifest(_Node):
             specbench.storage.jsonl.DiskError: the disk is full or broken.
         """
         jsonl.write_json(folder / MANIFEST, self.to_json())
+
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """``(i, n)`` of ``shard=i/n``; None for a whole run."""
+        shard = (self.identity or {}).get("shard")
+        if shard is None:
+            return None
+        i, n = str(shard).split("/")
+        return int(i), int(n)
 
     def setting(self, group: str, key: str) -> Any:
         """A value of the composed configuration, e.g. ``setting("model", "name")``, or None."""

@@ -49,7 +49,7 @@ DONE = "DONE"
 STATUSES = ("ok", "failed", "disturbed")
 TIMINGS = ("measured", "predicted", "none")
 VERDICTS = ("equal", "near_tie", "bug", "not_audited")
-LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's law
+LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class CaseRecord:
 
     @property
     def lossy(self) -> bool:
-        """Whether the output does not follow the target's law, by the verifier's nature."""
+        """Whether the verifier changes the distribution that the output follows."""
         return self.verifier in LOSSY_VERIFIERS
 
     @property

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.errors import ConfigurationError
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import is_ordinary
+from specbench.results.statistics import untimed_blocks
 from specbench.results.tasks import task_of
 
 if TYPE_CHECKING:
@@ -62,17 +62,13 @@ def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usabl
 
     Their format has no word for a turn that went wrong, and a file that lacks a question which the
     baseline's has would not be compared on the same questions. Where disturbance is the ordinary
-    state (:func:`specbench.results.statistics.is_ordinary`) the disturbed ones stay, as in our
+    state the disturbed ones stay, as in our
     tables.
     """
     blocks: dict[tuple[int, str], list[CaseRecord]] = {}
     for record in records:
         blocks.setdefault((record.repeat, record.case_id), []).append(record)
-    spoilt = {
-        key for key, turns in blocks.items() if any(turn.status == "disturbed" for turn in turns)
-    }
-    if is_ordinary(len(spoilt), len(blocks)):
-        spoilt = set()
+    untimed = untimed_blocks(records)
     kept, failed, disturbed = [], 0, 0
     for key, turns in blocks.items():
         asked = {turn.turn for turn in turns}
@@ -81,7 +77,7 @@ def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usabl
             found != asked for found in own.values()
         ):
             failed += 1
-        elif key in spoilt:
+        elif key in untimed:
             disturbed += 1
         else:
             kept.append(key)

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from analysis.runs.claims import LEDGER, Claim, claims_not_run, compare, find_claim, load_ledger
-from analysis.runs.load import ResultsError, Run, load_runs
+from analysis.runs.load import Run, load_runs
+from specbench.errors import ResultsError
+from specbench.results.manifest import LabelInfo, ModelInfo
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "records"
@@ -39,10 +41,10 @@ def claim(**changes) -> Claim:
 
 def as_set(run: Run, label: str, **knobs) -> Run:
     """The run with a label's settings changed."""
-    labels = run.manifest["labels"]
-    node = labels.get(label, {"knobs": {}})
-    labels = {**labels, label: {**node, "knobs": {**node["knobs"], **knobs}}}
-    return dataclasses.replace(run, manifest={**run.manifest, "labels": labels})
+    info = run.manifest.labels.get(label, LabelInfo())
+    info = dataclasses.replace(info, knobs={**info.knobs, **knobs})
+    labels = {**run.manifest.labels, label: info}
+    return dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, labels=labels))
 
 
 class TestLedger:
@@ -150,7 +152,8 @@ class TestFindClaim:
         assert find_claim(run, "cacheback", "cacheback", [named]) == named
 
     def test_of_other_models_the_nearest_in_size(self, run):
-        manifest = {**run.manifest, "model": {"parameters": 10_000_000_000}}
+        model = ModelInfo(parameters=10_000_000_000)
+        manifest = dataclasses.replace(run.manifest, model=model)
         sized = dataclasses.replace(run, manifest=manifest)
         models = [claim(model="vicuna33b", size=33.0), claim(model="vicuna13b", size=13.0)]
         found = find_claim(sized, "cacheback", "cacheback", [*models, claim(model="m", size=4.0)])
@@ -236,7 +239,7 @@ class TestFindClaim:
 
 
 class TestVerdict:
-    """Measured: MAT 2.40 in [2.3, 2.5], speedup 1.80 in [1.7, 1.9], on an RTX 4090."""
+    """Estimate: MAT 2.40 in [2.3, 2.5], speedup 1.80 in [1.7, 1.9], on an RTX 4090."""
 
     def verdict(self, one, gpus=("NVIDIA GeForce RTX 4090",), model="vicuna7b", **changes):
         row = {

@@ -11,7 +11,7 @@ import pytest
 from analysis import dashboards, publish
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
-from specbench.results.estimate import Measured
+from specbench.results.estimate import Estimate
 
 # Theirs, while they import their own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")
@@ -73,7 +73,7 @@ def test_the_report_has_the_table_with_its_caption_and_claims(compared):
     text = "\n".join(block["text"] for block in parts(made, "MarkdownBlock"))
     (group,) = compared.groups
     pld = next(entry for entry in group.entries if entry.label == "pld")
-    assert str(Measured(pld.overall["speedup"], pld.overall["speedup_ci"])) in text
+    assert str(Estimate(pld.overall["speedup"], pld.overall["speedup_ci"])) in text
     assert "1.53 / 1.75" in text
     assert "SYNTHETIC RECORDS" in text
     assert all(runset["project"] == "specbench" for runset in parts(made, "Runset"))
@@ -90,12 +90,12 @@ def test_a_figure_that_no_run_has_gets_no_panel():
 
 def test_entity_and_project_come_from_the_runs_where_none_is_given(runs):
     node = {"name": "wandb", "entity": "ours", "project": "theirs"}
-    runs[0].manifest["config"]["logger"] = node
+    runs[0].manifest.config["logger"] = node
     try:
         made = dashboards.subject(runs)
         given = dashboards.subject(runs, "me", "mine")
     finally:
-        del runs[0].manifest["config"]["logger"]
+        del runs[0].manifest.config["logger"]
     assert (made.entity, made.project) == ("ours", "theirs")
     assert (given.entity, given.project) == ("me", "mine")
 

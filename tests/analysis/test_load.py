@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.runs.load import ResultsError, find_runs, frame, load_runs, usable_runs
+from analysis.runs.load import find_runs, frame, load_runs, usable_runs
+from specbench.errors import ResultsError
+from specbench.storage.jsonl import RecordError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records"
 
@@ -111,7 +113,7 @@ class TestPartsOfOthers:
 
     def test_plain_decoding_recorded_for_a_replay(self, results):
         (run, _) = load_runs([results])
-        self.change(results / "sweep" / "a", traces={"run_key": run.manifest["run_key"]})
+        self.change(results / "sweep" / "a", traces={"run_key": run.manifest.run_key})
         self.change(results / "sweep" / "a", run_key="another")
         assert len(usable_runs([results])[0]) == 2, "it has other labels, too"
         cases = results / "b" / "cases.jsonl"
@@ -132,7 +134,7 @@ class TestUnusable:
     @pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 99}', "{}"])
     def test_a_manifest_of_another_kind(self, results, text):
         (results / "b" / "manifest.json").write_text(text)
-        with pytest.raises(ResultsError, match=r"b/manifest\.json"):
+        with pytest.raises(RecordError, match=r"b/manifest\.json"):
             load_runs([results])
 
     def test_a_damaged_record_names_file_and_line(self, results):

@@ -12,7 +12,7 @@ import pytest
 
 from analysis import notebook
 from analysis.papers.ngrammys import grid_figures
-from analysis.runs.load import ResultsError
+from specbench.errors import ResultsError
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"

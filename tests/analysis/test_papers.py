@@ -15,9 +15,10 @@ from analysis.papers.reproduction import claimed_groups, sweeps
 from analysis.runs.acceptance import by_depth, by_position, stream_parts
 from analysis.runs.claims import claim_of_setting, load_ledger
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s, usable_turns
-from analysis.runs.load import ResultsError, load_runs, load_surfaces, usable_runs
+from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable, to_csv
-from specbench.results.estimate import Measured
+from specbench.errors import ResultsError
+from specbench.results.estimate import Estimate
 from specbench.results.statistics import summarise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,10 +146,9 @@ def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
 def with_knobs(run, folder, **knobs):
     """The run in another folder, its only method set otherwise."""
     (label,) = [name for name in run.labels if name != run.baseline]
-    node = run.manifest["labels"][label]
-    node = {**node, "knobs": {**node["knobs"], **knobs}}
-    labels = {**run.manifest["labels"], label: node}
-    manifest = {**run.manifest, "labels": labels}
+    info = run.manifest.labels[label]
+    info = replace(info, knobs={**info.knobs, **knobs})
+    manifest = replace(run.manifest, labels={**run.manifest.labels, label: info})
     return replace(run, path=run.path.with_name(folder), manifest=manifest)
 
 
@@ -230,8 +230,8 @@ def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
 
 
 def test_a_ratio_of_nothing_is_no_number(run):
-    assert pooled_ratio([], lambda r: 1.0, lambda r: 1.0) == Measured(None)
-    assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == Measured(None)
+    assert pooled_ratio([], lambda r: 1.0, lambda r: 1.0) == Estimate(None)
+    assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == Estimate(None)
 
 
 def test_two_cases_give_no_interval(run):
@@ -246,10 +246,10 @@ def test_two_cases_give_no_interval(run):
 
 
 def test_an_interval_without_width_is_said():
-    page = ResultTable("t", "c", ["x"], [[Measured(0.71, (0.71, 0.71))]], [])
+    page = ResultTable("t", "c", ["x"], [[Estimate(0.71, (0.71, 0.71))]], [])
     assert str(page.rows[0][0]) == "0.71 [=]"
     assert "no width" in page.foot[0]
-    assert str(Measured(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
+    assert str(Estimate(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
 
 
 def test_a_share_s_interval_does_not_pass_one(run):
@@ -302,7 +302,7 @@ def test_parts_of_the_stream_hold_every_turn_in_order(run):
 
 
 def test_csv_gives_bounds_columns_of_their_own():
-    rows = [["pld", Measured(1.5, (1.25, 2.0))], ["ar", Measured(None)], ["sam", "–"]]
+    rows = [["pld", Estimate(1.5, (1.25, 2.0))], ["ar", Estimate(None)], ["sam", "–"]]
     text = to_csv([ResultTable("t", "c", ["method", "MAT [95 %]"], rows, [])])
     assert text.splitlines() == ["method,MAT,MAT low,MAT high", "pld,1.5,1.25,2", "ar,,,", "sam,,,"]
 
@@ -352,7 +352,7 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
         else r
         for r in phased.records
     ]
-    phased.manifest["model"]["overlap"] = "thread"
+    phased.manifest.model.overlap = "thread"
     sheet = draft_models._sheets([phased])[0]
     share = {row[1]: row[sheet.headings.index("draft share [95 %]")] for row in sheet.rows}
     assert share["opt_tree"].value > 0
@@ -362,8 +362,8 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
 def test_table_3_compares_speed_on_its_own_model_and_hardware():
     (run,) = load_runs([FIXTURES / "card_table3"])
     machine = {"gpus": [{"name": "NVIDIA A800-SXM4-80GB"}] * 3}
-    model = {**run.manifest["model"], "device": "cuda:0"}
-    there = replace(run, manifest={**run.manifest, "hardware": machine, "model": model})
+    model = replace(run.manifest.model, device="cuda:0")
+    there = replace(run, manifest=replace(run.manifest, hardware=machine, model=model))
     here = {row[1]: row[-1] for row in card._table3([run])[0].rows}
     assert (here["card"], here["opt_tree"]) == ("not compared", "other model")
     verdicts = {row[1]: row[-1] for row in card._table3([there])[0].rows}

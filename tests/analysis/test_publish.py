@@ -68,7 +68,7 @@ def test_what_a_run_sends(run, fake):
     assert arguments["job_type"]
     assert arguments["resume"] == "allow"
     assert {"mine", run.model, run.dataset, "pld"} <= set(arguments["tags"])
-    assert arguments["config"]["config"] == run.manifest["config"]
+    assert arguments["config"]["config"] == run.manifest.config
     assert len(fake.logged["cases"].data) == len(run.records)
     assert "figures/mat" in fake.logged
     (group,) = make_comparisons([run], None)
@@ -133,7 +133,7 @@ def test_the_likeliest_ids_are_sent_where_they_were_recorded(run, fake):
 
 
 def test_runs_of_an_experiment_share_its_name_as_their_group(run):
-    run.manifest["overrides"] = ["experiment=cacheback_table1", "seed=1"]
+    run.manifest.overrides = ["experiment=cacheback_table1", "seed=1"]
     assert publish.identity(run)["group"] == "cacheback_table1"
 
 
@@ -151,7 +151,7 @@ def test_no_prompt_and_no_answer_is_in_the_case_table():
 
 
 def test_the_id_of_an_older_folder_is_its_name_and_key_s(run, tmp_path):
-    assert "folder_id" not in run.manifest
+    assert run.manifest.folder_id is None
     again = shutil.copytree(run.path, tmp_path / "elsewhere" / "job")
     other = shutil.copytree(run.path, tmp_path / "elsewhere" / "other")
     (same,), (different,) = load_runs([again]), load_runs([other])
@@ -168,7 +168,7 @@ def test_the_same_command_on_two_machines_is_two_runs(run, tmp_path):
         return found
 
     here, there = made("here", folder_id="0123456789abcdef"), made("there", folder_id="f" * 16)
-    assert here.manifest["run_key"] == there.manifest["run_key"]
+    assert here.manifest.run_key == there.manifest.run_key
     assert (publish.run_id(here), publish.run_id(there)) == ("0123456789abcdef", "f" * 16)
     moved = shutil.move(here.path, tmp_path / "another_name")
     assert publish.run_id(load_runs([moved])[0]) == "0123456789abcdef"
@@ -202,7 +202,7 @@ def test_a_run_that_was_killed_and_resumed_keeps_its_id(run, fake):
 
 
 def test_settings_given_win_over_the_runs_own(run):
-    run.manifest["config"]["logger"] = {"name": "wandb", "project": "own", "mode": "disabled"}
+    run.manifest.config["logger"] = {"name": "wandb", "project": "own", "mode": "disabled"}
     assert publish.settings(run)["project"] == "own"
     assert publish.settings(run, {"project": "given"})["project"] == "given"
     assert publish.settings(run, {"project": "given"})["mode"] == "offline"

@@ -17,7 +17,7 @@ from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from analysis.tabular import provenance
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import Measured
+from specbench.results.estimate import Estimate
 from tests.analysis import browser
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -150,8 +150,8 @@ def test_the_same_records_give_the_same_bytes(page, tmp_path):
 
 def test_what_runs_are_called_cannot_become_markup(run):
     hostile = "<script>alert(1)</script>"
-    run.manifest["hardware"]["cpu"] = hostile
-    run.manifest["labels"]["pld"]["knobs"]["variant"] = hostile
+    run.manifest.hardware["cpu"] = hostile
+    run.manifest.labels["pld"].knobs["variant"] = hostile
     made = report.page([run])
     assert hostile not in made
     assert made.count("&lt;script&gt;") >= 2
@@ -185,7 +185,7 @@ def test_settings_are_listed_once_with_their_runs(run, tmp_path):
 
 
 def test_columns_of_numbers_are_told_from_words():
-    shown = ResultTable("", "", ["a", "b", "c"], [["x", "1.5", Measured(2.0)], ["–", "–", "–"]], [])
+    shown = ResultTable("", "", ["a", "b", "c"], [["x", "1.5", Estimate(2.0)], ["–", "–", "–"]], [])
     assert report.numeric_columns(shown) == [False, True, True]
     assert report.numeric_columns(ResultTable("", "", ["a"], [], [])) == [False]
 

@@ -65,7 +65,7 @@ def test_the_table_has_what_followed_in_the_texts(tokenizer, corpus, tmp_path, c
 
 def test_the_default_place_is_where_a_run_looks(tokenizer, corpus, tmp_path):
     needed = Cacheback(follower_len=2, total_draft_len=32).needs.artifacts
-    look = {"tokenizer": tokenizer, "embedded": False, "cache_dir": tmp_path / "cache"}
+    look = {"tokenizer": tokenizer, "bundled": False, "cache_dir": tmp_path / "cache"}
     with pytest.raises(NeedsNotMet) as caught:
         resolve.resolve(needed, **look)
     # The command of the message is the one that helps.

@@ -43,17 +43,17 @@ def artifact(path=None, **params):
     return Artifact("toy", "toy_builder:build", "python build.py --toy", path, params)
 
 
-def resolve(tmp_path, *items, tokenizer=None, embedded=True, progress=lambda *_: None):
+def resolve(tmp_path, *items, tokenizer=None, bundled=True, progress=lambda *_: None):
     return artifacts.resolve(
         items,
         tokenizer=tokenizer or Tokenizer(),
-        embedded=embedded,
+        bundled=bundled,
         cache_dir=tmp_path,
         progress=progress,
     )
 
 
-def test_a_missing_one_is_built_once_for_the_embedded_model(tmp_path, builder):
+def test_a_missing_one_is_built_once_for_the_bundled_model(tmp_path, builder):
     told = []
     first = resolve(tmp_path, artifact(n=1), progress=lambda *what: told.append(what))
     assert resolve(tmp_path, artifact(n=1)) == first
@@ -76,7 +76,7 @@ def test_the_file_depends_on_tokenizer_parameters_and_version(tmp_path, builder,
 
 def test_a_file_of_one_model_is_no_other_models(tmp_path, builder):
     of_weights = replace(artifact(), per_model=True)
-    look = {"tokenizer": Tokenizer(), "embedded": True, "cache_dir": tmp_path}
+    look = {"tokenizer": Tokenizer(), "bundled": True, "cache_dir": tmp_path}
     look["progress"] = lambda *_: None
     paths = {
         artifacts.resolve([of_weights], model_key=key, **look)["toy"]
@@ -94,7 +94,7 @@ def test_a_file_of_one_model_is_no_other_models(tmp_path, builder):
 
 def test_elsewhere_a_missing_one_is_refused_with_the_command(tmp_path, builder):
     with pytest.raises(NeedsNotMet, match=r"python build\.py --toy"):
-        resolve(tmp_path, artifact(), embedded=False)
+        resolve(tmp_path, artifact(), bundled=False)
     assert builder.calls == []
 
 
@@ -102,7 +102,7 @@ def test_elsewhere_one_that_was_built_is_found(tmp_path, builder):
     path = artifacts.default_path(artifact(), tokenizer=Tokenizer(), cache_dir=tmp_path)
     path.parent.mkdir(parents=True)
     path.write_text("built by hand")
-    assert resolve(tmp_path, artifact(), embedded=False) == {"toy": path}
+    assert resolve(tmp_path, artifact(), bundled=False) == {"toy": path}
 
 
 def test_a_named_file_is_taken_and_a_missing_one_refused(tmp_path, builder):

@@ -48,8 +48,8 @@ def test_every_yaml_composes_and_is_valid(group: str, name: str) -> None:
     # A pair's knobs are its method's.
     methods = [f"method={m}" for m in option_names("method") if name.startswith(f"{m}_")]
     # A lossy verifier judges samples.
-    law = ["generation=sampling"] if (group, name) == ("verifier", "typical") else []
-    cfg = compose([f"{group}={name}", *(methods if group == "pair" else []), *law])
+    sampling = ["generation=sampling"] if (group, name) == ("verifier", "typical") else []
+    cfg = compose([f"{group}={name}", *(methods if group == "pair" else []), *sampling])
     check_values(cfg)
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     if group not in (*GLOBAL_GROUPS, "paths"):

@@ -21,20 +21,27 @@ from specbench.config.compare import with_parts
 from specbench.config.compose import compose, option_names
 from specbench.config.knobs import check_method
 from specbench.decoding.sampling import GREEDY, Sampling
-from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, IntArray, StepOutcome
+from specbench.decoding.structs import (
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    StepOutcome,
+)
 from tests.conftest import tiny_draft, tiny_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import pytest
 
+    from specbench.arrays import IntArray
     from specbench.decoding.drafter import Drafter
     from specbench.decoding.structs import Needs
 
 VOCABULARY = 60
 EOS = 2
-# What would be of no use with so small a vocabulary, and slow.
+# Smaller than the paper's, where those are slow and of no use with so small a vocabulary.
 TOY_SIZES: dict[str, dict[str, object]] = {
     "card": {"k": 12, "r": 3},
     "ouroboros": {"gamma": 2, "ngram": 4, "window": 5, "guesses": 5},
@@ -67,6 +74,17 @@ def instantiate(name: str, **knobs: object) -> Drafter:
     if "rebuild" in node:
         node["rebuild"] = "sync"  # when a background thread gets its turn is not the method's
     return hydra.utils.instantiate(node, _convert_="all")
+
+
+def with_draft_model() -> dict[str, Callable[[], Drafter]]:
+    """Makers of the methods whose drafts come from a second model alone, by name."""
+    makers = {name: functools.partial(instantiate, name) for name in method_names()}
+    needs = {name: make().needs for name, make in makers.items()}
+    return {
+        name: make
+        for name, make in makers.items()
+        if needs[name].draft_model and not needs[name].artifacts
+    }
 
 
 def needs_a_target(needs: Needs) -> bool:
@@ -103,7 +121,7 @@ def toy_context(
     files = resolve.resolve(
         drafter.needs.artifacts,
         tokenizer=WordTokenizer(),
-        embedded=True,
+        bundled=True,
         cache_dir=cache_dir,
         model_key="toy",
         progress=lambda *_: None,

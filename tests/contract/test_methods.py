@@ -8,6 +8,7 @@ import hydra.errors
 import numpy as np
 import pytest
 
+from specbench.config import compose
 from specbench.decoding.drafter import STATE_SCOPES, Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
 from specbench.errors import ConfigurationError
@@ -63,6 +64,14 @@ def test_every_knob_is_documented(name):
     for knob in driver.compose_method(name).keys() - COMMON:
         assert re.search(rf"^{knob}:", text, re.MULTILINE), knob
         assert f"{knob}:" in doc, f"{knob} is missing in the class's docstring"
+
+
+def test_the_experiment_of_draft_models_compares_them_all():
+    cfg = compose.compose(["experiment=draft_models"])
+    first = ["sps", "opt_tree", "pearl", "ouroboros", "ouroboros_warm"]
+    labels = [entry if isinstance(entry, str) else entry.label for entry in cfg.compare]
+    assert labels[:5] == first
+    assert {cfg.method.name, *labels} == {"ouroboros_warm", *driver.with_draft_model()}
 
 
 def test_an_unknown_knob_is_refused(name):

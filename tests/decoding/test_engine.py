@@ -95,8 +95,8 @@ def test_random_trees_change_nothing(architecture, seed, n_prompt, honesty, make
     drafter = Adversary(truth=truth, honesty=honesty, seed=seed)
     result = engine(target).decode(prompt, drafter, max_new_tokens=NEW_TOKENS)
     assert result.output_ids == truth
-    assert sum(result.accepted_per_step) == len(truth) - 1
-    assert min(result.accepted_per_step, default=1) >= 1
+    assert sum(result.committed_per_step) == len(truth) - 1
+    assert min(result.committed_per_step, default=1) >= 1
     # the root's keys and values are never stored: length of the cache = committed - 1 (or fewer
     # tokens were committed than verified in the last step, which the limit cut)
     assert target.cache.length >= len(prompt) + len(truth) - 1
@@ -109,7 +109,7 @@ def test_plain_decoding_is_sequential_decoding(architecture, make_target, rng):
     truth = sequential(target, prompt, 40)
     result = engine(target).decode(prompt, Drafter(name="ar"), max_new_tokens=40)
     assert result.output_ids == truth
-    assert result.accepted_per_step == [1] * 39
+    assert result.committed_per_step == [1] * 39
     assert target.cache.length == len(prompt) + 39
 
 
@@ -134,7 +134,7 @@ def test_a_true_draft_of_depth_d_takes_n_over_d_plus_1_steps(make_target, rng, d
     truth = sequential(target, prompt, n)
     result = engine(target).decode(prompt, Truth(truth=truth, depth=depth), max_new_tokens=n)
     assert result.output_ids == truth
-    assert result.accepted_per_step == [depth + 1] * 4
+    assert result.committed_per_step == [depth + 1] * 4
     assert target.cache.length == len(prompt) + n - 1
 
 
@@ -148,7 +148,7 @@ def test_the_end_token_cuts_inside_an_accepted_block(make_target, rng):
     )
     assert result.output_ids == truth[: end + 1]
     assert result.finish_reason == "eos"
-    assert sum(result.accepted_per_step) == end
+    assert sum(result.committed_per_step) == end
 
 
 def test_the_first_end_token_counts(make_target, rng):
@@ -158,7 +158,7 @@ def test_the_first_end_token_counts(make_target, rng):
     result = engine(target, eos=frozenset({first})).decode(
         prompt, Drafter(name="ar"), max_new_tokens=9
     )
-    assert result.output_ids == [first] and result.accepted_per_step == []
+    assert result.output_ids == [first] and result.committed_per_step == []
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
@@ -231,7 +231,7 @@ def test_batch_steps_and_empty_drafts_may_alternate(make_target):
         truth = sequential(plain, prompt, 24)
         result = engine(batched).decode(prompt, Alternating(truth=truth), max_new_tokens=24)
         assert result.output_ids == truth
-        assert max(result.accepted_per_step) == w + 1
+        assert max(result.committed_per_step) == w + 1
 
 
 def test_nan_logits_fail_the_case():
@@ -277,7 +277,7 @@ def test_overlapped_and_serial_schedules_agree(make_target, rng):
     for mode in ("serial", "thread"):
         drafter = Parallel(truth=truth, depth=3)
         result = engine(target, overlap=mode).decode(prompt, drafter, max_new_tokens=25)
-        runs[mode] = (result.output_ids, result.accepted_per_step, drafter.calls)
+        runs[mode] = (result.output_ids, result.committed_per_step, drafter.calls)
     assert runs["serial"] == runs["thread"]
     assert len(runs["serial"][2]) == len(runs["serial"][1])
 
@@ -376,7 +376,7 @@ def test_batch_layout_decodes_as_the_tree_layout(make_target, rng):
 
     results = [engine(t).decode(prompt, Rows(), max_new_tokens=20) for t in (target, plain)]
     assert results[0].output_ids == results[1].output_ids == truth
-    assert results[0].accepted_per_step == results[1].accepted_per_step
+    assert results[0].committed_per_step == results[1].committed_per_step
 
 
 def test_the_same_case_twice_and_after_another(make_target, rng):

@@ -1,11 +1,11 @@
-"""Sampled output follows the target's law, whoever drafts; laws of the texts of 1 to 4 tokens.
+"""Sampled output follows the target's distribution, whoever drafts, in texts of 1 to 4 tokens.
 
-What is covered, ``tests/sampling_laws.py`` saying by which statistics; `GRID` below is this table
-for the machine, and the first tests hold it against what there is:
+``tests/sampling_distributions.py`` says by which statistics. What is covered; `GRID` below is this
+table for the machine, and the first tests hold it against what there is:
 
 =============  =============================================================================
-verifier       compared with the target's law, for each of six settings (temperatures 0.3, 1
-               and 1.5, top-p 0.8, top-k 3, both)
+verifier       compared with the target's distribution, for each of six settings
+               (temperatures 0.3, 1 and 1.5, top-p 0.8, top-k 3, both)
 =============  =============================================================================
 ``greedy``     token for token with plain decoding (``test_engine.py``); here temperature 0
 ``match``      token for token with plain sampling of the same seed, for all nine drafts;
@@ -15,10 +15,10 @@ verifier       compared with the target's law, for each of six settings (tempera
                tokens; p = q (with and without replacement); disjoint support. Token for
                token with plain sampling for the ninth, which is not drawn. One node of any
                such draft exactly, not by a sample
-``typical``    lossy: by chi-square with the law that it is documented to have
+``typical``    lossy: by chi-square with the distribution that it is documented to have
 =============  =============================================================================
 
-Methods: ``test_sampling_methods.py``. Real models: ``test_sampling_models.py`` (the embedded one at
+Methods: ``test_sampling_methods.py``. Real models: ``test_sampling_models.py`` (the bundled one at
 fixed contexts; tiny ones of six architectures), ``test_draft_methods.py`` (SpS and OPT-Tree with
 two tiny models). Wrong verifiers must fail by the same threshold
 (``test_wrong_verifiers_are_found``).
@@ -52,17 +52,17 @@ from specbench.errors import CaseFailed
 from specbench.models.scores import Scores
 from specbench.results.records import LOSSY_VERIFIERS
 from specbench.system.clock import NullClock
-from tests import sampling_laws as laws
-from tests.sampling_laws import (
+from tests import sampling_distributions as exact
+from tests.sampling_distributions import (
     DRAFTS,
     DRAWN,
-    LAWS,
     P_LEAST,
     PROMPT,
+    SAMPLINGS,
     TRIALS,
     VOCAB,
     TreeDrafts,
-    law_of,
+    distribution_of,
     table,
     worst_p,
 )
@@ -88,13 +88,17 @@ def test_the_grid_names_every_verifier_and_every_draft():
         assert {draft for drafts in GRID[name] for draft in drafts} == DRAFTS.keys()
 
 
-def test_the_grids_laws_and_drafts_are_what_their_names_say():
-    temperatures = {law.temperature for law in LAWS.values() if law.top_p == 1 and not law.top_k}
+def test_the_grids_distributions_and_drafts_are_what_their_names_say():
+    temperatures = {
+        sampling.temperature
+        for sampling in SAMPLINGS.values()
+        if sampling.top_p == 1 and not sampling.top_k
+    }
     assert temperatures == {0.3, 1.0, 1.5}
-    assert any(law.top_p < 1 and not law.top_k for law in LAWS.values())
-    assert any(law.top_p == 1 and law.top_k for law in LAWS.values())
-    p = LAWS["both"].probs(table(0))
-    drafts = {name: TreeDrafts.named(name, LAWS["both"]) for name in DRAFTS}
+    assert any(sampling.top_p < 1 and not sampling.top_k for sampling in SAMPLINGS.values())
+    assert any(sampling.top_p == 1 and sampling.top_k for sampling in SAMPLINGS.values())
+    p = SAMPLINGS["both"].probs(table(0))
+    drafts = {name: TreeDrafts.named(name, SAMPLINGS["both"]) for name in DRAFTS}
     for name in ("equal", "equal_without"):
         assert torch.equal(drafts[name].q, p)
     assert (drafts["disjoint"].q * p).sum() == 0
@@ -103,14 +107,14 @@ def test_the_grids_laws_and_drafts_are_what_their_names_say():
         drafter.random = np.random.default_rng(0)
     first, second = drafts["duplicates"].draw(*every)[:, :2].T
     assert 0.2 < (first == second).mean() < 1
-    # Of the third child's law nothing is left.
+    # Of the third child's distribution nothing is left.
     assert (drafts["exhausted"].q > 0).sum(-1).max() == 2
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_an_error_of_two_percent_is_found(law):
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_an_error_of_two_percent_is_found(sampling):
     """Power of the first token's test where the wrong mass is hardest to see."""
-    p = law_of(LAWS[law]).sum((1, 2, 3))
+    p = distribution_of(SAMPLINGS[sampling]).sum((1, 2, 3))
     p = p[p > 0]
     if len(p) < 2:
         return
@@ -121,41 +125,41 @@ def test_an_error_of_two_percent_is_found(law):
             assert stats.ncx2.sf(limit, len(p) - 1, distance) > 0.99
 
 
-# -- laws ------------------------------------------------------------------------------------------
+# -- distributions --------------------------------------------------------------------------------
 
 
-def check_ratio(draft, law, n):
-    drafter = TreeDrafts.named(draft, LAWS[law])
-    outputs, per_step = laws.ratio_turns(drafter, LAWS[law], n)
-    assert worst_p(outputs, law_of(LAWS[law])) > P_LEAST
-    assert laws.transitions_p(outputs, LAWS[law]) > P_LEAST
+def check_ratio(draft, sampling, n):
+    drafter = TreeDrafts.named(draft, SAMPLINGS[sampling])
+    outputs, per_step = exact.ratio_turns(drafter, SAMPLINGS[sampling], n)
+    assert worst_p(outputs, distribution_of(SAMPLINGS[sampling])) > P_LEAST
+    assert exact.transitions_p(outputs, SAMPLINGS[sampling]) > P_LEAST
     return per_step
 
 
-@pytest.mark.parametrize(("draft", "law"), [("chain", "hot"), ("without", "both")])
-def test_the_ratio_test_follows_the_targets_law(draft, law):
-    check_ratio(draft, law, 3000)
+@pytest.mark.parametrize(("draft", "sampling"), [("chain", "hot"), ("without", "both")])
+def test_the_ratio_test_follows_the_targets_distribution(draft, sampling):
+    check_ratio(draft, sampling, 3000)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("draft", DRAWN)
-def test_the_ratio_test_follows_the_targets_law_everywhere(draft, law):
-    per_step = check_ratio(draft, law, TRIALS)
+def test_the_ratio_test_follows_the_targets_distribution_everywhere(draft, sampling):
+    per_step = check_ratio(draft, sampling, TRIALS)
     if draft.startswith("equal"):  # always accepted, whole
         assert per_step > 2.5
     elif draft == "disjoint":
-        assert (per_step == 1) == (law in ("top_p", "top_k", "both"))
+        assert (per_step == 1) == (sampling in ("top_p", "top_k", "both"))
     else:
         assert per_step > 1.1
 
 
-def check_engine(draft, law, n):
+def check_engine(draft, sampling, n):
     """The verifier as it is called, turn by turn; all tokens of longer turns are looked at."""
-    verifier = RejectionVerifier(LAWS[law])
-    outputs, _ = laws.turns(verifier, TreeDrafts.named(draft, LAWS[law]), n, 16)
-    assert worst_p(outputs, law_of(LAWS[law])) > P_LEAST
-    assert laws.transitions_p(outputs, LAWS[law]) > P_LEAST
+    verifier = RejectionVerifier(SAMPLINGS[sampling])
+    outputs, _ = exact.turns(verifier, TreeDrafts.named(draft, SAMPLINGS[sampling]), n, 16)
+    assert worst_p(outputs, distribution_of(SAMPLINGS[sampling])) > P_LEAST
+    assert exact.transitions_p(outputs, SAMPLINGS[sampling]) > P_LEAST
 
 
 def test_so_does_the_engine_with_it():
@@ -163,70 +167,71 @@ def test_so_does_the_engine_with_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("draft", ["chain", "without", "duplicates"])
-def test_so_does_the_engine_with_it_everywhere(draft, law):
-    check_engine(draft, law, 400)
+def test_so_does_the_engine_with_it_everywhere(draft, sampling):
+    check_engine(draft, sampling, 400)
 
 
-def check_plain(verifier, draft, law, n):
-    drafter = TreeDrafts.named(draft, LAWS[law])
-    outputs, per_step = laws.turns(LOSSLESS[verifier](LAWS[law]), drafter, n, 12)
-    np.testing.assert_array_equal(outputs, laws.plain_turns(LAWS[law], n, 12))
+def check_plain(verifier, draft, sampling, n):
+    drafter = TreeDrafts.named(draft, SAMPLINGS[sampling])
+    outputs, per_step = exact.turns(LOSSLESS[verifier](SAMPLINGS[sampling]), drafter, n, 12)
+    np.testing.assert_array_equal(outputs, exact.plain_turns(SAMPLINGS[sampling], n, 12))
     return per_step
 
 
 @pytest.mark.parametrize(("verifier", "draft"), PATHWISE)
-@pytest.mark.parametrize("law", ["hot", "both"])
-def test_outputs_are_those_of_plain_sampling(verifier, draft, law):
-    check_plain(verifier, draft, law, 6)
+@pytest.mark.parametrize("sampling", ["hot", "both"])
+def test_outputs_are_those_of_plain_sampling(verifier, draft, sampling):
+    check_plain(verifier, draft, sampling, 6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verifier", "draft"), PATHWISE)
-@pytest.mark.parametrize("law", LAWS)
-def test_outputs_are_those_of_plain_sampling_everywhere(verifier, draft, law):
-    per_step = check_plain(verifier, draft, law, 60)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_outputs_are_those_of_plain_sampling_everywhere(verifier, draft, sampling):
+    per_step = check_plain(verifier, draft, sampling, 60)
     assert per_step > 1.05 or draft == "disjoint"  # drafts are taken at all
 
 
 @pytest.mark.parametrize(
-    "law", [law if law == "both" else pytest.param(law, marks=pytest.mark.slow) for law in LAWS]
+    "sampling",
+    [s if s == "both" else pytest.param(s, marks=pytest.mark.slow) for s in SAMPLINGS],
 )
-def test_plain_sampling_follows_the_law(law):
+def test_plain_sampling_follows_the_distribution(sampling):
     """The verifiers' random numbers, a seed a turn, as ``test_outputs_are_those_…`` ties them."""
-    law = LAWS[law]
+    sampling = SAMPLINGS[sampling]
     numbers = Uniforms()
-    uniforms = np.empty((TRIALS, laws.N_TOKENS))
+    uniforms = np.empty((TRIALS, exact.N_TOKENS))
     for seed in range(TRIALS):
         numbers.begin(seed)
-        uniforms[seed] = numbers.take(laws.N_TOKENS)
+        uniforms[seed] = numbers.take(exact.N_TOKENS)
     text = np.tile(PROMPT, (TRIALS, 1))
-    p = law.probs(table(0))
-    for place in range(laws.N_TOKENS):
+    p = sampling.probs(table(0))
+    for place in range(exact.N_TOKENS):
         rows = p[text[:, -2], text[:, -1]]
         drawn = sample(rows, torch.from_numpy(uniforms[:, place])).numpy()
         text = np.concatenate([text, drawn[:, None]], 1)
-    assert worst_p(text[:, len(PROMPT) :], law_of(law)) > P_LEAST
-    assert laws.transitions_p(text[:, len(PROMPT) :], law) > P_LEAST
+    assert worst_p(text[:, len(PROMPT) :], distribution_of(sampling)) > P_LEAST
+    assert exact.transitions_p(text[:, len(PROMPT) :], sampling) > P_LEAST
 
 
-# -- the law of a verifier that does not follow the target's ---------------------------------------
+# -- the distribution of a verifier that does not follow the target's ------------------------------
 
 EPSILON, DELTA = 0.09, 0.3
 
 
-def typical_law(drafter, law):
+def typical_distribution(drafter, sampling):
     """``[VOCAB] * 4`` what typical acceptance is documented to emit, in the plainest form."""
-    p = law.probs(table(0).double()).numpy()
+    p = sampling.probs(table(0).double()).numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.where(p > 0, p * np.log(p), 0).sum(-1, keepdims=True)
     likely = (p > np.minimum(EPSILON, DELTA * np.exp(-entropy))) | (p == p.max(-1, keepdims=True))
-    joint = np.zeros((VOCAB,) * laws.N_TOKENS)
+    joint = np.zeros((VOCAB,) * exact.N_TOKENS)
 
     def follow(text, chance):
-        if len(text) >= len(PROMPT) + laws.N_TOKENS:
-            joint[tuple(text[len(PROMPT) : len(PROMPT) + laws.N_TOKENS])] += chance
+        if len(text) >= len(PROMPT) + exact.N_TOKENS:
+            joint[tuple(text[len(PROMPT) : len(PROMPT) + exact.N_TOKENS])] += chance
             return
         (tokens,) = drafter.draw(np.array(text[-2:-1]), np.array(text[-1:]))
         branches = [text]
@@ -246,15 +251,15 @@ def typical_law(drafter, law):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", ["warm", "hot", "both"])
-def test_typical_acceptance_has_the_law_it_is_documented_to_have(law):
-    drafter = TreeDrafts.named("top", LAWS[law])
-    expected = typical_law(drafter, LAWS[law])
+@pytest.mark.parametrize("sampling", ["warm", "hot", "both"])
+def test_typical_acceptance_has_the_distribution_it_is_documented_to_have(sampling):
+    drafter = TreeDrafts.named("top", SAMPLINGS[sampling])
+    expected = typical_distribution(drafter, SAMPLINGS[sampling])
     assert expected.sum() == pytest.approx(1)
-    verifier = TypicalVerifier(LAWS[law], epsilon=EPSILON, delta=DELTA)
-    outputs, per_step = laws.turns(verifier, drafter, 1500, laws.N_TOKENS)
+    verifier = TypicalVerifier(SAMPLINGS[sampling], epsilon=EPSILON, delta=DELTA)
+    outputs, per_step = exact.turns(verifier, drafter, 1500, exact.N_TOKENS)
     assert worst_p(outputs, expected) > P_LEAST
-    assert worst_p(outputs, law_of(LAWS[law])) < P_LEAST  # and it is another one
+    assert worst_p(outputs, distribution_of(SAMPLINGS[sampling])) < P_LEAST  # and it is another one
     assert per_step > 1.4
 
 
@@ -278,12 +283,12 @@ def draws_with(q, width):
             yield ids, np.prod(q[list(ids)])
 
 
-some_law = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(sum)
+some_distribution = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(sum)
 
 
 @settings(max_examples=60, deadline=None)
-@given(p=some_law, q=some_law, width=st.integers(1, 3), replacement=st.booleans())
-def test_accepted_child_or_residual_token_has_the_targets_law(p, q, width, replacement):
+@given(p=some_distribution, q=some_distribution, width=st.integers(1, 3), replacement=st.booleans())
+def test_accepted_child_or_residual_token_has_the_targets_distribution(p, q, width, replacement):
     """The sum over all draws and all outcomes of the tests, not a sample."""
     p, q = (np.array(x, dtype=np.float64) / sum(x) for x in (p, q))
     total = np.zeros(4)
@@ -297,7 +302,7 @@ def test_accepted_child_or_residual_token_has_the_targets_law(p, q, width, repla
             total[x] += reached * odd
             reached *= 1 - odd
         total += reached * rest[0].numpy()
-    if total.sum() > 0:  # else more children than the draft's law can give
+    if total.sum() > 0:  # else more children than the draft's distribution can give
         np.testing.assert_allclose(total, p, atol=1e-9)
 
 
@@ -311,7 +316,7 @@ def test_a_child_that_cannot_have_been_drawn_changes_nothing():
         assert rest.tolist() == p.tolist()
 
 
-def test_equal_laws_accept_always_and_leave_the_law():
+def test_equal_distributions_accept_always_and_leave_the_distribution():
     p = torch.tensor([[0.1, 0.2, 0.7]])
     odds, rest = ratio_tests(
         p, np.array([[0]]), torch.tensor([1]), Proposal(p, np.zeros(1, dtype=np.int64))
@@ -323,7 +328,7 @@ def test_equal_laws_accept_always_and_leave_the_law():
 
 
 class NoResidual(RejectionVerifier):
-    """Draws the token after a rejection from the target's law, accepted tokens included."""
+    """After a rejection draws from all of the target's distribution, not from what is left."""
 
     def verify(self, tree, scores):
         verdict, choices = super().verify(tree, scores)
@@ -354,7 +359,7 @@ class KnownNumbers(RejectionVerifier):
 
 
 class AlwaysOnce(MatchVerifier):
-    """Accepts as if the draft's law were the target's."""
+    """Accepts as if the draft's distribution were the target's."""
 
     def verify(self, tree, scores):
         verdict, choices = super().verify(tree, scores)
@@ -363,8 +368,8 @@ class AlwaysOnce(MatchVerifier):
         return verdict, choices
 
 
-def typical(law):
-    return TypicalVerifier(law, epsilon=EPSILON, delta=DELTA)
+def typical(sampling):
+    return TypicalVerifier(sampling, epsilon=EPSILON, delta=DELTA)
 
 
 @pytest.mark.parametrize(
@@ -375,13 +380,13 @@ def typical(law):
         pytest.param(KnownNumbers, "chain", marks=pytest.mark.slow),
         pytest.param(AlwaysOnce, "chain", marks=pytest.mark.slow),
         pytest.param(typical, "top", marks=pytest.mark.slow),
-        pytest.param(lambda law: MatchVerifier(Sampling(1.2)), "top", marks=pytest.mark.slow),
+        pytest.param(lambda sampling: MatchVerifier(Sampling(1.2)), "top", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_verifiers_are_found(wrong, draft):
-    law = LAWS["warm"]
-    outputs, _ = laws.turns(wrong(law), TreeDrafts.named(draft, law), 250, 16)
-    found = min(worst_p(outputs, law_of(law)), laws.transitions_p(outputs, law))
+    sampling = SAMPLINGS["warm"]
+    outputs, _ = exact.turns(wrong(sampling), TreeDrafts.named(draft, sampling), 250, 16)
+    found = min(worst_p(outputs, distribution_of(sampling)), exact.transitions_p(outputs, sampling))
     assert found < P_LEAST
 
 
@@ -392,8 +397,8 @@ def test_wrong_verifiers_are_found(wrong, draft):
 @pytest.mark.parametrize("draft", ["chain", "with", "without", "top"])
 def test_all_rows_at_once_decide_as_row_by_row(verifier, draft, monkeypatch):
     """The way of a GPU, on the CPU: the same tokens in the same steps."""
-    law = LAWS["warm"]
-    engine = Engine(TableTarget(table(0)), verifier(law), eos_ids=frozenset(), clock=NullClock)
+    sampling = SAMPLINGS["warm"]
+    engine = Engine(TableTarget(table(0)), verifier(sampling), eos_ids=frozenset(), clock=NullClock)
     runs = []
     for lazy in (True, False):
         for module in ("match", "rejection"):
@@ -401,15 +406,15 @@ def test_all_rows_at_once_decide_as_row_by_row(verifier, draft, monkeypatch):
                 f"specbench.decoding.verify.{module}.row_by_row", lambda _, lazy=lazy: lazy
             )
         for seed in range(6):
-            drafter = TreeDrafts.named(draft, law)
+            drafter = TreeDrafts.named(draft, sampling)
             result = engine.decode(PROMPT, drafter, max_new_tokens=20, seed=seed)
-            runs.append((result.output_ids, result.accepted_per_step))
+            runs.append((result.output_ids, result.committed_per_step))
     assert runs[:6] == runs[6:]
 
 
 @pytest.mark.parametrize("draft", ["with", "without", "top"])
 def test_rejection_at_temperature_0_is_greedy(draft):
-    drafter = TreeDrafts.named(draft, LAWS["warm"])
+    drafter = TreeDrafts.named(draft, SAMPLINGS["warm"])
     outputs = []
     for verifier in (GreedyVerifier(), RejectionVerifier(Sampling(0.0))):
         engine = Engine(TableTarget(table(0)), verifier, eos_ids=frozenset(), clock=NullClock)
@@ -419,10 +424,10 @@ def test_rejection_at_temperature_0_is_greedy(draft):
 
 def test_typical_acceptance_by_hand():
     """p = .6 .3 .1: entropy .898, so the limit is min(.09, .3 * .407) = .09; .1 passes, .05 not."""
-    law = Sampling(1.0)
+    sampling = Sampling(1.0)
     rows = torch.tensor([[0.6, 0.3, 0.1], [0.65, 0.3, 0.05], [1.0, 1e-9, 1e-9], [0.4, 0.3, 0.3]])
     tree = DraftTree(np.array([2, 2, 0]), np.array([-1, 0, 1]))
-    verifier = TypicalVerifier(law, epsilon=0.09, delta=0.3)
+    verifier = TypicalVerifier(sampling, epsilon=0.09, delta=0.3)
     verifier.begin(0)
     verdict, choices = verifier.verify(tree, Scores(rows.log()))
     assert verdict.path.tolist() == [0]
@@ -440,16 +445,16 @@ def test_logits_that_are_not_finite_fail_the_case(verifier):
     broken = table(0)
     broken[:, 4] = torch.nan
     engine = Engine(
-        TableTarget(broken), verifier(LAWS["warm"]), eos_ids=frozenset(), clock=NullClock
+        TableTarget(broken), verifier(SAMPLINGS["warm"]), eos_ids=frozenset(), clock=NullClock
     )
-    drafter = TreeDrafts.named("chain", LAWS["warm"])
+    drafter = TreeDrafts.named("chain", SAMPLINGS["warm"])
     with pytest.raises(CaseFailed, match="not finite"):
         engine.decode(PROMPT, drafter, max_new_tokens=200)
 
 
 @pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier, typical])
 def test_device_tokens_outside_the_vocabulary_fail_the_case(verifier):
-    made = verifier(LAWS["warm"])
+    made = verifier(SAMPLINGS["warm"])
     made.begin(0)
     proposal = Proposal(torch.full((1, VOCAB), 1 / VOCAB), np.zeros(1, dtype=np.int64))
     tree = DraftTree(torch.tensor([VOCAB]), np.array([-1]), probs=proposal)
@@ -468,7 +473,7 @@ def test_device_tokens_outside_the_vocabulary_fail_the_case(verifier):
     top_k=st.integers(0, 10),
 )
 def test_probabilities_equal_the_plain_rule(logits, temperature, top_p, top_k):
-    law = Sampling(temperature, top_p, top_k)
+    sampling = Sampling(temperature, top_p, top_k)
     weights = np.exp(np.array(logits) / temperature)
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     if 0 < top_k < len(logits):
@@ -480,7 +485,7 @@ def test_probabilities_equal_the_plain_rule(logits, temperature, top_p, top_k):
         mass += weights[i] / total
     expected = np.zeros(len(logits))
     expected[kept] = weights[kept] / weights[kept].sum()
-    found = law.probs(torch.tensor(logits, dtype=torch.float64))
+    found = sampling.probs(torch.tensor(logits, dtype=torch.float64))
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
 
 

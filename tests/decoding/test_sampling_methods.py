@@ -1,21 +1,21 @@
-"""Sampled output of every method follows the target's law.
+"""Sampled output of every method follows the target's distribution.
 
 A method whose drafts are not drawn from distributions it names (``DraftTree.probs`` is None) is
-held to more than a law: its output is plain sampling's of the same seed, token for token, and plain
-sampling follows the law (``test_sampling.py``). That is every method but SpS and PEARL, whose
-output is compared by chi-square: the laws of the texts of 1 to 4 tokens, and of a token given the
-two before it over all of a turn (errors of 3 % in total variation are found).
+held to more than a distribution: its output is plain sampling's of the same seed, token for token,
+and plain sampling follows the distribution (``test_sampling.py``). That is every method but SpS and
+PEARL, whose output is compared by chi-square: the distributions of the texts of 1 to 4 tokens, and
+of a token given the two before it over all of a turn (errors of 3 % in total variation are found).
 
 ========================================  ==================  ==================================
 methods                                   verifier            compared, for which settings
 ========================================  ==================  ==================================
-sps, pearl                                ``rejection``       chi-square; all six of ``LAWS``
+sps, pearl                                ``rejection``       chi-square; all six of ``SAMPLINGS``
 sps with the heuristic, with confidence   ``rejection``       chi-square; temperature 1
 all of conf/method, but oracle            ``match``           token for token; top-k, top-p
 all of conf/method but oracle, sps,       ``rejection``       token for token; top-k, top-p
 pearl
 card, card uncorrected, opt_tree,         ``match``,          token for token; all six of
-ouroboros                                 ``rejection``       ``LAWS``
+ouroboros                                 ``rejection``       ``SAMPLINGS``
 the same, sps and pearl, with tiny real   ``match``,          token for token; temperature 1.1,
 models in float64                         ``rejection``       top-p 0.95 (sps, pearl: ``match``)
 ========================================  ==================  ==================================
@@ -44,11 +44,11 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import MatchVerifier, RejectionVerifier
 from specbench.system.clock import NullClock
-from tests import sampling_laws as laws
+from tests import sampling_distributions as exact
 from tests.conftest import VOCAB as TINY_VOCAB
 from tests.conftest import tiny_draft
 from tests.contract import driver
-from tests.sampling_laws import LAWS, P_LEAST, VOCAB
+from tests.sampling_distributions import P_LEAST, SAMPLINGS, VOCAB
 from tests.table_models import TableDraft, TableTarget, table
 
 NAMES = [name for name in driver.method_names() if driver.instantiate(name).needs.sampling]
@@ -61,13 +61,13 @@ def watched(drafter):
 
     def proposed(state):
         tree = propose(state)
-        drawn.extend([tree] * (tree.probs is not None or tree.guess is not None))
+        drawn.extend([tree] * (tree.probs is not None or tree.bonus is not None))
         return tree
 
     def guessed(state, tree):
-        guess = overlap(state, tree)
-        drawn.extend([guess] * (guess is not None))
-        return guess
+        bonus = overlap(state, tree)
+        drawn.extend([bonus] * (bonus is not None))
+        return bonus
 
     drafter.propose, drafter.overlap = proposed, guessed
     return drawn
@@ -78,18 +78,20 @@ def draws(name):
     drafter = driver.instantiate(name)
     if not drafter.needs.draft_model or drafter.needs.artifacts:
         return False
-    law, logits = Sampling(1.0), table(0, driver.VOCABULARY)
+    sampling, logits = Sampling(1.0), table(0, driver.VOCABULARY)
     draft = TableDraft(logits)
-    drafter.setup(DraftContext(driver.VOCABULARY, frozenset(), sampling=law, draft_model=draft))
+    drafter.setup(
+        DraftContext(driver.VOCABULARY, frozenset(), sampling=sampling, draft_model=draft)
+    )
     drawn = watched(drafter)
     loop = Engine(
         TableTarget(logits),
-        RejectionVerifier(law),
+        RejectionVerifier(sampling),
         eos_ids=frozenset(),
         clock=NullClock,
         overlap="serial",
     )
-    loop.decode(laws.PROMPT, drafter, max_new_tokens=8)
+    loop.decode(exact.PROMPT, drafter, max_new_tokens=8)
     return bool(drawn)
 
 
@@ -128,45 +130,47 @@ def test_every_method_is_compared_in_one_way_or_the_other():
 # -- drafts that are drawn -------------------------------------------------------------------------
 
 
-def on_tables(drafter, law):
+def on_tables(drafter, sampling):
     """Set up with a draft that is the target with some noise."""
-    draft = TableDraft(laws.table(0) + 0.7 * laws.table(1))
-    drafter.setup(DraftContext(VOCAB, frozenset(), sampling=law, draft_model=draft))
+    draft = TableDraft(exact.table(0) + 0.7 * exact.table(1))
+    drafter.setup(DraftContext(VOCAB, frozenset(), sampling=sampling, draft_model=draft))
     return drafter
 
 
-def check_law(method, law, n):
-    drafter = on_tables(DRAWN[method](), law)
-    outputs, per_step = laws.turns(RejectionVerifier(law), drafter, n, 16, overlap="serial")
-    assert laws.worst_p(outputs, laws.law_of(law)) > P_LEAST
-    assert laws.transitions_p(outputs, law) > P_LEAST
+def check_distribution(method, sampling, n):
+    drafter = on_tables(DRAWN[method](), sampling)
+    outputs, per_step = exact.turns(RejectionVerifier(sampling), drafter, n, 16, overlap="serial")
+    assert exact.worst_p(outputs, exact.distribution_of(sampling)) > P_LEAST
+    assert exact.transitions_p(outputs, sampling) > P_LEAST
     assert per_step > 1.3
 
 
 @pytest.mark.parametrize("method", METHODS_THAT_DRAW)
-def test_drawn_drafts_leave_the_law(method):
-    check_law(method, LAWS["both"], 60)
+def test_drawn_drafts_leave_the_distribution(method):
+    check_distribution(method, SAMPLINGS["both"], 60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "law"),
+    ("method", "sampling"),
     [
-        *((method, law) for method in METHODS_THAT_DRAW for law in LAWS),
+        *((method, sampling) for method in METHODS_THAT_DRAW for sampling in SAMPLINGS),
         ("heuristic", "warm"),
         ("confidence", "warm"),
     ],
 )
-def test_drawn_drafts_leave_the_law_everywhere(method, law):
-    check_law(method, LAWS[law], 1000)
+def test_drawn_drafts_leave_the_distribution_everywhere(method, sampling):
+    check_distribution(method, SAMPLINGS[sampling], 1000)
 
 
 @pytest.mark.slow
 def test_pearls_guesses_are_accepted_by_the_ratio():
     """More often than where the target draws without regard to them."""
-    law = LAWS["hot"]
+    sampling = SAMPLINGS["hot"]
     by_ratio, by_match = (
-        laws.turns(verifier(law), on_tables(Pearl(gamma=3), law), 150, 16, overlap="serial")[1]
+        exact.turns(
+            verifier(sampling), on_tables(Pearl(gamma=3), sampling), 150, 16, overlap="serial"
+        )[1]
         for verifier in (RejectionVerifier, MatchVerifier)
     )
     assert by_ratio > by_match + 0.1
@@ -176,43 +180,43 @@ def test_pearls_guesses_are_accepted_by_the_ratio():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("method", FIXED)
-def test_a_draft_model_without_draws_is_plain_sampling(method, verifier, law):
-    drafter = on_tables(FIXED[method](), LAWS[law])
-    verifier = VERIFIERS[verifier](LAWS[law])
-    outputs, per_step = laws.turns(verifier, drafter, 40, 16, overlap="serial")
-    np.testing.assert_array_equal(outputs, laws.plain_turns(LAWS[law], 40, 16))
+def test_a_draft_model_without_draws_is_plain_sampling(method, verifier, sampling):
+    drafter = on_tables(FIXED[method](), SAMPLINGS[sampling])
+    verifier = VERIFIERS[verifier](SAMPLINGS[sampling])
+    outputs, per_step = exact.turns(verifier, drafter, 40, 16, overlap="serial")
+    np.testing.assert_array_equal(outputs, exact.plain_turns(SAMPLINGS[sampling], 40, 16))
     assert per_step > 1.05
 
 
-LAW = Sampling(0.8, top_p=0.95, top_k=6)
+SAMPLING = Sampling(0.8, top_p=0.95, top_k=6)
 
 
 @pytest.mark.parametrize(("name", "verifier"), PATHWISE)
 def test_any_method_is_plain_sampling(name, verifier, tmp_path_factory, monkeypatch):
     cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
     drafter = driver.instantiate(name)
-    drafter.setup(driver.toy_context(drafter, cache, monkeypatch, sampling=LAW))
+    drafter.setup(driver.toy_context(drafter, cache, monkeypatch, sampling=SAMPLING))
     # So peaked that texts repeat themselves, and retrieval finds something.
     logits = table(0, driver.VOCABULARY, 4.0)
     loop = Engine(
         TableTarget(logits),
-        VERIFIERS[verifier](LAW),
+        VERIFIERS[verifier](SAMPLING),
         eos_ids=frozenset(),
         clock=NullClock,
         overlap="serial",
     )
     prompt = np.array([5, 9], dtype=np.int64)
     drawn = watched(drafter)
-    expected = laws.plain_turns(LAW, 3, 60, logits, prompt)
+    expected = exact.plain_turns(SAMPLING, 3, 60, logits, prompt)
     for seed, plain in enumerate(expected):
         drafter.reset()
         result = loop.decode(prompt, drafter, max_new_tokens=60, seed=seed)
         assert verifier == "match" or not drawn, (
-            f"{name} says what its drafts were drawn from, so its output is the target's by law "
-            "alone: add it to DRAWN above, with a maker whose draft works on six tokens"
+            f"{name} says what its drafts were drawn from, so its output is the target's in "
+            "distribution alone: add it to DRAWN above, with a maker for six tokens"
         )
         assert result.output_ids == plain.tolist()
 
@@ -220,16 +224,16 @@ def test_any_method_is_plain_sampling(name, verifier, tmp_path_factory, monkeypa
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("method", [*FIXED, *METHODS_THAT_DRAW])
 def test_with_tiny_models_too(method, verifier, make_target, rng):
-    law = Sampling(1.1, top_p=0.95)
+    sampling = Sampling(1.1, top_p=0.95)
     drafter = (FIXED | DRAWN)[method]()
     if method in DRAWN and verifier == "rejection":
-        return  # its tokens are the target's by law alone
+        return  # its tokens are the target's in distribution alone
     draft = tiny_draft(drafter.needs, seed=0)
-    context = DraftContext(TINY_VOCAB, frozenset(), sampling=law, draft_model=draft)
+    context = DraftContext(TINY_VOCAB, frozenset(), sampling=sampling, draft_model=draft)
     drafter.setup(context)
     loop = Engine(
         make_target(),
-        VERIFIERS[verifier](law),
+        VERIFIERS[verifier](sampling),
         eos_ids=frozenset(),
         clock=NullClock,
         overlap="serial",

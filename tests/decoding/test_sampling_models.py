@@ -22,15 +22,15 @@ from specbench.models.target import Target
 from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB
 from tests.decoding.test_engine import Adversary
-from tests.sampling_laws import P_LEAST, worst_p
+from tests.sampling_distributions import P_LEAST, worst_p
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("law", [Sampling(0.7), Sampling(1.5, top_p=0.9, top_k=12)], ids=str)
-def test_any_tree_leaves_a_seeds_output_untouched(architecture, law, make_target):
+@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.5, top_p=0.9, top_k=12)], ids=str)
+def test_any_tree_leaves_a_seeds_output_untouched(architecture, sampling, make_target):
     """Drafts that were not drawn: what plain sampling with the same seed emits, token by token."""
     target = make_target(architecture)
-    run = Engine(target, RejectionVerifier(law), eos_ids=frozenset(), clock=NullClock)
+    run = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset(), clock=NullClock)
     accepted = 0
     for seed in range(4):
         prompt = np.random.default_rng(seed).integers(0, VOCAB, 9)
@@ -84,19 +84,19 @@ class PathTarget:
             self.paths.append((*self.paths[parent + 1], token))
         return Scores(torch.stack([self.rows[path] for path in self.paths]))
 
-    def keep(self, tree, path):
+    def commit(self, tree, path):
         self.path = self.paths[int(path[-1]) + 1 if len(path) else 0]
 
-    def room(self):
+    def free_rows(self):
         return 100
 
 
 class HotterDrafts(Drafter):
-    """A chain of two, drawn from the model's own law at a higher temperature."""
+    """A chain of two, drawn from the model's own distribution at a higher temperature."""
 
-    def __init__(self, target, law):
+    def __init__(self, target, sampling):
         super().__init__(name="hotter")
-        self.target, self.q = target, {k: law.probs(row) for k, row in target.rows.items()}
+        self.target, self.q = target, {k: sampling.probs(row) for k, row in target.rows.items()}
 
     def begin(self, state):
         self.random = torch.Generator().manual_seed(state.seed)
@@ -114,13 +114,13 @@ class HotterDrafts(Drafter):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_embedded_model_at_fixed_contexts():
+def test_the_bundled_model_at_fixed_contexts():
     """The ratio test by chi-square; ``match`` token for token with plain sampling."""
     config = compose(["dataset=demo"])
     tokenizer = load_tokenizer(config)
     model = load_model(config, tokenizer)
     template = PromptTemplate(tokenizer)
-    law = Sampling(1.0, top_k=WIDTH)
+    sampling = Sampling(1.0, top_k=WIDTH)
     for case in list(load_cases(config.dataset, None))[:2]:
         prompt = np.array(template.render([(case.turns[0], None)]))
         target = Target(model.model, max_len=len(prompt) + 8, cache_dir=Path(config.cache_dir))
@@ -131,12 +131,12 @@ def test_the_embedded_model_at_fixed_contexts():
             path, chance = (), 1.0
             for place in places:
                 token = known.likeliest(path)[place]
-                chance *= float(law.probs(known.rows[path].double())[token])
+                chance *= float(sampling.probs(known.rows[path].double())[token])
                 path = (*path, token)
             joint[places] = chance
 
         def decode(verifier, drafter, n, known=known, prompt=prompt):
-            engine = Engine(known, verifier(law), eos_ids=frozenset(), clock=NullClock)
+            engine = Engine(known, verifier(sampling), eos_ids=frozenset(), clock=NullClock)
             results = [
                 engine.decode(prompt, drafter, max_new_tokens=N_TOKENS, seed=seed)
                 for seed in range(n)

@@ -10,17 +10,17 @@ from specbench.index.tree.layered_tree import LayeredTree
 
 
 class ToyDraft:
-    """A draft model in the plainest form: every text has a law of its own, so scores never tie."""
+    """A draft model in the plainest form: every text has logits of its own, so scores never tie."""
 
     def __init__(self, seed, vocab_size):
-        self.seed, self.vocab_size, self.laws = seed, vocab_size, {}
+        self.seed, self.vocab_size, self.logits = seed, vocab_size, {}
         self.text, self.nodes = (), []
 
     def logits(self, text):
-        if text not in self.laws:
+        if text not in self.logits:
             random = np.random.default_rng([self.seed, *text])
-            self.laws[text] = torch.from_numpy(random.normal(0, 2, self.vocab_size))
-        return self.laws[text]
+            self.logits[text] = torch.from_numpy(random.normal(0, 2, self.vocab_size))
+        return self.logits[text]
 
     def forward(self, tokens, parents):
         self.nodes += [

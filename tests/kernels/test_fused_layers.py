@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from specbench.decoding.structs import DraftTree
 from specbench.kernels import fused_layers
-from specbench.kernels.packed_linear import packing
+from specbench.kernels.packed_linear import packed_weights
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, tiny_model
 
@@ -68,7 +68,7 @@ def test_a_fused_pass_gives_the_same_logits(architecture, tree, everything_packe
 
     # Phi-3 keeps its siblings in one matrix; Qwen3's attention normalises each head.
     known = {"phi3": 5, "qwen3": 11}.get(architecture, 9)
-    assert target.packing["fused"] == known
+    assert target.packed_weights["fused"] == known
     fused = logits()
     fused_layers.unfuse(model)
     assert not any("forward" in vars(module) for module in model.modules())
@@ -115,7 +115,7 @@ def test_hooks_on_any_module_run_in_every_pass_and_change_no_logits(everything_p
         hooks.add_hook_to_module(module, Counting())
     torch.testing.assert_close(logits(model), wanted, atol=2e-4, rtol=2e-4)
     assert [seen[id(module)] for module in hooked] == [2] * 5
-    assert packing(model)["layers"] == 13  # the others of fifteen
+    assert packed_weights(model)["layers"] == 13  # the others of fifteen
     assert fused_layers.count_fused(model) == 5  # four norms, one gated product
 
 
@@ -126,7 +126,7 @@ def test_a_model_that_accelerate_dispatched_decodes_as_any_other(everything_pack
         Target(plain, max_len=64, max_nodes=8),
         Target(model, max_len=64, max_nodes=8, packed_bytes=1 << 20),
     ]
-    assert (targets[1].packing["layers"], targets[1].packing["fused"]) == (0, 0)
+    assert (targets[1].packed_weights["layers"], targets[1].packed_weights["fused"]) == (0, 0)
     for target in targets:
         target.prefill(PROMPT)
     one, other = (target.forward(3, TREE).logits for target in targets)

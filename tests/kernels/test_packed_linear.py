@@ -62,12 +62,12 @@ def test_a_second_target_over_a_packed_model_knows_that_it_is(everything_packed,
     model = tiny_model("llama", dtype=torch.float32)
     first = Target(model, max_len=64, packed_bytes=1 << 20, cache_dir=tmp_path)
     second = Target(model, max_len=64, packed_bytes=again, cache_dir=tmp_path)
-    assert second.packing == first.packing
-    assert first.packing["layers"] == 15
-    assert first.packing["fused"] == 9
+    assert second.packed_weights == first.packed_weights
+    assert first.packed_weights["layers"] == 15
+    assert first.packed_weights["fused"] == 9
     matrices = (p for name, p in model.named_parameters() if "proj" in name or "head" in name)
     copied = everything_packed in autotune.PACKED
-    assert first.packing["bytes"] == copied * 4 * sum(p.numel() for p in matrices)
+    assert first.packed_weights["bytes"] == copied * 4 * sum(p.numel() for p in matrices)
     assert second.memory_bytes(8) == first.memory_bytes(8)
 
 
@@ -80,7 +80,7 @@ def test_the_budget_counts_what_is_packed_already(everything_packed, tmp_path):
     done = packed_linear.pack_linears(model, memory_bytes=head + 10_000, cache_dir=tmp_path)
     assert head < done["bytes"] <= head + 10_000
     packed_linear.unpack_linears(model)
-    assert packed_linear.packing(model) == {"layers": 0, "bytes": 0, "plan": {}}
+    assert packed_linear.packed_weights(model) == {"layers": 0, "bytes": 0, "plan": {}}
 
 
 def test_siblings_share_one_product(everything_packed, monkeypatch, tmp_path):

@@ -29,10 +29,10 @@ def test_rows_are_exact_and_independent_of_each_other(threads, out_features, in_
     try:
         for rows in (*range(1, 10), 64, 65, 131):
             x = torch.randn(rows, in_features)
-            out = panel_kernels.multiply(x, panels, out_features)
+            out = panel_kernels.panel_gemm(x, panels, out_features)
             wanted = (x.double() @ weight.double().t()).float()
             torch.testing.assert_close(out, wanted, atol=3e-5, rtol=1e-5)
-            alone = panel_kernels.multiply(x[-1:], panels, out_features)
+            alone = panel_kernels.panel_gemm(x[-1:], panels, out_features)
             assert torch.equal(out[-1:], alone)
     finally:
         torch.set_num_threads(before)
@@ -40,7 +40,7 @@ def test_rows_are_exact_and_independent_of_each_other(threads, out_features, in_
 
 def test_inputs_that_are_not_contiguous():
     weight, x = torch.randn(40, 12), torch.randn(12, 3).t()
-    out = panel_kernels.multiply(x, panel_kernels.pack(weight), 40)
+    out = panel_kernels.panel_gemm(x, panel_kernels.pack(weight), 40)
     torch.testing.assert_close(out, x @ weight.t(), atol=1e-5, rtol=1e-5)
 
 
@@ -48,9 +48,9 @@ def test_two_threads_may_multiply_at_once():
     """A draft model's passes run beside the target's."""
     weight, x = torch.randn(256, 256), torch.randn(2, 256)
     panels = panel_kernels.pack(weight)
-    wanted = panel_kernels.multiply(x, panels, 256)
+    wanted = panel_kernels.panel_gemm(x, panels, 256)
     with ThreadPoolExecutor(2) as pool:
-        outs = list(pool.map(lambda _: panel_kernels.multiply(x, panels, 256), range(100)))
+        outs = list(pool.map(lambda _: panel_kernels.panel_gemm(x, panels, 256), range(100)))
     assert all(torch.equal(out, wanted) for out in outs)
 
 
@@ -67,7 +67,7 @@ def test_memory_begun_in_inference_mode_may_be_filled_outside_of_it(monkeypatch)
     with torch.inference_mode():
         panel_kernels.pack(torch.ones(16, 8))
     weight = torch.rand(16, 8)
-    found = panel_kernels.multiply(torch.eye(8), panel_kernels.pack(weight), 16)
+    found = panel_kernels.panel_gemm(torch.eye(8), panel_kernels.pack(weight), 16)
     torch.testing.assert_close(found, weight.t().contiguous())
 
 
@@ -82,7 +82,7 @@ def test_inputs_that_the_compiled_code_would_misread_are_refused():
     panels = panel_kernels.pack(torch.randn(8, 16))
     for x in (torch.randn(2, 16, dtype=torch.float64), torch.randn(2, 15)):
         with pytest.raises(TypeError, match="16 float32 inputs"):
-            panel_kernels.multiply(x, panels, 8)
+            panel_kernels.panel_gemm(x, panels, 8)
 
 
 def test_outputs_are_float32_whatever_the_default_is():
@@ -90,7 +90,7 @@ def test_outputs_are_float32_whatever_the_default_is():
     panels = panel_kernels.pack(weight)
     torch.set_default_dtype(torch.float64)
     try:
-        found = panel_kernels.multiply(x, panels, 8)
+        found = panel_kernels.panel_gemm(x, panels, 8)
     finally:
         torch.set_default_dtype(torch.float32)
     assert found.dtype == torch.float32

@@ -42,9 +42,9 @@ def test_a_perfect_draft_is_followed_at_its_own_speed():
     assert result.output_ids == turn(target, Drafter(name="ar"), n=29).output_ids
     # Beside the first pass, three layers; its own token is the first of them. So two are left.
     assert result.drafted_per_step[:2] == [0, 2]
-    assert result.accepted_per_step == [1] + [3] * 9
+    assert result.committed_per_step == [1] + [3] * 9
     report = result.drafter
-    assert report["hits"] == len(result.accepted_per_step) - 1 and report["misses"] == 0
+    assert report["hits"] == len(result.committed_per_step) - 1 and report["misses"] == 0
     assert report["draft_tokens"] == report["draft_forwards"] == sum(draft.fed)
 
 
@@ -80,7 +80,7 @@ def test_more_nodes_a_layer_find_more():
         result = turn(target, card(draft, target, k=k, r=4), n=250)
         counts = result.drafter
         rates.append(counts["hits"] / (counts["hits"] + counts["misses"]))
-        lengths.append(np.mean(result.accepted_per_step))
+        lengths.append(np.mean(result.committed_per_step))
     assert rates == sorted(rates) and rates[-1] > rates[0] + 0.2
     assert lengths[-1] > lengths[0]
 
@@ -115,7 +115,7 @@ def test_overlapped_and_serial_steps_are_the_same():
     target, draft = pair(noise=1.0)
     drafter = card(draft, target)
     results = [turn(target, drafter, n=100, overlap=how) for how in ("serial", "thread", "serial")]
-    assert results[0].accepted_per_step == results[1].accepted_per_step
+    assert results[0].committed_per_step == results[1].committed_per_step
     assert results[0].drafted_per_step == results[1].drafted_per_step
     assert results[0].drafter == results[1].drafter == results[2].drafter
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from methods.card import Card
 from methods.opt_tree import OptTree
+from methods.ouroboros import Ouroboros
 from methods.pearl import Pearl
 from methods.sps import Sps
 from specbench.decoding.drafter import Drafter
@@ -17,15 +19,29 @@ from specbench.decoding.verify import RejectionVerifier
 from specbench.models.target import Target
 from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
+from tests.contract import driver
 from tests.decoding.test_engine import engine
-from tests.sampling_laws import P_LEAST, worst_p
+from tests.sampling_distributions import P_LEAST, worst_p
 
-METHODS = {
+# Every method with a draft model, found by its needs, and variants of some.
+METHODS = driver.with_draft_model() | {
     "sps": lambda: Sps(gamma=3),
     "heuristic": lambda: Sps(gamma=2, schedule="heuristic", max_gamma=5),
     "confidence": lambda: Sps(gamma=6, confidence=0.3),
     "opt_tree": lambda: OptTree(nodes=12, threshold=0.1, max_depth=4),
+    "card": lambda: Card(k=6, r=3, max_depth=12),
+    "card_uncorrected": lambda: Card(k=6, r=3, max_depth=12, correct=False),
+    "card_chain": lambda: Card(k=1, r=2, max_depth=8),
+    "pearl": lambda: Pearl(gamma=3),
+    "ouroboros": lambda: Ouroboros(gamma=3, ngram=3, window=4, guesses=4, topk=2),
+    "ouroboros_window_of_one": lambda: Ouroboros(gamma=2, ngram=4, window=1, guesses=2, topk=1),
 }
+OVERLAPPED = [name for name, make in METHODS.items() if make().needs.overlap]
+# With a perfect draft, whole chains are accepted; a tree need not hold the likeliest path, and
+# uncorrected branches take the places of the right ones.
+ALWAYS_RIGHT = ("sps", "heuristic")
+SELDOM_RIGHT = ("confidence", "opt_tree", "card_uncorrected")
+KINDS = ("itself", "stranger", "smaller", "reduced")
 
 
 def set_up(drafter: Drafter, draft, sampling: Sampling = Sampling()) -> Drafter:  # noqa: B008
@@ -40,52 +56,73 @@ def draft_of(kind: str, drafter: Drafter, architecture: str):
         return tiny_draft(drafter.needs, seed=2, vocab_size=30, target_vocab=VOCAB)
     if kind == "reduced":
         ids = np.array([-1, *range(5, VOCAB, 3)])
-        return tiny_draft(drafter.needs, vocab_size=len(ids), target_vocab=VOCAB, id_map=ids)
+        return tiny_draft(
+            drafter.needs, vocab_size=len(ids), target_vocab=VOCAB, id_map=ids, context_length=40
+        )
     return tiny_draft(drafter.needs, architecture, seed=0 if kind == "itself" else 1)
 
 
 def check_greedy(target, method: str, kind: str, architecture: str, rng, turns: int) -> None:
-    loop = engine(target)
+    """Against plain decoding, serial and overlapped."""
+    serial, threaded = engine(target, overlap="serial"), engine(target, overlap="thread")
     drafter = METHODS[method]()
     set_up(drafter, draft_of(kind, drafter, architecture))
-    for turn in range(turns):  # the second one finds the first one's cache
+    committed = []
+    for turn in range(turns):  # the second one finds the first one's caches
         prompt = rng.integers(0, VOCAB, int(rng.integers(1, 25)))
-        expected = loop.decode(prompt, Drafter(name="plain"), max_new_tokens=16).output_ids
-        result = loop.decode(prompt, drafter, max_new_tokens=16, seed=turn)
+        expected = serial.decode(prompt, Drafter(name="plain"), max_new_tokens=24).output_ids
+        result = serial.decode(prompt, drafter, max_new_tokens=24, seed=turn)
         assert result.output_ids == expected
         assert result.drafter["draft_forwards"] <= result.drafter["draft_tokens"]
-        if kind == "itself":  # then the deepest path is accepted
-            steps = zip(result.accepted_per_step, result.depth_per_step, strict=True)
+        committed += result.committed_per_step
+        if drafter.needs.overlap:
+            beside = threaded.decode(prompt, drafter, max_new_tokens=24, seed=turn)
+            assert beside.output_ids == expected
+            assert beside.committed_per_step == result.committed_per_step
+            assert beside.drafter == result.drafter
+        if kind == "itself" and method in ALWAYS_RIGHT:  # the deepest path is accepted
+            steps = zip(result.committed_per_step, result.depth_per_step, strict=True)
             assert all(made == depth + 1 for made, depth in steps)
+    if kind == "itself":
+        assert np.mean(committed) > (1.2 if method in SELDOM_RIGHT else 1.9)
 
 
-@pytest.mark.parametrize("kind", ["itself", "stranger", "smaller", "reduced"])
-@pytest.mark.parametrize("method", ["sps", "heuristic"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS)
 def test_greedy_output_is_plain_decoding(method, kind, make_target, rng):
-    check_greedy(make_target("llama"), method, kind, "llama", rng, turns=2)
-
-
-@pytest.mark.parametrize("kind", ["stranger", "reduced"])
-@pytest.mark.parametrize("method", ["confidence", "opt_tree"])
-def test_greedy_output_is_plain_decoding_here_too(method, kind, make_target, rng):
-    check_greedy(make_target("mistral_window"), method, kind, "mistral_window", rng, turns=1)
+    architecture = "mistral_window" if kind in ("stranger", "reduced") else "llama"
+    check_greedy(make_target(architecture), method, kind, architecture, rng, turns=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["itself", "stranger", "smaller", "reduced"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_greedy_output_for_every_architecture(architecture, method, kind, make_target, rng):
-    if kind == "itself" and method in ("confidence", "opt_tree"):
-        kind = "stranger"  # a tree need not hold the likeliest path to its full depth
     check_greedy(make_target(architecture), method, kind, architecture, rng, turns=4)
+
+
+@pytest.mark.parametrize("method", OVERLAPPED)
+def test_sampled_output_does_not_depend_on_the_overlap(method, make_target, rng):
+    sampling = Sampling(1.1, top_p=0.95)
+    drafter = METHODS[method]()
+    set_up(drafter, draft_of("itself", drafter, "llama"), sampling)
+    prompt = rng.integers(0, VOCAB, 9)
+    for seed in range(2):
+        results = []
+        for overlap in ("serial", "thread"):
+            loop = engine(make_target(), overlap=overlap)
+            loop.verifier = RejectionVerifier(sampling)
+            results.append(loop.decode(prompt, drafter, max_new_tokens=20, seed=seed))
+        assert results[0].output_ids == results[1].output_ids
+        assert results[0].committed_per_step == results[1].committed_per_step
 
 
 def test_the_cost_of_a_perfect_draft(make_target, rng):
     """Of gamma tokens a step, one pass catches up (two tokens) and gamma - 1 add one each."""
     drafter = set_up(Sps(gamma=3), tiny_draft(Sps(gamma=3).needs, seed=0))
     result = engine(make_target()).decode(rng.integers(0, VOCAB, 9), drafter, max_new_tokens=21)
-    assert result.accepted_per_step == [4] * 5
+    assert result.committed_per_step == [4] * 5
     # The first step's catching up is the prompt's own pass.
     assert result.drafter == {
         "draft_forwards": 5 * 3 - 1,
@@ -112,7 +149,7 @@ def test_drafts_beyond_the_drafts_context_are_not_made(make_target, rng):
     "sampling", [Sampling(1.0), Sampling(0.6, top_p=0.8), Sampling(1.4, top_k=4)], ids=str
 )
 def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
-    """Node i is drawn from the draft's processed law behind text and nodes before it."""
+    """Node i is drawn from the draft's processed distribution behind text and nodes before it."""
     for options in ({}, {"vocab_size": 17, "id_map": np.array([-1, *range(2, VOCAB, 3)])}):
         draft = tiny_draft(Sps(gamma=4).needs, target_vocab=VOCAB, **options)
         drafter = set_up(Sps(gamma=4), draft, sampling)
@@ -126,9 +163,9 @@ def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
             for node in range(4):
                 fresh.begin(np.concatenate([state.tokens, tree.tokens[:node]]))
                 own = fresh.catch_up(np.concatenate([state.tokens, tree.tokens[:node]]), own=True)
-                law = fresh.to_target_vocab(sampling.probs(own))
-                torch.testing.assert_close(tree.probs.q[node], law, atol=1e-12, rtol=0)
-                assert law[tree.tokens[node]] > 0
+                distribution = fresh.to_target_vocab(sampling.probs(own))
+                torch.testing.assert_close(tree.probs.q[node], distribution, atol=1e-12, rtol=0)
+                assert distribution[tree.tokens[node]] > 0
             path = np.arange(accepted)
             committed = np.append(tree.tokens[:accepted], 11)
             state.commit(committed)
@@ -158,10 +195,10 @@ def test_the_laws_of_three_tokens_are_the_targets(method, kept):
     texts = torch.tensor([[*prompt, a, b, c] for a, b, c in np.ndindex(vocab, vocab, vocab)])
     model.set_attn_implementation("sdpa")
     with torch.inference_mode():
-        laws = sampling.probs(model(input_ids=texts, use_cache=False).logits)
+        distributions = sampling.probs(model(input_ids=texts, use_cache=False).logits)
     model.set_attn_implementation("specbench")
     at = len(prompt) - 1
-    law = torch.stack([laws[:, at + i].gather(1, texts[:, at + i + 1 :][:, :1]) for i in range(3)])
+    probs = [distributions[:, at + i].gather(1, texts[:, at + i + 1 :][:, :1]) for i in range(3)]
     drafter = method()
     if kept is None:
         draft = tiny_draft(drafter.needs, seed=1, vocab_size=vocab, max_len=32)
@@ -177,6 +214,6 @@ def test_the_laws_of_three_tokens_are_the_targets(method, kept):
         loop.decode(prompt, drafter, max_new_tokens=length, seed=seed) for seed in range(turns)
     ]
     # Drafts are accepted, or the test says nothing.
-    assert max(max(result.accepted_per_step) for result in results) >= 2
+    assert max(max(result.committed_per_step) for result in results) >= 2
     outputs = np.array([result.output_ids[:3] for result in results])
-    assert worst_p(outputs, law.prod(0).numpy().reshape((vocab,) * 3)) > P_LEAST
+    assert worst_p(outputs, torch.stack(probs).prod(0).numpy().reshape((vocab,) * 3)) > P_LEAST

@@ -280,7 +280,7 @@ def test_lossless(architecture, make_target, seed, n_prompt, n_gram, width, cap,
     again = decode(target, drafter, prompt, 24)
     assert again.output_ids == truth
     if not (lost_bonus and n_gram == 2):
-        assert max(again.accepted_per_step) > 1
+        assert max(again.committed_per_step) > 1
     assert again.n_aux >= width - 1
 
 

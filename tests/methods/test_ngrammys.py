@@ -410,7 +410,7 @@ def test_batch_and_tree_accept_the_same(tmp_path, rng):
         drafter.setup(context_of(path, None, VOCAB))
         engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
         result = engine.decode(prompt, drafter, max_new_tokens=60)
-        steps.append((result.output_ids, result.accepted_per_step, result.sources_per_step))
+        steps.append((result.output_ids, result.committed_per_step, result.sources_per_step))
         assert result.n_target_passes < 59
         assert sum(map(len, result.sources_per_step)) >= 59 - result.n_target_passes
     assert steps[0] == steps[1]

@@ -31,7 +31,7 @@ class TableDraft:
     def begin(self, tokens, seed=0):
         self.forwards = self.tokens = 0
 
-    def room(self, length):
+    def free_rows(self, length):
         return 100
 
     def catch_up(self, tokens, *, own):
@@ -50,7 +50,7 @@ class TableDraft:
     def to_target_ids(self, ids):
         return ids
 
-    def keep_path(self, path):
+    def commit_path(self, path):
         self.kept = path.tolist()
 
     def drop_nodes(self):
@@ -71,13 +71,13 @@ def grow(draft, sampling=GREEDY, remaining=100, **knobs):
 
 def path_scores(draft, depth, sampling=GREEDY):
     """``{path: product of its draft probabilities}`` for all paths up to ``depth``."""
-    law = draft.logits.softmax(-1) if sampling.greedy else sampling.probs(draft.logits)
-    law = law.numpy()
+    distribution = draft.logits.softmax(-1) if sampling.greedy else sampling.probs(draft.logits)
+    distribution = distribution.numpy()
     scores = {(): 1.0}
     for length in range(1, depth + 1):
         for path in product(range(VOCAB), repeat=length):
             context = ((3, 2, *path[:-1]))[-2:]
-            scores[path] = scores[path[:-1]] * law[context][path[-1]]
+            scores[path] = scores[path[:-1]] * distribution[context][path[-1]]
     return {path: score for path, score in scores.items() if path and score > 0}
 
 

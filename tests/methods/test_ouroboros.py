@@ -81,7 +81,7 @@ def test_the_draft_is_what_the_draft_model_says():
 def test_a_perfect_draft_commits_whole_drafts():
     target, draft = pair()
     result = turn(target, ouroboros(draft, gamma=4), n=60)
-    assert all(count >= 5 for count in result.accepted_per_step[:-1])
+    assert all(count >= 5 for count in result.committed_per_step[:-1])
 
 
 def test_a_warm_pool_saves_passes():
@@ -92,7 +92,7 @@ def test_a_warm_pool_saves_passes():
     warm = turn(target, drafter)
     drafter.reset()
     again = turn(target, drafter)
-    assert cold.accepted_per_step == again.accepted_per_step
+    assert cold.committed_per_step == again.committed_per_step
     assert cold.drafter == again.drafter
     assert warm.drafter["draft_forwards"] < cold.drafter["draft_forwards"]
     assert warm.drafter["phrase_tokens"] > 0

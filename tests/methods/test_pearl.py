@@ -71,16 +71,16 @@ def test_steps_are_those_of_the_plain_algorithm(gamma, noise):
 
     result = turn(target, pearl(draft, gamma=gamma), n=120)
     text = [*PROMPT.tolist(), result.output_ids[0]]
-    steps = len(result.accepted_per_step)
+    steps = len(result.committed_per_step)
     rounds = plain_pearl(rule(target.table), rule(draft.table), text, gamma, steps)
-    assert [len(r) for r in rounds][:-3] == result.accepted_per_step[:-3]
+    assert [len(r) for r in rounds][:-3] == result.committed_per_step[:-3]
     assert [t for r in rounds for t in r][:100] == result.output_ids[1:101]
 
 
 def test_a_perfect_draft_gives_gamma_tokens_a_pass_and_nothing_for_free():
     target, draft = pair()
     result = turn(target, pearl(draft, gamma=4), n=1 + 1 + 4 * 7)
-    assert result.accepted_per_step == [1] + [4] * 7
+    assert result.committed_per_step == [1] + [4] * 7
     assert result.drafted_per_step == [0] + [3] * 7
     assert result.drafter["pre_verify"] == 1 and result.drafter["post_verify"] == 7
     # gamma passes of one row beside every pass of the target, until no more is wanted; the first
@@ -98,7 +98,7 @@ def test_nothing_changes_the_text(gamma, seed):
         for overlap in ("serial", "thread"):
             result = turn(target, drafter, n=50, overlap=overlap)
             assert result.output_ids == expected
-            assert sum(result.accepted_per_step) == 49  # no token beyond what was verified
+            assert sum(result.committed_per_step) == 49  # no token beyond what was verified
         end = expected[20]
         stopped = turn(target, drafter, n=50, eos=frozenset({end}))
         assert stopped.output_ids == expected[: expected.index(end) + 1]
@@ -110,37 +110,37 @@ def test_drafts_respect_the_limit():
         result = turn(target, pearl(draft, gamma=4), n=n)
         assert len(result.output_ids) == n
         assert all(
-            drafted <= n - 2 - sum(result.accepted_per_step[:i])
+            drafted <= n - 2 - sum(result.committed_per_step[:i])
             for i, drafted in enumerate(result.drafted_per_step)
         )
 
 
 @pytest.mark.parametrize("overlap", ["serial", "thread"])
 def test_a_draft_like_the_target_is_always_accepted_under_sampling(overlap):
-    """The ratio test of the guess, too: drawn twice, even equal laws would often disagree."""
-    law = Sampling(1.0)
+    """The ratio test of the bonus, too: two draws of one distribution would often disagree."""
+    sampling = Sampling(1.0)
     target, draft = pair()
-    drafter = pearl(draft, law, gamma=4)
+    drafter = pearl(draft, sampling, gamma=4)
     result = turn(
-        target, drafter, n=1 + 1 + 4 * 7, overlap=overlap, verifier=RejectionVerifier(law)
+        target, drafter, n=1 + 1 + 4 * 7, overlap=overlap, verifier=RejectionVerifier(sampling)
     )
-    assert result.accepted_per_step == [1] + [4] * 7
-    matched = turn(target, drafter, n=1 + 1 + 4 * 7, verifier=MatchVerifier(law))
-    assert len(matched.accepted_per_step) > 8
+    assert result.committed_per_step == [1] + [4] * 7
+    matched = turn(target, drafter, n=1 + 1 + 4 * 7, verifier=MatchVerifier(sampling))
+    assert len(matched.committed_per_step) > 8
 
 
 def test_overlapped_and_serial_steps_are_the_same_under_sampling():
-    law = Sampling(1.2, top_p=0.9)
+    sampling = Sampling(1.2, top_p=0.9)
     target, draft = pair(noise=1.0)
-    drafter = pearl(draft, law, gamma=3)
-    verifier = RejectionVerifier(law)
+    drafter = pearl(draft, sampling, gamma=3)
+    verifier = RejectionVerifier(sampling)
     for seed in range(5):
         results = [
             turn(target, drafter, n=60, overlap=how, verifier=verifier, seed=seed)
             for how in ("serial", "thread")
         ]
         assert results[0].output_ids == results[1].output_ids
-        assert results[0].accepted_per_step == results[1].accepted_per_step
+        assert results[0].committed_per_step == results[1].committed_per_step
         assert results[0].drafter == results[1].drafter
 
 

@@ -254,7 +254,7 @@ class WordTokenizer:
         return {"input_ids": [[len(word) for word in text.split()] for text in texts]}
 
 
-def test_the_embedded_default_is_made_of_installed_text(tmp_path, monkeypatch):
+def test_the_bundled_default_is_made_of_installed_text(tmp_path, monkeypatch):
     prose = [("python", ["a bb ccc", "dddd a bb"]), ("numpy", ["ccc"])]
     monkeypatch.setattr(installed_text, "installed_prose", lambda: iter(prose))
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")

@@ -300,7 +300,7 @@ def test_lossless_on_tiny_models(architecture, auxiliary, make_target, static, r
     drafter = ready(path, auxiliary=made, len_threshold=2, len_bias=0)
     result = decode(target, drafter, prompt, 40)
     assert result.output_ids == truth
-    assert max(result.accepted_per_step) > 2
+    assert max(result.committed_per_step) > 2
     assert {source for step in result.sources_per_step for source in step} >= {STATIC}
 
 
@@ -313,7 +313,7 @@ def test_the_same_turn_twice_gives_the_same_steps(make_target, rng):
     drafter.reset()
     again = decode(target, drafter, prompt, 30)
     assert again.drafted_per_step == first.drafted_per_step
-    assert again.accepted_per_step == first.accepted_per_step
+    assert again.committed_per_step == first.committed_per_step
 
 
 # -- bad input -------------------------------------------------------------------------------------

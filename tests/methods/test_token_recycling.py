@@ -380,10 +380,10 @@ def test_lossless_cold_hot_and_with_garbage(
     cold = decode(target, drafter, prompt, 30)
     hot = decode(target, drafter, prompt, 30)
     assert cold.output_ids == hot.output_ids == truth
-    assert max(cold.accepted_per_step + hot.accepted_per_step) > 1
+    assert max(cold.committed_per_step + hot.committed_per_step) > 1
     drafter.reset()
     again = decode(target, drafter, prompt, 30)
-    assert again.accepted_per_step == cold.accepted_per_step
+    assert again.committed_per_step == cold.committed_per_step
     drafter._matrix.rows.copy_(torch.from_numpy(random.integers(0, VOCAB, (VOCAB, 8))))
     assert decode(target, drafter, prompt, 30).output_ids == truth
 

@@ -356,7 +356,7 @@ def test_a_union_of_one_accepts_what_its_part_accepts(make, make_target, rng):
     drafter.reset()
     expected = decode(target, alone, prompt, 40)
     found = decode(target, drafter, prompt, 40)
-    assert found.accepted_per_step == expected.accepted_per_step
+    assert found.committed_per_step == expected.committed_per_step
     assert found.n_aux == expected.n_aux
 
 

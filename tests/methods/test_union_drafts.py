@@ -18,11 +18,12 @@ from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
 from specbench.errors import ConfigurationError
 from specbench.system.clock import NullClock
+from tests.contract import driver
 from tests.table_models import TableDraft, TableTarget, table
 
 VOCAB = 8
 PROMPT = np.array([3, 1, 4], dtype=np.int64)
-METHODS = {
+METHODS = driver.with_draft_model() | {
     "sps": lambda: Sps(gamma=3),
     "heuristic": lambda: Sps(gamma=2, schedule="heuristic", max_gamma=5),
     "opt_tree": lambda: OptTree(nodes=8, threshold=0.0, max_depth=3),
@@ -50,11 +51,11 @@ class Lucky(Drafter):
         return DraftTree.chain(np.array(right, dtype=np.int64))
 
 
-@pytest.mark.parametrize("law", [GREEDY, Sampling(0.7)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_part_follows_what_other_parts_commit(method, law):
+def test_a_part_follows_what_other_parts_commit(method, sampling):
     """The draft asserts that its cache holds the text and that nodes hang where they should."""
-    verifier = GreedyVerifier() if law.greedy else RejectionVerifier(law)
+    verifier = GreedyVerifier() if sampling.greedy else RejectionVerifier(sampling)
     logits = table(0, VOCAB, 3.0)
     loop = Engine(
         TableTarget(logits), verifier, eos_ids=frozenset(), clock=NullClock, overlap="serial"
@@ -64,13 +65,13 @@ def test_a_part_follows_what_other_parts_commit(method, law):
         drafter = Union(drafters=[METHODS[method](), Lucky(plain)])
         room = drafter.needs.draft_nodes
         draft = TableDraft(logits + 0.8 * table(1, VOCAB), max_nodes=room)
-        drafter.setup(DraftContext(VOCAB, frozenset(), sampling=law, draft_model=draft))
+        drafter.setup(DraftContext(VOCAB, frozenset(), sampling=sampling, draft_model=draft))
         drafter.reset()
         result = loop.decode(PROMPT, drafter, max_new_tokens=80, seed=seed)
         assert result.output_ids == plain
         name = METHODS[method]().name
         assert min(result.drafter["found_by_lucky"], result.drafter[f"found_by_{name}"]) > 0
-        assert max(result.accepted_per_step) > 10
+        assert max(result.committed_per_step) > 10
 
 
 @pytest.mark.parametrize("method", METHODS)

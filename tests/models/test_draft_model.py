@@ -70,7 +70,7 @@ class Feeder:
         if node < 0:
             below = list(range(len(self.tokens)))
         kept = below if survivors else []
-        self.model.keep_path(np.array(path, dtype=int), np.array(kept, dtype=int))
+        self.model.commit_path(np.array(path, dtype=int), np.array(kept, dtype=int))
         self.text += [self.tokens[i] for i in path]
         number = {old: new for new, old in enumerate(kept)}
         self.tokens = [self.tokens[i] for i in kept]
@@ -159,11 +159,11 @@ def test_ids_go_to_a_gpu_from_pinned_memory(monkeypatch):
 def test_of_a_single_branch_its_next_nodes_may_stay():
     feeder = Feeder(draft("llama"), [1, 2, 3])
     feeder.extend([5, 6, 7, 8], [-1, 0, 1, 2])
-    feeder.model.keep_path(np.array([0]), np.array([1, 2]))
+    feeder.model.commit_path(np.array([0]), np.array([1, 2]))
     feeder.text, feeder.tokens, feeder.parents = [1, 2, 3, 5], [6, 7], [-1, 0]
     feeder.extend([9], [1])
     with pytest.raises(ValueError, match="without a gap"):
-        feeder.model.keep_path(np.array([0]), np.array([2]))
+        feeder.model.commit_path(np.array([0]), np.array([2]))
 
 
 def test_a_layer_of_one_call_may_be_a_branch():
@@ -184,7 +184,7 @@ def test_nothing_is_read_twice():
     close(first, plain_logits(model._target, text)[-1])
     model.extend(np.array([4]), np.array([-1]))
     model.extend(np.array([5]), np.array([0]))
-    model.keep_path(np.array([0, 1]))
+    model.commit_path(np.array([0, 1]))
     model.catch_up(np.array([*text, 4, 5, 6]))
     assert (model.forwards, model.tokens) == (3, 3)
     close(
@@ -198,7 +198,7 @@ def test_a_text_that_was_cut_or_is_all_there_is_read_again_at_its_end():
     model = draft("llama")
     model.begin(np.arange(6))
     model.extend(np.array([7, 8]), np.array([-1, 0]))
-    model.keep_path(np.array([0, 1]))
+    model.commit_path(np.array([0, 1]))
     text = [*range(6), 7, 8]
     close(model.catch_up(np.array(text)), plain_logits(model._target, text)[-1])
     close(model.catch_up(np.array(text[:7])), plain_logits(model._target, text[:7])[-1])
@@ -281,5 +281,5 @@ def test_draws_follow_the_law_and_never_take_the_impossible():
 def test_a_draft_reads_no_more_than_its_context():
     model = tiny_draft(Needs(max_nodes=4), context_length=8)
     model.begin(np.arange(10))
-    assert model.room(10) < 0
-    assert model.room(5) == 3
+    assert model.free_rows(10) < 0
+    assert model.free_rows(5) == 3

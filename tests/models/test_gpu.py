@@ -216,7 +216,7 @@ def check_drafting(
         drafter.reset()
         result = engine.decode(prompt, drafter, max_new_tokens=len(plain))
         assert result.output_ids == plain, (method, overlap)
-        accepted += result.accepted_per_step
+        accepted += result.committed_per_step
     drafter.close()
     return accepted
 

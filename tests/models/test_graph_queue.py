@@ -134,7 +134,7 @@ def test_drafting_beside_a_pass_starts_before_anybody_waits(overlap, step, late,
     drafter = Beside(truth=truth, log=late.log)
     result = loop.decode(prompt, drafter, max_new_tokens=30)
     assert result.output_ids == truth
-    assert max(result.accepted_per_step) > 1
+    assert max(result.committed_per_step) > 1
     steps = result.n_target_passes
     found = [late.log[i : i + 3] for i in range(0, len(late.log), 3)]
     if step is not None:
@@ -197,11 +197,11 @@ def test_keep_waits_where_nobody_has(late):
     tree = DraftTree.chain(plain.numpy())  # the true next token
     queued.forward(3, tree)
     assert late.log == ["queued"]
-    queued.keep(tree, np.array([0]))
+    queued.commit(tree, np.array([0]))
     assert late.log == ["queued", "read"]
     assert queued.cache.length == 13
     exact.forward(3, tree)
-    exact.keep(tree, np.array([0]))
+    exact.commit(tree, np.array([0]))
     torch.testing.assert_close(
         queued.cache.storage[:, :1, :, :13], exact.cache.storage[:, :1, :, :13], atol=1e-9, rtol=0
     )
@@ -218,7 +218,7 @@ def test_ids_on_the_device_are_refused_when_the_outcome_is_read(late, monkeypatc
     with pytest.raises(CaseFailed, match="outside the vocabulary"):
         GreedyVerifier().verify(tree, scores)
     with pytest.raises(CaseFailed, match="outside the vocabulary"):
-        queued.keep(tree, np.array([], dtype=np.int64))
+        queued.commit(tree, np.array([], dtype=np.int64))
     assert late.log == ["queued", "read"]
 
 
@@ -284,7 +284,7 @@ def test_steps_reuse_their_buffers(batch, monkeypatch, rng):
 
     def commit(tree: DraftTree, scores: object) -> int:
         verdict, _ = verifier.verify(tree, scores)
-        target.keep(tree, verdict.path)
+        target.commit(tree, verdict.path)
         return int(verdict.tokens[-1])
 
     monkeypatch.setattr(FixedShape, "run", unwatched)

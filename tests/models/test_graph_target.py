@@ -90,7 +90,7 @@ def test_padding_changes_no_logit(architecture, tree, n_prompt, seed, pairs):
     assert own_choices.tolist() == choices.tolist()
     # The pass moved the accepted rows itself: the caches agree on all that is committed.
     for target in (exact, padded):
-        target.keep(tree, verdict.path)
+        target.commit(tree, verdict.path)
     end = exact.cache.length
     assert padded.cache.length == end
     torch.testing.assert_close(
@@ -177,8 +177,8 @@ def test_rows_of_a_batch_layout(pairs, rng):
         wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
         torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
         path = np.arange(w, 2 * w, dtype=np.int64)
-        exact.keep(tree, path)
-        fixed.keep(tree, path)
+        exact.commit(tree, path)
+        fixed.commit(tree, path)
 
 
 def test_what_the_host_verifies_is_not_worked_out_on_the_device_too(rng):
@@ -237,7 +237,7 @@ def test_a_capture_in_mid_text_overwrites_nothing(architecture, monkeypatch, rng
         assert fixed.graphs[captured:] == [f"{k} x {w + 1} rows, 256 keys"]
         torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
         for target in (exact, fixed):
-            target.keep(tree, np.arange(w, 2 * w, dtype=np.int64))
+            target.commit(tree, np.arange(w, 2 * w, dtype=np.int64))
     end = exact.cache.length
     torch.testing.assert_close(
         fixed.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
@@ -328,7 +328,7 @@ def test_a_step_copies_once_to_the_host(monkeypatch, pairs, rng):
     calls = _counted(monkeypatch, ("item", "tolist", "cpu", "nonzero"))
     tree = DraftTree.chain(rng.integers(0, VOCAB, 5))
     verdict, _ = GreedyVerifier().verify(tree, padded.forward(3, tree))
-    padded.keep(tree, verdict.path)
+    padded.commit(tree, verdict.path)
     assert reads == [1]
     assert asked == [1]
     assert calls == []
@@ -344,7 +344,7 @@ def test_the_device_part_is_one_graph(architecture, packed, everything_packed, p
     if packed:
         model = tiny_model(architecture, dtype=torch.float32)
         padded = GraphTarget(model, capture=False, max_len=600, max_nodes=40, packed_bytes=1 << 20)
-        assert padded.packing["fused"] and padded.packing["layers"]
+        assert padded.packed_weights["fused"] and padded.packed_weights["layers"]
     else:
         _, padded = pairs(architecture)
     padded.prefill(rng.integers(0, VOCAB, 30))
@@ -386,7 +386,7 @@ def test_a_path_whose_rows_the_pass_has_moved_away_is_refused(rng):
         for target in pair:
             target.prefill(text)
             target.forward(3, tree)
-            target.keep(tree, np.array(path, dtype=np.int64))
+            target.commit(tree, np.array(path, dtype=np.int64))
         end = exact.cache.length
         assert padded.cache.length == end
         torch.testing.assert_close(
@@ -545,7 +545,7 @@ def test_drafting_asks_nothing_of_the_device(monkeypatch, rng):
     assert calls == []
     assert sent == [text[17:].tolist()]
     draft.extend(np.array([5, 6]), np.array([-1, 3]))  # a branch of its own
-    draft.keep_path(np.array([3, 4]))
+    draft.commit_path(np.array([3, 4]))
     assert calls == []
     assert sent[1:] == [[5, 6], [-1, 3], [3, 4], [23, 24]]
 

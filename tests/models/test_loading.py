@@ -376,7 +376,7 @@ def test_shape_has_no_tokenizer(tmp_path: Path) -> None:
         loading.load_tokenizer(config(tmp_path, "model=vicuna7b", "model.shape=true"))
 
 
-# --- the embedded model's cache -------------------------------------------------------------------
+# --- the bundled model's cache -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -464,7 +464,7 @@ def test_another_id_wins_over_the_wheel(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_real_embedded_model() -> None:
+def test_real_bundled_model() -> None:
     cfg = compose(["model.device=cpu"])
     loaded = loading.load_model(cfg)
     start = time.perf_counter()

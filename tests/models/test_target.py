@@ -78,7 +78,7 @@ def test_kept_rows_equal_a_fresh_prefill(architecture, make_target, rng):
         while node >= 0:
             path.insert(0, node)
             node = int(parents[node])
-        target.keep(tree, np.array(path, dtype=np.int64))
+        target.commit(tree, np.array(path, dtype=np.int64))
         text += [root, *[int(tree.tokens[p]) for p in path]]
         assert target.cache.length == len(text)
         kept = target.cache.storage[..., : len(text), :].clone()
@@ -106,7 +106,7 @@ def test_batch_layout_gives_the_tree_layouts_scores(architecture, make_target, r
     assert torch.equal(got.greedy(), expected.greedy())
     path = np.array([w, w + 1])  # two tokens of the second row
     for target in (as_tree, as_batch):
-        target.keep(rows, path)
+        target.commit(rows, path)
     after = as_tree.forward(9, DraftTree.empty()).logits
     assert torch.allclose(as_batch.forward(9, rows).logits[:1], after, atol=TOLERANCE, rtol=0)
 

@@ -88,11 +88,11 @@ def test_what_lies_outside_the_grid_is_told():
     assert surface(batch=False).covered(np.ones(4), rows, contexts) == 0.5
 
 
-def test_free_nodes_are_those_within_a_tenth_of_the_single_row():
+def test_nodes_within_budget_are_those_within_a_tenth_of_the_single_row():
     # 1 row: 51 ms + 1.6; free up to 10 % more, 5.26 ms: five more rows.
-    assert surface().free_nodes(16) == 5
+    assert surface().nodes_within_budget(16) == 5
     flat = grid(lambda r, c: 0.05 + 0 * r, ROWS, CONTEXTS)
-    assert CostSurface(MODEL, MACHINE, surface().prefill, flat).free_nodes(16) == 7
+    assert CostSurface(MODEL, MACHINE, surface().prefill, flat).nodes_within_budget(16) == 7
 
 
 def test_the_error_counts_noise_and_gaps():

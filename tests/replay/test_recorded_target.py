@@ -43,9 +43,9 @@ def test_steps_equal_the_live_runs(architecture, which, make_target):
         target.load(np.array(expected.output_ids))
         got = replay.decode(prompt, drafter, max_new_tokens=60)
         assert got.output_ids == expected.output_ids
-        assert got.accepted_per_step == expected.accepted_per_step
+        assert got.committed_per_step == expected.committed_per_step
         assert got.drafted_per_step == expected.drafted_per_step
-        sped_up |= max(got.accepted_per_step) > 1
+        sped_up |= max(got.committed_per_step) > 1
     assert sped_up  # otherwise nothing was compared
 
 
@@ -114,7 +114,7 @@ def test_a_learner_is_shown_the_accepted_path_and_its_candidates():
     target.load(output, candidates)
     result = engine.decode(np.array([8, 8, 8]), drafter, max_new_tokens=10)
     assert result.output_ids == output.tolist()
-    assert result.accepted_per_step == [3, 3, 3]
+    assert result.committed_per_step == [3, 3, 3]
     # Steps commit 1 4 1 | 5 9 2 | 6 5 3; the last one ends the turn and is not shown.
     assert learner.shown == [([1, 4], [1, 4, 1]), ([5, 9], [5, 9, 2])]
     assert target.passes == [(1, 5, 3), (1, 5, 6), (1, 5, 9)]
@@ -128,7 +128,7 @@ def test_passes_are_logged_with_layout_rows_and_context():
     target.load(np.array([1, 2, 3, 4]))
     target.prefill(np.arange(5))
     target.forward(1, DraftTree.empty())
-    target.keep(DraftTree.empty(), np.empty(0, dtype=np.int64))
+    target.commit(DraftTree.empty(), np.empty(0, dtype=np.int64))
     target.forward(2, DraftTree(np.array([3, 4, 5, 6]), np.array([-1, 0, -1, 2]), rows=(2, 2)))
     assert target.passes == [(1, 1, 5), (2, 3, 6)]
     target.load(np.array([1, 2]))

@@ -30,6 +30,7 @@ def run(tmp_path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     manifest = {
+        "schema_version": 1,
         "config": {
             "model": {"name": "toy", "shape_config": {"vocab_size": 50}, "cache_dir": "/here"},
             "dataset": {"name": "toys", "path": "/here/questions.jsonl"},

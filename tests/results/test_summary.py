@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord, Lossless
 from specbench.results.statistics import (
     compare_pairs,
@@ -312,6 +313,7 @@ class TestRunSummary:
     """All of ``summary.json``."""
 
     MANIFEST: ClassVar = {
+        "schema_version": 1,
         "run_key": "k",
         "labels": {"ar": {}, "pld": {}, "sam": {}},
         "baseline": "ar",
@@ -324,13 +326,16 @@ class TestRunSummary:
         },
     }
 
+    def of(self, cases, **changes):
+        return run_summary(cases, [], RunManifest.from_json(self.MANIFEST | changes))
+
     def summary(self, labels=("ar", "pld", "sam"), **changes):
         cases = []
         for i in range(8):
             cases += pair(str(i), fast_s=5 + 0.1 * i)
             cases.append(record("sam", str(i), 11, 5, 5 + 0.1 * i, **changes))
         found = [case for case in cases if case.label in labels]
-        return run_summary(found, [], self.MANIFEST | {"labels": {label: {} for label in labels}})
+        return self.of(found, labels={label: {} for label in labels})
 
     def test_pairs_from_two_methods_on(self):
         pairs = self.summary()["pairs"]
@@ -360,7 +365,7 @@ class TestRunSummary:
         model = {"weight_bytes": 4e9, "copy_bytes_per_s": 20e9}
         if engine is not None:
             model["passes"] = {"engine": engine}
-        found = run_summary(cases, [], self.MANIFEST | {"labels": labels, "model": model})
+        found = self.of(cases, labels=labels, model=model)
         assert found["pairs"] == []  # plain decoding twice and one method
         rows = {row["label"]: row for row in found["rows"] if row["task"] == "overall"}
         assert [rows[label]["speedup_eager"] for label in labels] == [2.0, 4.0, 1.0]
@@ -373,17 +378,13 @@ class TestRunSummary:
 
     def test_the_baseline_is_held_against_the_memory(self):
         model = {"weight_bytes": 4e9, "copy_bytes_per_s": 8e9, "dtype": "float32"}
-        found = run_summary(
-            pair("a", plain_s=10),
-            [],
-            self.MANIFEST | {"labels": {"ar": {}, "pld": {}}, "model": model},
-        )
+        cases, labels = pair("a", plain_s=10), {"ar": {}, "pld": {}}
+        found = self.of(cases, labels=labels, model=model)
         (note,) = found["notes"]
         assert "reads its weights at 50% of" in note  # one token a second
         # The prompt's pass, which Spec-Bench's formula times too, reads no weights for a token.
         by_formula = {**self.MANIFEST["config"], "estimator": "specbench"}
-        same = self.MANIFEST | {"labels": {"ar": {}, "pld": {}}, "model": model}
-        other = run_summary(pair("a", plain_s=10), [], same | {"config": by_formula})
+        other = self.of(cases, labels=labels, model=model, config=by_formula)
         assert other["notes"] == found["notes"]
 
     @pytest.mark.parametrize(("verdict", "code"), [("bug", 1), ("near_tie", 0)])

@@ -209,8 +209,8 @@ def test_without_a_baseline_nothing_is_audited(execute, tmp_path):
 def test_at_a_temperature_outputs_of_a_seed_repeat_plain_sampling(execute, tmp_path, capsys):
     """float64, and drafts that were not drawn: nothing but rounding could tell the labels apart."""
     drafters = "compare=[lookahead,jacobi,token_recycling,{method: cacheback, table: dynamic}]"
-    law = ["generation=sampling", "generation.max_new_tokens=24", "generation.top_p=0.95"]
-    assert execute(f"output_dir={tmp_path}", drafters, *law) == 0
+    sampling = ["generation=sampling", "generation.max_new_tokens=24", "generation.top_p=0.95"]
+    assert execute(f"output_dir={tmp_path}", drafters, *sampling) == 0
     done = records.read_records(tmp_path)[0]
     assert {r.verifier for r in done} == {"rejection"}
     assert {r.lossless.verdict for r in done} == {"not_audited"}

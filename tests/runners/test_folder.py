@@ -11,6 +11,7 @@ import pytest
 from runners.run_folder import folder, manifest
 from specbench.errors import OutputRefused
 from specbench.results import records
+from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
 from tests.runners.test_blocks import TWO
 from tests.runners.toy import Recorder, make_job, make_runner
@@ -45,7 +46,7 @@ def test_a_folder_without_a_run_is_anybodys(tmp_path):
 def test_a_folder_of_another_configuration_is_refused_by_naming_the_keys(tmp_path):
     theirs = {"model": {"name": "tiny", "dtype": "float32"}, "seed": 0, "compare": []}
     ours = {"model": {"name": "tiny", "dtype": "float64"}, "seed": 0, "compare": ["pld"]}
-    jsonl.write_json(tmp_path / records.MANIFEST, {"run_key": "theirs", "identity": theirs})
+    RunManifest(run_key="theirs", identity=theirs).write(tmp_path)
     folder.check_owner(tmp_path, "theirs", ours)
     with pytest.raises(OutputRefused) as refusal:
         folder.check_owner(tmp_path, "ours", ours)
@@ -89,7 +90,7 @@ def test_a_full_disk_is_no_mistake_of_the_configuration(tmp_path, monkeypatch):
 
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from runners import folder\n"
+        "import sys; from pathlib import Path; from runners.run_folder import folder\n"
         "with folder.held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
@@ -172,7 +173,7 @@ def test_a_full_disk_in_the_middle_of_a_block_leaves_whole_blocks(job, tmp_path,
     files = folder.ResultFiles(job)
     assert {record.case_id for record in files.done} == {"d0"}
     measure(job, files)
-    files.finish({"rows": []}, {})
+    files.finish({"rows": []}, RunManifest())
     assert len(set(keys(tmp_path))) == 12
     assert (tmp_path / records.DONE).exists()
     assert not (tmp_path / records.STEPS_LOG).exists()
@@ -194,10 +195,10 @@ SURROUNDINGS = {
     ],
 )
 def test_a_run_is_not_resumed_elsewhere_unless_forced(part, change, named):
-    now = SURROUNDINGS | {part: SURROUNDINGS[part] | change}
-    assert not manifest.check_resume(SURROUNDINGS, SURROUNDINGS, force=False)
+    then, now = RunManifest(**SURROUNDINGS), SURROUNDINGS | {part: SURROUNDINGS[part] | change}
+    assert not manifest.check_resume(then, SURROUNDINGS, force=False)
     with pytest.raises(OutputRefused) as refusal:
-        manifest.check_resume(SURROUNDINGS, now, force=False)
+        manifest.check_resume(then, now, force=False)
     assert named in str(refusal.value)
     assert "resume=force" in str(refusal.value)
-    assert manifest.check_resume(SURROUNDINGS, now, force=True)
+    assert manifest.check_resume(then, now, force=True)

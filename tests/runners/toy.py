@@ -57,10 +57,10 @@ class FormulaTarget:
             texts.append([*texts[parent + 1], int(token)])
         return FormulaScores([self._next(text) for text in texts])
 
-    def keep(self, tree, path):
+    def commit(self, tree, path):
         self.text += [int(self._root), *(int(tree.tokens[i]) for i in path)]
 
-    def room(self):
+    def free_rows(self):
         return 1000
 
 

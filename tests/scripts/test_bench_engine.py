@@ -22,7 +22,7 @@ def target(everything_packed):
 def test_the_best_of_the_libraries_is_the_engines_own_choice_without_panels(target):
     layers = bench_layers.Layers(target.model)
     plan = layers.plan_libraries()
-    assert plan.keys() == target.packing["plan"].keys()
+    assert plan.keys() == target.packed_weights["plan"].keys()
     assert "panels" not in {kind for kernels in plan.values() for kind in kernels.values()}
     target.prefill(np.arange(9))
     tree = DraftTree.chain(np.arange(3))

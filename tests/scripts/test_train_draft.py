@@ -60,8 +60,8 @@ def test_what_may_come_next_is_the_targets_own_law_at_every_position(target):
     texts = ask(target, PROMPTS, greedy=[False, True, False])
     for i in range(len(PROMPTS)):
         start, end = int(texts.starts[i]), int(texts.starts[i + 1])
-        law = target(texts.tokens[start:end].long()[None]).logits[0].log_softmax(-1)
-        values, ids = law.topk(draft_texts.TOP, dim=-1)
+        distribution = target(texts.tokens[start:end].long()[None]).logits[0].log_softmax(-1)
+        values, ids = distribution.topk(draft_texts.TOP, dim=-1)
         assert torch.equal(texts.top_ids[start : end - 1].long(), ids[:-1])
         assert torch.allclose(texts.top_logprobs[start : end - 1].float(), values[:-1], atol=0.01)
         assert texts.top_logprobs[end - 1].isinf().all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specbench.results.manifest import RunManifest
 from specbench.results.statistics.roofline import BaselineContext, baseline_context, notes
 from specbench.system import bandwidth
 from tests.conftest import tiny_model
@@ -71,6 +72,10 @@ def test_the_copied_buffer_is_a_gigabyte_where_that_fits(monkeypatch, free, size
     assert made == [size]
 
 
+def manifest_of(values):
+    return RunManifest.from_json({"schema_version": 1, **values})
+
+
 GRAPHS = {"engine": "graph", "graphs": ["1 x 1 rows, 256 keys", "1 x 8 rows, 256 keys"]}
 NO_GRAPH = {
     "engine": "graph",
@@ -81,25 +86,27 @@ NO_GRAPH = {
 
 def test_the_baselines_share_and_its_warning():
     model = {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10, "passes": GRAPHS}
-    assert notes({"model": model}, 0.8) == [
+    assert notes(manifest_of({"model": model}), 0.8) == [
         "ar (graph engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s)."
     ]
-    (slow,) = notes({"model": model}, 0.3)
+    (slow,) = notes(manifest_of({"model": model}), 0.3)
     assert "slowness" in slow
-    assert notes({"surface": {"model": model}}, 0.8) == notes({"model": model}, 0.8)
+    assert notes(manifest_of({"surface": {"model": model}}), 0.8) == notes(
+        manifest_of({"model": model}), 0.8
+    )
 
 
 def test_a_graph_engine_without_a_graph_of_plain_decoding_is_no_graph_baseline():
     model = {"copy_bytes_per_s": 5e10, "passes": NO_GRAPH}
-    assert notes({"model": model}, 0.8) == [
+    assert notes(manifest_of({"model": model}), 0.8) == [
         "no CUDA graph of a pass with one row was captured (operation not permitted): ar ran "
         "eagerly and counts as eager.",
         "ar (eager engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s).",
     ]
     model = {"passes": {"engine": "graph", "graphs": []}}
-    (only,) = notes({"model": model}, None)
+    (only,) = notes(manifest_of({"model": model}), None)
     some = GRAPHS | {"eager": {"1 x 1 rows, 512 keys": "out of memory"}}
-    assert notes({"model": {"passes": some}}, None) == [
+    assert notes(manifest_of({"model": {"passes": some}}), None) == [
         "1 x 1 rows, 512 keys: no CUDA graph (out of memory). A part of ar's passes ran eagerly."
     ]
     assert only.startswith("no CUDA graph of a pass with one row was captured: ar")
@@ -107,8 +114,8 @@ def test_a_graph_engine_without_a_graph_of_plain_decoding_is_no_graph_baseline()
 
 @pytest.mark.parametrize("model", [{}, {"weight_bytes": 5e8}, {"copy_bytes_per_s": 1e9}, None])
 def test_what_an_old_manifest_lacks_is_not_made_up(model):
-    assert notes({"model": model}, None) == []
-    assert baseline_context({"model": model}).share(80.0) is None
+    assert notes(manifest_of({"model": model}), None) == []
+    assert baseline_context(manifest_of({"model": model})).share(80.0) is None
 
 
 TWO = {"ar": {"method": "ar"}, "ar_eager": {"method": "ar", "knobs": {"eager": True}}, "pld": {}}
@@ -135,14 +142,16 @@ ONE = {"ar": {"method": "ar", "knobs": {"eager": False}}, "pld": {"method": "pld
     ids=str,
 )
 def test_which_plain_decodings_a_run_has(manifest, plain):
-    found = baseline_context({"baseline": "ar", **manifest})
+    found = baseline_context(manifest_of({"baseline": "ar", **manifest}))
     assert found.plain == plain
     assert found.floor_s is None
     assert found.share(10.0) is None
 
 
 def test_the_floor_is_the_time_to_read_the_weights():
-    found = baseline_context({"model": {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10}})
+    found = baseline_context(
+        manifest_of({"model": {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10}})
+    )
     assert found == BaselineContext({}, 0.01)
     assert found.share(80.0) == pytest.approx(0.8)
     assert found.share(None) is None

@@ -6,7 +6,7 @@ verifier        accepts a draft token                                       loss
 ``greedy``      that is the target's most likely one                        yes
 ``match``       that the target, drawing its own token there, draws         yes
 ``rejection``   by the ratio of target to draft probability; what is left   yes
-                of the target's law is what the next token is drawn from
+                of the target's distribution is what the next token is drawn from
 ``typical``     that the target finds likely enough                         no
 ==============  ==========================================================  ========
 """

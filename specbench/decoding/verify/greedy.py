@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from specbench.decoding.structs import DraftTree, IntArray, Verdict
+from specbench.decoding.structs import DraftTree, Verdict
 from specbench.decoding.tree import NO_AUX, longest_match
 from specbench.decoding.verify.interface import choices_and_tokens, finite, to_host
 
 if TYPE_CHECKING:
+    from specbench.arrays import IntArray
     from specbench.decoding.verify.interface import PassScores
 
 

@@ -10,7 +10,8 @@ import torch
 from specbench.errors import CaseFailed
 
 if TYPE_CHECKING:
-    from specbench.decoding.structs import DraftTree, IntArray, Verdict
+    from specbench.arrays import IntArray
+    from specbench.decoding.structs import DraftTree, Verdict
 
 
 class PassScores(Protocol):
@@ -37,7 +38,7 @@ class Verifier(Protocol):
 
     Attributes:
         name: as in ``verifier=<name>``.
-        lossless: whether the committed tokens follow the target's own law.
+        lossless: whether the committed tokens follow the target's own distribution.
     """
 
     name: str

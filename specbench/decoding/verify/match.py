@@ -23,8 +23,9 @@ from specbench.decoding.verify.greedy import GreedyVerifier
 from specbench.decoding.verify.interface import choices_and_tokens, row_by_row
 
 if TYPE_CHECKING:
+    from specbench.arrays import IntArray
     from specbench.decoding.sampling import Sampling
-    from specbench.decoding.structs import DraftTree, IntArray, Verdict
+    from specbench.decoding.structs import DraftTree, Verdict
     from specbench.decoding.verify.interface import PassScores
 
 

@@ -6,7 +6,8 @@ Papers: "Fast Inference from Transformers via Speculative Decoding" (Leviathan e
     2305.09781, section 4.3) for siblings drawn with replacement; Sequoia (arXiv 2402.12374,
     algorithm 1) for siblings drawn without.
 
-At a node with the target's law P, for its children x in the order in which they were drawn from Q::
+At a node where the target's distribution is P, for its children x in the order of their draws from
+Q::
 
     accept x with probability min(1, P(x) / Q(x)), else
     P <- norm(max(0, P - Q)); without replacement also Q[x] <- 0, Q <- norm(Q)
@@ -33,8 +34,7 @@ from specbench.decoding.verify.match import MatchVerifier
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from specbench.decoding.sampling import FloatArray
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import FloatArray, IntArray
     from specbench.decoding.verify.interface import PassScores
 
 
@@ -45,12 +45,12 @@ class RejectionVerifier(MatchVerifier):
     reached or not, and one for the token after the path. Where ``DraftTree.probs`` is None, one
     per committed token (see :class:`MatchVerifier`); so is an empty draft.
 
-    A guess (``DraftTree.guess``) is one more node, below the last one, that the pass has not read:
-    accepted, its token takes the place of the target's own after the path, which follows the
-    target's law like any other accepted token.
+    A bonus proposal (``DraftTree.bonus``) is one more node, below the last one, that the pass has
+    not read. If accepted, its token takes the place of the target's own after the path, and
+    follows the target's distribution like any other accepted token.
 
     A child to which Q gives no mass cannot have been drawn from it. It is passed over, which leaves
-    the law as it is whoever put it there.
+    the distribution as it is whoever put it there.
 
     A pass costs one copy to the host.
     """
@@ -66,13 +66,13 @@ class RejectionVerifier(MatchVerifier):
             CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
         """
         rows = len(tree) + 1
-        tree = _with_guess(tree)
+        tree = _with_bonus(tree)
         proposal = tree.probs
         if proposal is None or not len(tree):
             return super().verify(tree, scores)
         n = len(tree)
         uniforms = self._uniforms.take(n + 1)
-        coins, last = uniforms[:n], uniforms[n:]
+        node_uniforms, last = uniforms[:n], uniforms[n:]
         children = sibling_table(tree.parents, NO_AUX if tree.aux is None else tree.aux)
         logits = scores.logits
         # An id outside the vocabulary is refused below; here it must not end the process.
@@ -98,15 +98,15 @@ class RejectionVerifier(MatchVerifier):
             odds, drawn = judge(np.array([row]))
             return odds[0].numpy(), int(drawn)
 
-        nodes, after = descend(children, coins, judged, rows)
-        if after is None:  # the guess
+        nodes, after = descend(children, node_uniforms, judged, rows)
+        if after is None:  # the bonus proposal
             return Verdict(nodes[:-1], tokens[nodes]), choices
         return Verdict(nodes, np.append(tokens[nodes], after)), choices
 
 
 def descend(
     children: IntArray,
-    coins: FloatArray,
+    uniforms: FloatArray,
     judged: Callable[[int], tuple[FloatArray, int]],
     rows: int,
 ) -> tuple[IntArray, int | None]:
@@ -114,7 +114,7 @@ def descend(
 
     Args:
         children: ``[n + 1, w]`` nodes below each row, -1: none.
-        coins: ``[n]`` a number in (0, 1] for the test of each node.
+        uniforms: ``[n]`` a number in (0, 1] for the test of each node.
         judged: for a row, the odds ``[w]`` of its children and the token drawn if all fail.
         rows: rows that can be judged; a node beyond them ends the walk.
 
@@ -125,7 +125,7 @@ def descend(
     row = 0
     while row < rows:
         odds, after = judged(row)
-        passed = (children[row] >= 0) & (coins[children[row]] <= odds)
+        passed = (children[row] >= 0) & (uniforms[children[row]] <= odds)
         if not passed.any():
             return np.array(path, dtype=np.int64), after
         path.append(int(children[row][passed.argmax()]))  # the eldest
@@ -133,24 +133,24 @@ def descend(
     return np.array(path, dtype=np.int64), None
 
 
-def _with_guess(tree: DraftTree) -> DraftTree:
-    """The tree with its guess, if any, as its last node.
+def _with_bonus(tree: DraftTree) -> DraftTree:
+    """The tree with its bonus proposal, if any, as its last node.
 
     Below nodes that are a function of the context there is nothing to gain: they are tested by
     drawing the target's token first.
     """
-    guess, proposal, n = tree.guess, tree.probs, len(tree)
-    if guess is None or (proposal is None and n):
+    bonus, proposal, n = tree.bonus, tree.probs, len(tree)
+    if bonus is None or (proposal is None and n):
         return tree
-    q, row = guess.q[None], np.zeros(n, dtype=np.int64)
+    q, row = bonus.q[None], np.zeros(n, dtype=np.int64)
     if proposal is not None:
         q, row = torch.cat([proposal.q, q.to(proposal.q)]), proposal.row
     if isinstance(tree.tokens, torch.Tensor):
         tokens: IntArray | torch.Tensor = torch.cat(
-            [tree.tokens, tree.tokens.new_full((1,), guess.token)]
+            [tree.tokens, tree.tokens.new_full((1,), bonus.token)]
         )
     else:
-        tokens = np.append(tree.tokens, guess.token)
+        tokens = np.append(tree.tokens, bonus.token)
     return DraftTree(
         tokens,
         np.append(tree.parents, n - 1),
@@ -167,7 +167,7 @@ def ratio_tests(
     """The odds of each child, given that its elder siblings were rejected, for many rows at once.
 
     Args:
-        p: ``[r, vocab]`` the target's law at each row.
+        p: ``[r, vocab]`` the target's distribution at each row.
         children: ``[r, w]`` nodes below each row in the order in which they were drawn; -1: none.
         tokens: ``[n]`` on the device of ``p``.
         proposal: what the nodes were drawn from.
@@ -185,20 +185,20 @@ def ratio_tests(
         nodes = children[holders, rank]
         rows = to_device(holders, device)
         drawn = tokens[to_device(nodes, device)].unsqueeze(-1)
-        law = rest[rows]
+        distribution = rest[rows]
         if proposal.replacement or rank == 0:
-            q = proposal.q[to_device(proposal.row[nodes], device)].to(law.dtype)
+            q = proposal.q[to_device(proposal.row[nodes], device)].to(distribution.dtype)
         else:
             q = left[rows]
         mass = q.gather(1, drawn)
         possible = mass > 0
-        ratio = law.gather(1, drawn) / mass.where(possible, 1.0)
+        ratio = distribution.gather(1, drawn) / mass.where(possible, 1.0)
         odds[rows, rank] = torch.where(possible, ratio, 0.0).squeeze(-1)
-        residual = (law - q).clamp_(min=0.0)
+        residual = (distribution - q).clamp_(min=0.0)
         total = residual.sum(-1, keepdim=True)
-        # Equal laws leave nothing but were never rejected either, up to rounding.
+        # Equal distributions leave nothing but were never rejected either, up to rounding.
         changed = possible & (total > 0)
-        rest[rows] = torch.where(changed, residual / total.where(changed, 1.0), law)
+        rest[rows] = torch.where(changed, residual / total.where(changed, 1.0), distribution)
         if not proposal.replacement:
             q = q.scatter(1, drawn, 0.0)
             remaining = q.sum(-1, keepdim=True)

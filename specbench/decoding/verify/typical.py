@@ -1,7 +1,7 @@
 """Typical acceptance: a draft token that the target finds likely enough is taken. Lossy.
 
 Paper: Medusa (arXiv 2401.10774, section 2.3.1): accept x where
-    ``p(x) > min(epsilon, delta * exp(-H(p)))``, H being the entropy of the target's law p.
+    ``p(x) > min(epsilon, delta * exp(-H(p)))``, H being the entropy of the target's distribution p.
 Reference code studied: FasterDecoding/Medusa, ``medusa/model/utils.py``
     (``posterior_threshold=0.09``, ``posterior_alpha=0.3``).
 Where ours differs, and why:
@@ -25,15 +25,16 @@ from specbench.decoding.verify.interface import choices_and_tokens
 from specbench.decoding.verify.match import MatchVerifier
 
 if TYPE_CHECKING:
+    from specbench.arrays import IntArray
     from specbench.decoding.sampling import Sampling
-    from specbench.decoding.structs import DraftTree, IntArray
+    from specbench.decoding.structs import DraftTree
     from specbench.decoding.verify.interface import PassScores
 
 
 class TypicalVerifier(MatchVerifier):
-    """Trades the target's law for longer accepted paths; records and tables say so.
+    """Trades the target's distribution for longer accepted paths; records and tables say so.
 
-    The first token is drawn from the target's own law. Random numbers: one per step.
+    The first token is drawn from the target's own distribution. Random numbers: one per step.
 
     Args:
         sampling: how the target chooses its tokens.

@@ -8,14 +8,12 @@ reference's mask and positions. Candidates, if any, are chains below the root an
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from specbench.decoding.structs import IntArray
-
-    BoolArray: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+    from specbench.arrays import BoolArray, IntArray
 
 
 class LookaheadWindow:

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 if TYPE_CHECKING:
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

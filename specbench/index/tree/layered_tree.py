@@ -10,7 +10,7 @@ the next layer is chosen, which costs one copy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,9 +20,7 @@ from specbench.decoding.device import to_device
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from specbench.decoding.structs import IntArray
-
-    FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+    from specbench.arrays import FloatArray, IntArray
 
 ROOT: IntArray = np.zeros(1, dtype=np.int64)
 

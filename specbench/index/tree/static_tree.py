@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from specbench.decoding.structs import IntArray
+    from specbench.arrays import IntArray
 
 RankPath: TypeAlias = tuple[int, ...]
 

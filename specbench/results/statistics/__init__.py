@@ -9,6 +9,7 @@ count as independent.
 - :mod:`specbench.results.statistics.run_summary`: the whole of ``summary.json``.
 """
 
+from specbench.results.statistics.aggregate import noisy_blocks, untimed_blocks
 from specbench.results.statistics.bootstrap import (
     Interval,
     Resamples,
@@ -19,7 +20,6 @@ from specbench.results.statistics.bootstrap import (
     strata_of,
 )
 from specbench.results.statistics.paired import equivalence, holm, sign_flip_p
-from specbench.results.statistics.pooling import is_ordinary
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.results.statistics.summary import (
     ESTIMATORS,
@@ -39,13 +39,14 @@ __all__ = [
     "exit_code",
     "geometric_mean",
     "holm",
-    "is_ordinary",
     "log_interval",
     "minimum_detectable_ratio",
+    "noisy_blocks",
     "ratio_of_totals",
     "run_summary",
     "sign_flip_p",
     "strata_of",
     "summarise",
     "task_order",
+    "untimed_blocks",
 ]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from scipy import stats
@@ -24,8 +24,9 @@ from scipy import stats
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
-IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+    from specbench.arrays import FloatArray, IntArray
+
+
 Interval: TypeAlias = tuple[float, float]
 
 LEVEL = 0.95

@@ -10,7 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specbench.results.statistics.bootstrap import FloatArray, Interval
+    from specbench.arrays import FloatArray
+    from specbench.results.statistics.bootstrap import Interval
 
 # Up to this many cases all 2^n sign patterns are tried; above, a sample of them.
 _EXACT_CASES = 16

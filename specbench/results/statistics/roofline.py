@@ -8,10 +8,14 @@ floor is partly the baseline's slowness: compiled engines reach 65-70 % of an A1
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from specbench.results.manifest import ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from specbench.results.manifest import RunManifest
 
 SLOW_BASELINE = 0.5  # share of the bandwidth below which a table warns
 ENGINES = ("eager", "graph")
@@ -35,16 +39,18 @@ class BaselineContext:
         return self.floor_s * tokens_per_s if self.floor_s and tokens_per_s else None
 
 
-def _subject(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+def _subject(manifest: RunManifest) -> ModelInfo:
     """The manifest's part about the model; predicted times are of the surface's machine."""
-    return (manifest.get("surface") or manifest).get("model") or {}
+    if manifest.surface is not None:
+        return ModelInfo.from_json(manifest.surface.get("model") or {})
+    return manifest.model or ModelInfo()
 
 
-def _engine(model: Mapping[str, Any]) -> str | None:
+def _engine(model: ModelInfo) -> str | None:
     """How plain decoding ran, whatever was asked for; None where that is not known."""
-    passes = model.get("passes") or {}
+    passes = model.passes or {}
     engine: str | None = passes.get("engine")
-    if engine is None and str(model.get("device") or "").startswith("cpu"):
+    if engine is None and (model.device or "").startswith("cpu"):
         return "eager"  # there has never been another one
     if engine == "graph" and not any(
         shape.startswith(PLAIN_PASS) for shape in passes.get("graphs", [PLAIN_PASS])
@@ -53,25 +59,24 @@ def _engine(model: Mapping[str, Any]) -> str | None:
     return engine
 
 
-def baseline_context(manifest: Mapping[str, Any]) -> BaselineContext:
+def baseline_context(manifest: RunManifest) -> BaselineContext:
     """Which plain decodings a run has, and the memory's speed, as far as its manifest says."""
     model = _subject(manifest)
     engine = _engine(model)
     plain: dict[str, str] = {}
-    labels = manifest.get("labels") or {}
-    baseline = manifest.get("baseline")
-    for label in sorted(labels, key=lambda label: label != baseline):
-        entry = labels[label] or {}
-        if label != baseline and entry.get("method") != "ar":
+    baseline = manifest.baseline
+    for label in sorted(manifest.labels, key=lambda label: label != baseline):
+        entry = manifest.labels[label]
+        if label != baseline and entry.method != "ar":
             continue
-        by = "eager" if (entry.get("knobs") or {}).get("eager") else engine
+        by = "eager" if entry.knobs.get("eager") else engine
         if by in ENGINES:
             plain.setdefault(by, label)
-    size, speed = model.get("weight_bytes"), model.get("copy_bytes_per_s")
+    size, speed = model.weight_bytes, model.copy_bytes_per_s
     return BaselineContext(plain, float(size) / float(speed) if size and speed else None)
 
 
-def notes(manifest: Mapping[str, Any], reached: float | None) -> list[str]:
+def notes(manifest: RunManifest, reached: float | None) -> list[str]:
     """Lines for the table about its baseline, with a warning where that is slow.
 
     Args:
@@ -81,7 +86,7 @@ def notes(manifest: Mapping[str, Any], reached: float | None) -> list[str]:
     model = _subject(manifest)
     engine = _engine(model)
     found = []
-    passes = model.get("passes") or {}
+    passes = model.passes or {}
     failed = {
         shape: why
         for shape, why in (passes.get("eager") or {}).items()
@@ -98,11 +103,11 @@ def notes(manifest: Mapping[str, Any], reached: float | None) -> list[str]:
             "; ".join(f"{shape}: no CUDA graph ({why})" for shape, why in failed.items())
             + ". A part of ar's passes ran eagerly."
         )
-    if reached is None:
+    if reached is None or model.copy_bytes_per_s is None:
         return found
     text = (
         f"ar ({engine or 'eager'} engine) reads its weights at {reached:.0%} of this machine's "
-        f"copy bandwidth ({float(model['copy_bytes_per_s']) / 1e9:.0f} GB/s)"
+        f"copy bandwidth ({model.copy_bytes_per_s / 1e9:.0f} GB/s)"
     )
     if reached < SLOW_BASELINE:
         text += (

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION
 from specbench.results.statistics import roofline
-from specbench.results.statistics.pooling import ORDINARY_SHARE, disturbed_blocks, is_ordinary
+from specbench.results.statistics.aggregate import ORDINARY_SHARE, noisy_blocks, untimed_blocks
 from specbench.results.statistics.summary import OVERALL, compare_pairs, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from specbench.results.manifest import RunManifest
     from specbench.results.records import CaseRecord
 
 _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
@@ -25,7 +26,7 @@ _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
 def run_summary(
     records: Sequence[CaseRecord],
     errors: Sequence[Mapping[str, Any]],
-    manifest: Mapping[str, Any],
+    manifest: RunManifest,
 ) -> dict[str, Any]:
     """What ``summary.json`` holds.
 
@@ -38,10 +39,8 @@ def run_summary(
         ``rows`` (see :func:`summarise`), ``pairs`` (see :func:`compare_pairs`; empty unless two
         methods were compared besides the baseline), ``caption`` and ``notes``.
     """
-    labels = list(manifest["labels"])
-    baseline = manifest["baseline"]
-    config = manifest["config"]
-    seed = int(manifest["seed"])
+    labels = list(manifest.labels)
+    baseline, config, seed = manifest.baseline, manifest.config, manifest.seed
     stands_on = roofline.baseline_context(manifest)
     rows = summarise(
         records, labels, baseline, seed=seed, estimator=config["estimator"], footing=stands_on
@@ -50,15 +49,15 @@ def run_summary(
     pairs = compare_pairs(records, labels, seed=seed) if len(methods) > 1 else []
     return {
         "schema_version": SCHEMA_VERSION,
-        "run_key": manifest["run_key"],
+        "run_key": manifest.run_key,
         "rows": rows,
         "pairs": pairs,
         "caption": _caption(records, config),
         "notes": [
-            *manifest.get("notes", []),
+            *(manifest.notes or []),
             *accepted_by_part(records),
             *_failures(records, errors, labels),
-            *_verdicts(records, baseline, (manifest.get("model") or {}).get("dtype", "")),
+            *_verdicts(records, baseline, (manifest.model and manifest.model.dtype) or ""),
             *_disturbance(records, (config.get("measure") or {}).get("disturbed") or {}),
             *_baseline(rows, baseline, manifest),
             *_phases(rows),
@@ -80,18 +79,20 @@ def _caption(records: Sequence[CaseRecord], config: Mapping[str, Any]) -> str:
         + f"{config['model']['name']} on {config['dataset']['name']}, repeats={config['repeats']}. "
         f"State kept per {kept}."
     ]
-    law = config.get("generation") or {}
+    generation = config.get("generation") or {}
     verifiers = " and ".join(sorted({record.verifier for record in records}))
-    if law.get("temperature"):
+    if generation.get("temperature"):
         filters = "".join(
-            f", {key}={law[key]}" for key, off in (("top_p", 1), ("top_k", 0)) if law[key] != off
+            f", {key}={generation[key]}"
+            for key, off in (("top_p", 1), ("top_k", 0))
+            if generation[key] != off
         )
         parts.append(
-            f"Sampled at temperature {law['temperature']:g}{filters}; verifier {verifiers}; "
+            f"Sampled at temperature {generation['temperature']:g}{filters}; verifier {verifiers}; "
             "speedup over ar sampling with the same seeds; outputs not audited."
         )
     if any(record.lossy for record in records):
-        parts.append("LOSSY: outputs of labels that draft do not follow the model's own law.")
+        parts.append("LOSSY: outputs of labels that draft do not follow the model's distribution.")
     return " ".join(parts)
 
 
@@ -143,8 +144,8 @@ def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, Any]) -> li
             f"the first measurements are in {DISTURBED}."
         )
     blocks = {(r.repeat, r.case_id) for r in records}
-    disturbed = disturbed_blocks(records)
-    if disturbed and is_ordinary(len(disturbed), len(blocks)):
+    disturbed = noisy_blocks(records)
+    if disturbed and not untimed_blocks(records):
         notes.append(
             f"THE MACHINE WAS DISTURBED THROUGHOUT: {len(disturbed)} of {len(blocks)} cases hold a "
             f"disturbed turn, more than {ORDINARY_SHARE:.0%}, so all are counted (disturbed_by in "
@@ -179,7 +180,7 @@ def _rule(limits: Mapping[str, Any]) -> str:
 
 
 def _baseline(
-    rows: Sequence[Mapping[str, Any]], baseline: str | None, manifest: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]], baseline: str | None, manifest: RunManifest
 ) -> list[str]:
     overall = [r for r in rows if r["label"] == baseline and r["task"] == OVERALL]
     return roofline.notes(manifest, overall[0]["bandwidth_share"]) if overall else []

@@ -30,18 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench.results.statistics.bootstrap import (
-    N_RESAMPLES,
-    Interval,
-    Resamples,
-    geometric_mean,
-    log_interval,
-    minimum_detectable_ratio,
-    ratio_of_totals,
-    strata_of,
-)
-from specbench.results.statistics.paired import equivalence, holm, sign_flip_p
-from specbench.results.statistics.pooling import (
+from specbench.results.statistics.aggregate import (
     COMMITTED,
     DECODE,
     ENERGY,
@@ -53,13 +42,24 @@ from specbench.results.statistics.pooling import (
     Pooled,
     pool,
 )
+from specbench.results.statistics.bootstrap import (
+    N_RESAMPLES,
+    Interval,
+    Resamples,
+    geometric_mean,
+    log_interval,
+    minimum_detectable_ratio,
+    ratio_of_totals,
+    strata_of,
+)
+from specbench.results.statistics.paired import equivalence, holm, sign_flip_p
 from specbench.results.statistics.roofline import ENGINES, BaselineContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from specbench.arrays import FloatArray
     from specbench.results.records import CaseRecord
-    from specbench.results.statistics.bootstrap import FloatArray
 
 OVERALL = "overall"
 ESTIMATORS = ("paired", "specbench")

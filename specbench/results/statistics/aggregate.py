@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from specbench.arrays import FloatArray
     from specbench.results.records import CaseRecord
-    from specbench.results.statistics.bootstrap import FloatArray
+
+Block: TypeAlias = tuple[int, str]  # repeat and case
 
 # Of the blocks, from where on disturbance is the ordinary state.
 ORDINARY_SHARE = 0.5
@@ -24,14 +26,16 @@ ORDINARY_SHARE = 0.5
 COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW = range(8)
 
 
-def disturbed_blocks(records: Iterable[CaseRecord]) -> set[tuple[int, str]]:
-    """``(repeat, case_id)`` of every block that holds a disturbed turn."""
+def noisy_blocks(records: Iterable[CaseRecord]) -> set[Block]:
+    """Every block that holds a disturbed turn."""
     return {(r.repeat, r.case_id) for r in records if r.status == "disturbed"}
 
 
-def is_ordinary(n_disturbed: int, n_blocks: int) -> bool:
-    """Whether so many blocks are disturbed that none can be left out."""
-    return n_disturbed > ORDINARY_SHARE * n_blocks
+def untimed_blocks(records: Sequence[CaseRecord]) -> set[Block]:
+    """The blocks that count in no time: the disturbed ones, none where most are."""
+    noisy = noisy_blocks(records)
+    blocks = {(r.repeat, r.case_id) for r in records}
+    return noisy if len(noisy) <= ORDINARY_SHARE * len(blocks) else set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +101,20 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     tasks, categories, dropped, disturbed = [], [], [], []
     totals: dict[str, list[list[float]]] = {label: [] for label in labels}
     everything = [turn for turns in by_case.values() for turn in turns]
-    blocks = {(turn.repeat, turn.case_id) for turn in everything}
-    ordinary = is_ordinary(len(disturbed_blocks(everything)), len(blocks))
+    untimed = untimed_blocks(everything)
+    ordinary = bool(noisy_blocks(everything)) and not untimed
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
     for _, turns in sorted(by_case.items()):
         complete = _is_complete(turns, labels)
-        spoilt = {turn.repeat for turn in turns if turn.status == "disturbed"}
-        if spoilt and complete:
+        if complete and noisy_blocks(turns):
             disturbed.append(turns[0].task)
         if not complete:
             dropped.append(turns[0].task)
             continue
         tasks.append(turns[0].task)
         categories.append(turns[0].category)
-        left_out = set() if ordinary else spoilt
         for label in labels:
-            totals[label].append(_add_up([t for t in turns if t.label == label], left_out))
+            totals[label].append(_add_up([t for t in turns if t.label == label], untimed))
     return Pooled(
         tasks=tasks,
         categories=categories,
@@ -156,9 +158,8 @@ def _is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
     return all(asked == {(t.repeat, t.turn) for t in turns if t.label == label} for label in labels)
 
 
-def _add_up(turns: Sequence[CaseRecord], spoilt: set[int]) -> list[float]:
-    """The totals of one label on one case; repeats in ``spoilt`` count in nothing timed."""
-    timed = [turn for turn in turns if turn.repeat not in spoilt]
+def _add_up(turns: Sequence[CaseRecord], untimed: set[Block]) -> list[float]:
+    timed = [turn for turn in turns if (turn.repeat, turn.case_id) not in untimed]
     return [
         sum(max(0, turn.n_new - 1) for turn in turns),
         sum(turn.n_target_passes for turn in turns),

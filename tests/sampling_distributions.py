@@ -1,18 +1,19 @@
-"""Exact laws of sampled texts, many trials at once, and the statistics that compare the two.
+"""Exact distributions of sampled texts, many trials at once, and statistics to compare them by.
 
 Everything is small enough to be known exactly: a vocabulary of six tokens, and models whose next
-token depends on the last two. The law of every text of four tokens is then a table.
+token depends on the last two. The distribution of every text of four tokens is then a table.
 
 How far to trust a comparison:
 
 - *False alarms.* Seeds are fixed, so a test passes or fails for good. Were they drawn anew, a right
   verifier's smallest p of one comparison would be below ``P_LEAST`` with a probability of at most
-  ``P_LEAST`` times the laws compared (five). The suites make fewer than 100 comparisons, so all of
-  them together would raise a false alarm in at most 100 * 5 * 2e-5 = 1 % of all choices of seeds.
+  ``P_LEAST`` times the distributions compared (five). The suites make fewer than 100 comparisons,
+  so all of them together would raise a false alarm in at most 100 * 5 * 2e-5 = 1 % of all choices
+  of seeds.
 - *Small cells.* Texts that are expected fewer than five times are counted together, with the next
   rarest ones until five are expected there too. A text that cannot occur must not.
-- *Power.* With ``TRIALS`` turns an error of 2 % in total variation of one token's law is found with
-  a probability of at least 99 % (``tests/decoding/test_sampling.py`` computes it).
+- *Power.* With ``TRIALS`` turns an error of 2 % in total variation of one token's distribution is
+  found with a probability of at least 99 % (``tests/decoding/test_sampling.py`` computes it).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ N_TOKENS = 4  # of a text: the first from the prompt's pass, then three of steps
 P_LEAST = 2e-5
 TRIALS = 30_000
 PROMPT = np.array([3, 1], dtype=np.int64)
-LAWS = {
+SAMPLINGS = {
     "cold": Sampling(0.3),
     "warm": Sampling(1.0),
     "hot": Sampling(1.5),
@@ -56,7 +57,7 @@ def table(seed):
 # -- drafts ----------------------------------------------------------------------------------------
 
 CHAIN, PAIRS, BUSH = (-1, 0, 1), (-1, -1, 0, 0, 1, 2), (-1, -1, -1, 0, 0, 1, 2, 2, 3)
-# name: (parents, how children are chosen, the draft's logits, its law where not the target's)
+# name: (parents, how children are chosen, the draft's logits, its sampling where not the target's)
 DRAFTS = {
     "chain": (CHAIN, "replacement", table(1), None),
     "with": (BUSH, "replacement", table(1), None),
@@ -75,17 +76,17 @@ DRAWN = [name for name, draft in DRAFTS.items() if draft[1] != "top"]
 class TreeDrafts(Drafter):
     """A tree of fixed shape, its tokens drawn from a draft table or (``top``) the likeliest."""
 
-    def __init__(self, parents, kind, logits, law):
+    def __init__(self, parents, kind, logits, sampling):
         super().__init__(name="tree_drafts")
         self.parents, self.kind = np.array(parents, dtype=np.int64), kind
-        self.q = law.probs(logits)
+        self.q = sampling.probs(logits)
         self.host_q = self.q.double().numpy()
 
     @staticmethod
-    def named(draft, law):
-        """One of ``DRAFTS`` for a target with this law."""
-        parents, kind, logits, own_law = DRAFTS[draft]
-        return TreeDrafts(parents, kind, logits, own_law or law)
+    def named(draft, sampling):
+        """One of ``DRAFTS`` for a target with this sampling."""
+        parents, kind, logits, own_sampling = DRAFTS[draft]
+        return TreeDrafts(parents, kind, logits, own_sampling or sampling)
 
     def begin(self, state):
         self.random = np.random.default_rng(state.seed)
@@ -152,7 +153,7 @@ def turns(verifier, drafter, n, n_tokens, target_table=None, **engine):
     return outputs, n * (n_tokens - 1) / max(steps, 1)
 
 
-def ratio_turns(drafter, law, n, seed=0):
+def ratio_turns(drafter, sampling, n, seed=0):
     """As ``turns`` with the ratio test, all turns side by side.
 
     The drawing of trees and the loop are this function's; tests, residuals, draws and the walk are
@@ -166,7 +167,7 @@ def ratio_turns(drafter, law, n, seed=0):
     text = np.full((n, len(PROMPT) + N_TOKENS + width + 1), -1)
     text[:, : len(PROMPT)] = PROMPT
     length = np.full(n, len(PROMPT) + 1)
-    first = law.probs(logits[PROMPT[-2], PROMPT[-1]]).expand(n, -1)
+    first = sampling.probs(logits[PROMPT[-2], PROMPT[-1]]).expand(n, -1)
     text[:, len(PROMPT)] = sample(first, torch.from_numpy(1 - random.random(n)))
     steps = committed = 0
     while len(active := np.flatnonzero(length < len(PROMPT) + N_TOKENS)):
@@ -181,13 +182,14 @@ def ratio_turns(drafter, law, n, seed=0):
         )
         shift = np.arange(m)[:, None, None] * width
         children = np.where(below >= 0, below + shift, -1).reshape(m * (width + 1), -1)
-        p = law.probs(logits[at[:, 0], at[:, 1]])
+        p = sampling.probs(logits[at[:, 0], at[:, 1]])
         odds, rest = ratio_tests(p, children, torch.from_numpy(tokens.reshape(-1)), proposal)
-        coins, ends = 1 - random.random((m, width)), 1 - random.random(m)
+        uniforms, ends = 1 - random.random((m, width)), 1 - random.random(m)
         drawn = sample(rest, torch.from_numpy(ends.repeat(width + 1)))
         odds, drawn = odds.reshape(m, width + 1, -1).numpy(), drawn.reshape(m, -1).numpy()
         for i, trial in enumerate(active.tolist()):
-            path, after = descend(below, coins[i], lambda r: (odds[i, r], drawn[i, r]), width + 1)  # noqa: B023
+            judged = lambda r: (odds[i, r], drawn[i, r])  # noqa: B023, E731
+            path, after = descend(below, uniforms[i], judged, width + 1)
             end = length[trial]
             text[trial, end : end + len(path)] = tokens[i, path]
             text[trial, end + len(path)] = after
@@ -197,9 +199,9 @@ def ratio_turns(drafter, law, n, seed=0):
     return text[:, len(PROMPT) : len(PROMPT) + N_TOKENS], committed / steps
 
 
-def plain_turns(law, n, n_tokens, target_table=None, prompt=PROMPT):
+def plain_turns(sampling, n, n_tokens, target_table=None, prompt=PROMPT):
     """What plain sampling with the verifiers' random numbers of each seed emits, text by text."""
-    p = law.probs(table(0) if target_table is None else target_table)
+    p = sampling.probs(table(0) if target_table is None else target_table)
     outputs = np.empty((n, n_tokens), dtype=np.int64)
     numbers = Uniforms()
     for seed in range(n):
@@ -212,12 +214,12 @@ def plain_turns(law, n, n_tokens, target_table=None, prompt=PROMPT):
     return outputs
 
 
-# -- laws ------------------------------------------------------------------------------------------
+# -- distributions --------------------------------------------------------------------------------
 
 
-def law_of(law, target_table=None):
+def distribution_of(sampling, target_table=None):
     """``[VOCAB] * N_TOKENS`` the exact probability of every text."""
-    p = law.probs((table(0) if target_table is None else target_table).double()).numpy()
+    p = sampling.probs((table(0) if target_table is None else target_table).double()).numpy()
     joint = np.zeros((VOCAB,) * N_TOKENS)
     for ids in itertools.product(range(VOCAB), repeat=N_TOKENS):
         text = [*PROMPT.tolist(), *ids]
@@ -242,22 +244,22 @@ def chi_square(seen, expected):
 
 
 def p_value(seen, joint):
-    """How likely a statistic at least as large is, for counts of texts with the law ``joint``."""
+    """How likely a statistic at least as large is, for counts of texts by ``joint``."""
     statistic, freedom = chi_square(seen, joint * seen.sum())
     return float(stats.chi2.sf(statistic, freedom)) if freedom else float(statistic < np.inf)
 
 
 def worst_p(outputs, joint):
-    """The smallest p over the laws of the first 1, 2, 3, … tokens; ``joint`` is the longest's."""
+    """The smallest p over texts of the first 1, 2, 3, … tokens; ``joint`` is the longest's."""
     counts = np.zeros_like(joint)
     np.add.at(counts, tuple(outputs[:, : joint.ndim].T), 1)
     rest = [tuple(range(n, joint.ndim)) for n in range(1, joint.ndim + 1)]
     return min(p_value(counts.sum(axes), joint.sum(axes)) for axes in rest)
 
 
-def transitions_p(outputs, law, target_table=None):
-    """Of the law of a token given the two before it, over all places of all turns together."""
-    p = law.probs((table(0) if target_table is None else target_table).double()).numpy()
+def transitions_p(outputs, sampling, target_table=None):
+    """Of a token given the two before it, over all places of all turns together."""
+    p = sampling.probs((table(0) if target_table is None else target_table).double()).numpy()
     prompt = np.broadcast_to(PROMPT, (len(outputs), len(PROMPT)))
     text = np.concatenate([prompt, outputs], 1)
     seen = np.zeros((VOCAB,) * 3)

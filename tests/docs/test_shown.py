@@ -1,0 +1,79 @@
+"""Measured tables and figures of the documents are those of their records (``make shown``)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from PIL import Image
+
+from scripts.shown import DOCUMENTS, FIGURES, SHOWN, fingerprint, index, with_tables
+from scripts.shown_tables import TABLES
+from specbench.paths import PROJECT
+
+TABLE = re.compile(r"(?:^|\n)([^\n]*)\n\n(\|(?:.*\n)+?)(?!\|)")
+DECIMALS = "<!-- decimals: of the files linked in each row -->"
+
+
+def text(name: str) -> str:
+    return (PROJECT / name).read_text(encoding="utf-8")
+
+
+def images() -> list[str]:
+    """Pictures that the documents show, as paths below the root."""
+    found = []
+    for name in DOCUMENTS:
+        folder = (PROJECT / name).parent
+        links = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text(name))
+        found += [str((folder / link).resolve().relative_to(PROJECT)) for link in links]
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_shown_tables_are_those_of_their_records(document):
+    assert with_tables(text(document)) == text(document), "run `make shown`"
+
+
+def test_a_number_that_was_typed_is_found():
+    readme = text("README.md")
+    assert readme.count("| 1.77 | 1.56 ") == 1
+    assert with_tables(readme.replace("| 1.77 | 1.56 ", "| 1.78 | 1.56 ")) == readme
+
+
+def test_index_code_and_documents_name_the_same_tables_and_figures():
+    names = [found[2] for name in DOCUMENTS for found in SHOWN.finditer(text(name))]
+    assert sorted(names) == sorted(index()["tables"]) == sorted(TABLES)
+    assert sorted(images()) == sorted(index()["figures"])
+    assert len(FIGURES) == len(index()["figures"])
+
+
+@pytest.mark.parametrize("figure", index()["figures"])
+def test_figures_were_drawn_from_their_records_as_they_are(figure):
+    with Image.open(PROJECT / figure) as picture:
+        written = dict(picture.text)
+    records = index()["figures"][figure]
+    assert written["Records"].split() == records
+    assert written["Records-SHA256"] == fingerprint(records), "run `make shown`"
+
+
+def test_every_measured_table_names_its_record_or_says_that_there_is_none():
+    for name in DOCUMENTS:
+        for before, table in TABLE.findall(text(name)):
+            header = table.splitlines()[0]
+            if "MAT" in header or (name != "README.md" and "| question |" not in header):
+                marked = re.fullmatch(r"<!-- (shown: \w+|no record: .+) -->", before)
+                assert marked or before == DECIMALS, header
+
+
+def test_decimals_of_the_papers_table_are_those_of_the_linked_files():
+    """The cells are sentences; each decimal in them is a number of the CSV, perhaps in percent."""
+    table = text("docs/measurements.md").partition(DECIMALS)[2].strip().partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) == 21
+    for row in rows:
+        link = re.search(r"\]\((.*)\.md\)", row[0]).group(1)
+        recorded = re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text(f"docs/{link}.csv"))
+        numbers = [float(number) * factor for number in recorded for factor in (1, 100)]
+        for shown in re.findall(r"\d+\.\d+", row[3]):
+            half = 0.5001 * 10.0 ** -len(shown.partition(".")[2])
+            assert any(abs(number - float(shown)) <= half for number in numbers), (link, shown)
