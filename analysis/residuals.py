@@ -93,9 +93,9 @@ def residuals(live: Run, replay: Run) -> list[Residual]:
             found.append(
                 Residual(
                     label,
-                    (measured["mat"], predicted["mat"]),
+                    (measured["mat"] or 0.0, predicted["mat"] or 0.0),
                     (measured["speedup"], predicted["speedup"]),
-                    (measured["tokens_per_s"], predicted["tokens_per_s"]),
+                    (measured["tokens_per_s"] or 0.0, predicted["tokens_per_s"] or 0.0),
                 )
             )
     return found

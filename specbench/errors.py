@@ -76,8 +76,11 @@ def unknown_name(what: str, name: str, valid: Iterable[str]) -> ConfigurationErr
     return ConfigurationError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(options)}.")
 
 
+def message_line(error: BaseException) -> str:
+    """The first line of an error's message that says something, else an empty one."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
 def first_line(error: BaseException) -> str:
-    """``Type: message`` of any error, of the message the first line that says something."""
-    lines = (line.strip() for line in str(error).splitlines())
-    first = next((line for line in lines if line), None)
-    return type(error).__name__ + (f": {first}" if first else "")
+    """``Type: message`` of any error, of the message its first line."""
+    return ": ".join(filter(None, (type(error).__name__, message_line(error))))

@@ -8,7 +8,7 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
@@ -19,6 +19,9 @@ from specbench.storage import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+# A method's settings, by name; each method has its own.
+Knobs: TypeAlias = "Mapping[str, Any]"
 
 SURFACE = "surface.json"  # of a cost run, in place of records
 # Left out of the frame: lists as long as a text.
@@ -80,10 +83,14 @@ class Run:
                 prompts[record.case_id] = prompts.get(record.case_id) or record.prompt_ids
         return {case: zlib.crc32(str(list(ids)).encode()) for case, ids in prompts.items()}
 
-    @property
-    def overlap(self) -> str:
-        """How drafters worked beside the target's passes; "" where the manifest does not say."""
-        return self._loaded.overlap or ""
+    def tells_draft_time(self, label: str) -> bool:
+        """Whether the clock could tell a label's drafting from the target's passes.
+
+        It cannot where the two overlapped, nor is it known of runs that do not say who did that.
+        """
+        overlapping = self._loaded.overlapping
+        serial = self._loaded.overlap == "serial"
+        return serial or (overlapping is not None and label not in overlapping)
 
     @property
     def experiment(self) -> str | None:
@@ -198,7 +205,7 @@ class Run:
         """Bytes of weights and caches by model (``target``, ``draft``) that a label needs."""
         return self._loaded.memory.get(label, {})
 
-    def knobs(self, label: str) -> Mapping[str, Any]:
+    def knobs(self, label: str) -> Knobs:
         """The settings of a label's method."""
         return self.manifest.labels.get(label, LabelInfo()).knobs
 

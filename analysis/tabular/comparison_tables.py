@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, Claim
 from analysis.runs.comparisons import (
     ComparedLabel,
     Comparison,
     caption,
-    name,
     run_names,
-    verdict_words,
 )
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, FEWEST, Estimate
 from specbench.results.statistics import compare_pairs
+from specbench.results.wording import verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from specbench.results.summary_schema import Pair, SummaryRow
 
 _TASK_NAMES = {
     "mt_bench": "MT",
@@ -37,7 +38,7 @@ FOOTING = ("over eager ar [95 %]", "over graph ar [95 %]", "bandwidth share")
 _CLAIMED = ("claimed speedup / MAT", "claimed tokens/s", "claimed on")
 
 
-def footing_cells(row: Mapping[str, Any]) -> list[str | Estimate]:
+def footing_cells(row: SummaryRow) -> list[str | Estimate]:
     """The cells below ``FOOTING``, of a summary's row."""
     few = row["n_cases"] < FEWEST
     return [
@@ -115,7 +116,7 @@ def task_sheet(group: Comparison, title: str) -> ResultTable:
             rows.append(
                 [
                     task,
-                    name(group, entry),
+                    group.name_of(entry),
                     entry.measured("mat", task),
                     entry.measured("speedup", task),
                     *footing_cells(row),
@@ -309,7 +310,7 @@ def pairs_sheet(group: Comparison) -> ResultTable | None:
     return ResultTable(f"{group.title}: pairs", text, headings, rows, [])
 
 
-def _ratio(pair: Mapping[str, Any]) -> Estimate:
+def _ratio(pair: Pair) -> Estimate:
     few = pair["n_cases"] < FEWEST
     return Estimate(pair["ratio"], None if few else pair["ratio_ci"], 3, few)
 

@@ -224,7 +224,7 @@ def host_work(nodes: int, steps: int = 300) -> dict[str, Any]:
     engine.decode(prompt, drafter, max_new_tokens=20)
     inside.clear()
     result = engine.decode(prompt, drafter, max_new_tokens=steps)
-    outside = [s - p for s, p in zip(result.step_s, inside[1:], strict=True)]
+    outside = [s - p for s, p in zip(result.timings.step_s, inside[1:], strict=True)]
     return {"nodes": nodes, "outside_us": statistics.median(outside) * 1e6}
 
 

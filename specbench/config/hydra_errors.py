@@ -19,7 +19,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from specbench.errors import ConfigurationError, nearest, unknown_name
+from specbench.errors import ConfigurationError, message_line, nearest, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,5 +132,4 @@ def _other(error: BaseException) -> ConfigurationError:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    return message_line(error).rstrip(".") or type(error).__name__

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specbench.results.manifest import ModelInfo
+from specbench.results.manifest import BASELINE, ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +41,7 @@ class BaselineContext:
 
 def _subject(manifest: RunManifest) -> ModelInfo:
     """The manifest's part about the model; predicted times are of the surface's machine."""
-    if manifest.surface is not None:
+    if manifest.surface:
         return ModelInfo.from_json(manifest.surface.get("model") or {})
     return manifest.model or ModelInfo()
 
@@ -67,13 +67,13 @@ def baseline_context(manifest: RunManifest) -> BaselineContext:
     baseline = manifest.baseline
     for label in sorted(manifest.labels, key=lambda label: label != baseline):
         entry = manifest.labels[label]
-        if label != baseline and entry.method != "ar":
+        if label != baseline and entry.method != BASELINE:
             continue
         by = "eager" if entry.knobs.get("eager") else engine
         if by in ENGINES:
             plain.setdefault(by, label)
     size, speed = model.weight_bytes, model.copy_bytes_per_s
-    return BaselineContext(plain, float(size) / float(speed) if size and speed else None)
+    return BaselineContext(plain, size / speed if size and speed else None)
 
 
 def notes(manifest: RunManifest, reached: float | None) -> list[str]:

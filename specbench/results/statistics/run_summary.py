@@ -12,12 +12,14 @@ from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION
 from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import ORDINARY_SHARE, noisy_blocks, untimed_blocks
 from specbench.results.statistics.summary import OVERALL, compare_pairs, summarise
+from specbench.results.wording import run_caption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from specbench.results.manifest import RunManifest
     from specbench.results.records import CaseRecord
+    from specbench.results.summary_schema import Summary, SummaryRow
 
 _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
@@ -27,23 +29,24 @@ def run_summary(
     records: Sequence[CaseRecord],
     errors: Sequence[Mapping[str, Any]],
     manifest: RunManifest,
-) -> dict[str, Any]:
+) -> Summary:
     """What ``summary.json`` holds.
 
     Args:
         records: of the whole run.
         errors: lines of ``errors.jsonl``.
         manifest: of the run; with its ``model`` part where a model was loaded.
-
-    Returns:
-        ``rows`` (see :func:`summarise`), ``pairs`` (see :func:`compare_pairs`; empty unless two
-        methods were compared besides the baseline), ``caption`` and ``notes``.
     """
-    labels = list(manifest.labels)
-    baseline, config, seed = manifest.baseline, manifest.config, manifest.seed
+    labels, baseline, seed = list(manifest.labels), manifest.baseline, manifest.seed
+    model = manifest.model
     stands_on = roofline.baseline_context(manifest)
     rows = summarise(
-        records, labels, baseline, seed=seed, estimator=config["estimator"], footing=stands_on
+        records,
+        labels,
+        baseline,
+        seed=seed,
+        estimator=manifest.config["estimator"],
+        context=stands_on,
     )
     methods = [label for label in labels if label not in {baseline, *stands_on.plain.values()}]
     pairs = compare_pairs(records, labels, seed=seed) if len(methods) > 1 else []
@@ -52,13 +55,13 @@ def run_summary(
         "run_key": manifest.run_key,
         "rows": rows,
         "pairs": pairs,
-        "caption": _caption(records, config),
+        "caption": run_caption(records, manifest),
         "notes": [
             *(manifest.notes or []),
             *accepted_by_part(records),
             *_failures(records, errors, labels),
-            *_verdicts(records, baseline, (manifest.model and manifest.model.dtype) or ""),
-            *_disturbance(records, (config.get("measure") or {}).get("disturbed") or {}),
+            *_verdicts(records, baseline, (model and model.dtype) or ""),
+            *_disturbance(records, manifest.setting("measure", "disturbed") or {}),
             *_baseline(rows, baseline, manifest),
             *_phases(rows),
         ],
@@ -68,32 +71,6 @@ def run_summary(
 def exit_code(records: Sequence[CaseRecord], errors: Sequence[Mapping[str, Any]]) -> int:
     """0, or 1 where a case failed or an output is not what plain decoding gives."""
     return int(bool(errors) or any(record.lossless.verdict == "bug" for record in records))
-
-
-def _caption(records: Sequence[CaseRecord], config: Mapping[str, Any]) -> str:
-    scopes = {record.label: record.state_scope for record in records}
-    kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
-    predicted = any(record.timing == "predicted" for record in records)
-    parts = [
-        ("PREDICTED times, not measured ones. " if predicted else "")
-        + f"{config['model']['name']} on {config['dataset']['name']}, repeats={config['repeats']}. "
-        f"State kept per {kept}."
-    ]
-    generation = config.get("generation") or {}
-    verifiers = " and ".join(sorted({record.verifier for record in records}))
-    if generation.get("temperature"):
-        filters = "".join(
-            f", {key}={generation[key]}"
-            for key, off in (("top_p", 1), ("top_k", 0))
-            if generation[key] != off
-        )
-        parts.append(
-            f"Sampled at temperature {generation['temperature']:g}{filters}; verifier {verifiers}; "
-            "speedup over ar sampling with the same seeds; outputs not audited."
-        )
-    if any(record.lossy for record in records):
-        parts.append("LOSSY: outputs of labels that draft do not follow the model's distribution.")
-    return " ".join(parts)
 
 
 def _failures(
@@ -179,9 +156,7 @@ def _rule(limits: Mapping[str, Any]) -> str:
     return f"Disturbed is more than: {'; '.join(parts)}; or a GPU shared or throttled."
 
 
-def _baseline(
-    rows: Sequence[Mapping[str, Any]], baseline: str | None, manifest: RunManifest
-) -> list[str]:
+def _baseline(rows: Sequence[SummaryRow], baseline: str | None, manifest: RunManifest) -> list[str]:
     overall = [r for r in rows if r["label"] == baseline and r["task"] == OVERALL]
     return roofline.notes(manifest, overall[0]["bandwidth_share"]) if overall else []
 
@@ -206,7 +181,7 @@ def accepted_by_part(done: Sequence[CaseRecord]) -> list[str]:
     return notes
 
 
-def _phases(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _phases(rows: Sequence[SummaryRow]) -> list[str]:
     notes = []
     for row in rows:
         if row["task"] == OVERALL and row["phase_share"]:

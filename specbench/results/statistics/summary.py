@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specbench.results.manifest import BASELINE
+from specbench.results.records import VERDICTS
 from specbench.results.statistics.aggregate import (
     COMMITTED,
     DECODE,
@@ -53,40 +55,39 @@ from specbench.results.statistics.bootstrap import (
     strata_of,
 )
 from specbench.results.statistics.paired import equivalence, holm, sign_flip_p
-from specbench.results.statistics.roofline import ENGINES, BaselineContext
+from specbench.results.statistics.roofline import BaselineContext
+from specbench.results.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from specbench.arrays import FloatArray
     from specbench.results.records import CaseRecord
+    from specbench.results.summary_schema import Pair, SummaryRow
 
 OVERALL = "overall"
 ESTIMATORS = ("paired", "specbench")
 DEFAULT_MARGIN = 0.02
-NO_FOOTING = BaselineContext()
+NO_CONTEXT = BaselineContext()
 _ALPHA = 0.05
-
-# Spec-Bench's order; other tasks follow by name, the whole run comes last.
-_TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 
 
 def task_order(task: str) -> tuple[int, str]:
-    """Sorting key of tasks in tables."""
+    """Sorting key of tasks: Spec-Bench's order, others by name, the whole run last."""
     if task == OVERALL:
-        return (len(_TASKS) + 1, task)
-    return (_TASKS.index(task) if task in _TASKS else len(_TASKS), task)
+        return (len(TASKS) + 1, task)
+    return (TASKS.index(task) if task in TASKS else len(TASKS), task)
 
 
 def summarise(
     records: Iterable[CaseRecord],
     labels: Sequence[str],
-    baseline: str | None = "ar",
+    baseline: str | None = BASELINE,
     seed: int = 0,
     estimator: str = "paired",
     n_resamples: int = N_RESAMPLES,
-    footing: BaselineContext = NO_FOOTING,
-) -> list[dict[str, Any]]:
+    context: BaselineContext = NO_CONTEXT,
+) -> list[SummaryRow]:
     """The rows of a run.
 
     Args:
@@ -97,11 +98,10 @@ def summarise(
         seed: of the bootstrap.
         estimator: ``paired`` or ``specbench``, see above.
         n_resamples: of the bootstrap.
-        footing: the run's plain decodings by engine, and the memory's speed.
+        context: the run's plain decodings by engine, and the memory's speed.
 
     Returns:
-        One dict per task and label, tasks in their usual order and ``overall`` last. A number that
-        cannot be had (no baseline, no case left, an interval from one case) is None.
+        One per task and label, tasks in their usual order and ``overall`` last.
 
     Raises:
         ValueError: unknown estimator.
@@ -115,7 +115,7 @@ def summarise(
     rows = []
     for task, group in groups.items():
         sample = _Sample(group, estimator, seed, n_resamples)
-        rows += [sample.row(task, label, baseline, footing) for label in labels]
+        rows += [sample.row(task, label, baseline, context) for label in labels]
     return rows
 
 
@@ -125,7 +125,7 @@ def compare_pairs(
     seed: int = 0,
     margin: float = DEFAULT_MARGIN,
     n_resamples: int = N_RESAMPLES,
-) -> list[dict[str, Any]]:
+) -> list[Pair]:
     """Every label against every later one, by the geometric mean of per-case speed ratios.
 
     Args:
@@ -136,14 +136,11 @@ def compare_pairs(
         n_resamples: of the bootstrap.
 
     Returns:
-        One dict per pair: ``first``, ``second``, ``n_cases``, ``ratio`` (speed of the first over
-        the second's), ``ratio_ci``, ``p``, ``p_holm`` (corrected for the number of pairs),
-        ``verdict`` (see :func:`equivalence`; ``faster`` and ``slower`` need a corrected p below
-        5 % as well), ``margin`` and ``detectable``: the smallest ratio this sample would have
-        shown with a power of 80 %.
+        One per pair; besides what :func:`equivalence` asks, the verdicts ``faster`` and ``slower``
+        need a corrected p below 5 %.
     """
     sample = _Sample(pool(records, labels), "paired", seed, n_resamples)
-    rows: list[dict[str, Any]] = []
+    rows: list[Pair] = []
     for first, second in itertools.combinations(labels, 2):
         ratio, interval = sample.geomean(first, second)
         logs, strata = sample.log_ratios(first, second)
@@ -158,6 +155,7 @@ def compare_pairs(
                 "verdict": equivalence(interval, margin),
                 "margin": margin,
                 "detectable": minimum_detectable_ratio(logs.tolist(), strata),
+                "p_holm": math.nan,  # known once all pairs are
             }
         )
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
@@ -177,9 +175,8 @@ class _Sample:
         self._resamples = Resamples(self._strata, seed, n_resamples)
 
     def row(
-        self, task: str, label: str, baseline: str | None, footing: BaselineContext
-    ) -> dict[str, Any]:
-        """A row of ``summary.json``."""
+        self, task: str, label: str, baseline: str | None, context: BaselineContext
+    ) -> SummaryRow:
         pooled = self._pooled
         totals = pooled.totals[label]
         mat, mat_ci = self._quotient([totals[:, COMMITTED]], [totals[:, STEPS]])
@@ -189,7 +186,7 @@ class _Sample:
             geomean = 1.0 if totals[:, DECODE].any() else None
         elif baseline in pooled.totals:
             geomean, geomean_ci = self.geomean(label, baseline)
-        plain = footing.plain
+        plain = context.plain
         over = {of: self._over(label, of) for of in {baseline, *plain.values(), None}}
         speedup, speedup_ci = over[baseline]
         own = label if label in plain.values() else baseline
@@ -215,12 +212,14 @@ class _Sample:
             "speedup_ci": speedup_ci,
             "geomean_speedup": geomean,
             "geomean_speedup_ci": geomean_ci,
-            **{f"speedup_{engine}": over[plain.get(engine)][0] for engine in ENGINES},
-            **{f"speedup_{engine}_ci": over[plain.get(engine)][1] for engine in ENGINES},
-            "bandwidth_share": footing.share(self._decode_speed(own)),
+            "speedup_eager": over[plain.get("eager")][0],
+            "speedup_graph": over[plain.get("graph")][0],
+            "speedup_eager_ci": over[plain.get("eager")][1],
+            "speedup_graph_ci": over[plain.get("graph")][1],
+            "bandwidth_share": context.share(self._decode_speed(own)),
             "lossless": {
                 kind: verdicts.count(kind)
-                for kind in ("equal", "near_tie", "bug", "not_audited", "lossy")
+                for kind in (*VERDICTS, "lossy")
                 if kind != "lossy" or kind in verdicts
             },
             "state_scope": pooled.state_scopes.get(label),

@@ -1,0 +1,98 @@
+"""The keys of ``summary.json``. Free of torch; what the numbers mean: `statistics.summary`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from specbench.results.statistics.bootstrap import Interval
+
+
+class SummaryRow(TypedDict):
+    """What a label reached on a task, or over the whole run (``overall``).
+
+    None stands for what cannot be had: no baseline, no case left, an interval from one case.
+
+    Attributes:
+        n_dropped: cases left out for all labels because one failed.
+        n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: timed all the same.
+        phase_share: each phase's part of the wall time, under ``measure=phases``.
+        speedup_eager, speedup_graph: over plain decoding by that engine.
+        bandwidth_share: part of the machine's copy bandwidth that plain decoding takes.
+        lossless: turns by verdict.
+    """
+
+    label: str
+    method: str
+    task: str
+    n_cases: int
+    n_dropped: int
+    n_disturbed: int
+    disturbed_counted: bool
+    mat: float | None
+    mat_ci: Interval | None
+    tokens_per_s: float | None
+    end_to_end_tokens_per_s: float | None
+    joules_per_token: float | None
+    phase_share: dict[str, float] | None
+    estimator: str
+    speedup: float | None
+    speedup_ci: Interval | None
+    geomean_speedup: float | None
+    geomean_speedup_ci: Interval | None
+    speedup_eager: float | None
+    speedup_graph: float | None
+    speedup_eager_ci: Interval | None
+    speedup_graph_ci: Interval | None
+    bandwidth_share: float | None
+    lossless: Mapping[str, int]
+    state_scope: str | None
+    timing: str
+
+
+def number(row: SummaryRow, key: str) -> float | None:
+    """A number by a key that is a variable."""
+    found: float | None = cast("Mapping[str, Any]", row)[key]
+    return found
+
+
+def interval(row: SummaryRow, key: str) -> Interval | None:
+    """The 95 % interval of a number; None too where it has none by nature."""
+    found: Interval | None = cast("Mapping[str, Any]", row).get(f"{key}_ci")
+    return found
+
+
+class Pair(TypedDict):
+    """Two labels on the same cases.
+
+    Attributes:
+        ratio: decode speed of the first over the second's, geometric mean over cases.
+        p: of a sign-flip permutation test; ``p_holm``: corrected for the number of pairs.
+        verdict: ``tie``, ``faster``, ``slower`` (the first is) or ``undecided``.
+        margin: a ratio from 1/(1 + margin) to 1 + margin is a tie.
+        detectable: the smallest ratio that the sample shows with a power of 80 %.
+    """
+
+    first: str
+    second: str
+    n_cases: int
+    ratio: float | None
+    ratio_ci: Interval | None
+    p: float
+    verdict: str
+    margin: float
+    detectable: float | None
+    p_holm: float
+
+
+class Summary(TypedDict):
+    """All of the file; ``pairs`` is empty unless two methods were compared."""
+
+    schema_version: int
+    run_key: str | None
+    rows: list[SummaryRow]
+    pairs: list[Pair]
+    caption: str
+    notes: list[str]

@@ -1,0 +1,59 @@
+"""Words that every table uses, whoever prints it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from specbench.results.manifest import RunManifest
+    from specbench.results.records import CaseRecord
+
+# What concerns a reader most comes first.
+_VERDICTS = {
+    "bug": "BUG",
+    "near_tie": "near tie",
+    "equal": "equal",
+    "not_audited": "not audited",
+    "lossy": "lossy",
+}
+
+# What a caption of several runs says first about times that were not measured.
+TIMES = {
+    "measured": "",
+    "predicted": "PREDICTED times (replay with a cost surface), not measured ones. ",
+    "none": "Replay without times: steps only. ",
+}
+
+
+def verdict_words(counts: Mapping[str, int]) -> str:
+    """``3 near tie, 45 equal``; kinds that did not occur are left out."""
+    parts = [f"{counts[kind]} {word}" for kind, word in _VERDICTS.items() if counts.get(kind)]
+    return ", ".join(parts) or "nothing audited"
+
+
+def run_caption(records: Sequence[CaseRecord], manifest: RunManifest) -> str:
+    """What belongs below a run's own table: model, data, state kept, sampling."""
+    scopes = {record.label: record.state_scope for record in records}
+    kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
+    predicted = any(record.timing == "predicted" for record in records)
+    model, dataset = manifest.setting("model", "name"), manifest.setting("dataset", "name")
+    parts = [
+        ("PREDICTED times, not measured ones. " if predicted else "")
+        + f"{model} on {dataset}, repeats={manifest.config['repeats']}. State kept per {kept}."
+    ]
+    if temperature := manifest.setting("generation", "temperature"):
+        filters = "".join(
+            f", {key}={value}"
+            for key, off in (("top_p", 1), ("top_k", 0))
+            if (value := manifest.setting("generation", key)) != off
+        )
+        verifiers = " and ".join(sorted({record.verifier for record in records}))
+        parts.append(
+            f"Sampled at temperature {temperature:g}{filters}; verifier {verifiers}; "
+            "speedup over ar sampling with the same seeds; outputs not audited."
+        )
+    if any(record.lossy for record in records):
+        parts.append("LOSSY: outputs of labels that draft do not follow the model's distribution.")
+    return " ".join(parts)
