@@ -21,13 +21,12 @@ import jinja2
 import matplotlib
 
 from analysis.figures import FIGURES
-from analysis.papers import made_of
-from analysis.papers.reproduction import drafting
+from analysis.papers import by_reproduction
 from analysis.plots.layout import CAPTION, TITLE
 from analysis.plots.style import RC
 from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.command import with_runs
-from analysis.runs.comparisons import make_comparisons, name
+from analysis.runs.comparisons import make_comparisons
 from analysis.tabular.comparison_tables import FOOTING, footing_cells, pairs_sheet, sheet
 from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.table import ResultTable
@@ -163,7 +162,7 @@ def summary(groups: Iterable[Comparison]) -> ResultTable:
     ]  # fmt: skip
     rows: list[list[str | Estimate]] = []
     for group in groups:
-        entries = [entry for entry in drafting(group) if not entry.run.phases]
+        entries = [entry for entry in group.drafting if not entry.run.phases]
         if not entries:
             continue
         key = "speedup" if any(e.overall["speedup"] is not None for e in entries) else "mat"
@@ -175,7 +174,7 @@ def summary(groups: Iterable[Comparison]) -> ResultTable:
         rows.append(
             [
                 group.title,
-                name(group, best),
+                group.name_of(best),
                 best.measured("speedup"),
                 *footing_cells(best.overall),
                 best.measured("mat"),
@@ -199,10 +198,10 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
 
     Drawn one after the other, within :data:`analysis.plots.style.RC`.
     """
-    made, others = made_of(runs)
+    made, others = by_reproduction(runs)
     for artifact, members in made:
         pictures = [picture(figure) for _, figure in artifact.figures(members)]
-        yield Section(artifact.place, list(artifact.sheets(members)), pictures)
+        yield Section(artifact.place, list(artifact.tables(members)), pictures)
     for group in make_comparisons(others, estimator):
         sheets = [page for page in (sheet(group), pairs_sheet(group)) if page is not None]
         figures = (draw(group) for draw in FIGURES.values())
@@ -233,7 +232,7 @@ def claims(groups: Iterable[Comparison]) -> ResultTable:
     ]  # fmt: skip
     rows: list[list[str | Estimate]] = []
     for group in groups:
-        for entry in drafting(group):
+        for entry in group.drafting:
             claim = entry.claim
             if claim is None:
                 continue
@@ -245,7 +244,7 @@ def claims(groups: Iterable[Comparison]) -> ResultTable:
             rows.append(
                 [
                     group.title,
-                    name(group, entry),
+                    group.name_of(entry),
                     entry.measured("mat"),
                     claimed[0],
                     entry.measured("speedup"),
@@ -266,11 +265,11 @@ def lossless(groups: Iterable[Comparison]) -> ResultTable:
     rows: list[list[str | Estimate]] = [
         [
             group.title,
-            name(group, entry),
+            group.name_of(entry),
             *(str(entry.overall["lossless"].get(kind, 0)) for kind in kinds),
         ]
         for group in groups
-        for entry in drafting(group)
+        for entry in group.drafting
     ]
     text = (
         "Turns. Equal: the tokens of plain decoding. Near tie: other tokens, but each is within "

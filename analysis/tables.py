@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from analysis.papers import made_of
+from analysis.papers import by_reproduction
 from analysis.runs.command import with_runs
 from analysis.runs.comparisons import ComparedLabel, Comparison, make_comparisons, run_names
 from analysis.tabular.comparison_tables import pairs_sheet, sheet
@@ -88,12 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
-    made, others = made_of(runs)
+    made, others = by_reproduction(runs)
     # By file name; the runs that belong to no artifact share one.
     files: dict[str, dict[str, str]] = {}
     pages: list[ResultTable] = []
     for artifact, members in made:
-        sheets = list(artifact.sheets(members))
+        sheets = list(artifact.tables(members))
         pages += sheets
         files[artifact.name] = _texts(sheets, to_csv(sheets))
     groups = make_comparisons(others, options.estimator)

@@ -12,19 +12,18 @@ from analysis.papers.reproduction import (
     Reproduction,
     by_model,
     captions,
-    claimed_groups,
+    claimed_comparisons,
     claimed_in_cells,
-    drafting,
     grid,
     has_numbers,
-    knob,
-    label,
-    point,
+    knob_column,
+    label_column,
+    row_point,
     sweeps,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import heatmaps
-from analysis.runs.claims import NOT_RUN, OTHER_MODEL, claim_of_setting, compare, load_ledger
+from analysis.runs.claims import NOT_RUN, OTHER_MODEL, claim_of_setting, compare, load_claims
 from analysis.runs.comparisons import caption
 from analysis.runs.estimates import over_repeats
 from analysis.tabular.comparison_tables import (
@@ -39,13 +38,13 @@ from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.statistics import OVERALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from analysis.papers.reproduction import Pictures, Sweep
     from analysis.plots.heatmaps import HeatmapGrid
     from analysis.runs.claims import Claim
     from analysis.runs.comparisons import ComparedLabel, Comparison
-    from analysis.runs.load import Run
+    from analysis.runs.load import Knobs, Run
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
@@ -69,11 +68,11 @@ _TABLE1_TEXT = (
 )
 
 
-def _groups(runs: Sequence[Run]) -> list[Comparison]:
-    return claimed_groups(runs, PAPER, "table1")
+def _comparisons(runs: Sequence[Run]) -> list[Comparison]:
+    return claimed_comparisons(runs, PAPER, "table1")
 
 
-def _knobs(entry: ComparedLabel) -> Mapping[str, Any]:
+def _knobs(entry: ComparedLabel) -> Knobs:
     return entry.run.knobs(entry.label)
 
 
@@ -155,43 +154,43 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
 
 
 def _figure2(runs: Sequence[Run]) -> list[ResultTable]:
-    columns = {"source": label, "k": knob("k"), "w": knob("w")}
+    columns = {"source": label_column, "k": knob_column("k"), "w": knob_column("w")}
     title = "N-Grammys, Figure 2: tokens per call against k"
     return [settings_sheet(title, _unclaimed(runs), columns, _FIGURE2_TEXT)]
 
 
 def _unclaimed(runs: Sequence[Run]) -> list[Comparison]:
-    """Groups beside which the ledger's numbers, which are the mixed strategy's, cannot stand."""
-    return claimed_groups(runs, PAPER, "figure2")
+    """Groups beside which the claims, which are the mixed strategy's, cannot stand."""
+    return claimed_comparisons(runs, PAPER, "figure2")
 
 
 def _figure2_figure(runs: Sequence[Run]) -> Pictures:
-    for model, groups in by_model(_unclaimed(runs)):
+    for model, comparisons in by_model(_unclaimed(runs)):
         panels = []
-        for group in groups:
-            names = list(dict.fromkeys(entry.label for entry in drafting(group)))
+        for comparison in comparisons:
+            names = list(dict.fromkeys(entry.label for entry in comparison.drafting))
             panels.append(
                 Panel(
-                    group.runs[0].dataset, "k (drafts)", _MAT,
-                    [_over_k(group, name) for name in names], bottom=1.0,
+                    comparison.dataset, "k (drafts)", _MAT,
+                    [_over_k(comparison, name) for name in names], bottom=1.0,
                 )
             )  # fmt: skip
-        text = captions(groups, _FIGURE2_TEXT)
+        text = captions(comparisons, _FIGURE2_TEXT)
         yield model, curves([panels], f"N-Grammys, Figure 2 ({model})", text)
 
 
-def _over_k(group: Comparison, name: str) -> Series:
+def _over_k(comparison: Comparison, name: str) -> Series:
     own = sorted(
         (int(_knobs(entry)["k"]), str(entry.run.path), entry)
-        for entry in drafting(group)
+        for entry in comparison.drafting
         if entry.label == name
     )
     source = f"{PAPER}/{name.partition('_')[0]}"
-    points = [point(k, e, "mat") for k, _, e in own]
+    points = [row_point(k, e, "mat") for k, _, e in own]
     widths = {int(_knobs(entry)["w"]) for _, _, entry in own}
     claimed = [
         Point(float(claim.knobs["k"]), claim.value("mat"))
-        for claim in load_ledger()
+        for claim in load_claims()
         if claim.paper == PAPER and claim.setting == "bigram only" and {claim.knobs["w"]} == widths
     ]
     return Series(name.replace("_", ", w = "), source, points, claimed=claimed)
@@ -202,9 +201,9 @@ def _over_k(group: Comparison, name: str) -> Series:
 
 def _grid_sheet(words: str) -> Callable[[Sequence[Run]], list[ResultTable]]:
     def sheets(runs: Sequence[Run]) -> list[ResultTable]:
-        columns = {"method": label, "k": knob("k"), "w": knob("w")}
+        columns = {"method": label_column, "k": knob_column("k"), "w": knob_column("w")}
         title = f"N-Grammys, {words}, over (k, w)"
-        return [settings_sheet(title, _groups(runs), columns, _GRID_TEXT)]
+        return [settings_sheet(title, _comparisons(runs), columns, _GRID_TEXT)]
 
     return sheets
 
@@ -218,16 +217,20 @@ def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k
         unit: what the number is.
         place: for the title.
     """
-    for model, groups in by_model(_groups(runs)):
-        found = [(group, sweep) for group in groups for sweep in sweeps(group, "k", "w")]
-        grids = [_kw_grid(group, sweep, key) for group, sweep in found]
+    for model, comparisons in by_model(_comparisons(runs)):
+        found = [
+            (comparison, sweep)
+            for comparison in comparisons
+            for sweep in sweeps(comparison, "k", "w")
+        ]
+        grids = [_kw_grid(comparison, sweep, key) for comparison, sweep in found]
         if any(map(has_numbers, grids)):
             entries = [entry for _, sweep in found for entry in sweep.entries.values()]
             claimed = claimed_in_cells(entries, key, "k", "w")
             figure = heatmaps(
                 grids, "w (draft tokens in a row)", "k (rows)", unit,
                 f"N-Grammys, {place} ({model})",
-                captions(groups, _GRID_TEXT, claimed, speedup=key == "speedup"),
+                captions(comparisons, _GRID_TEXT, claimed, speedup=key == "speedup"),
             )  # fmt: skip
             yield model, figure
 
@@ -240,8 +243,8 @@ def _figure5_figure(runs: Sequence[Run]) -> Pictures:
     return grid_figures(runs, "mat", _MAT, "Figures 5, 7, 9")
 
 
-def _kw_grid(group: Comparison, sweep: Sweep, key: str) -> HeatmapGrid:
-    title = f"{group.runs[0].dataset} (n = {group.entries[0].overall['n_cases']})"
+def _kw_grid(comparison: Comparison, sweep: Sweep, key: str) -> HeatmapGrid:
+    title = f"{comparison.dataset} (n = {comparison.entries[0].overall['n_cases']})"
     return grid(sweep.titled(title), sweep.rows(), key, downwards=False)
 
 
@@ -249,19 +252,19 @@ def _kw_grid(group: Comparison, sweep: Sweep, key: str) -> HeatmapGrid:
 
 
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = _groups(runs)
+    comparisons = _comparisons(runs)
     headings = [
         "model", "data", "setting", "tokens per call [95 %]", "speedup ± sd", "speedup [95 %]",
         *FOOTING, "cases", "claimed speedup / MAT", "claimed on", "verdict",
     ]  # fmt: skip
     rows: list[list[str | Estimate]] = []
     notes: list[str] = []
-    for group in groups:
-        where = [group.runs[0].model, group.runs[0].dataset]
-        entries = [e for e in drafting(group) if e.overall["method"] == PAPER]
+    for comparison in comparisons:
+        where = [comparison.model, comparison.dataset]
+        entries = [e for e in comparison.drafting if e.overall["method"] == PAPER]
         timed = [e for e in entries if e.overall["speedup"] is not None]
         best = max(timed, key=lambda e: e.overall["speedup"] or 0.0, default=None)
-        for entry in drafting(group):
+        for entry in comparison.drafting:
             claim = entry.claim if entry.claim and entry.claim.model == where[0] else None
             rows.append([*where, *_table1_row(entry, _setting(entry), claim)])
             notes += [f"{_setting(entry)}: claimed by {claim.describe()}."] if claim else []
@@ -269,25 +272,25 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
             claim = claim_of_setting(_claims(), "best", PAPER, *where)
             rows.append([*where, *_table1_row(best, f"(k*, w*) = {_pair(best)}", claim)])
             notes += [f"(k*, w*): claimed by {claim.describe()}."] if claim else []
-    for claim in _claimed_elsewhere(groups):
-        cells = [*claimed_cells(claim), _why_not(claim, groups)]
+    for claim in _claimed_elsewhere(comparisons):
+        cells = [*claimed_cells(claim), _why_not(claim, comparisons)]
         rows.append(
             [claim.model, claim.dataset, _claimed_setting(claim), *[ABSENT] * 6, "0", *cells]
         )
         quoted = "quoted" if claim.quoted else "claimed"
         notes.append(f"{_claimed_setting(claim)}: {quoted} by {claim.describe()}.")
-    text = "\n".join([_TABLE1_TEXT, *(caption(group) for group in groups)])
+    text = "\n".join([_TABLE1_TEXT, *(caption(comparison) for comparison in comparisons)])
     return [ResultTable("N-Grammys, Table 1", text, headings, rows, with_rule(notes))]
 
 
-def _claimed_elsewhere(groups: Sequence[Comparison]) -> list[Claim]:
+def _claimed_elsewhere(comparisons: Sequence[Comparison]) -> list[Claim]:
     """What the paper's table has on the same data and stands beside no row of ours."""
     ran = {
-        (group.runs[0].dataset, group.runs[0].model, str(entry.overall["method"]))
-        for group in groups
-        for entry in group.entries
+        (comparison.dataset, comparison.model, str(entry.overall["method"]))
+        for comparison in comparisons
+        for entry in comparison.entries
     }
-    datasets = {group.runs[0].dataset for group in groups}
+    datasets = {comparison.dataset for comparison in comparisons}
     return [
         claim
         for claim in _claims()
@@ -295,12 +298,12 @@ def _claimed_elsewhere(groups: Sequence[Comparison]) -> list[Claim]:
     ]
 
 
-def _why_not(claim: Claim, groups: Sequence[Comparison]) -> str:
+def _why_not(claim: Claim, comparisons: Sequence[Comparison]) -> str:
     methods = {
         str(entry.overall["method"])
-        for group in groups
-        for entry in group.entries
-        if group.runs[0].dataset == claim.dataset
+        for comparison in comparisons
+        for entry in comparison.entries
+        if comparison.dataset == claim.dataset
     }
     return OTHER_MODEL if claim.method in methods else NOT_RUN
 
@@ -322,7 +325,7 @@ def _pair(entry: ComparedLabel) -> str:
 
 
 def _claims() -> list[Claim]:
-    return [c for c in load_ledger() if c.paper == PAPER and c.artifact == "table1"]
+    return [c for c in load_claims() if c.paper == PAPER and c.exhibit == "table1"]
 
 
 def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> list[str | Estimate]:
@@ -340,7 +343,7 @@ def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> list
     ]
 
 
-ARTIFACTS = (
+REPRODUCTIONS = (
     Reproduction("ngrammys_figure1", "N-Grammys, Figure 1", _figure1, _figure1_figure),
     Reproduction("ngrammys_figure2", "N-Grammys, Figure 2", _figure2, _figure2_figure),
     Reproduction(

@@ -8,18 +8,16 @@ from analysis.papers.reproduction import (
     MAT,
     Reproduction,
     captions,
-    claimed_groups,
-    drafting,
-    knob,
-    label,
+    claimed_comparisons,
+    knob_column,
+    label_column,
     measured_point,
-    point,
+    row_point,
     speed_point,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
-from analysis.runs.claims import load_ledger
-from analysis.runs.comparisons import name
+from analysis.runs.claims import load_claims
 from analysis.runs.estimates import mat, tokens_per_s, usable_turns
 from analysis.tabular.comparison_tables import settings_sheet
 from analysis.tabular.table import ResultTable
@@ -64,7 +62,7 @@ def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, E
 
 def _post() -> list[Claim]:
     """What the post says about speed on a stream."""
-    found = [c for c in load_ledger() if (c.paper, c.artifact) == (PAPER, "results")]
+    found = [c for c in load_claims() if (c.paper, c.exhibit) == (PAPER, "results")]
     return [c for c in found if c.value("tokens_per_s") and c.setting in (None, _WARM)]
 
 
@@ -76,36 +74,39 @@ def _hollow(entry: ComparedLabel) -> list[Point]:
 
 
 def _stream(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = claimed_groups(runs, PAPER, "results")
+    comparisons = claimed_comparisons(runs, PAPER, "results")
     rows: list[list[str | Estimate]] = []
-    for group in groups:
-        for entry in group.entries:
+    for comparison in comparisons:
+        for entry in comparison.entries:
             mats = _over_stream(entry.run, entry.label, "mat")
             speeds = _over_stream(entry.run, entry.label, "tokens_per_s")
             for (size, n, accepted), (_, n_timed, speed) in zip(mats, speeds, strict=True):
-                place = [group.title, name(group, entry), f"{size:.0f}"]
+                place = [comparison.title, comparison.name_of(entry), f"{size:.0f}"]
                 rows.append([*place, str(n), accepted, str(n_timed), speed])
     headings = [
         "run", "method", "tokens of finished requests", "requests", "MAT [95 %]",
         "undisturbed", "tokens/s [95 %]",
     ]  # fmt: skip
-    text = captions(groups, _STREAM_TEXT.format(n=_PARTS), speedup=False)
+    text = captions(comparisons, _STREAM_TEXT.format(n=_PARTS), speedup=False)
     return [
         settings_sheet(
-            "SSD against REST, over the whole stream", groups, {"method": label}, beside=_post()
+            "SSD against REST, over the whole stream",
+            comparisons,
+            {"method": label_column},
+            beside=_post(),
         ),
         ResultTable("SSD over the stream of requests", text, headings, rows, []),
     ]
 
 
 def _stream_figure(runs: Sequence[Run]) -> Pictures:
-    for group in claimed_groups(runs, PAPER, "results"):
+    for comparison in claimed_comparisons(runs, PAPER, "results"):
         panels = [
             Panel(
                 "", "tokens of finished requests", words,
                 [
                     Series(
-                        name(group, entry),
+                        comparison.name_of(entry),
                         str(entry.overall["method"]),
                         [
                             measured_point(size, value)
@@ -113,7 +114,7 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
                         ],
                         claimed=_hollow(entry) if kind == "tokens_per_s" else (),
                     )
-                    for entry in group.entries
+                    for entry in comparison.entries
                 ],
                 ratios=kind == "tokens_per_s",
                 bottom=1.0 if kind == "mat" else None,
@@ -122,35 +123,35 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
         ]  # fmt: skip
         figure = curves(
             [panels],
-            f"SSD over the stream of requests ({group.title})",
-            captions([group], _HOLLOW_TEXT, _STREAM_TEXT.format(n=_PARTS), speedup=False),
+            f"SSD over the stream of requests ({comparison.title})",
+            captions([comparison], _HOLLOW_TEXT, _STREAM_TEXT.format(n=_PARTS), speedup=False),
         )
-        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
+        yield f"{comparison.model}_{comparison.dataset}", figure
 
 
 def _store_size(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = claimed_groups(runs, PAPER, "results")
-    columns = {"method": label, "store (tokens)": knob("buffer_tokens")}
-    return [settings_sheet("SSD against the size of its store", groups, columns, _SIZE_TEXT)]
+    comparisons = claimed_comparisons(runs, PAPER, "results")
+    columns = {"method": label_column, "store (tokens)": knob_column("buffer_tokens")}
+    return [settings_sheet("SSD against the size of its store", comparisons, columns, _SIZE_TEXT)]
 
 
 def _store_size_figure(runs: Sequence[Run]) -> Pictures:
-    for group in claimed_groups(runs, PAPER, "results"):
+    for comparison in claimed_comparisons(runs, PAPER, "results"):
         sizes = sorted(
             (int(entry.run.knobs(entry.label)["buffer_tokens"]), i, entry)
-            for i, entry in enumerate(drafting(group))
+            for i, entry in enumerate(comparison.drafting)
         )
-        mats = [point(size, entry, "mat") for size, _, entry in sizes]
+        mats = [row_point(size, entry, "mat") for size, _, entry in sizes]
         speeds = [speed_point(size, entry) for size, _, entry in sizes]
         panels = [_size_panel(mats, MAT)]
         if any(p.y is not None for p in speeds):
             panels.append(_size_panel(speeds, "tokens/s"))
         figure = curves(
             [panels],
-            f"SSD against the size of its store ({group.title})",
-            captions([group], _SIZE_TEXT),
+            f"SSD against the size of its store ({comparison.title})",
+            captions([comparison], _SIZE_TEXT),
         )
-        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
+        yield f"{comparison.model}_{comparison.dataset}", figure
 
 
 def _size_panel(points: Sequence[Point], ylabel: str) -> Panel:
@@ -159,7 +160,7 @@ def _size_panel(points: Sequence[Point], ylabel: str) -> Panel:
     return Panel("", "store (tokens)", ylabel, [Series("ssd", PAPER, points)], log=2, bottom=bottom)
 
 
-ARTIFACTS = (
+REPRODUCTIONS = (
     Reproduction("ssd_stream", "SSD, section Results; SSD against REST", _stream, _stream_figure),
     Reproduction("ssd_store_size", "SSD against store size", _store_size, _store_size_figure),
 )

@@ -8,7 +8,7 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
@@ -19,6 +19,9 @@ from specbench.storage import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+# A method's settings, by name; each method has its own.
+Knobs: TypeAlias = "Mapping[str, Any]"
 
 SURFACE = "surface.json"  # of a cost run, in place of records
 # Left out of the frame: lists as long as a text.
@@ -202,7 +205,7 @@ class Run:
         """Bytes of weights and caches by model (``target``, ``draft``) that a label needs."""
         return self._loaded.memory.get(label, {})
 
-    def knobs(self, label: str) -> Mapping[str, Any]:
+    def knobs(self, label: str) -> Knobs:
         """The settings of a label's method."""
         return self.manifest.labels.get(label, LabelInfo()).knobs
 

@@ -10,7 +10,6 @@ from analysis.runs.comparisons import (
     ComparedLabel,
     Comparison,
     caption,
-    name,
     run_names,
 )
 from analysis.tabular.table import ResultTable
@@ -117,7 +116,7 @@ def task_sheet(group: Comparison, title: str) -> ResultTable:
             rows.append(
                 [
                     task,
-                    name(group, entry),
+                    group.name_of(entry),
                     entry.measured("mat", task),
                     entry.measured("speedup", task),
                     *footing_cells(row),
