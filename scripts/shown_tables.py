@@ -346,7 +346,7 @@ def growth(record: Any) -> str:
         "cacheback": ("Cacheback", "O(1): tables of fixed size (paper)"),
         "sam": (
             "SAM (stored: the static automaton alone)",
-            "O(1), amortised over the tokens (paper)",
+            "O(1), amortized over the tokens (paper)",
         ),
         "suffix_decoding": ("suffix decoding", "O(depth²) steps down the trees (paper)"),
         "rest": ("REST", "O(log N) and at most k matches (paper)"),
