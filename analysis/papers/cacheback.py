@@ -13,18 +13,15 @@ from analysis.papers.reproduction import (
     claimed_comparisons,
     claimed_in_cells,
     claimed_words,
-    grid,
-    has_numbers,
     knob_column,
     label_column,
-    row_point,
     speedups,
     sweeps,
     task_label,
     task_panel,
 )
-from analysis.plots.charts import Panel, Series, bars, bars_and_radar
-from analysis.plots.heatmaps import heatmaps
+from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar
+from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.tabular.comparison_tables import settings_sheet, sheet, task_sheet
 
 if TYPE_CHECKING:
@@ -86,8 +83,8 @@ def _figure3_figure(runs: Sequence[Run]) -> Pictures:
     around = [
         Series(
             first.name_of(entry),
-            str(entry.overall["method"]),
-            [row_point(x, entry, "speedup", task) for x, task in enumerate(first.tasks)],
+            entry.method,
+            [Point.at(x, entry.measured("speedup", task)) for x, task in enumerate(first.tasks)],
         )
         for entry in first.drafting
     ]
@@ -115,8 +112,8 @@ def length_figures(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "table1"):
         for sweep in sweeps(comparison, *_LENGTHS):
             for key, words in (("speedup", SPEEDUP), ("mat", "MAT (tokens per target pass)")):
-                drawn = grid(sweep.titled(comparison.title), sweep.rows(), key)
-                if has_numbers(drawn):
+                drawn = HeatmapGrid.of(sweep.titled(comparison.title), sweep.estimates(key))
+                if drawn.numbers:
                     claimed = claimed_in_cells(sweep.entries.values(), key, *_LENGTHS)
                     figure = heatmaps(
                         [drawn], "follower length FL (tokens)", "leader length LL (tokens)", words,

@@ -14,9 +14,6 @@ from analysis.papers.reproduction import (
     claimed_comparisons,
     claimed_words,
     label_column,
-    measured_point,
-    row_point,
-    speed_point,
     speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
@@ -61,7 +58,7 @@ def _temperature(entry: ComparedLabel) -> str:
 
 
 def _own(entry: ComparedLabel) -> list[CaseRecord]:
-    return [record for record in entry.run.records if record.label == entry.label]
+    return entry.records
 
 
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
@@ -110,7 +107,7 @@ def _table3(runs: Sequence[Run]) -> list[ResultTable]:
             rows.append(_load_row(entry))
             claim = entry.claim
             notes += [f"{entry.label}: claimed by {claim.describe()}."] if claim else []
-        run_methods = {str(entry.overall["method"]) for entry in comparison.entries}
+        run_methods = {entry.method for entry in comparison.entries}
         for claim in _table3_claims():
             if claim.method not in run_methods:
                 cells = [*[ABSENT] * 10, "0", *_claimed_load(claim)]
@@ -198,8 +195,7 @@ def draft_share(entry: ComparedLabel) -> Estimate:
 def _draft_shares(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
     """Draft length, entry, and the draft phase's share of its steps."""
     found = [
-        (int(entry.run.knobs(entry.label)["gamma"]), entry, draft_share(entry))
-        for entry in comparison.drafting
+        (int(entry.knobs["gamma"]), entry, draft_share(entry)) for entry in comparison.drafting
     ]
     return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
 
@@ -218,7 +214,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _figure1_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "figure1"):
-        points = [measured_point(r, share) for r, _, share in _draft_shares(comparison)]
+        points = [Point.at(r, share) for r, _, share in _draft_shares(comparison)]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft's share of time",
             [Series("sps", "sps", points)], top=1.0,
@@ -237,7 +233,7 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
 def _cache_sizes(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
     """K, entry and hit rate."""
     return sorted(
-        ((int(e.run.knobs(e.label)["k"]), e, hit_rate(e)) for e in comparison.drafting),
+        ((int(e.knobs["k"]), e, hit_rate(e)) for e in comparison.drafting),
         key=lambda item: (item[0], str(item[1].run.path)),
     )
 
@@ -300,9 +296,9 @@ def _figure6_figure(runs: Sequence[Run]) -> Pictures:
 def _figure6_row(comparison: Comparison) -> list[Panel]:
     sizes = _cache_sizes(comparison)
     dataset = comparison.dataset
-    hits = [measured_point(size, rate) for size, _, rate in sizes]
-    mats = [row_point(size, entry, "mat") for size, entry, _ in sizes]
-    speeds = [speed_point(size, entry) for size, entry, _ in sizes]
+    hits = [Point.at(size, rate) for size, _, rate in sizes]
+    mats = [Point.at(size, entry.measured("mat")) for size, entry, _ in sizes]
+    speeds = [Point.at(size, entry.speed()) for size, entry, _ in sizes]
     return [
         Panel(
             dataset, "K (nodes per layer)", "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02

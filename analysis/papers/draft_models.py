@@ -137,7 +137,7 @@ def _claims(entry: ComparedLabel) -> list[Claim]:
     best: dict[str, Claim] = {}
     for claim in load_claims():
         speedup = claim.value("speedup")
-        if claim.method != entry.overall["method"] or claim.over or claim.quoted:
+        if claim.method != entry.method or claim.over or claim.quoted:
             continue
         if claim.temperature != entry.run.temperature or speedup is None:
             continue

@@ -10,9 +10,8 @@ from analysis.papers.reproduction import (
     by_model,
     captions,
     claimed_comparisons,
-    measured_point,
 )
-from analysis.plots.charts import Panel, Series, curves
+from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.estimates import pooled_ratio
 from analysis.tabular.table import ResultTable
 
@@ -115,7 +114,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
 
 
 def _series(source: str, values: Sequence[tuple[int, Estimate]]) -> Series:
-    points = [measured_point(value, share) for value, share in values]
+    points = [Point.at(value, share) for value, share in values]
     return Series(source, f"{PAPER}/{source}", points)
 
 

@@ -11,9 +11,6 @@ from analysis.papers.reproduction import (
     claimed_comparisons,
     knob_column,
     label_column,
-    measured_point,
-    row_point,
-    speed_point,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
@@ -68,7 +65,7 @@ def _post() -> list[Claim]:
 
 def _hollow(entry: ComparedLabel) -> list[Point]:
     """The post's tokens/s for the method, at the end of the stream."""
-    method = str(entry.overall["method"])
+    method = entry.method
     end = max((size for size, _, _ in _over_stream(entry.run, entry.label, "mat")), default=0.0)
     return [Point(end, claim.value("tokens_per_s")) for claim in _post() if claim.method == method]
 
@@ -107,9 +104,9 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
                 [
                     Series(
                         comparison.name_of(entry),
-                        str(entry.overall["method"]),
+                        entry.method,
                         [
-                            measured_point(size, value)
+                            Point.at(size, value)
                             for size, _, value in _over_stream(entry.run, entry.label, kind)
                         ],
                         claimed=_hollow(entry) if kind == "tokens_per_s" else (),
@@ -138,11 +135,11 @@ def _store_size(runs: Sequence[Run]) -> list[ResultTable]:
 def _store_size_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "results"):
         sizes = sorted(
-            (int(entry.run.knobs(entry.label)["buffer_tokens"]), i, entry)
+            (int(entry.knobs["buffer_tokens"]), i, entry)
             for i, entry in enumerate(comparison.drafting)
         )
-        mats = [row_point(size, entry, "mat") for size, _, entry in sizes]
-        speeds = [speed_point(size, entry) for size, _, entry in sizes]
+        mats = [Point.at(size, entry.measured("mat")) for size, _, entry in sizes]
+        speeds = [Point.at(size, entry.speed()) for size, _, entry in sizes]
         panels = [_size_panel(mats, MAT)]
         if any(p.y is not None for p in speeds):
             panels.append(_size_panel(speeds, "tokens/s"))

@@ -14,12 +14,9 @@ from analysis.papers.reproduction import (
     claimed_words,
     knob_column,
     label_column,
-    measured_point,
-    row_point,
-    speed_point,
     task_panel,
 )
-from analysis.plots.charts import Panel, Series, bars, curves
+from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.plots.stacked_bars import stacked_bars
 from analysis.runs.estimates import pooled_ratio
 from analysis.tabular.comparison_tables import settings_sheet, sheet, task_sheet
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from analysis.papers.reproduction import Pictures
-    from analysis.plots.charts import Point
     from analysis.runs.comparisons import ComparedLabel, Comparison
     from analysis.runs.load import Run
     from specbench.results.estimate import Estimate
@@ -106,21 +102,17 @@ def _figure3_figure(runs: Sequence[Run]) -> Pictures:
         yield comparison.model, figure
 
 
-def _figure3_mat(x: float, entry: ComparedLabel) -> Point:
-    return row_point(x, entry, "mat")
-
-
-_FIGURE3_ROWS: tuple[tuple[Callable[[float, ComparedLabel], Point], str], ...] = (
-    (_figure3_mat, MAT),
-    (speed_point, "tokens/s"),
+_FIGURE3_ROWS: tuple[tuple[Callable[[ComparedLabel], Estimate], str], ...] = (
+    (lambda entry: entry.measured("mat"), MAT),
+    (lambda entry: entry.speed(), "tokens/s"),
 )
 
 
 def _figure3_row(
-    comparison: Comparison, point_of: Callable[[float, ComparedLabel], Point], ylabel: str
+    comparison: Comparison, number: Callable[[ComparedLabel], Estimate], ylabel: str
 ) -> list[Panel]:
     entries = comparison.drafting
-    sizes = [(entry, entry.run.knobs(entry.label)) for entry in entries]
+    sizes = [(entry, entry.knobs) for entry in entries]
     grown = [(e, int(k["breadth"]), int(k["depth"])) for e, k in sizes if k.get("breadth")]
     breadth = sorted(((nodes, e) for e, nodes, levels in grown if levels == 6), key=_first)
     depth = sorted(((levels, e) for e, nodes, levels in grown if nodes == 80), key=_first)
@@ -134,17 +126,17 @@ def _figure3_row(
     return [
         Panel(
             "(a) breadth, 6 levels", "nodes", ylabel,
-            series("grown tree", [point_of(nodes, entry) for nodes, entry in breadth]),
+            series("grown tree", [Point.at(nodes, number(entry)) for nodes, entry in breadth]),
             bottom=bottom,
         ),
         Panel(
             "(b) depth, 80 nodes", "levels", ylabel,
-            series("grown tree", [point_of(levels, entry) for levels, entry in depth]),
+            series("grown tree", [Point.at(levels, number(entry)) for levels, entry in depth]),
             bottom=bottom,
         ),
         Panel(
             "(c) update rule", "", ylabel,
-            [Series("template", PAPER, [point_of(x, e) for x, (_, e) in enumerate(rules)])],
+            [Series("template", PAPER, [Point.at(x, number(e)) for x, (_, e) in enumerate(rules)])],
             ticks=[name for name, _ in rules], bottom=bottom,
         ),
     ]  # fmt: skip
@@ -188,7 +180,7 @@ def _figure4_figure(runs: Sequence[Run]) -> Pictures:
         rows = {}
         for entry in comparison.entries:
             points = {
-                part: measured_point(0, share)
+                part: Point.at(0, share)
                 for part, share in _phase_shares(entry.run, entry.label).items()
             }
             rows[comparison.name_of(entry)] = {

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
+from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, DONE, MANIFEST, CaseRecord, read_records
-from specbench.storage import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,14 +36,14 @@ class Run:
         path: the folder.
         records: all of its records, in the order they were written; none of a cost run.
         complete: whether the run reached its end; False too where the last line is cut off.
-        surface: the cost surface that the run measured, as it stands in its file; None of others.
+        surface: the cost surface that the run measured; None of others.
     """
 
     path: Path
     manifest: RunManifest
     records: Sequence[CaseRecord]
     complete: bool
-    surface: Mapping[str, Any] | None = None
+    surface: Surface | None = None
 
     @property
     def model(self) -> str:
@@ -266,7 +266,7 @@ def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list
     runs = []
     for path in _folders_with((SURFACE, MANIFEST, DONE), paths):
         manifest = RunManifest.read(path)
-        run = Run(path, manifest, (), True, jsonl.read_json(path / SURFACE))
+        run = Run(path, manifest, (), True, Surface.read(path / SURFACE))
         if by_hand or run.experiment is not None:
             runs.append(run)
     return runs

@@ -19,6 +19,7 @@ from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.style import bar_style, line_style
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, usable_runs
+from specbench.results.estimate import Estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "records"
@@ -243,13 +244,15 @@ def test_error_bars_are_the_intervals():
 
 
 def test_a_heatmap_writes_numbers_and_intervals_and_says_where_there_are_none():
-    grid = heatmaps.HeatmapGrid("g", [[1.0, None]], ["r"], ["a", "b"], [[(0.5, 1.5), None]])
+    grid = heatmaps.HeatmapGrid(
+        "g", [[Estimate(1.0, (0.5, 1.5)), Estimate(None)]], ["r"], ["a", "b"]
+    )
     axes = heatmaps.heatmaps([grid], "x", "y", "unit", "t", "c").axes[0]
     assert [text.get_text() for text in axes.texts] == ["1.00", "0.50\n1.50", "–"]
 
 
 def test_the_papers_three_heatmaps_stand_side_by_side_on_a_page():
-    grid = heatmaps.HeatmapGrid("g", [[1.0] * 7] * 5, list("abcde"), list("abcdefg"))
+    grid = heatmaps.HeatmapGrid("g", [[Estimate(1.0)] * 7] * 5, list("abcde"), list("abcdefg"))
     figure = heatmaps.heatmaps([grid] * 3, "x", "y", "unit", "t", "c")
     figure.draw_without_rendering()
     assert len({round(axes.get_position().y0, 3) for axes in figure.axes[:3]}) == 1
