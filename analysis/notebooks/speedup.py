@@ -9,7 +9,7 @@
 from analysis import notebook
 from analysis.figures import speedup_by_task
 from analysis.runs.comparisons import make_comparisons
-from analysis.tabular.comparison_tables import pairs_sheet
+from analysis.tabular.comparison_tables import pairs_table
 
 groups = make_comparisons([run for run in notebook.runs() if run.timing == "measured"])
 
@@ -28,6 +28,6 @@ for group in groups:
 
 # %%
 for group in groups:
-    page = pairs_sheet(group)
+    page = pairs_table(group)
     for row in page.rows if page is not None else ():
         print(group.title, *row, sep=" | ")

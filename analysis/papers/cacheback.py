@@ -27,7 +27,7 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Series, bars, bars_and_radar
 from analysis.plots.heatmaps import heatmaps
 from analysis.runs.comparisons import name
-from analysis.tabular.comparison_tables import settings_sheet, sheet, task_sheet
+from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ _FIGURE4_TEXT = (
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
     groups = claimed_groups(runs, PAPER, "table1")
     columns = {"setting": label, "table": knob("table")}
-    return [settings_sheet("Cacheback, Table 1: what each table brings", groups, columns)]
+    return [settings_table("Cacheback, Table 1: what each table brings", groups, columns)]
 
 
 def _table1_figure(runs: Sequence[Run]) -> Pictures:
@@ -68,8 +68,8 @@ def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
     groups = claimed_groups(runs, PAPER, "figure3", "table1")
     pages = []
     for group in groups:
-        pages.append(sheet(group))
-        pages.append(task_sheet(group, f"Cacheback, Figure 3 by task ({group.title})"))
+        pages.append(comparison_table(group))
+        pages.append(task_table(group, f"Cacheback, Figure 3 by task ({group.title})"))
     return pages
 
 
@@ -102,7 +102,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
     groups = claimed_groups(runs, PAPER, "table1")
     columns = {"leader (LL)": knob("leader_len"), "follower (FL)": knob("follower_len")}
     title = "Cacheback, Figure 4: leader length against follower length"
-    return [settings_sheet(title, groups, columns, _FIGURE4_TEXT)]
+    return [settings_table(title, groups, columns, _FIGURE4_TEXT)]
 
 
 _LENGTHS = ("leader_len", "follower_len")

@@ -46,7 +46,7 @@ class Reproduction:
     Attributes:
         name: of the experiment that it is made of, and of its files.
         place: where it stands, e.g. ``Cacheback, Table 1``.
-        sheets: its numbers, from its runs.
+        tables: its numbers, from its runs.
         figures: its pictures, each with what is added to the file name, which need not differ;
             none for a plain table.
         also: further experiments whose runs belong to it.
@@ -56,7 +56,7 @@ class Reproduction:
 
     name: str
     place: str
-    sheets: Callable[[Sequence[Run]], Sequence[ResultTable]]
+    tables: Callable[[Sequence[Run]], Sequence[ResultTable]]
     figures: Callable[[Sequence[Run]], Pictures] = field(default=no_figures)
     also: tuple[str, ...] = ()
     instead: tuple[str, ...] = ()

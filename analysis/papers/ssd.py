@@ -21,8 +21,8 @@ from analysis.runs.acceptance import stream_parts
 from analysis.runs.claims import load_ledger
 from analysis.runs.comparisons import name
 from analysis.runs.estimates import mat, tokens_per_s, usable_turns
-from analysis.tabular.comparison_tables import settings_sheet
-from analysis.tabular.table import ResultTable
+from analysis.tabular.comparison_tables import settings_table
+from analysis.tabular.table import Cell, ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,24 +77,29 @@ def _hollow(entry: ComparedLabel) -> list[Point]:
 
 def _stream(runs: Sequence[Run]) -> list[ResultTable]:
     groups = claimed_groups(runs, PAPER, "results")
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     for group in groups:
         for entry in group.entries:
             mats = _over_stream(entry.run, entry.label, "mat")
             speeds = _over_stream(entry.run, entry.label, "tokens_per_s")
             for (size, n, accepted), (_, n_timed, speed) in zip(mats, speeds, strict=True):
-                place = [group.title, name(group, entry), f"{size:.0f}"]
-                rows.append([*place, str(n), accepted, str(n_timed), speed])
-    headings = [
-        "run", "method", "tokens of finished requests", "requests", "MAT [95 %]",
-        "undisturbed", "tokens/s [95 %]",
-    ]  # fmt: skip
+                rows.append(
+                    {
+                        "run": group.title,
+                        "method": name(group, entry),
+                        "tokens of finished requests": f"{size:.0f}",
+                        "requests": str(n),
+                        "MAT [95 %]": accepted,
+                        "undisturbed": str(n_timed),
+                        "tokens/s [95 %]": speed,
+                    }
+                )
     text = captions(groups, _STREAM_TEXT.format(n=_PARTS), speedup=False)
     return [
-        settings_sheet(
+        settings_table(
             "SSD against REST, over the whole stream", groups, {"method": label}, beside=_post()
         ),
-        ResultTable("SSD over the stream of requests", text, headings, rows, []),
+        ResultTable.of("SSD over the stream of requests", text, rows),
     ]
 
 
@@ -131,7 +136,7 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
 def _store_size(runs: Sequence[Run]) -> list[ResultTable]:
     groups = claimed_groups(runs, PAPER, "results")
     columns = {"method": label, "store (tokens)": knob("buffer_tokens")}
-    return [settings_sheet("SSD against the size of its store", groups, columns, _SIZE_TEXT)]
+    return [settings_table("SSD against the size of its store", groups, columns, _SIZE_TEXT)]
 
 
 def _store_size_figure(runs: Sequence[Run]) -> Pictures:
