@@ -100,16 +100,16 @@ shown: $(STAMP) ## Tables and figures of the documents, made again from their re
 	$(PY) -m scripts.shown
 
 bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host work per step
-	$(PY) -m scripts.bench.engine $(ARGS)
+	$(PY) -m scripts.bench engine $(ARGS)
 
 soak: $(STAMP) ## A thousand cases with faults: memory stays flat and nothing is lost
 	$(PYTEST) -s tests/runners/test_soak.py $(ARGS)
 
 bench-drafters: $(STAMP) ## Drafting time per step of each method
-	$(PY) -m scripts.bench.drafters $(ARGS)
+	$(PY) -m scripts.bench drafters $(ARGS)
 
 bench-growth: $(STAMP) ## Drafting time against context length and store size; time to build stores
-	$(PY) -m scripts.bench.growth $(ARGS)
+	$(PY) -m scripts.bench growth $(ARGS)
 
 # No prerequisite: machines with GPUs often have no network and a torch of their own.
 gpu-check: ## Numerics, bandwidth, decoding, rows and steps on this machine's GPU, 9 minutes

@@ -61,24 +61,26 @@ class Subject:
         entity: W&B user or team; "" until known.
         project: the W&B project that the runs were sent to.
         keys: the summary keys that the runs have.
-        groups: the runs, for the tables of the report.
+        comparisons: the runs, for the tables of the report.
     """
 
     entity: str
     project: str
     keys: frozenset[str]
-    groups: Sequence[Comparison]
+    comparisons: Sequence[Comparison]
 
     def of(self, figure: str, task: str) -> list[str]:
         """The summary keys of a figure for a task, one per label in the order of the runs."""
-        labels = dict.fromkeys(entry.label for group in self.groups for entry in group.entries)
+        labels = dict.fromkeys(
+            entry.label for comparison in self.comparisons for entry in comparison.entries
+        )
         wanted = (f"{label}/{task}/{figure}" for label in labels)
         return [key for key in wanted if key in self.keys]
 
     @property
     def tasks(self) -> list[str]:
         """The whole run first, then the tasks, where there are several."""
-        found = {task for group in self.groups for task in group.tasks}
+        found = {task for comparison in self.comparisons for task in comparison.tasks}
         return [OVERALL, *(sorted(found, key=task_order) if len(found) > 1 else [])]
 
 
@@ -91,12 +93,12 @@ def subject(runs: Sequence[Run], entity: str | None = None, project: str | None 
         project: likewise.
     """
     nodes = [settings(run) for run in runs]
-    groups = make_comparisons(runs)
+    comparisons = make_comparisons(runs)
     return Subject(
         entity=entity or next(filter(None, (node["entity"] for node in nodes)), ""),
         project=project or str(nodes[0]["project"]),
-        keys=frozenset(key for group in groups for key in metrics(group)),
-        groups=groups,
+        keys=frozenset(key for comparison in comparisons for key in metrics(comparison)),
+        comparisons=comparisons,
     )
 
 
@@ -170,9 +172,9 @@ def report(compared: Subject) -> Any:
         )
 
     blocks: list[Any] = [wr.TableOfContents(), wr.H1("Words")]
-    blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Estimate, claims beside")]
-    for group in compared.groups:
-        blocks.append(wr.MarkdownBlock(text=to_markdown([comparison_table(group)])))
+    blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Measured, claims beside")]
+    for comparison in compared.comparisons:
+        blocks.append(wr.MarkdownBlock(text=to_markdown([comparison_table(comparison)])))
     for figure, words in FIGURES.items():
         shown = panels(compared, figure, words)
         if shown:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
-from analysis.papers import made_of
+from analysis.papers import by_reproduction
 from analysis.papers.reproduction import MAT, SPEEDUP, claimed_words, task_panel
 from analysis.plots.charts import bars
 from analysis.plots.layout import save
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 __all__ = ["FIGURES", "figures_of", "main", "mean_accepted_tokens", "save", "speedup_by_task"]
 
 
-def speedup_by_task(group: Comparison) -> Figure | None:
+def speedup_by_task(comparison: Comparison) -> Figure | None:
     """Bars of speedup per task and over the whole run, with 95 % intervals.
 
     Returns:
         None where no label has a speedup (a run without a baseline).
     """
-    panel = task_panel(group, "speedup", SPEEDUP)
+    panel = task_panel(comparison, "speedup", SPEEDUP)
     if not panel.series:
         return None
-    text = _words(group, "speedup")
-    return bars([replace(panel, reference=(1.0, "ar"))], group.title, text)
+    text = _words(comparison, "speedup")
+    return bars([replace(panel, reference=(1.0, "ar"))], comparison.title, text)
 
 
-def _words(group: Comparison, key: str) -> str:
+def _words(comparison: Comparison, key: str) -> str:
     """The conditions, and whose claims are drawn."""
-    conditions = caption(group, speedup=key == "speedup")
-    return "\n".join(filter(None, [conditions, claimed_words([group], key)]))
+    conditions = caption(comparison, speedup=key == "speedup")
+    return "\n".join(filter(None, [conditions, claimed_words([comparison], key)]))
 
 
-def mean_accepted_tokens(group: Comparison) -> Figure | None:
+def mean_accepted_tokens(comparison: Comparison) -> Figure | None:
     """Bars of MAT per task and over the whole run, with 95 % intervals."""
-    panel = task_panel(group, "mat", MAT)
+    panel = task_panel(comparison, "mat", MAT)
     if not panel.series:
         return None
-    text = _words(group, "mat")
-    return bars([panel], group.title, text)
+    text = _words(comparison, "mat")
+    return bars([panel], comparison.title, text)
 
 
 FIGURES = {"speedup_by_task": speedup_by_task, "mat": mean_accepted_tokens}
@@ -77,15 +77,15 @@ def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
 
 def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
     """The figures with names that several may have: of one model and data set, on two machines."""
-    made, others = made_of(runs)
-    for artifact, members in made:
-        for part, picture in artifact.figures(members):
-            yield "_".join(filter(None, [artifact.name, part])), picture
-    for group in make_comparisons(others):
+    made, others = by_reproduction(runs)
+    for reproduction, members in made:
+        for part, picture in reproduction.figures(members):
+            yield "_".join(filter(None, [reproduction.name, part])), picture
+    for comparison in make_comparisons(others):
         for name, draw in FIGURES.items():
-            figure = draw(group)
+            figure = draw(comparison)
             if figure is not None:
-                yield f"{group.runs[0].model}_{group.runs[0].dataset}_{name}", figure
+                yield f"{comparison.model}_{comparison.dataset}_{name}", figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -72,7 +72,7 @@ def run_id(run: Run) -> str:
 
 
 def identity(run: Run) -> dict[str, Any]:
-    """Name, group, job type and tags of the W&B run."""
+    """Name, comparison, job type and tags of the W&B run."""
     folder = run.path.resolve()
     if run.surface is None:
         methods = [label for label in run.labels if label != run.baseline] or run.labels
@@ -102,10 +102,10 @@ def configuration(run: Run) -> dict[str, Any]:
     return {key: manifest[key] for key in kept if key in manifest}
 
 
-def metrics(group: Comparison) -> dict[str, float]:
+def metrics(comparison: Comparison) -> dict[str, float]:
     """Flat numbers by ``<label>/<task>/<figure>``; what has no value is left out."""
     found = {}
-    for entry in group.entries:
+    for entry in comparison.entries:
         for task, row in entry.rows.items():
             for figure in SUMMARY_COLUMNS[4:]:
                 if (value := summary_schema.number(row, figure)) is not None:
@@ -115,10 +115,10 @@ def metrics(group: Comparison) -> dict[str, float]:
     return found
 
 
-def summary_rows(group: Comparison) -> list[list[Any]]:
+def summary_rows(comparison: Comparison) -> list[list[Any]]:
     """Rows of ``SUMMARY_COLUMNS``: label by label, the whole run last."""
     rows = []
-    for entry in group.entries:
+    for entry in comparison.entries:
         for row in entry.rows.values():
             rows.append([row.get(column) for column in SUMMARY_COLUMNS])
     return rows
@@ -129,13 +129,13 @@ def case_rows(run: Run) -> list[list[Any]]:
     return [[getattr(record, column) for column in CASE_COLUMNS] for record in run.records]
 
 
-def pictures(group: Comparison, folder: Path) -> dict[str, Path]:
+def pictures(comparison: Comparison, folder: Path) -> dict[str, Path]:
     """The group's bar charts as PNG, by the name that panels of a dashboard know them by."""
     drawn = {}
     context: Any = matplotlib.rc_context(RC)
     with context:
         for name, draw in (("speedup", speedup_by_task), ("mat", mean_accepted_tokens)):
-            figure = draw(group)
+            figure = draw(comparison)
             if figure is not None:
                 drawn[name] = save(figure, folder, name)[0]
     return drawn
@@ -199,11 +199,13 @@ def _send_records(live: Any, run: Run, folder: Path) -> None:
     import wandb
 
     live.log({"cases": wandb.Table(columns=list(CASE_COLUMNS), data=case_rows(run))})
-    for group in make_comparisons([run], None):
-        live.log({"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary_rows(group))})
-        live.summary.update(metrics(group))
-        live.summary["caption"] = caption(group)
-        for name, path in pictures(group, folder).items():
+    for comparison in make_comparisons([run], None):
+        live.log(
+            {"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary_rows(comparison))}
+        )
+        live.summary.update(metrics(comparison))
+        live.summary["caption"] = caption(comparison)
+        for name, path in pictures(comparison, folder).items():
             live.log({f"figures/{name}": wandb.Image(str(path))})
 
 

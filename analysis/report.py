@@ -21,13 +21,12 @@ import jinja2
 import matplotlib
 
 from analysis.figures import FIGURES
-from analysis.papers import made_of
-from analysis.papers.reproduction import drafting
+from analysis.papers import by_reproduction
 from analysis.plots.layout import CAPTION, TITLE
 from analysis.plots.style import RC
 from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.command import with_runs
-from analysis.runs.comparisons import make_comparisons, name
+from analysis.runs.comparisons import make_comparisons
 from analysis.tabular.comparison_tables import comparison_table, context_cells, pairs_table
 from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.table import ResultTable
@@ -161,7 +160,7 @@ def summary(groups: Iterable[Comparison]) -> ResultTable:
     """A row per group: the label that did best there, and how it stands to the claims."""
     rows: list[dict[str, Cell]] = []
     for group in groups:
-        entries = [entry for entry in drafting(group) if not entry.run.phases]
+        entries = [entry for entry in group.drafting if not entry.run.phases]
         if not entries:
             continue
         key = "speedup" if any(e.overall["speedup"] is not None for e in entries) else "mat"
@@ -174,7 +173,7 @@ def summary(groups: Iterable[Comparison]) -> ResultTable:
         rows.append(
             {
                 "model and data": group.title,
-                "best": name(group, best),
+                "best": group.name_of(best),
                 "speedup [95 %]": best.measured("speedup"),
                 **context_cells(best.overall),
                 "MAT [95 %]": best.measured("mat"),
@@ -198,7 +197,7 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
 
     Drawn one after the other, within :data:`analysis.plots.style.RC`.
     """
-    made, others = made_of(runs)
+    made, others = by_reproduction(runs)
     for artifact, members in made:
         pictures = [picture(figure) for _, figure in artifact.figures(members)]
         yield Section(artifact.place, list(artifact.tables(members)), pictures)
@@ -228,7 +227,7 @@ def claims(groups: Iterable[Comparison]) -> ResultTable:
     """Every label for which something is claimed, beside what was measured."""
     rows: list[dict[str, Cell]] = []
     for group in groups:
-        for entry in drafting(group):
+        for entry in group.drafting:
             claim = entry.claim
             if claim is None:
                 continue
@@ -240,7 +239,7 @@ def claims(groups: Iterable[Comparison]) -> ResultTable:
             rows.append(
                 {
                     "model and data": group.title,
-                    "method": name(group, entry),
+                    "method": group.name_of(entry),
                     "MAT [95 %]": entry.measured("mat"),
                     "claimed MAT": claimed[0],
                     "speedup [95 %]": entry.measured("speedup"),
@@ -259,14 +258,14 @@ def lossless(groups: Iterable[Comparison]) -> ResultTable:
     rows: list[dict[str, Cell]] = [
         {
             "model and data": group.title,
-            "method": name(group, entry),
+            "method": group.name_of(entry),
             **{
                 kind.replace("_", " "): str(entry.overall["lossless"].get(kind, 0))
                 for kind in (*VERDICTS, "lossy")
             },
         }
         for group in groups
-        for entry in drafting(group)
+        for entry in group.drafting
     ]
     text = (
         "Turns. Equal: the tokens of plain decoding. Near tie: other tokens, but each is within "

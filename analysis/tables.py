@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from rich.console import Console
 
-from analysis.papers import made_of
+from analysis.papers import by_reproduction
 from analysis.runs.command import with_runs
 from analysis.runs.comparisons import ComparedLabel, Comparison, make_comparisons, run_names
 from analysis.tabular.comparison_tables import comparison_table, pairs_table
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
-    made, others = made_of(runs)
+    made, others = by_reproduction(runs)
     # By file name; the runs that belong to no artifact share one.
     files: dict[str, dict[str, str]] = {}
     shown: list[ResultTable] = []

@@ -312,7 +312,7 @@ def _pass_s(target: Target, tree: DraftTree, context: int) -> float:
 
     def step() -> None:
         scores = target.forward(0, tree)
-        verdict, _ = verifier.verify(tree, scores)
+        verdict = verifier.verify(tree, scores)
         target.commit(tree, verdict.path)
 
     seconds = _timed(target, step)

@@ -16,7 +16,7 @@ go on, and so is what a part leaves out because the time kept for later ones has
 5. drafts: a draft model's pass over 1 to 64 nodes, both engines;
 6. steps: where a step's time goes, host and device, for every method; draft models have random
    weights, and files that methods draft from are toys;
-7. drafters: ``scripts/bench/drafters.py``, where Hydra and the bundled model are installed.
+7. drafters: ``python -m scripts.bench drafters``, where Hydra and the bundled model are installed.
 
 Hydra and OmegaConf are needed by the part ``drafters`` alone; without them the others
 still run. Writes ``gpu_check.json``, ``gpu_check.md`` and
@@ -175,7 +175,7 @@ def numerics(check: Check) -> dict[str, Any]:
 def drafters(check: Check) -> Any:
     """Drafting time per step of every method."""
     path = check.args.out / "drafters.json"
-    check.command("scripts/bench/drafters.py", "--out", str(path))
+    check.command("-m", "scripts.bench", "drafters", "--out", str(path))
     return path.name
 
 

@@ -107,7 +107,7 @@ def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, An
 
     def ours(engine: str) -> float:
         result = loops[engine].decode(prompt, Drafter(name="ar"), max_new_tokens=tokens)
-        return result.decode_s
+        return result.timings.decode_s
 
     def theirs() -> float:
         with torch.inference_mode():
@@ -216,7 +216,7 @@ def _by_rows(
         tree = DraftTree(random.integers(3, 200, rows - 1), parents.astype(np.int64))
 
         def step(tree: DraftTree = tree) -> None:
-            verdict, _ = verifier.verify(tree, target.forward(7, tree))
+            verdict = verifier.verify(tree, target.forward(7, tree))
             target.commit(tree, verdict.path)
             target.cache.truncate(length)
 

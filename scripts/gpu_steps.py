@@ -148,7 +148,9 @@ def _phases(
         target.chosen.clear()
         result = engine.decode(prompt, drafter, max_new_tokens=tokens)
     count = max(1, result.n_target_passes)
-    times = {p: s for p, s in (result.phase_s or {}).items() if p not in ("prefill", "setup")}
+    times = {
+        p: s for p, s in (result.timings.phase_s or {}).items() if p not in ("prefill", "setup")
+    }
     inside = sum(times.values())
     replays = replays_s(check, target, result.n_target_passes)
     by_phases = 1 - times.get("verify", 0.0) / inside

@@ -5,29 +5,29 @@
 # for the run, from request to request.
 
 # %%
-from analysis import notebook
-from analysis.papers.reproduction import captions, drafting, measured_point
-from analysis.plots.charts import Panel, Series, curves
+from analysis.notebooks import shared
+from analysis.papers.reproduction import captions
+from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import by_position, stream_parts
-from analysis.runs.comparisons import make_comparisons, name
+from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import mat
 
-groups = make_comparisons(notebook.runs())
+comparisons = make_comparisons(shared.runs())
 
 # %%
-for group in groups:
-    entries, left_out = notebook.readable(drafting(group))
+for comparison in comparisons:
+    entries, left_out = shared.readable(comparison.drafting)
     within, over = [], []
     for entry in entries:
-        own = [record for record in entry.run.records if record.label == entry.label]
-        method = str(entry.overall["method"])
-        along = [measured_point(at, value) for at, value in by_position(own)]
-        stream = [measured_point(size, mat(turns)) for size, turns in stream_parts(own, 5)]
-        within.append(Series(name(group, entry), method, along))
-        over.append(Series(name(group, entry), method, stream))
+        own = entry.records
+        method = entry.method
+        along = [Point.at(at, value) for at, value in by_position(own)]
+        stream = [Point.at(size, mat(turns)) for size, turns in stream_parts(own, 5)]
+        within.append(Series(comparison.name_of(entry), method, along))
+        over.append(Series(comparison.name_of(entry), method, stream))
     panels = [
         Panel("within an answer", "position (tokens)", "MAT", within, bottom=1.0),
         Panel("over the stream", "tokens of finished requests", "MAT", over, bottom=1.0),
     ]
-    figure = curves([panels], f"Adaptation: {group.title}", captions([group], left_out))
-    notebook.show(figure, f"adaptation_{group.runs[0].model}_{group.runs[0].dataset}")
+    figure = curves([panels], f"Adaptation: {comparison.title}", captions([comparison], left_out))
+    shared.show(figure, f"adaptation_{comparison.model}_{comparison.dataset}")

@@ -7,13 +7,13 @@
 # each strategy (and every other setting) has a heatmap of its own, each experiment a figure.
 
 # %%
-from analysis import notebook
+from analysis.notebooks import shared
 from analysis.papers.ngrammys import grid_figures
 
-swept = notebook.by_experiment("k", "w")
+swept = shared.by_experiment("k", "w")
 
 # %%
 for key, unit in (("mat", "tokens per call (MAT)"), ("speedup", "speedup over ar")):
     for runs in swept:
         for name, figure in grid_figures(runs, key, unit):
-            notebook.show(figure, f"kw_{key}_{name}")
+            shared.show(figure, f"kw_{key}_{name}")

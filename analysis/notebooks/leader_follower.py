@@ -6,10 +6,10 @@
 # `method.follower_len`; each table, budget and merging of branches has a figure of its own.
 
 # %%
-from analysis import notebook
+from analysis.notebooks import shared
 from analysis.papers.cacheback import length_figures
 
 # %%
-for runs in notebook.by_experiment("leader_len", "follower_len"):
+for runs in shared.by_experiment("leader_len", "follower_len"):
     for name, figure in length_figures(runs):
-        notebook.show(figure, f"lengths_{name}")
+        shared.show(figure, f"lengths_{name}")

@@ -5,22 +5,22 @@
 # same on every machine.
 
 # %%
-from analysis import notebook
 from analysis.figures import mean_accepted_tokens
-from analysis.papers.reproduction import captions, drafting, measured_point
-from analysis.plots.charts import Panel, Series, bars
-from analysis.runs.comparisons import make_comparisons, name
+from analysis.notebooks import shared
+from analysis.papers.reproduction import captions
+from analysis.plots.charts import Panel, Point, Series, bars
+from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import pooled_ratio
 from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
 
-groups = make_comparisons(notebook.runs())
+comparisons = make_comparisons(shared.runs())
 
 # %%
-for group in groups:
-    figure = mean_accepted_tokens(group)
+for comparison in comparisons:
+    figure = mean_accepted_tokens(comparison)
     if figure is not None:
-        notebook.show(figure, f"mat_{group.runs[0].model}_{group.runs[0].dataset}")
+        shared.show(figure, f"mat_{comparison.model}_{comparison.dataset}")
 
 # %% [markdown]
 # A mean hides how it comes about: many steps with a little, or a few with much? Share of steps that
@@ -38,16 +38,16 @@ def share(records: list[CaseRecord], committed: int) -> Estimate:
 
 
 # %%
-for group in groups:
-    counts = [n for run in group.runs for r in run.records for n in r.accepted_per_step]
+for comparison in comparisons:
+    counts = [n for run in comparison.runs for r in run.records for n in r.accepted_per_step]
     committed = range(1, max(counts, default=1) + 1)
-    entries, left_out = notebook.readable(drafting(group))
+    entries, left_out = shared.readable(comparison.drafting)
     series = []
     for entry in entries:
-        own = [record for record in entry.run.records if record.label == entry.label]
-        points = [measured_point(n - 1, share(own, n)) for n in committed]
-        series.append(Series(name(group, entry), str(entry.overall["method"]), points))
+        own = entry.records
+        points = [Point.at(n - 1, share(own, n)) for n in committed]
+        series.append(Series(comparison.name_of(entry), entry.method, points))
     ticks = [str(n) for n in committed]
     panel = Panel("", "tokens committed by a step", "share of steps", series, ticks, top=1.0)
-    figure = bars([panel], f"Tokens per step: {group.title}", captions([group], left_out))
-    notebook.show(figure, f"steps_{group.runs[0].model}_{group.runs[0].dataset}")
+    figure = bars([panel], f"Tokens per step: {comparison.title}", captions([comparison], left_out))
+    shared.show(figure, f"steps_{comparison.model}_{comparison.dataset}")

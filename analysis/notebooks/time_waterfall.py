@@ -5,15 +5,15 @@
 # method pays for fewer of them. Runs: any with `measure=phases`.
 
 # %%
-from analysis import notebook
-from analysis.plots.stacked_bars import stacks
-from analysis.runs.comparisons import caption, make_comparisons, name
+from analysis.notebooks import shared
+from analysis.plots.stacked_bars import stacked_bars
+from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.estimates import pooled_ratio
 from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
 
 PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
-phased = [run for run in notebook.runs() if any(record.phase_s for record in run.records)]
+phased = [run for run in shared.runs() if any(record.phase_s for record in run.records)]
 
 
 # %%
@@ -24,14 +24,14 @@ def milliseconds(records: list[CaseRecord], phase: str) -> Estimate:
 
 
 # %%
-for group in make_comparisons(phased):
+for comparison in make_comparisons(phased):
     rows = {}
-    for entry in group.entries:
+    for entry in comparison.entries:
         own = [r for r in entry.run.records if r.label == entry.label and r.phase_s]
         per_token = {phase: milliseconds(own, phase) for phase in PHASES}
         parts = {p: (m.value, m.interval) for p, m in per_token.items() if m.value}
-        rows[name(group, entry)] = parts
-    figure = stacks(
-        rows, "milliseconds per token", f"Time: {group.title}", caption(group), "{:.1f}"
+        rows[comparison.name_of(entry)] = parts
+    figure = stacked_bars(
+        rows, "milliseconds per token", f"Time: {comparison.title}", caption(comparison), "{:.1f}"
     )
-    notebook.show(figure, f"time_{group.runs[0].model}_{group.runs[0].dataset}")
+    shared.show(figure, f"time_{comparison.model}_{comparison.dataset}")

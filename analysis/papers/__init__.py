@@ -1,7 +1,7 @@
 """The tables and figures of the papers, made of the runs of ``conf/experiment/<name>.yaml``.
 
-One module per paper, and one for the methods with a draft model side by side. An artifact is named
-like its experiment; a few need runs of more than one.
+One module per paper, and one for the methods with a draft model side by side. A reproduction has
+the name of its experiment; a few need runs of more than one.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from analysis.runs.load import Run
 
 REPRODUCTIONS: tuple[Reproduction, ...] = (
-    *cacheback.ARTIFACTS,
-    *token_recycling.ARTIFACTS,
-    *ngrammys.ARTIFACTS,
-    *ssd.ARTIFACTS,
-    *card.ARTIFACTS,
-    *draft_models.ARTIFACTS,
+    *cacheback.REPRODUCTIONS,
+    *token_recycling.REPRODUCTIONS,
+    *ngrammys.REPRODUCTIONS,
+    *ssd.REPRODUCTIONS,
+    *card.REPRODUCTIONS,
+    *draft_models.REPRODUCTIONS,
 )
 
 
-def made_of(runs: Sequence[Run]) -> tuple[list[tuple[Reproduction, list[Run]]], list[Run]]:
-    """The artifacts that the runs are for, each with its runs, and the runs that are for none."""
+def by_reproduction(runs: Sequence[Run]) -> tuple[list[tuple[Reproduction, list[Run]]], list[Run]]:
+    """The reproductions that the runs are for, each with its runs; and the other runs."""
     made = []
     used: set[str | None] = set()
-    for artifact in REPRODUCTIONS:
-        members = [run for run in runs if run.experiment in artifact.experiments]
-        if artifact.instead:
+    for reproduction in REPRODUCTIONS:
+        members = [run for run in runs if run.experiment in reproduction.experiments]
+        if reproduction.instead:
             models = {run.model for run in members}
-            others = [run for run in runs if run.experiment in artifact.instead]
+            others = [run for run in runs if run.experiment in reproduction.instead]
             members += [run for run in others if run.model not in models]
         if members:
-            made.append((artifact, members))
-            used |= set(artifact.experiments)
+            made.append((reproduction, members))
+            used |= set(reproduction.experiments)
     return made, [run for run in runs if run.experiment not in used and run.records]

@@ -11,17 +11,13 @@ from analysis.papers.reproduction import (
     Reproduction,
     by_model,
     captions,
-    claimed_groups,
+    claimed_comparisons,
     claimed_words,
-    drafting,
-    label,
-    measured_point,
-    point,
-    speed_point,
+    label_column,
     speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
-from analysis.runs.claims import NOT_RUN, load_ledger
+from analysis.runs.claims import NOT_RUN, load_claims
 from analysis.runs.estimates import pooled_ratio
 from analysis.tabular.comparison_tables import context_cells, settings_table, with_rule
 from analysis.tabular.table import Cell, ResultTable
@@ -62,28 +58,30 @@ def _temperature(entry: ComparedLabel) -> str:
 
 
 def _own(entry: ComparedLabel) -> list[CaseRecord]:
-    return [record for record in entry.run.records if record.label == entry.label]
+    return entry.records
 
 
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
-    columns = {"method": label, "temperature": _temperature}
-    groups = claimed_groups(runs, PAPER, "table1")
-    return [settings_table("CARD, Table 1", groups, columns, _GPUS_TEXT)]
+    columns = {"method": label_column, "temperature": _temperature}
+    comparisons = claimed_comparisons(runs, PAPER, "table1")
+    return [settings_table("CARD, Table 1", comparisons, columns, _GPUS_TEXT)]
 
 
 def _table2(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = claimed_groups(runs, PAPER, "table2")
+    comparisons = claimed_comparisons(runs, PAPER, "table2")
     title = "CARD, Table 2: query, and query and correct"
-    return [settings_table(title, groups, {"setting": label}, _GPUS_TEXT)]
+    return [settings_table(title, comparisons, {"setting": label_column}, _GPUS_TEXT)]
 
 
 def _figure5(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = claimed_groups(runs, PAPER, "figure5")
-    return [settings_table("CARD, Figure 5: code", groups, {"method": label}, _GPUS_TEXT)]
+    comparisons = claimed_comparisons(runs, PAPER, "figure5")
+    return [
+        settings_table("CARD, Figure 5: code", comparisons, {"method": label_column}, _GPUS_TEXT)
+    ]
 
 
 def _figure5_figure(runs: Sequence[Run]) -> Pictures:
-    for model, members in by_model(claimed_groups(runs, PAPER, "figure5")):
+    for model, members in by_model(claimed_comparisons(runs, PAPER, "figure5")):
         ticks = [f"{g.runs[0].dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
         panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
         text = captions(members, claimed_words(members, "speedup"))
@@ -94,26 +92,26 @@ def _figure5_figure(runs: Sequence[Run]) -> Pictures:
 
 
 def _table3(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = claimed_groups(runs, PAPER, "table3")
+    comparisons = claimed_comparisons(runs, PAPER, "table3")
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
-    for group in groups:
-        for entry in drafting(group):
+    for comparison in comparisons:
+        for entry in comparison.drafting:
             rows.append(_load_row(entry))
             claim = entry.claim
             notes += [f"{entry.label}: claimed by {claim.describe()}."] if claim else []
-        run_methods = {str(entry.overall["method"]) for entry in group.entries}
+        run_methods = {entry.method for entry in comparison.entries}
         for claim in _table3_claims():
             if claim.method not in run_methods:
                 who = {"model": claim.model, "method": claim.method, "cases": "0"}
                 rows.append({**who, **_claimed_load(claim), "verdict": NOT_RUN})
                 notes.append(f"{claim.method}: claimed by {claim.describe()}.")
-    text = captions(groups, _TABLE3_TEXT)
+    text = captions(comparisons, _TABLE3_TEXT)
     return [ResultTable.of("CARD, Table 3: computation of a pass", text, rows, with_rule(notes))]
 
 
 def _table3_claims() -> list[Claim]:
-    return [c for c in load_ledger() if c.paper == PAPER and c.artifact == "table3"]
+    return [c for c in load_claims() if c.paper == PAPER and c.exhibit == "table3"]
 
 
 def _claimed_load(claim: Claim | None) -> dict[str, Cell]:
@@ -134,9 +132,9 @@ def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
     target = pooled_ratio(
         own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes, seed
     )
-    draft = pooled_ratio(own, counter("draft_tokens"), counter("draft_forwards"), seed)
-    passes = pooled_ratio(own, counter("draft_forwards"), lambda r: r.n_target_passes, seed)
-    work = pooled_ratio(own, counter("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
+    draft = pooled_ratio(own, drafter_count("draft_tokens"), drafter_count("draft_forwards"), seed)
+    passes = pooled_ratio(own, drafter_count("draft_forwards"), lambda r: r.n_target_passes, seed)
+    work = pooled_ratio(own, drafter_count("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
     return {
         "model": entry.run.model,
         "method": entry.label,
@@ -160,17 +158,17 @@ def _load(tokens: Estimate, parameters: float | None) -> str:
     return f"{tokens.value * parameters / 1e9:.3g}"
 
 
-def counter(key: str) -> Callable[[CaseRecord], float | None]:
+def drafter_count(key: str) -> Callable[[CaseRecord], float | None]:
     """What a drafter, or a part of it, counted in a turn; None where neither did.
 
     Parts put their name and a dot before: ``sps.draft_forwards`` in a union.
     """
 
-    def of(record: CaseRecord) -> float | None:
+    def count(record: CaseRecord) -> float | None:
         found = [v for k, v in record.drafter.items() if k == key or k.endswith(f".{key}")]
         return float(sum(found)) if found else None
 
-    return of
+    return count
 
 
 # --- Figure 1 -------------------------------------------------------------------------------------
@@ -187,62 +185,61 @@ def draft_share(entry: ComparedLabel) -> Estimate:
     )
 
 
-def _draft_shares(group: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
+def _draft_shares(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
     """Draft length, entry, and the draft phase's share of its steps."""
     found = [
-        (int(entry.run.knobs(entry.label)["gamma"]), entry, draft_share(entry))
-        for entry in drafting(group)
+        (int(entry.knobs["gamma"]), entry, draft_share(entry)) for entry in comparison.drafting
     ]
     return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
 
 
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = claimed_groups(runs, PAPER, "figure1")
+    comparisons = claimed_comparisons(runs, PAPER, "figure1")
     rows: list[dict[str, Cell]] = [
         {
-            "run": group.title,
+            "run": comparison.title,
             "setting": entry.label,
             "r": str(r),
             "draft share of time [95 %]": share,
             "MAT [95 %]": entry.measured("mat"),
             "cases": str(entry.overall["n_cases"]),
         }
-        for group in groups
-        for r, entry, share in _draft_shares(group)
+        for comparison in comparisons
+        for r, entry, share in _draft_shares(comparison)
     ]
-    text = captions(groups, _FIGURE1_TEXT, speedup=False)
+    text = captions(comparisons, _FIGURE1_TEXT, speedup=False)
     return [ResultTable.of("CARD, Figure 1: time of the draft model", text, rows)]
 
 
 def _figure1_figure(runs: Sequence[Run]) -> Pictures:
-    for group in claimed_groups(runs, PAPER, "figure1"):
-        points = [measured_point(r, share) for r, _, share in _draft_shares(group)]
+    for comparison in claimed_comparisons(runs, PAPER, "figure1"):
+        points = [Point.at(r, share) for r, _, share in _draft_shares(comparison)]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft's share of time",
             [Series("sps", "sps", points)], top=1.0,
         )  # fmt: skip
         figure = curves(
             [[panel]],
-            f"CARD, Figure 1 ({group.title})",
-            captions([group], _FIGURE1_TEXT, speedup=False),
+            f"CARD, Figure 1 ({comparison.title})",
+            captions([comparison], _FIGURE1_TEXT, speedup=False),
         )
-        yield group.runs[0].model, figure
+        yield comparison.model, figure
 
 
 # --- Figure 6 -------------------------------------------------------------------------------------
 
 
-def _cache_sizes(group: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
+def _cache_sizes(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
     """K, entry and hit rate."""
     return sorted(
-        ((int(e.run.knobs(e.label)["k"]), e, hit_rate(e)) for e in drafting(group)),
+        ((int(e.knobs["k"]), e, hit_rate(e)) for e in comparison.drafting),
         key=lambda item: (item[0], str(item[1].run.path)),
     )
 
 
 def hit_rate(entry: ComparedLabel) -> Estimate:
     """Share of queries whose corrected token was in the cache; no number without a cache."""
-    hits, misses = counter("hits"), counter("misses")
+    hits, misses = drafter_count("hits"), drafter_count("misses")
 
     def queries(record: CaseRecord) -> float | None:
         found = hits(record), misses(record)
@@ -252,11 +249,11 @@ def hit_rate(entry: ComparedLabel) -> Estimate:
 
 
 def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = claimed_groups(runs, PAPER, "figure6_logs")
+    comparisons = claimed_comparisons(runs, PAPER, "figure6_logs")
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
-    for group in groups:
-        for size, entry, hit_rate in _cache_sizes(group):
+    for comparison in comparisons:
+        for size, entry, hit_rate in _cache_sizes(comparison):
             claim = entry.claim
             claimed = [
                 ABSENT if claim is None or (value := claim.value(key)) is None else f"{value:g}"
@@ -264,7 +261,7 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
             ]
             rows.append(
                 {
-                    "data": group.runs[0].dataset,
+                    "data": comparison.runs[0].dataset,
                     "K": str(size),
                     "hit rate [95 %]": hit_rate,
                     "MAT [95 %]": entry.measured("mat"),
@@ -279,26 +276,26 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
                 }
             )
             notes += [f"K = {size}: claimed by {claim.describe()}."] if claim else []
-    text = captions(groups, _FIGURE6_TEXT)
+    text = captions(comparisons, _FIGURE6_TEXT)
     return [ResultTable.of("CARD, Figure 6: size of the cache", text, rows, with_rule(notes))]
 
 
 def _figure6_figure(runs: Sequence[Run]) -> Pictures:
-    for model, groups in by_model(claimed_groups(runs, PAPER, "figure6_logs")):
+    for model, comparisons in by_model(claimed_comparisons(runs, PAPER, "figure6_logs")):
         figure = curves(
-            [_figure6_row(group) for group in groups],
+            [_figure6_row(comparison) for comparison in comparisons],
             f"CARD, Figure 6 ({model})",
-            captions(groups, _FIGURE6_TEXT, speedup=False),
+            captions(comparisons, _FIGURE6_TEXT, speedup=False),
         )
         yield model, figure
 
 
-def _figure6_row(group: Comparison) -> list[Panel]:
-    sizes = _cache_sizes(group)
-    dataset = group.runs[0].dataset
-    hits = [measured_point(size, rate) for size, _, rate in sizes]
-    mats = [point(size, entry, "mat") for size, entry, _ in sizes]
-    speeds = [speed_point(size, entry) for size, entry, _ in sizes]
+def _figure6_row(comparison: Comparison) -> list[Panel]:
+    sizes = _cache_sizes(comparison)
+    dataset = comparison.dataset
+    hits = [Point.at(size, rate) for size, _, rate in sizes]
+    mats = [Point.at(size, entry.measured("mat")) for size, entry, _ in sizes]
+    speeds = [Point.at(size, entry.speed()) for size, entry, _ in sizes]
     return [
         Panel(
             dataset, "K (nodes per layer)", "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02
@@ -313,15 +310,15 @@ def _beside(points: list[Point], dataset: str, metric: str | None) -> list[Serie
     drawn = [Series("card, measured", PAPER, points)]
     logs = [
         Point(float(claim.knobs["k"]), claim.value(metric or ""))
-        for claim in load_ledger()
-        if (claim.paper, claim.artifact, claim.dataset) == (PAPER, "figure6_logs", dataset)
+        for claim in load_claims()
+        if (claim.paper, claim.exhibit, claim.dataset) == (PAPER, "figure6_logs", dataset)
     ]
     if metric and logs:
         drawn.append(Series("card, published logs", PAPER, logs, dashed=True))
     return drawn
 
 
-ARTIFACTS = (
+REPRODUCTIONS = (
     Reproduction("card_table1", "CARD, Table 1", _table1),
     Reproduction("card_table2", "CARD, Table 2", _table2),
     Reproduction("card_table3", "CARD, Table 3", _table3),

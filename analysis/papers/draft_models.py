@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis.papers.card import counter, draft_share, hit_rate
-from analysis.papers.reproduction import Reproduction, captions, drafting
-from analysis.runs.claims import VERDICT_RULE, compare, load_ledger
+from analysis.papers.card import draft_share, drafter_count, hit_rate
+from analysis.papers.reproduction import Reproduction, captions
+from analysis.runs.claims import VERDICT_RULE, compare, load_claims
 from analysis.runs.comparisons import conditions, make_comparisons
 from analysis.runs.estimates import pooled_ratio
 from analysis.tabular.comparison_tables import context_cells
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from analysis.runs.load import Run
     from analysis.tabular.table import Cell
 
-# They draft while the target verifies; only the serial emulation can tell the two times apart.
-_OVERLAPPED = ("card", "pearl")
 _TEXT = (
     "Draft passes and draft tokens (rows of those passes): per committed token; the prompt's pass "
     "counts for neither model. Draft share: of the steps' time, where a run with measure=phases "
@@ -42,18 +40,18 @@ _CLAIMS_TEXT = (
 def _tables(runs: Sequence[Run]) -> list[ResultTable]:
     # The clock inside the steps costs time: speeds are those of the other runs, if any.
     timed = [run for run in runs if not run.phases] or list(runs)
-    groups = make_comparisons(timed, ledger=())
-    entries = [entry for group in groups for entry in drafting(group)]
-    phased = make_comparisons([run for run in runs if run.phases], ledger=())
-    inside = {_place(entry): entry for group in phased for entry in drafting(group)}
-    text = captions(groups, _TEXT)
+    comparisons = make_comparisons(timed, claims=())
+    entries = [entry for comparison in comparisons for entry in comparison.drafting]
+    phased = make_comparisons([run for run in runs if run.phases], claims=())
+    inside = {_place(entry): entry for comparison in phased for entry in comparison.drafting}
+    text = captions(comparisons, _TEXT)
     rows = [_row(entry, inside.get(_place(entry))) for entry in entries]
     claims = [(entry, claim) for entry in entries for claim in _claims(entry)]
     return [
         ResultTable.of("Draft models: gains and resources", text, rows),
         ResultTable.of(
             "Draft models: claimed and measured",
-            captions(groups, _CLAIMS_TEXT),
+            captions(comparisons, _CLAIMS_TEXT),
             [_claim_row(entry, claim) for entry, claim in claims],
             [VERDICT_RULE],
         ),
@@ -69,9 +67,9 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> dict[str, Cell]:
     run, label, row = entry.run, entry.label, entry.overall
     own = [record for record in run.records if record.label == label]
     share = Estimate(None)
-    if inside is not None and (not _overlapped(entry) or inside.run.overlap == "serial"):
+    if inside is not None and inside.run.tells_draft_time(label):
         share = draft_share(inside)
-    passes, tokens = counter("draft_forwards"), counter("draft_tokens")
+    passes, tokens = drafter_count("draft_forwards"), drafter_count("draft_tokens")
     per_token = [
         pooled_ratio(own, count, lambda r: max(0, r.n_new - 1), run.seed)
         for count in (passes, tokens)
@@ -103,16 +101,9 @@ def _load(rows: float | None, parameters: float | None) -> str:
     return ABSENT if rows is None or parameters is None else f"{rows * parameters / 1e9:.3g}"
 
 
-def _overlapped(entry: ComparedLabel) -> bool:
-    """Whether the entry, or a part of a union, drafts while the target verifies."""
-    own = [record for record in entry.run.records if record.label == entry.label]
-    parts = {part for r in own for key in r.drafter for part in key.split(".")[:-1]}
-    return not parts.isdisjoint(_OVERLAPPED) or entry.overall["method"] in _OVERLAPPED
-
-
 def _devices(entry: ComparedLabel) -> str:
     """``1 of 2`` where two were asked for and one did it."""
-    used, asked_for = counter("devices"), counter("devices_asked")
+    used, asked_for = drafter_count("devices"), drafter_count("devices_asked")
     found = set()
     for record in entry.run.records:
         devices = used(record) if record.label == entry.label else None
@@ -131,9 +122,9 @@ def _memory(entry: ComparedLabel) -> str:
 def _claims(entry: ComparedLabel) -> list[Claim]:
     """Of each paper that has numbers for the method, the claim of the largest speedup."""
     best: dict[str, Claim] = {}
-    for claim in load_ledger():
+    for claim in load_claims():
         speedup = claim.value("speedup")
-        if claim.method != entry.overall["method"] or claim.over or claim.quoted:
+        if claim.method != entry.method or claim.over or claim.quoted:
             continue
         if claim.temperature != entry.run.temperature or speedup is None:
             continue
@@ -145,7 +136,7 @@ def _claims(entry: ComparedLabel) -> list[Claim]:
 
 def _claimed_loads(claim: Claim) -> str:
     """Params × L_new of target and draft, where the same paper states them for the method."""
-    for other in load_ledger():
+    for other in load_claims():
         loads = [other.value("target_load"), other.value("draft_load")]
         if (other.paper, other.method) == (claim.paper, claim.method) and None not in loads:
             return " / ".join(f"{load:g}" for load in loads)
@@ -177,4 +168,4 @@ def _claim_row(entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
     }
 
 
-ARTIFACTS = (Reproduction("draft_models", "Draft models side by side", _tables),)
+REPRODUCTIONS = (Reproduction("draft_models", "Draft models side by side", _tables),)

@@ -9,12 +9,9 @@ from analysis.papers.reproduction import (
     Reproduction,
     by_model,
     captions,
-    claimed_groups,
-    drafting,
-    measured_point,
+    claimed_comparisons,
 )
-from analysis.plots.charts import Panel, Series, curves
-from analysis.runs.comparisons import name
+from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.estimates import pooled_ratio
 from analysis.tabular.table import Cell, ResultTable
 
@@ -100,16 +97,16 @@ def _distributions(entry: ComparedLabel) -> list[list[tuple[str, list[tuple[int,
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
     rows: list[dict[str, Cell]] = []
-    groups = claimed_groups(runs, PAPER, "table1")
-    for group in groups:
-        for entry in drafting(group):
+    comparisons = claimed_comparisons(runs, PAPER, "table1")
+    for comparison in comparisons:
+        for entry in comparison.drafting:
             distributions = _distributions(entry)
             for (part, _, _), sources in zip(_PARTS, distributions, strict=True):
                 for source, values in sources:
                     for value, share in values:
                         rows.append(
                             {
-                                "run": group.title,
+                                "run": comparison.title,
                                 "part": part,
                                 "source": source,
                                 "value": str(value),
@@ -117,18 +114,18 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
                                 "cases": str(entry.overall["n_cases"]),
                             }
                         )
-    text = captions(groups, _FIGURE4_TEXT, speedup=False)
+    text = captions(comparisons, _FIGURE4_TEXT, speedup=False)
     return [ResultTable.of("N-Grammys, Figure 4: acceptance, rank, allocation", text, rows)]
 
 
 def _series(source: str, values: Sequence[tuple[int, Estimate]]) -> Series:
-    points = [measured_point(value, share) for value, share in values]
+    points = [Point.at(value, share) for value, share in values]
     return Series(source, f"{PAPER}/{source}", points)
 
 
 def _figure4_figure(runs: Sequence[Run]) -> Pictures:
-    for model, groups in by_model(claimed_groups(runs, PAPER, "table1")):
-        found = [(group, entry) for group in groups for entry in drafting(group)]
+    for model, comparisons in by_model(claimed_comparisons(runs, PAPER, "table1")):
+        found = [(comparison, entry) for comparison in comparisons for entry in comparison.drafting]
         columns = [_distributions(entry) for _, entry in found]
         panels = [
             [
@@ -145,14 +142,16 @@ def _figure4_figure(runs: Sequence[Run]) -> Pictures:
             for i, (words, unit, _) in enumerate(_PARTS)
         ]  # fmt: skip
         figure = curves(
-            panels, f"N-Grammys, Figure 4 ({model})", captions(groups, _FIGURE4_TEXT, speedup=False)
+            panels,
+            f"N-Grammys, Figure 4 ({model})",
+            captions(comparisons, _FIGURE4_TEXT, speedup=False),
         )
         yield model, figure
 
 
-def _title(group: Comparison, entry: ComparedLabel) -> str:
-    dataset = group.runs[0].dataset
-    return dataset if len(drafting(group)) == 1 else f"{dataset}, {name(group, entry)}"
+def _title(comparison: Comparison, entry: ComparedLabel) -> str:
+    dataset = comparison.dataset
+    return dataset if len(comparison.drafting) == 1 else f"{dataset}, {comparison.name_of(entry)}"
 
 
 FIGURE4 = Reproduction("ngrammys_figure4", "N-Grammys, Figure 4", _figure4, _figure4_figure)

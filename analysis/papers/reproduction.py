@@ -1,4 +1,4 @@
-"""What an artifact is, and what the papers' modules share."""
+"""What a reproduction is, and what the papers' modules share."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.plots.charts import Panel, Point, Series
-from analysis.plots.heatmaps import HeatmapGrid
-from analysis.runs.claims import load_ledger
-from analysis.runs.comparisons import caption, conditions, make_comparisons, name
+from analysis.runs.claims import load_claims
+from analysis.runs.comparisons import caption, conditions, make_comparisons
 from analysis.tabular.comparison_tables import natural
 from specbench.errors import ResultsError
+from specbench.results.estimate import ABSENT
 from specbench.results.statistics import OVERALL
-from specbench.results.summary_schema import interval, number
+from specbench.results.summary_schema import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ SPEEDUP = "speedup over ar (ratio of tokens/s)"
 
 
 def no_figures(runs: Sequence[Run]) -> Pictures:
-    """Of an artifact that is a table."""
+    """Of a reproduction that is a table."""
     del runs
     return ()
 
@@ -67,109 +67,82 @@ class Reproduction:
         return (self.name, *self.also)
 
 
-def by_model(groups: Sequence[Comparison]) -> list[tuple[str, list[Comparison]]]:
+def by_model(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Comparison]]]:
     """Groups that one picture may show, with their model, in order of appearance.
 
     They differ in data alone: what ran elsewhere, or was predicted, has a picture of its own.
     """
     pictures: dict[tuple[Any, ...], list[Comparison]] = {}
-    for group in groups:
-        key = (group.runs[0].model, conditions(group.runs[0]), group.estimator)
-        pictures.setdefault(key, []).append(group)
-    return [(members[0].runs[0].model, members) for members in pictures.values()]
+    for comparison in comparisons:
+        key = (comparison.model, conditions(comparison.runs[0]), comparison.estimator)
+        pictures.setdefault(key, []).append(comparison)
+    return [(members[0].model, members) for members in pictures.values()]
 
 
-def claimed_groups(runs: Sequence[Run], paper: str, *artifacts: str) -> list[Comparison]:
-    """The runs in groups of one model and data set, with the claims of these artifacts alone."""
-    claims = [c for c in load_ledger() if c.paper == paper and c.artifact in artifacts]
-    return sorted(
-        make_comparisons(runs, ledger=claims), key=lambda group: natural(group.runs[0].model)
-    )
+def claimed_comparisons(runs: Sequence[Run], paper: str, *exhibits: str) -> list[Comparison]:
+    """The comparisons of the runs, with the claims of these tables and figures alone."""
+    claims = [c for c in load_claims() if c.paper == paper and c.exhibit in exhibits]
+    return sorted(make_comparisons(runs, claims=claims), key=lambda found: natural(found.model))
 
 
-def drafting(group: Comparison) -> list[ComparedLabel]:
-    """The group's entries without plain decoding, the baseline's eager twin included."""
-    return [
-        entry
-        for entry in group.entries
-        if entry.label != entry.run.baseline and entry.overall["method"] != "ar"
-    ]
-
-
-def knob(name: str) -> Callable[[ComparedLabel], str]:
-    """A column of a table: the value of a knob, – for a method that has no such knob."""
-
-    def of(entry: ComparedLabel) -> str:
-        value = entry.run.knobs(entry.label).get(name)
-        return "–" if value is None else str(value)
-
-    return of
-
-
-def label(entry: ComparedLabel) -> str:
+def label_column(entry: ComparedLabel) -> str:
     """A column of a table: the entry's label."""
     return entry.label
 
 
-def point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> Point:
-    """A number of a summary's row with its interval, at a place."""
-    row = entry.rows.get(task)
-    if row is None:
-        return Point(x, None)
-    return Point(x, number(row, key), interval(row, key))
+def knob_column(name: str) -> Callable[[ComparedLabel], str]:
+    """A column of a table: the value of a knob, – for a method that has no such knob."""
+
+    def value_of(entry: ComparedLabel) -> str:
+        value = entry.knobs.get(name)
+        return ABSENT if value is None else str(value)
+
+    return value_of
 
 
-def speed_point(x: float, entry: ComparedLabel) -> Point:
-    """Tokens/s with its own interval, at a place."""
-    return measured_point(x, entry.speed())
-
-
-def measured_point(x: float, measured: Estimate) -> Point:
-    """A number with its interval, at a place."""
-    return Point(x, measured.value, measured.interval)
-
-
-def task_panel(group: Comparison, key: str, ylabel: str, title: str = "") -> Panel:
+def task_panel(comparison: Comparison, key: str, ylabel: str, title: str = "") -> Panel:
     """Bars of every label by task, the whole run last."""
-    tasks = [*(group.tasks if len(group.tasks) > 1 else []), OVERALL]
+    tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
     series = [
         Series(
-            name(group, entry),
-            str(entry.overall["method"]),
-            [point(x, entry, key, task) for x, task in enumerate(tasks)],
+            comparison.name_of(entry),
+            entry.method,
+            [Point.at(x, entry.measured(key, task)) for x, task in enumerate(tasks)],
             claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
         )
-        for entry in drafting(group)
+        for entry in comparison.drafting
         if number(entry.overall, key) is not None
     ]
     # A pass always yields one token: what counts is the part above.
     bottom = 1.0 if key == "mat" else None
-    ticks = [task_label(group, task) for task in tasks]
+    ticks = [task_label(comparison, task) for task in tasks]
     return Panel(title, "", ylabel, series, ticks, bottom=bottom)
 
 
-def task_label(group: Comparison, task: str) -> str:
+def task_label(comparison: Comparison, task: str) -> str:
     """A task's name in a figure, with the number of its cases."""
-    counts = {entry.rows[task]["n_cases"] for entry in group.entries if task in entry.rows}
+    counts = {entry.rows[task]["n_cases"] for entry in comparison.entries if task in entry.rows}
     words = task.replace("_", " ")
     return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
 
 
-def captions(groups: Iterable[Comparison], *before: str, speedup: bool = True) -> str:
+def captions(comparisons: Iterable[Comparison], *before: str, speedup: bool = True) -> str:
     """What stands below a figure: a few words of its own, then each group's conditions.
 
     Args:
-        groups: what is drawn.
+        comparisons: what is drawn.
         before: the words.
         speedup: whether speedups are shown.
     """
-    return "\n".join([*filter(None, before), *(caption(group, speedup) for group in groups)])
+    return "\n".join(
+        [*filter(None, before), *(caption(comparison, speedup) for comparison in comparisons)]
+    )
 
 
-def claimed_words(groups: Iterable[Comparison], *metrics: str) -> str:
+def claimed_words(comparisons: Iterable[Comparison], *metrics: str) -> str:
     """Whose claims the hollow markers are, for which model on what; "" where none is drawn."""
     sources: dict[str, list[str]] = {}
-    for entry in (entry for group in groups for entry in drafting(group)):
+    for entry in (entry for comparison in comparisons for entry in comparison.drafting):
         claim = entry.claim
         if claim is None or not any(claim.values.get(metric) for metric in metrics):
             continue
@@ -192,7 +165,7 @@ def claimed_in_cells(entries: Iterable[ComparedLabel], metric: str, *knobs: str)
         value = entry.claim.value(metric) if entry.claim else None
         if entry.claim is None or value is None:
             continue
-        cell = ", ".join(str(entry.run.knobs(entry.label)[knob]) for knob in knobs)
+        cell = ", ".join(str(entry.knobs[knob]) for knob in knobs)
         where = f"{entry.claim.model}, {entry.claim.dataset}, {entry.claim.hardware}"
         words.append(f"{value:g} at ({cell}) for {where}")
     return f"Claimed: {'; '.join(dict.fromkeys(words))}." if words else ""
@@ -221,16 +194,16 @@ class Sweep:
         """The title with the words below it, a setting a line: grids are narrow."""
         return "\n".join(filter(None, [title, *self.words.split(", ")]))
 
-    def rows(self) -> dict[tuple[int, int], Mapping[str, Any]]:
-        """The cells' rows of a summary."""
-        return {cell: entry.overall for cell, entry in self.entries.items()}
+    def estimates(self, key: str) -> dict[tuple[int, int], Estimate]:
+        """A number of each cell."""
+        return {cell: entry.measured(key) for cell, entry in self.entries.items()}
 
 
 # Of the settings that a manifest records, those that are none.
 _NAMES = {"_target_", "name", "label", "version"}
 
 
-def sweeps(group: Comparison, down: str, across: str) -> list[Sweep]:
+def sweeps(comparison: Comparison, down: str, across: str) -> list[Sweep]:
     """The group's sweeps over two knobs, each of one method with all else the same.
 
     A setting that stands at one place alone is no sweep.
@@ -239,18 +212,19 @@ def sweeps(group: Comparison, down: str, across: str) -> list[Sweep]:
         ResultsError: a cell was run twice; says which folders to choose from.
     """
     found: dict[str, dict[tuple[int, int], ComparedLabel]] = {}
-    for entry in drafting(group):
-        own = dict(entry.run.knobs(entry.label))
+    for entry in comparison.drafting:
+        own = dict(entry.knobs)
         if not {down, across} <= own.keys():
             continue
         cell = int(own.pop(down)), int(own.pop(across))
         fixed = {key: value for key, value in own.items() if key not in _NAMES}
-        setting = json.dumps({"method": entry.overall["method"], **fixed}, sort_keys=True)
+        setting = json.dumps({"method": entry.method, **fixed}, sort_keys=True)
         first = found.setdefault(setting, {}).setdefault(cell, entry)
         if first is not entry:
             raise ResultsError(
-                f"{group.title}: {down} {cell[0]}, {across} {cell[1]} was run twice with the same "
-                f"settings, in {first.run.path} and {entry.run.path}. Name the folder of one sweep."
+                f"{comparison.title}: {down} {cell[0]}, {across} {cell[1]} was run twice with the "
+                f"same settings, in {first.run.path} and {entry.run.path}. Name the folder of one "
+                "sweep."
             )
     several = {setting: cells for setting, cells in found.items() if len(cells) > 1}
     settings = [json.loads(setting) for setting in several]
@@ -265,57 +239,22 @@ def sweeps(group: Comparison, down: str, across: str) -> list[Sweep]:
     ]
 
 
-def ordered(values: Iterable[Any]) -> list[Any]:
-    """Each value once, smallest first."""
-    return sorted(set(values))
+def speedups(comparisons: Sequence[Comparison]) -> list[Series]:
+    """Speedup of each label that drafts, a point for each comparison that has it.
 
-
-def grid(
-    title: str,
-    cells: Mapping[tuple[int, int], Mapping[str, Any]],
-    key: str,
-    downwards: bool = True,
-) -> HeatmapGrid:
-    """A heatmap of one number of summary rows.
-
-    Args:
-        title: above it.
-        cells: summary rows by the values of the two knobs (row, column); some may be missing.
-        key: of the number.
-        downwards: whether the first knob grows downwards.
+    A label that several runs of a comparison have is one for each of them.
     """
-    rows, columns = ordered(row for row, _ in cells), ordered(column for _, column in cells)
-    rows = rows if downwards else rows[::-1]
-    found = [[cells.get((row, column), {}) for column in columns] for row in rows]
-    return HeatmapGrid(
-        title,
-        [[cell.get(key) for cell in line] for line in found],
-        [str(row) for row in rows],
-        [str(column) for column in columns],
-        [[cell.get(f"{key}_ci") for cell in line] for line in found],
-    )
-
-
-def has_numbers(drawn: HeatmapGrid) -> bool:
-    """Whether there is anything to see."""
-    return any(value is not None for row in drawn.values for value in row)
-
-
-def speedups(groups: Sequence[Comparison]) -> list[Series]:
-    """Speedup of each label that drafts, a point for each group that has it.
-
-    A label that several runs of a group have is one for each of them.
-    """
-    found = [{name(group, entry): entry for entry in drafting(group)} for group in groups]
-    methods = {label: str(e.overall["method"]) for own in found for label, e in own.items()}
+    found = [{c.name_of(entry): entry for entry in c.drafting} for c in comparisons]
+    methods = {label: e.method for own in found for label, e in own.items()}
+    places = list(enumerate(found))
     return [
         Series(
             label,
             method,
-            [point(x, own[label], "speedup") for x, own in enumerate(found) if label in own],
+            [Point.at(x, own[label].measured("speedup")) for x, own in places if label in own],
             claimed=[
                 p
-                for x, own in enumerate(found)
+                for x, own in places
                 if label in own
                 for p in claimed_point(x, own[label], "speedup")
             ],

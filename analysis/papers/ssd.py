@@ -8,18 +8,13 @@ from analysis.papers.reproduction import (
     MAT,
     Reproduction,
     captions,
-    claimed_groups,
-    drafting,
-    knob,
-    label,
-    measured_point,
-    point,
-    speed_point,
+    claimed_comparisons,
+    knob_column,
+    label_column,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
-from analysis.runs.claims import load_ledger
-from analysis.runs.comparisons import name
+from analysis.runs.claims import load_claims
 from analysis.runs.estimates import mat, tokens_per_s, usable_turns
 from analysis.tabular.comparison_tables import settings_table
 from analysis.tabular.table import Cell, ResultTable
@@ -64,29 +59,29 @@ def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, E
 
 def _post() -> list[Claim]:
     """What the post says about speed on a stream."""
-    found = [c for c in load_ledger() if (c.paper, c.artifact) == (PAPER, "results")]
+    found = [c for c in load_claims() if (c.paper, c.exhibit) == (PAPER, "results")]
     return [c for c in found if c.value("tokens_per_s") and c.setting in (None, _WARM)]
 
 
 def _hollow(entry: ComparedLabel) -> list[Point]:
     """The post's tokens/s for the method, at the end of the stream."""
-    method = str(entry.overall["method"])
+    method = entry.method
     end = max((size for size, _, _ in _over_stream(entry.run, entry.label, "mat")), default=0.0)
     return [Point(end, claim.value("tokens_per_s")) for claim in _post() if claim.method == method]
 
 
 def _stream(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = claimed_groups(runs, PAPER, "results")
+    comparisons = claimed_comparisons(runs, PAPER, "results")
     rows: list[dict[str, Cell]] = []
-    for group in groups:
-        for entry in group.entries:
+    for comparison in comparisons:
+        for entry in comparison.entries:
             mats = _over_stream(entry.run, entry.label, "mat")
             speeds = _over_stream(entry.run, entry.label, "tokens_per_s")
             for (size, n, accepted), (_, n_timed, speed) in zip(mats, speeds, strict=True):
                 rows.append(
                     {
-                        "run": group.title,
-                        "method": name(group, entry),
+                        "run": comparison.title,
+                        "method": comparison.name_of(entry),
                         "tokens of finished requests": f"{size:.0f}",
                         "requests": str(n),
                         "MAT [95 %]": accepted,
@@ -94,31 +89,34 @@ def _stream(runs: Sequence[Run]) -> list[ResultTable]:
                         "tokens/s [95 %]": speed,
                     }
                 )
-    text = captions(groups, _STREAM_TEXT.format(n=_PARTS), speedup=False)
+    text = captions(comparisons, _STREAM_TEXT.format(n=_PARTS), speedup=False)
     return [
         settings_table(
-            "SSD against REST, over the whole stream", groups, {"method": label}, beside=_post()
+            "SSD against REST, over the whole stream",
+            comparisons,
+            {"method": label_column},
+            beside=_post(),
         ),
         ResultTable.of("SSD over the stream of requests", text, rows),
     ]
 
 
 def _stream_figure(runs: Sequence[Run]) -> Pictures:
-    for group in claimed_groups(runs, PAPER, "results"):
+    for comparison in claimed_comparisons(runs, PAPER, "results"):
         panels = [
             Panel(
                 "", "tokens of finished requests", words,
                 [
                     Series(
-                        name(group, entry),
-                        str(entry.overall["method"]),
+                        comparison.name_of(entry),
+                        entry.method,
                         [
-                            measured_point(size, value)
+                            Point.at(size, value)
                             for size, _, value in _over_stream(entry.run, entry.label, kind)
                         ],
                         claimed=_hollow(entry) if kind == "tokens_per_s" else (),
                     )
-                    for entry in group.entries
+                    for entry in comparison.entries
                 ],
                 ratios=kind == "tokens_per_s",
                 bottom=1.0 if kind == "mat" else None,
@@ -127,35 +125,35 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
         ]  # fmt: skip
         figure = curves(
             [panels],
-            f"SSD over the stream of requests ({group.title})",
-            captions([group], _HOLLOW_TEXT, _STREAM_TEXT.format(n=_PARTS), speedup=False),
+            f"SSD over the stream of requests ({comparison.title})",
+            captions([comparison], _HOLLOW_TEXT, _STREAM_TEXT.format(n=_PARTS), speedup=False),
         )
-        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
+        yield f"{comparison.model}_{comparison.dataset}", figure
 
 
 def _store_size(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = claimed_groups(runs, PAPER, "results")
-    columns = {"method": label, "store (tokens)": knob("buffer_tokens")}
-    return [settings_table("SSD against the size of its store", groups, columns, _SIZE_TEXT)]
+    comparisons = claimed_comparisons(runs, PAPER, "results")
+    columns = {"method": label_column, "store (tokens)": knob_column("buffer_tokens")}
+    return [settings_table("SSD against the size of its store", comparisons, columns, _SIZE_TEXT)]
 
 
 def _store_size_figure(runs: Sequence[Run]) -> Pictures:
-    for group in claimed_groups(runs, PAPER, "results"):
+    for comparison in claimed_comparisons(runs, PAPER, "results"):
         sizes = sorted(
-            (int(entry.run.knobs(entry.label)["buffer_tokens"]), i, entry)
-            for i, entry in enumerate(drafting(group))
+            (int(entry.knobs["buffer_tokens"]), i, entry)
+            for i, entry in enumerate(comparison.drafting)
         )
-        mats = [point(size, entry, "mat") for size, _, entry in sizes]
-        speeds = [speed_point(size, entry) for size, _, entry in sizes]
+        mats = [Point.at(size, entry.measured("mat")) for size, _, entry in sizes]
+        speeds = [Point.at(size, entry.speed()) for size, _, entry in sizes]
         panels = [_size_panel(mats, MAT)]
         if any(p.y is not None for p in speeds):
             panels.append(_size_panel(speeds, "tokens/s"))
         figure = curves(
             [panels],
-            f"SSD against the size of its store ({group.title})",
-            captions([group], _SIZE_TEXT),
+            f"SSD against the size of its store ({comparison.title})",
+            captions([comparison], _SIZE_TEXT),
         )
-        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
+        yield f"{comparison.model}_{comparison.dataset}", figure
 
 
 def _size_panel(points: Sequence[Point], ylabel: str) -> Panel:
@@ -164,7 +162,7 @@ def _size_panel(points: Sequence[Point], ylabel: str) -> Panel:
     return Panel("", "store (tokens)", ylabel, [Series("ssd", PAPER, points)], log=2, bottom=bottom)
 
 
-ARTIFACTS = (
+REPRODUCTIONS = (
     Reproduction("ssd_stream", "SSD, section Results; SSD against REST", _stream, _stream_figure),
     Reproduction("ssd_store_size", "SSD against store size", _store_size, _store_size_figure),
 )

@@ -10,19 +10,14 @@ from analysis.papers.reproduction import (
     SPEEDUP,
     Reproduction,
     captions,
-    claimed_groups,
+    claimed_comparisons,
     claimed_words,
-    drafting,
-    knob,
-    label,
-    measured_point,
-    point,
-    speed_point,
+    knob_column,
+    label_column,
     task_panel,
 )
-from analysis.plots.charts import Panel, Series, bars, curves
-from analysis.plots.stacked_bars import stacks
-from analysis.runs.comparisons import name
+from analysis.plots.charts import Panel, Point, Series, bars, curves
+from analysis.plots.stacked_bars import stacked_bars
 from analysis.runs.estimates import pooled_ratio
 from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
 from analysis.tabular.table import Cell, ResultTable
@@ -31,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from analysis.papers.reproduction import Pictures
-    from analysis.plots.charts import Point
     from analysis.runs.comparisons import ComparedLabel, Comparison
     from analysis.runs.load import Run
     from specbench.results.estimate import Estimate
@@ -59,70 +53,66 @@ _PHASES = {
 }
 
 
-def _table1_groups(runs: Sequence[Run]) -> list[Comparison]:
-    return claimed_groups(runs, PAPER, "table1", "table1_mbpp")
+def _table1_comparisons(runs: Sequence[Run]) -> list[Comparison]:
+    return claimed_comparisons(runs, PAPER, "table1", "table1_mbpp")
 
 
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
     pages = []
-    for group in _table1_groups(runs):
-        pages.append(comparison_table(group))
-        if len(group.tasks) > 1:
-            title = f"Token Recycling, Table 1 by task ({group.title})"
-            pages.append(task_table(group, title))
+    for comparison in _table1_comparisons(runs):
+        pages.append(comparison_table(comparison))
+        if len(comparison.tasks) > 1:
+            title = f"Token Recycling, Table 1 by task ({comparison.title})"
+            pages.append(task_table(comparison, title))
     return pages
 
 
 def _table1_figure(runs: Sequence[Run]) -> Pictures:
-    for group in _table1_groups(runs):
+    for comparison in _table1_comparisons(runs):
         figure = bars(
             [
-                task_panel(group, "mat", MAT),
-                replace(task_panel(group, "speedup", SPEEDUP), reference=(1.0, "ar")),
+                task_panel(comparison, "mat", MAT),
+                replace(task_panel(comparison, "speedup", SPEEDUP), reference=(1.0, "ar")),
             ],
-            f"Token Recycling, Table 1 ({group.title})",
-            captions([group], claimed_words([group], "mat", "speedup")),
+            f"Token Recycling, Table 1 ({comparison.title})",
+            captions([comparison], claimed_words([comparison], "mat", "speedup")),
         )
-        yield f"{group.runs[0].model}_{group.runs[0].dataset}", figure
+        yield f"{comparison.model}_{comparison.dataset}", figure
 
 
 def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
-    groups = claimed_groups(runs, PAPER, "figure3")
+    comparisons = claimed_comparisons(runs, PAPER, "figure3")
     columns = {
-        "setting": label,
-        "nodes": knob("breadth"),
-        "levels": knob("depth"),
-        "update": knob("update"),
+        "setting": label_column,
+        "nodes": knob_column("breadth"),
+        "levels": knob_column("depth"),
+        "update": knob_column("update"),
     }
     title = "Token Recycling, Figure 3: the tree's breadth and depth, and the update rule"
-    return [settings_table(title, groups, columns, _FIGURE3_TEXT)]
+    return [settings_table(title, comparisons, columns, _FIGURE3_TEXT)]
 
 
 def _figure3_figure(runs: Sequence[Run]) -> Pictures:
-    for group in claimed_groups(runs, PAPER, "figure3"):
+    for comparison in claimed_comparisons(runs, PAPER, "figure3"):
         figure = curves(
-            [_figure3_row(group, *row) for row in _FIGURE3_ROWS],
-            f"Token Recycling, Figure 3 ({group.title})",
-            captions([group], _FIGURE3_TEXT, speedup=False),
+            [_figure3_row(comparison, *row) for row in _FIGURE3_ROWS],
+            f"Token Recycling, Figure 3 ({comparison.title})",
+            captions([comparison], _FIGURE3_TEXT, speedup=False),
         )
-        yield group.runs[0].model, figure
+        yield comparison.model, figure
 
 
-def _figure3_mat(x: float, entry: ComparedLabel) -> Point:
-    return point(x, entry, "mat")
-
-
-_FIGURE3_ROWS: tuple[tuple[Callable[[float, ComparedLabel], Point], str], ...] = (
-    (_figure3_mat, MAT),
-    (speed_point, "tokens/s"),
+_FIGURE3_ROWS: tuple[tuple[Callable[[ComparedLabel], Estimate], str], ...] = (
+    (lambda entry: entry.measured("mat"), MAT),
+    (lambda entry: entry.speed(), "tokens/s"),
 )
 
 
 def _figure3_row(
-    group: Comparison, point_of: Callable[[float, ComparedLabel], Point], ylabel: str
+    comparison: Comparison, number: Callable[[ComparedLabel], Estimate], ylabel: str
 ) -> list[Panel]:
-    entries = drafting(group)
-    sizes = [(entry, entry.run.knobs(entry.label)) for entry in entries]
+    entries = comparison.drafting
+    sizes = [(entry, entry.knobs) for entry in entries]
     grown = [(e, int(k["breadth"]), int(k["depth"])) for e, k in sizes if k.get("breadth")]
     breadth = sorted(((nodes, e) for e, nodes, levels in grown if levels == 6), key=_first)
     depth = sorted(((levels, e) for e, nodes, levels in grown if nodes == 80), key=_first)
@@ -136,17 +126,17 @@ def _figure3_row(
     return [
         Panel(
             "(a) breadth, 6 levels", "nodes", ylabel,
-            series("grown tree", [point_of(nodes, entry) for nodes, entry in breadth]),
+            series("grown tree", [Point.at(nodes, number(entry)) for nodes, entry in breadth]),
             bottom=bottom,
         ),
         Panel(
             "(b) depth, 80 nodes", "levels", ylabel,
-            series("grown tree", [point_of(levels, entry) for levels, entry in depth]),
+            series("grown tree", [Point.at(levels, number(entry)) for levels, entry in depth]),
             bottom=bottom,
         ),
         Panel(
             "(c) update rule", "", ylabel,
-            [Series("template", PAPER, [point_of(x, e) for x, (_, e) in enumerate(rules)])],
+            [Series("template", PAPER, [Point.at(x, number(e)) for x, (_, e) in enumerate(rules)])],
             ticks=[name for name, _ in rules], bottom=bottom,
         ),
     ]  # fmt: skip
@@ -173,45 +163,45 @@ def _phase_shares(run: Run, of_label: str) -> dict[str, Estimate]:
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
     rows: list[dict[str, Cell]] = []
-    for group in claimed_groups(runs, PAPER, "figure4"):
-        for entry in group.entries:
+    for comparison in claimed_comparisons(runs, PAPER, "figure4"):
+        for entry in comparison.entries:
             for part, share in _phase_shares(entry.run, entry.label).items():
                 # Most parts are below a hundredth.
                 digits = replace(share, digits=4)
                 rows.append(
                     {
-                        "run": group.title,
-                        "method": name(group, entry),
+                        "run": comparison.title,
+                        "method": comparison.name_of(entry),
                         "part": part,
                         "share of the steps' time [95 %]": digits,
                         "cases": str(entry.overall["n_cases"]),
                     }
                 )
-    text = captions(claimed_groups(runs, PAPER, "figure4"), _FIGURE4_TEXT, speedup=False)
+    text = captions(claimed_comparisons(runs, PAPER, "figure4"), _FIGURE4_TEXT, speedup=False)
     return [ResultTable.of("Token Recycling, Figure 4: time of a step", text, rows)]
 
 
 def _figure4_figure(runs: Sequence[Run]) -> Pictures:
-    for group in claimed_groups(runs, PAPER, "figure4"):
+    for comparison in claimed_comparisons(runs, PAPER, "figure4"):
         rows = {}
-        for entry in group.entries:
+        for entry in comparison.entries:
             points = {
-                part: measured_point(0, share)
+                part: Point.at(0, share)
                 for part, share in _phase_shares(entry.run, entry.label).items()
             }
-            rows[name(group, entry)] = {
+            rows[comparison.name_of(entry)] = {
                 part: (p.y, p.interval) for part, p in points.items() if p.y is not None
             }
-        figure = stacks(
+        figure = stacked_bars(
             rows,
             "share of the time of all steps",
-            f"Token Recycling, Figure 4: where a step's time goes ({group.title})",
-            captions([group], _FIGURE4_TEXT, speedup=False),
+            f"Token Recycling, Figure 4: where a step's time goes ({comparison.title})",
+            captions([comparison], _FIGURE4_TEXT, speedup=False),
         )
-        yield group.runs[0].model, figure
+        yield comparison.model, figure
 
 
-ARTIFACTS = (
+REPRODUCTIONS = (
     Reproduction(
         "token_recycling_table1", "Token Recycling, Table 1", _table1, _table1_figure,
         also=("token_recycling_table1_shuffle", "token_recycling_table1_mbpp"),

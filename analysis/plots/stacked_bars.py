@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Rows = Mapping[str, Mapping[str, tuple[float, Interval | None]]]
 
 
-def stacks(rows: Rows, xlabel: str, title: str, caption: str, form: str = "{:.0%}") -> Figure:
+def stacked_bars(rows: Rows, xlabel: str, title: str, caption: str, form: str = "{:.0%}") -> Figure:
     """Stacked horizontal bars: for each row its parts, in their order, with intervals.
 
     Below, the parts one by one on a logarithmic axis.

@@ -1,4 +1,4 @@
-"""The claims ledger: what papers state, and how a measured row compares with it.
+"""Claims: what papers state, and how a measured row compares with it.
 
 Verdicts, for a claim about the same model, data set, task and settings:
 
@@ -12,11 +12,11 @@ Verdicts, for a claim about the same model, data set, task and settings:
   or speedup alone is claimed and does not; ``too few to tell``: what could be compared has such a
   wide interval or none; ``not compared``: there is nothing to compare; ``other model``: the claim
   is about another model and stands there for orientation. Of those that are stated it is the
-  nearest in size (by ratio; the sizes are in the ledger).
+  nearest in size (by ratio; the sizes are in ``claims.yaml``).
 
 A claim stands beside a row only where the row's settings are those it was made with: the knobs that
-the claim names, and what the ledger's ``settings`` (or the artifact's own) say of the method, as
-far as the run knows them.
+the claim names, and what ``settings`` in the file (or the exhibit's own) say of the method, as far
+as the run knows them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import yaml
 
@@ -35,11 +35,11 @@ from specbench.results.estimate import FEWEST
 from specbench.results.statistics import OVERALL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
-    from analysis.runs.load import Run
+    from analysis.runs.load import Knobs, Run
 
-LEDGER = Path(__file__).with_name("claims.yaml")
+CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
 MAT_TOLERANCE = 0.05
 SPEEDUP_TOLERANCE = 0.10
 WIDEST = 1.5  # upper end of an interval over its lower one, for a verdict
@@ -58,13 +58,6 @@ VERDICT_RULE = (
 )
 
 QUALIFIERS = ("up to", "about", "more than", "less than")
-_ARTIFACT_KEYS = {
-    "paper", "artifact", "source", "hardware", "dataset", "claims", "own", "own_of", "settings",
-}  # fmt: skip
-_CLAIM_KEYS = {
-    "method", "model", "draft", "temperature", "knobs", "setting", "qualifier", "over", "quoted",
-    "speedup_sd",
-}  # fmt: skip
 # What a verdict is about; speed in tokens/s alone stands there for orientation.
 _COMPARED = ("speedup", "mat")
 # A claim that no table of ours can stand beside.
@@ -73,13 +66,14 @@ _NO_MODEL = re.compile(r"all|unspecified.*")
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of an artifact.
+    """A number or several that a source states for one method.
 
     Attributes:
-        paper: key of the source; ``title`` and ``source`` say where the numbers stand.
+        paper: key of the source; ``exhibit``: which of its tables, figures, logs or passages;
+            ``title`` and ``source`` say where the numbers stand.
         hardware: in words; ``gpu`` is a pattern of its GPUs' name or None, ``gpu_count`` how many.
         values: by metric, then by task; ``overall`` is the whole data set.
-        knobs, setting, qualifier, over, quoted, own: see the head of the ledger.
+        knobs, setting, qualifier, over, quoted, own: see the head of ``claims.yaml``.
         usual: the method's settings where the claim names no others; a list has several values,
             each of which the source may have used.
         size: of the model, nominal, in billions of parameters; None where it is not stated.
@@ -88,7 +82,7 @@ class Claim:
 
     paper: str
     title: str
-    artifact: str
+    exhibit: str
     source: str
     hardware: str
     gpu: str | None
@@ -97,8 +91,8 @@ class Claim:
     method: str
     model: str
     values: Mapping[str, Mapping[str, float]]
-    knobs: Mapping[str, Any] = field(default_factory=dict)
-    usual: Mapping[str, Any] = field(default_factory=dict)
+    knobs: Knobs = field(default_factory=dict)
+    usual: Knobs = field(default_factory=dict)
     size: float | None = None
     draft: str | None = None
     temperature: float = 0.0
@@ -113,7 +107,7 @@ class Claim:
         """The number for a task, None where the source has none."""
         return self.values.get(metric, {}).get(task)
 
-    def fits(self, knobs: Mapping[str, Any]) -> bool:
+    def fits(self, knobs: Knobs) -> bool:
         """Whether a label with these settings may stand beside the claim.
 
         A knob of the claim's own must be there; the usual ones count where the run has recorded
@@ -140,37 +134,84 @@ class Claim:
         return "; ".join(word for word in words if word)
 
 
+class _ExhibitMust(TypedDict):
+    paper: str
+    exhibit: str
+    source: str
+    hardware: str
+    dataset: str
+    claims: list[dict[str, Any]]
+
+
+class _Exhibit(_ExhibitMust, total=False):
+    """A table, figure, log or passage of a source, as the file has it."""
+
+    own: bool
+    own_of: list[str]
+    settings: dict[str, Knobs]
+
+
+# Of a claim, besides its metrics.
+_CLAIM_KEYS = {
+    "method", "model", "draft", "temperature", "knobs", "setting", "qualifier", "over", "quoted",
+    "speedup_sd",
+}  # fmt: skip
+
+
 @functools.cache
-def load_ledger(path: Path = LEDGER) -> tuple[Claim, ...]:
+def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
     """All claims, in the order of the file.
 
     Raises:
-        ResultsError: the ledger does not follow its own rules; names the place.
+        ResultsError: the file does not follow its own rules; names the place.
     """
-    ledger = yaml.safe_load(path.read_text(encoding="utf-8"))
+    file = yaml.safe_load(path.read_text(encoding="utf-8"))
+    exhibits: list[_Exhibit] = file["exhibits"]
     claims: list[Claim] = []
-    for number, artifact in enumerate(ledger["artifacts"], start=1):
-        place = f"{path.name}, artifact {number} ({artifact.get('paper')})"
-        unknown = artifact.keys() - _ARTIFACT_KEYS
-        missing = {"paper", "artifact", "source", "hardware", "dataset", "claims"} - artifact.keys()
+    for number, exhibit in enumerate(exhibits, start=1):
+        place = f"{path.name}, exhibit {number} ({exhibit.get('paper')})"
+        unknown = exhibit.keys() - _Exhibit.__annotations__.keys()
+        missing = _ExhibitMust.__annotations__.keys() - exhibit.keys()
         if unknown or missing:
             raise ResultsError(f"{place}: unknown {sorted(unknown)}, missing {sorted(missing)}.")
-        for group in ("paper", "hardware"):
-            known = ledger["papers" if group == "paper" else group]
-            if artifact[group] not in known:
-                raise ResultsError(f"{place}: {group} {artifact[group]!r} is not described.")
-        claims += [
-            _claim(ledger, artifact, entry, f"{place}, claim {i}")
-            for i, entry in enumerate(artifact["claims"], start=1)
-        ]
+        for key, name, known in (
+            ("paper", exhibit["paper"], file["papers"]),
+            ("hardware", exhibit["hardware"], file["hardware"]),
+        ):
+            if name not in known:
+                raise ResultsError(f"{place}: {key} {name!r} is not described.")
+        hardware = file["hardware"][exhibit["hardware"]]
+        settings = {**file["settings"], **exhibit.get("settings", {})}
+        for i, given in enumerate(exhibit["claims"], start=1):
+            entry = dict(given)
+            values = _take_values(entry, file["metrics"].keys(), f"{place}, claim {i}")
+            method, model = entry.pop("method"), entry.pop("model")
+            claims.append(
+                Claim(
+                    paper=exhibit["paper"],
+                    title=file["papers"][exhibit["paper"]]["title"],
+                    exhibit=exhibit["exhibit"],
+                    source=exhibit["source"],
+                    hardware=hardware["text"],
+                    gpu=hardware["gpu"],
+                    gpu_count=hardware["count"],
+                    dataset=exhibit["dataset"],
+                    method=method,
+                    model=model,
+                    values=values,
+                    usual=settings.get(method, {}),
+                    size=_size(file["sizes"], model, f"{place}, claim {i}"),
+                    own=exhibit.get("own", False) or method in exhibit.get("own_of", ()),
+                    **entry,
+                )
+            )
     return tuple(claims)
 
 
-def _claim(
-    ledger: Mapping[str, Any], artifact: Mapping[str, Any], entry: Mapping[str, Any], place: str
-) -> Claim:
-    unknown = entry.keys() - _CLAIM_KEYS - ledger["metrics"].keys()
-    metrics = entry.keys() & ledger["metrics"].keys()
+def _take_values(entry: dict[str, Any], known: Set[str], place: str) -> dict[str, dict[str, float]]:
+    """Take the metrics out of an entry that follows the rules: by metric and task."""
+    metrics = entry.keys() & known
+    unknown = entry.keys() - known - _CLAIM_KEYS
     if unknown or not metrics or not {"method", "model"} <= entry.keys():
         raise ResultsError(
             f"{place}: unknown {sorted(unknown)}, metrics {sorted(metrics)}; it must have a "
@@ -182,35 +223,12 @@ def _claim(
         raise ResultsError(f"{place}: `over` goes with gain, speed_ratio and load_ratio alone.")
     values: dict[str, dict[str, float]] = {}
     for metric in sorted(metrics):
-        by_task = entry[metric] if isinstance(entry[metric], dict) else {OVERALL: entry[metric]}
+        value = entry.pop(metric)
+        by_task = value if isinstance(value, dict) else {OVERALL: value}
         if not all(isinstance(v, int | float) and v == v for v in by_task.values()):
             raise ResultsError(f"{place}: {metric} must be numbers.")
         values[metric] = {task: float(value) for task, value in by_task.items()}
-    hardware = ledger["hardware"][artifact["hardware"]]
-    return Claim(
-        paper=artifact["paper"],
-        title=ledger["papers"][artifact["paper"]]["title"],
-        artifact=artifact["artifact"],
-        source=artifact["source"],
-        hardware=hardware["text"],
-        gpu=hardware["gpu"],
-        gpu_count=hardware["count"],
-        dataset=artifact["dataset"],
-        method=entry["method"],
-        model=entry["model"],
-        values=values,
-        knobs=entry.get("knobs", {}),
-        usual={**ledger["settings"], **artifact.get("settings", {})}.get(entry["method"], {}),
-        size=_size(ledger["sizes"], entry["model"], place),
-        draft=entry.get("draft"),
-        temperature=float(entry.get("temperature", 0)),
-        setting=entry.get("setting"),
-        qualifier=entry.get("qualifier"),
-        over=entry.get("over"),
-        quoted=bool(entry.get("quoted")),
-        own=bool(artifact.get("own")) or entry["method"] in artifact.get("own_of", ()),
-        speedup_sd=entry.get("speedup_sd"),
-    )
+    return values
 
 
 def _size(sizes: Mapping[str, float], model: str, place: str) -> float | None:
@@ -245,18 +263,18 @@ def _applies(claim: Claim, dataset: str, temperature: float) -> bool:
     )
 
 
-def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Claim | None:
+def find_claim(run: Run, label: str, method: str, claims: Sequence[Claim]) -> Claim | None:
     """The claim that comes closest to a label of a run.
 
     Of the claims about the method, the data set and the settings, those about the same model come
     first, then the model nearest in size, then those on the same hardware, those that name
-    settings, those by the method's authors, and last the order of the ledger.
+    settings, those by the method's authors, and last the order of the file.
     """
     knobs = run.knobs(label)
     gpus = run.gpus
     fitting = [
         claim
-        for claim in ledger
+        for claim in claims
         if claim.method == method
         and _applies(claim, run.dataset, run.temperature)
         and (claim.setting in (None, label))
@@ -281,7 +299,7 @@ def find_claim(run: Run, label: str, method: str, ledger: Sequence[Claim]) -> Cl
 def claim_of_setting(
     claims: Sequence[Claim], setting: str, method: str, model: str, dataset: str
 ) -> Claim | None:
-    """The claim for a variant that is no knob (``setting`` in the ledger), whatever the knobs.
+    """The claim for a variant that is no knob (``setting`` in the file), whatever the knobs.
 
     None where there is none about this model.
     """
@@ -289,14 +307,14 @@ def claim_of_setting(
     return next((c for c in claims if (c.setting, c.method, c.model, c.dataset) == wanted), None)
 
 
-def claims_not_run(run: Run, methods: set[str], ledger: Sequence[Claim]) -> list[Claim]:
+def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list[Claim]:
     """One claim per method that has numbers for the run's data set but was not run.
 
-    About the run's model where the ledger knows it, else about the model it says most on.
+    About the run's model where the file has it, else about the model it says most on.
     """
     fitting = [
         claim
-        for claim in ledger
+        for claim in claims
         if _applies(claim, run.dataset, run.temperature)
         and not claim.quoted
         and claim.qualifier is None

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_ledger
+from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_claims
 from analysis.runs.estimates import tokens_per_s, usable_turns
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from analysis.runs.load import Run
+    from analysis.runs.load import Knobs, Run
+    from specbench.results.records import CaseRecord
     from specbench.results.summary_schema import SummaryRow
 
 
@@ -36,6 +37,21 @@ class ComparedLabel:
     def overall(self) -> SummaryRow:
         """The row over the whole run."""
         return self.rows[OVERALL]
+
+    @property
+    def method(self) -> str:
+        """Its name in ``conf/method``."""
+        return self.overall["method"]
+
+    @property
+    def knobs(self) -> Knobs:
+        """The method's settings."""
+        return self.run.knobs(self.label)
+
+    @property
+    def records(self) -> list[CaseRecord]:
+        """The label's own turns, failed ones too."""
+        return [record for record in self.run.records if record.label == self.label]
 
     def measured(self, key: str, task: str = OVERALL) -> Estimate:
         """A number of a task's row with its interval; none where the run lacks the task."""
@@ -63,9 +79,35 @@ class Comparison:
     estimator: str
 
     @property
+    def model(self) -> str:
+        """Its name in ``conf/model``."""
+        return self.runs[0].model
+
+    @property
+    def dataset(self) -> str:
+        """Its name in ``conf/dataset``."""
+        return self.runs[0].dataset
+
+    @property
     def title(self) -> str:
         """What the table is about."""
-        return f"{self.runs[0].model} on {self.runs[0].dataset}"
+        return f"{self.model} on {self.dataset}"
+
+    @property
+    def drafting(self) -> list[ComparedLabel]:
+        """The labels that draft: all but plain decoding, by whichever engine."""
+        return [
+            entry
+            for entry in self.entries
+            if entry.label != entry.run.baseline and entry.method != BASELINE
+        ]
+
+    def name_of(self, entry: ComparedLabel) -> str:
+        """The label, and the run where the comparison has the label more than once."""
+        labels = [other.label for other in self.entries]
+        if labels.count(entry.label) == 1:
+            return entry.label
+        return f"{entry.label} ({run_names(self.runs)[entry.run.path]})"
 
     @property
     def tasks(self) -> list[str]:
@@ -75,30 +117,30 @@ class Comparison:
 
 
 def make_comparisons(
-    runs: Sequence[Run], estimator: str | None = None, ledger: Sequence[Claim] | None = None
+    runs: Sequence[Run], estimator: str | None = None, claims: Sequence[Claim] | None = None
 ) -> list[Comparison]:
     """Summarise the runs and put those that may stand in one table together.
 
     Args:
         runs: in the order of the rows.
         estimator: ``paired`` or ``specbench``; by default the one each run was made with.
-        ledger: the claims that may stand beside; all by default.
+        claims: those that may be compared; all by default.
     """
-    ledger = load_ledger() if ledger is None else ledger
+    claims = load_claims() if claims is None else claims
     by_key: dict[tuple[Any, ...], list[Run]] = {}
     for run, questions in zip(runs, _questions(runs), strict=True):
         kind = estimator or run.estimator
         key = (run.model, run.dataset, *conditions(run), len(questions), questions, kind)
         by_key.setdefault(key, []).append(run)
-    groups = []
+    comparisons = []
     for key, members in sorted(by_key.items(), key=lambda item: item[0]):
         kind = key[-1]
-        entries = [entry for run in members for entry in _entries(run, kind, ledger)]
-        methods = {str(entry.overall["method"]) for entry in entries} | {BASELINE}
-        groups.append(
-            Comparison(members, entries, claims_not_run(members[0], methods, ledger), kind)
+        entries = [entry for run in members for entry in _entries(run, kind, claims)]
+        methods = {str(entry.method) for entry in entries} | {BASELINE}
+        comparisons.append(
+            Comparison(members, entries, claims_not_run(members[0], methods, claims), kind)
         )
-    return groups
+    return comparisons
 
 
 def conditions(run: Run) -> tuple[Any, ...]:
@@ -127,15 +169,7 @@ def run_names(runs: Iterable[Run]) -> dict[Path, str]:
     return {path: path.name if counts[path.name] == 1 else str(path) for path in folders}
 
 
-def name(group: Comparison, entry: ComparedLabel) -> str:
-    """The label, and the run where the group has the label more than once."""
-    labels = [other.label for other in group.entries]
-    if labels.count(entry.label) == 1:
-        return entry.label
-    return f"{entry.label} ({run_names(group.runs)[entry.run.path]})"
-
-
-def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[ComparedLabel]:
+def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[ComparedLabel]:
     rows = summarise(
         run.records,
         run.labels,
@@ -149,7 +183,7 @@ def _entries(run: Run, estimator: str, ledger: Sequence[Claim]) -> list[Compared
         own = {row["task"]: _shown(row) for row in rows if row["label"] == label}
         # Plain decoding is what claims are relative to.
         is_baseline = label == run.baseline
-        claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], ledger)
+        claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], claims)
         entries.append(ComparedLabel(run, label, own, claim))
     return entries
 
@@ -172,28 +206,28 @@ def _shown(row: SummaryRow) -> SummaryRow:
     return row
 
 
-def caption(group: Comparison, speedup: bool = True) -> str:
+def caption(comparison: Comparison, speedup: bool = True) -> str:
     """Model, data, state, hardware, number of cases, verdict on losslessness, code.
 
     Args:
-        group: whose conditions they are.
+        comparison: whose conditions they are.
         speedup: whether what stands above shows speedups, which are then explained.
     """
-    first = group.runs[0]
+    first = comparison.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
     made_up += TIMES[first.timing]
     if first.imported:
         made_up += f"IMPORTED from {first.imported}'s files: not run here, no tokens to audit. "
-    counts = sorted({entry.overall["n_cases"] for entry in group.entries})
+    counts = sorted({entry.overall["n_cases"] for entry in comparison.entries})
     cases = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    repeats = sorted({1 + max(record.repeat for record in run.records) for run in group.runs})
+    repeats = sorted({1 + max(record.repeat for record in run.records) for run in comparison.runs})
     decoding = "greedy" if first.temperature == 0 else f"temperature {first.temperature:g}"
     limit = first.max_new_tokens
-    dropped = _lost(group, "n_dropped")
-    disturbed = _lost(group, "n_disturbed")
+    dropped = _lost(comparison, "n_dropped")
+    disturbed = _lost(comparison, "n_disturbed")
     speed = (
         "Speedup: tokens/s over that of ar on the same cases of the same run"
-        if group.estimator == "paired"
+        if comparison.estimator == "paired"
         else "Speedup and tokens/s by Spec-Bench's formula (mean of per-question speeds)"
     )
     return " ".join(
@@ -202,30 +236,30 @@ def caption(group: Comparison, speedup: bool = True) -> str:
             + (f" of at most {limit} new tokens a turn" if limit else "")
             + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
             + (f", {dropped} dropped because one label failed" if dropped else "")
-            + (f", {disturbed}{_of_runs(group)} with a disturbed turn " if disturbed else "")
-            + (_how_counted(group) if disturbed else "")
+            + (f", {disturbed}{_of_runs(comparison)} with a disturbed turn " if disturbed else "")
+            + (_how_counted(comparison) if disturbed else "")
             + ".",
             f"Hardware: {first.hardware}.",
-            f"State kept per {_scopes(group)}.",
-            f"Lossless: {_lossless(group)}.",
+            f"State kept per {_scopes(comparison)}.",
+            f"Lossless: {_lossless(comparison)}.",
             (f"{speed}. " if speedup and first.timing != "none" else "")
-            + f"Intervals: 95 %, bootstrap over prompts within categories{_too_few(group)}.",
-            *_slow_baseline(group),
-            f"Code: {', '.join(sorted({run.code for run in group.runs}))}.",
+            + f"Intervals: 95 %, bootstrap over prompts within categories{_too_few(comparison)}.",
+            *_slow_baseline(comparison),
+            f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
         ]
     )
 
 
-def _too_few(group: Comparison) -> str:
-    counts = [row["n_cases"] for entry in group.entries for row in entry.rows.values()]
+def _too_few(comparison: Comparison) -> str:
+    counts = [row["n_cases"] for entry in comparison.entries for row in entry.rows.values()]
     return f"; none for fewer than {FEWEST}" if min(counts) < FEWEST else ""
 
 
-def _slow_baseline(group: Comparison) -> list[str]:
+def _slow_baseline(comparison: Comparison) -> list[str]:
     """A warning where a run's baseline reads its weights at less than half the memory's speed."""
     shares = [
         share
-        for entry in group.entries
+        for entry in comparison.entries
         if entry.label == entry.run.baseline
         and (share := entry.overall["bandwidth_share"]) is not None
     ]
@@ -238,30 +272,30 @@ def _slow_baseline(group: Comparison) -> list[str]:
     ]
 
 
-def _lost(group: Comparison, kind: str) -> int:
+def _lost(comparison: Comparison, kind: str) -> int:
     """Cases lost over all runs; all labels of a run lose the same ones."""
-    by_run = {str(entry.run.path): int(number(entry.overall, kind) or 0) for entry in group.entries}
-    return sum(by_run.values())
+    by_run = {entry.run.path: number(entry.overall, kind) or 0 for entry in comparison.entries}
+    return int(sum(by_run.values()))
 
 
-def _of_runs(group: Comparison) -> str:
+def _of_runs(comparison: Comparison) -> str:
     """What cases over all runs are counted out of, where there are several runs."""
-    if len(group.runs) == 1:
+    if len(comparison.runs) == 1:
         return ""
-    cases = {str(entry.run.path): int(entry.overall["n_cases"]) for entry in group.entries}
+    cases = {str(entry.run.path): int(entry.overall["n_cases"]) for entry in comparison.entries}
     return f" of {sum(cases.values())} in {len(cases)} runs"
 
 
-def _how_counted(group: Comparison) -> str:
+def _how_counted(comparison: Comparison) -> str:
     """What became of disturbed cases, as :mod:`specbench.results.statistics.summary` states it."""
-    if any(entry.overall["disturbed_counted"] for entry in group.entries):
+    if any(entry.overall["disturbed_counted"] for entry in comparison.entries):
         return "(of one run more than half, and counted there)"
     return "not timed"
 
 
-def _scopes(group: Comparison) -> str:
+def _scopes(comparison: Comparison) -> str:
     by_scope: dict[str, list[str]] = {}
-    for entry in group.entries:
+    for entry in comparison.entries:
         if entry.label == entry.run.baseline:
             continue
         labels = by_scope.setdefault(str(entry.overall["state_scope"]), [])
@@ -271,9 +305,9 @@ def _scopes(group: Comparison) -> str:
     return "; ".join(parts) or "nothing but ar was run"
 
 
-def _lossless(group: Comparison) -> str:
+def _lossless(comparison: Comparison) -> str:
     totals: dict[str, int] = {}
-    for entry in group.entries:
+    for entry in comparison.entries:
         if entry.label != entry.run.baseline:
             for kind, count in entry.overall["lossless"].items():
                 totals[kind] = totals.get(kind, 0) + count

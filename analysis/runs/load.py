@@ -8,17 +8,20 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
+from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, DONE, MANIFEST, CaseRecord, read_records
-from specbench.storage import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+# A method's settings, by name; each method has its own.
+Knobs: TypeAlias = "Mapping[str, Any]"
 
 SURFACE = "surface.json"  # of a cost run, in place of records
 # Left out of the frame: lists as long as a text.
@@ -33,14 +36,14 @@ class Run:
         path: the folder.
         records: all of its records, in the order they were written; none of a cost run.
         complete: whether the run reached its end; False too where the last line is cut off.
-        surface: the cost surface that the run measured, as it stands in its file; None of others.
+        surface: the cost surface that the run measured; None of others.
     """
 
     path: Path
     manifest: RunManifest
     records: Sequence[CaseRecord]
     complete: bool
-    surface: Mapping[str, Any] | None = None
+    surface: Surface | None = None
 
     @property
     def model(self) -> str:
@@ -80,10 +83,14 @@ class Run:
                 prompts[record.case_id] = prompts.get(record.case_id) or record.prompt_ids
         return {case: zlib.crc32(str(list(ids)).encode()) for case, ids in prompts.items()}
 
-    @property
-    def overlap(self) -> str:
-        """How drafters worked beside the target's passes; "" where the manifest does not say."""
-        return self._loaded.overlap or ""
+    def tells_draft_time(self, label: str) -> bool:
+        """Whether the clock could tell a label's drafting from the target's passes.
+
+        It cannot where the two overlapped, nor is it known of runs that do not say who did that.
+        """
+        overlapping = self._loaded.overlapping
+        serial = self._loaded.overlap == "serial"
+        return serial or (overlapping is not None and label not in overlapping)
 
     @property
     def experiment(self) -> str | None:
@@ -198,7 +205,7 @@ class Run:
         """Bytes of weights and caches by model (``target``, ``draft``) that a label needs."""
         return self._loaded.memory.get(label, {})
 
-    def knobs(self, label: str) -> Mapping[str, Any]:
+    def knobs(self, label: str) -> Knobs:
         """The settings of a label's method."""
         return self.manifest.labels.get(label, LabelInfo()).knobs
 
@@ -259,7 +266,7 @@ def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list
     runs = []
     for path in _folders_with((SURFACE, MANIFEST, DONE), paths):
         manifest = RunManifest.read(path)
-        run = Run(path, manifest, (), True, jsonl.read_json(path / SURFACE))
+        run = Run(path, manifest, (), True, Surface.read(path / SURFACE))
         if by_hand or run.experiment is not None:
             runs.append(run)
     return runs

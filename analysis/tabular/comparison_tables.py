@@ -10,7 +10,6 @@ from analysis.runs.comparisons import (
     ComparedLabel,
     Comparison,
     caption,
-    name,
     run_names,
 )
 from analysis.tabular.table import ResultTable
@@ -103,7 +102,7 @@ def task_table(group: Comparison, title: str) -> ResultTable:
             rows.append(
                 {
                     "data": task,
-                    "method": name(group, entry),
+                    "method": group.name_of(entry),
                     "MAT [95 %]": entry.measured("mat", task),
                     "speedup [95 %]": entry.measured("speedup", task),
                     **context_cells(row),

@@ -96,6 +96,11 @@ class Session:
         verifier = build_verifier(config.verifier, self._sampling)
         phases = bool(config.measure.phases)
         self._engine = self._make_engine(config, self._target, verifier, phases=phases)
+        self._overlapping = (
+            [c.label for c in contenders if c.drafter.needs.overlap]
+            if phases and self._engine.overlap != "serial"
+            else None
+        )
         self._plain_engine = self._make_engine(config, self._target, GreedyVerifier(), phases=False)
         self._eager_engine, self._eager_target = self._engine, self._target
         if isinstance(self._target, GraphTarget) and any(c.drafter.needs.eager for c in contenders):
@@ -146,6 +151,7 @@ class Session:
             packed=self._target.packed_weights,
             passes=self._target.describe(),
             overlap=self._engine.overlap,
+            overlapping=self._overlapping,
             threads=torch.get_num_threads(),
             artefacts={
                 label: {name: resolve.describe(path) for name, path in files.items()}

@@ -89,6 +89,8 @@ class ModelInfo(_Node):
         weight_bytes: read by a pass of one row; ``copy_bytes_per_s``: the device's copy bandwidth.
         packed: what packed linears hold; ``passes``: which engine ran the passes, and why eagerly.
         overlap: how drafters worked beside the target's passes.
+        overlapping: labels that drafted during those passes; only where the clock was inside the
+            steps and could not tell the two apart.
         artefacts: by label and name, facts about the files that its method read.
         drafts: by label, its draft model.
         memory: by label, bytes of weights and caches of ``target`` and ``draft``.
@@ -114,6 +116,7 @@ class ModelInfo(_Node):
     packed: dict[str, Any] | None = None
     passes: dict[str, Any] | None = None
     overlap: str | None = None
+    overlapping: list[str] | None = None
     threads: int | None = None
     artefacts: dict[str, dict[str, Any]] | None = None
     drafts: dict[str, DraftInfo] = field(default_factory=dict)

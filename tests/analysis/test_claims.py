@@ -1,4 +1,4 @@
-"""The ledger follows its own rules, and verdicts follow the stated one."""
+"""The file of claims follows its own rules, and verdicts follow the stated one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis.runs.claims import LEDGER, Claim, claims_not_run, compare, find_claim, load_ledger
+from analysis.runs.claims import (
+    CLAIMS_FILE,
+    Claim,
+    claims_not_run,
+    compare,
+    find_claim,
+    load_claims,
+)
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.manifest import LabelInfo, ModelInfo
@@ -32,7 +39,7 @@ def run() -> Run:
 
 def claim(**changes) -> Claim:
     base = Claim(
-        paper="p", title="t", artifact="a", source="s", hardware="h", gpu="RTX 4090", gpu_count=1,
+        paper="p", title="t", exhibit="a", source="s", hardware="h", gpu="RTX 4090", gpu_count=1,
         dataset="specbench", method="cacheback", model="vicuna7b",
         values={"speedup": {"overall": 1.86, "qa": 1.5}, "mat": {"overall": 2.42}},
     )  # fmt: skip
@@ -47,12 +54,12 @@ def as_set(run: Run, label: str, **knobs) -> Run:
     return dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, labels=labels))
 
 
-class TestLedger:
+class TestFile:
     def test_every_paper_is_there(self):
-        assert {c.paper for c in load_ledger()} >= set(PAPERS)
+        assert {c.paper for c in load_claims()} >= set(PAPERS)
 
     def test_names_are_ours(self):
-        claims = load_ledger()
+        claims = load_claims()
         assert {c.method for c in claims} <= METHODS
         models = {path.stem for path in (ROOT / "conf" / "model").glob("*.yaml")}
         foreign = {c.model for c in claims} - models
@@ -60,18 +67,18 @@ class TestLedger:
 
     def test_numbers_are_plausible(self):
         limits = {"speedup": (0.9, 7), "mat": (1, 6), "tokens_per_s": (5, 400), "hit_rate": (0, 1)}
-        for one in load_ledger():
+        for one in load_claims():
             for metric, (low, high) in limits.items():
                 for task, value in one.values.get(metric, {}).items():
-                    assert low <= value <= high, (one.paper, one.artifact, metric, task)
+                    assert low <= value <= high, (one.paper, one.exhibit, metric, task)
 
     def test_no_row_is_there_twice(self):
         def key(c):
             settings = (*sorted(c.knobs.items()), c.draft, c.temperature, c.setting, c.qualifier)
-            place = (c.paper, c.artifact, c.dataset, c.hardware)
+            place = (c.paper, c.exhibit, c.dataset, c.hardware)
             return (*place, c.method, c.model, settings, c.over, tuple(c.values), str(c.values))
 
-        keys = [key(c) for c in load_ledger()]
+        keys = [key(c) for c in load_claims()]
         assert len(keys) == len(set(keys))
 
     def test_the_tables_are_whole(self):
@@ -85,16 +92,16 @@ class TestLedger:
             ("card", "table2"): 3,
             ("card", "table3"): 3,
         }
-        rows = [(c.paper, c.artifact) for c in load_ledger()]
+        rows = [(c.paper, c.exhibit) for c in load_claims()]
         assert {place: rows.count(place) for place in counted} == counted
 
     def test_ratios_agree_with_the_speeds_they_come_from(self):
         """Where a table gives both, tokens/s over ar's must be the speedup, to rounding."""
         checked = 0
         by_place: dict[tuple, dict[str, Claim]] = {}
-        for one in load_ledger():
+        for one in load_claims():
             if one.setting is None and one.value("tokens_per_s") and one.value("speedup"):
-                place = (one.paper, one.artifact, one.dataset, one.model, one.temperature)
+                place = (one.paper, one.exhibit, one.dataset, one.model, one.temperature)
                 by_place.setdefault(place, {})[one.method] = one
         for place, methods in by_place.items():
             if "ar" not in methods:
@@ -117,28 +124,28 @@ class TestLedger:
         ],
     )
     def test_a_mistake_is_refused_with_its_place(self, tmp_path, change, message):
-        ledger = yaml.safe_load(LEDGER.read_text(encoding="utf-8"))
-        ledger["artifacts"][0]["claims"][1] |= change
-        path = tmp_path / "ledger.yaml"
-        path.write_text(yaml.safe_dump(ledger))
-        with pytest.raises(ResultsError, match=r"artifact 1 \(cacheback\), claim 2") as caught:
-            load_ledger(path)
+        file = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
+        file["exhibits"][0]["claims"][1] |= change
+        path = tmp_path / "claims.yaml"
+        path.write_text(yaml.safe_dump(file))
+        with pytest.raises(ResultsError, match=r"exhibit 1 \(cacheback\), claim 2") as caught:
+            load_claims(path)
         assert message in str(caught.value)
 
     def test_an_undescribed_machine_is_refused(self, tmp_path):
-        ledger = yaml.safe_load(LEDGER.read_text(encoding="utf-8"))
-        ledger["artifacts"][3]["hardware"] = "abacus"
-        path = tmp_path / "ledger.yaml"
-        path.write_text(yaml.safe_dump(ledger))
+        file = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
+        file["exhibits"][3]["hardware"] = "abacus"
+        path = tmp_path / "claims.yaml"
+        path.write_text(yaml.safe_dump(file))
         with pytest.raises(ResultsError, match="abacus"):
-            load_ledger(path)
+            load_claims(path)
 
 
 class TestFindClaim:
     def test_knobs_choose_among_a_method_s_rows(self, run):
-        ledger = load_ledger()
-        assert find_claim(run, "cacheback", "cacheback", ledger).value("mat") == 2.42
-        assert find_claim(run, "no_frozen", "cacheback", ledger).value("mat") == 1.96
+        claims = load_claims()
+        assert find_claim(run, "cacheback", "cacheback", claims).value("mat") == 2.42
+        assert find_claim(run, "no_frozen", "cacheback", claims).value("mat") == 1.96
 
     def test_the_same_model_comes_before_all_else(self, run):
         other = claim(model="vicuna13b", own=True)
@@ -187,13 +194,13 @@ class TestFindClaim:
         ],
     )
     def test_other_settings_than_the_source_s_have_no_claim(self, run, method, knobs, mat):
-        found = find_claim(as_set(run, method, **knobs), method, method, load_ledger())
+        found = find_claim(as_set(run, method, **knobs), method, method, load_claims())
         assert (found and found.value("mat")) == mat
 
     def test_what_a_source_ran_a_method_with_may_differ_by_source(self):
         usual = {
             c.paper: c.usual
-            for c in load_ledger()
+            for c in load_claims()
             if c.method == "lookahead" and c.paper in ("card", "token_recycling")
         }
         assert usual["token_recycling"]["window"] == 7
@@ -228,7 +235,7 @@ class TestFindClaim:
         assert find_claim(run, "cacheback", "cacheback", [claim(), special]) == claim()
 
     def test_methods_that_were_not_run(self, run):
-        found = claims_not_run(run, {"ar", "cacheback", "pld"}, load_ledger())
+        found = claims_not_run(run, {"ar", "cacheback", "pld"}, load_claims())
         methods = [c.method for c in found]
         assert methods == sorted(methods)
         assert {"token_recycling", "rest", "medusa", "eagle2"} <= set(methods)

@@ -46,7 +46,7 @@ def names(made):
 
 @pytest.mark.parametrize("make", [dashboards.workspace, dashboards.report])
 def test_every_panel_shows_a_key_that_is_sent(make, compared, runs):
-    sent = {key for group in make_comparisons(runs) for key in publish.metrics(group)}
+    sent = {key for comparison in make_comparisons(runs) for key in publish.metrics(comparison)}
     shown = names(dashboards.description(make(compared)))
     assert shown <= sent
     for figure in dashboards.FIGURES:
@@ -71,8 +71,8 @@ def test_the_workspace_opens_with_the_headline(compared):
 def test_the_report_has_the_table_with_its_caption_and_claims(compared):
     made = dashboards.description(dashboards.report(compared))
     text = "\n".join(block["text"] for block in parts(made, "MarkdownBlock"))
-    (group,) = compared.groups
-    pld = next(entry for entry in group.entries if entry.label == "pld")
+    (comparison,) = compared.comparisons
+    pld = next(entry for entry in comparison.entries if entry.label == "pld")
     assert str(Estimate(pld.overall["speedup"], pld.overall["speedup_ci"])) in text
     assert "1.53 / 1.75" in text
     assert "SYNTHETIC RECORDS" in text

@@ -19,6 +19,7 @@ from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.style import bar_style, line_style
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, usable_runs
+from specbench.results.estimate import Estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "records"
@@ -31,7 +32,7 @@ def results(tmp_path):
 
 
 @pytest.fixture
-def group():
+def comparison():
     return make_comparisons(load_runs([GOLDEN]))[0]
 
 
@@ -85,8 +86,8 @@ def test_a_second_machine_has_figures_of_its_own(name):
 
 def test_a_label_of_two_runs_is_drawn_for_each():
     (run,) = load_runs([GOLDEN])
-    (group,) = make_comparisons([run, replace(run, path=run.path.with_name("again"))])
-    names = [series.name for series in speedups([group])]
+    (comparison,) = make_comparisons([run, replace(run, path=run.path.with_name("again"))])
+    names = [series.name for series in speedups([comparison])]
     assert sorted(names) == sorted(
         f"{label} ({where})"
         for label in ("cacheback", "no_frozen", "pld")
@@ -94,30 +95,30 @@ def test_a_label_of_two_runs_is_drawn_for_each():
     )
 
 
-def test_bars_are_the_table_s_numbers_with_their_intervals(group):
-    axes = figures.speedup_by_task(group).axes[0]
+def test_bars_are_the_table_s_numbers_with_their_intervals(comparison):
+    axes = figures.speedup_by_task(comparison).axes[0]
     bars = [c for c in axes.containers if hasattr(c, "patches")]
-    entries = [entry for entry in group.entries if entry.label != "ar"]
+    entries = [entry for entry in comparison.entries if entry.label != "ar"]
     assert len(bars) == len(entries)
     for container, entry in zip(bars, entries, strict=True):
-        expected = [entry.rows[task]["speedup"] for task in [*group.tasks, "overall"]]
+        expected = [entry.rows[task]["speedup"] for task in [*comparison.tasks, "overall"]]
         assert [bar.get_height() for bar in container] == expected
         segments = container.errorbar.lines[2][0].get_segments()
         low, high = entry.overall["speedup_ci"]
         assert segments[-1][:, 1] == pytest.approx([low, high])
 
 
-def test_axes_have_units(group):
-    assert "ratio of tokens/s" in figures.speedup_by_task(group).axes[0].get_ylabel()
-    assert "tokens per target pass" in figures.mean_accepted_tokens(group).axes[0].get_ylabel()
+def test_axes_have_units(comparison):
+    assert "ratio of tokens/s" in figures.speedup_by_task(comparison).axes[0].get_ylabel()
+    assert "tokens per target pass" in figures.mean_accepted_tokens(comparison).axes[0].get_ylabel()
 
 
 def test_no_speedup_figure_without_a_baseline(results):
     path = results / "one" / "manifest.json"
     path.write_text(path.read_text().replace('"baseline": "ar"', '"baseline": null'))
-    (group,) = make_comparisons(load_runs([results]))
-    assert figures.speedup_by_task(group) is None
-    assert figures.mean_accepted_tokens(group) is not None
+    (comparison,) = make_comparisons(load_runs([results]))
+    assert figures.speedup_by_task(comparison) is None
+    assert figures.mean_accepted_tokens(comparison) is not None
 
 
 def test_an_empty_folder_exits_2(tmp_path, capsys):
@@ -243,13 +244,15 @@ def test_error_bars_are_the_intervals():
 
 
 def test_a_heatmap_writes_numbers_and_intervals_and_says_where_there_are_none():
-    grid = heatmaps.HeatmapGrid("g", [[1.0, None]], ["r"], ["a", "b"], [[(0.5, 1.5), None]])
+    grid = heatmaps.HeatmapGrid(
+        "g", [[Estimate(1.0, (0.5, 1.5)), Estimate(None)]], ["r"], ["a", "b"]
+    )
     axes = heatmaps.heatmaps([grid], "x", "y", "unit", "t", "c").axes[0]
     assert [text.get_text() for text in axes.texts] == ["1.00", "0.50\n1.50", "–"]
 
 
 def test_the_papers_three_heatmaps_stand_side_by_side_on_a_page():
-    grid = heatmaps.HeatmapGrid("g", [[1.0] * 7] * 5, list("abcde"), list("abcdefg"))
+    grid = heatmaps.HeatmapGrid("g", [[Estimate(1.0)] * 7] * 5, list("abcde"), list("abcdefg"))
     figure = heatmaps.heatmaps([grid] * 3, "x", "y", "unit", "t", "c")
     figure.draw_without_rendering()
     assert len({round(axes.get_position().y0, 3) for axes in figure.axes[:3]}) == 1
@@ -258,7 +261,7 @@ def test_the_papers_three_heatmaps_stand_side_by_side_on_a_page():
 
 def test_stacks_add_up():
     rows = {"ar": {"draft": (0.25, (0.2, 0.3)), "verify": (0.75, None), "none": (0.0, None)}}
-    axes = stacked_bars.stacks(rows, "share", "t", "c").axes[0]
+    axes = stacked_bars.stacked_bars(rows, "share", "t", "c").axes[0]
     widths = [bar.get_width() for bar in axes.patches if bar.get_width() < 1]
     assert widths == [0.25, 0.75]
     assert {text.get_text() for text in axes.texts} == {"25%", "75%"}
@@ -266,19 +269,19 @@ def test_stacks_add_up():
 
 def test_a_part_that_is_nearly_all_does_not_hide_the_others():
     rows = {"ar": {"verify": (0.98, None), "draft": (0.0002, (0.0001, 0.0003))}}
-    below = stacked_bars.stacks(rows, "share", "t", "c").axes[1]
+    below = stacked_bars.stacked_bars(rows, "share", "t", "c").axes[1]
     assert below.get_xscale() == "log"
     assert [label.get_text() for label in below.get_yticklabels()] == ["verify", "draft"]
     low, high = below.get_xlim()
     assert low < 0.0002 < 0.98 < high
 
 
-@pytest.mark.parametrize("artifact", REPRODUCTIONS, ids=lambda artifact: artifact.name)
-def test_every_artifact_s_figures_are_drawn_with_caption_and_units(artifact):
+@pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda reproduction: reproduction.name)
+def test_every_reproduction_s_figures_are_drawn_with_caption_and_units(reproduction):
     runs, _ = usable_runs([ROOT / "tests/golden/experiments"], surfaces=True)
-    members = [run for run in runs if run.experiment in artifact.experiments]
-    drawn = list(artifact.figures(members))
-    if "figure" in artifact.name:
+    members = [run for run in runs if run.experiment in reproduction.experiments]
+    drawn = list(reproduction.figures(members))
+    if "figure" in reproduction.name:
         assert drawn
     for _, figure in drawn:
         words = " ".join(text.get_text() for text in figure.texts)

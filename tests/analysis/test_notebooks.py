@@ -10,13 +10,15 @@ from pathlib import Path
 import jupytext
 import pytest
 
-from analysis import notebook
+from analysis.notebooks import shared
 from analysis.papers.ngrammys import grid_figures
 from specbench.errors import ResultsError
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
+NOTEBOOKS = sorted(
+    set((ROOT / "analysis" / "notebooks").glob("[a-z]*.py")) - {Path(shared.__file__)}
+)
 # What each needs, and a figure that must come of it.
 SHOWN = {
     "acceptance": ("records", "acceptance_vicuna7b_specbench"),
@@ -38,7 +40,7 @@ def shown(request, tmp_path, monkeypatch):
     records, figure = SHOWN[request.node.callspec.params["path"].stem]
     monkeypatch.setenv("RUNS", str(GOLDEN / records))
     monkeypatch.setenv("FIGURES", str(tmp_path))
-    notebook._shown.clear()
+    shared._shown.clear()
     return tmp_path / f"{figure}.png"
 
 
@@ -76,8 +78,8 @@ def test_through_jupytext(path, shown, tmp_path):
 def test_runs_of_an_experiment_alone(monkeypatch):
     folders = [GOLDEN / "records", GOLDEN / "experiments" / "ssd_stream"]
     monkeypatch.setenv("RUNS", os.pathsep.join(map(str, folders)))
-    assert len(notebook.runs()) == 2
-    assert [run.experiment for run in notebook.runs("ssd_stream")] == ["ssd_stream"]
+    assert len(shared.runs()) == 2
+    assert [run.experiment for run in shared.runs("ssd_stream")] == ["ssd_stream"]
 
 
 @pytest.mark.parametrize("stem", ["acceptance", "adaptation", "mat"])
@@ -87,7 +89,7 @@ def test_runs_of_an_experiment_alone(monkeypatch):
 def test_labels_that_are_left_out_are_counted(stem, records, said, monkeypatch):
     figures = []
     monkeypatch.setenv("RUNS", str(GOLDEN / records))
-    monkeypatch.setattr(notebook, "show", lambda figure, name: figures.append(figure))
+    monkeypatch.setattr(shared, "show", lambda figure, name: figures.append(figure))
     runpy.run_path(str(ROOT / "analysis" / "notebooks" / f"{stem}.py"), run_name="__main__")
     words = " ".join(text.get_text() for text in figures[-1].texts)
     assert ("the first 6 of 8 labels" in " ".join(words.split())) == said
@@ -101,14 +103,14 @@ def test_a_sweep_is_not_mixed_with_other_experiments(monkeypatch, tmp_path):
     path.write_text(path.read_text().replace("=ngrammys_figure5", "=ngrammys_figure4"))
     folders = [cell, experiments / "ngrammys_figure5"]
     monkeypatch.setenv("RUNS", os.pathsep.join(map(str, folders)))
-    sweeps = notebook.by_experiment("k", "w")
+    sweeps = shared.by_experiment("k", "w")
     assert sorted(len(runs) for runs in sweeps) == [1, 8]
     figures = [list(grid_figures(runs, "mat", "MAT")) for runs in sweeps]
     assert sorted(map(len, figures)) == [0, 1], "one cell is no sweep"
-    assert notebook.by_experiment("leader_len") == []
+    assert shared.by_experiment("leader_len") == []
 
 
 def test_no_runs_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("RUNS", str(tmp_path))
     with pytest.raises(ResultsError, match="no run at or below"):
-        notebook.runs()
+        shared.runs()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from analysis import tables
-from analysis.papers import REPRODUCTIONS, card, draft_models, made_of, ngrammys
-from analysis.papers.reproduction import claimed_groups, sweeps
+from analysis.papers import REPRODUCTIONS, by_reproduction, card, draft_models, ngrammys
+from analysis.papers.reproduction import claimed_comparisons, sweeps
 from analysis.runs.acceptance import by_depth, by_position, stream_parts
-from analysis.runs.claims import claim_of_setting, load_ledger
+from analysis.runs.claims import claim_of_setting, load_claims
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s, usable_turns
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable, to_csv
@@ -35,7 +35,7 @@ def run():
 
 
 def test_every_experiment_has_an_artifact_and_the_other_way_round():
-    named = {name for artifact in REPRODUCTIONS for name in artifact.experiments}
+    named = {name for reproduction in REPRODUCTIONS for name in reproduction.experiments}
     assert named == EXPERIMENTS
 
 
@@ -50,10 +50,12 @@ def test_every_artifact_has_the_paper_s_setting_and_says_its_command():
 
 def test_runs_are_told_apart_by_their_experiment():
     runs, _ = usable_runs([FIXTURES, FIXTURES.parent / "records"], surfaces=True)
-    made, others = made_of(runs)
-    assert [artifact.name for artifact, _ in made] == [artifact.name for artifact in REPRODUCTIONS]
+    made, others = by_reproduction(runs)
+    assert [reproduction.name for reproduction, _ in made] == [
+        reproduction.name for reproduction in REPRODUCTIONS
+    ]
     assert [run.path.name for run in others] == ["synthetic"]
-    table1 = dict((artifact.name, members) for artifact, members in made)["token_recycling_table1"]
+    table1 = {found.name: members for found, members in made}["token_recycling_table1"]
     assert {run.experiment for run in table1} == {
         "token_recycling_table1", "token_recycling_table1_shuffle", "token_recycling_table1_mbpp",
     }  # fmt: skip
@@ -64,14 +66,14 @@ def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_ru
         shutil.copytree(FIXTURES / name, tmp_path / name)
 
     def made():
-        return {a.name: members for a, members in made_of(load_runs([tmp_path]))[0]}
+        return {a.name: members for a, members in by_reproduction(load_runs([tmp_path]))[0]}
 
     assert {run.experiment for run in made()["ngrammys_figure5"]} == {"ngrammys_figure5"}
     shutil.rmtree(tmp_path / "ngrammys_figure5")
     members = made()["ngrammys_figure5"]
     assert {run.experiment for run in members} == {"ngrammys_figure3"}
-    (artifact,) = (a for a in REPRODUCTIONS if a.name == "ngrammys_figure5")
-    assert [part for part, _ in artifact.figures(members)] == ["mistral7b"]
+    (reproduction,) = (a for a in REPRODUCTIONS if a.name == "ngrammys_figure5")
+    assert [part for part, _ in reproduction.figures(members)] == ["mistral7b"]
 
 
 def test_a_surface_without_an_experiment_is_no_artifact(tmp_path):
@@ -91,17 +93,17 @@ def test_a_damaged_surface_exits_2(tmp_path, capsys):
 
 def test_models_stand_in_the_order_of_their_size():
     runs = load_runs([FIXTURES / "cacheback_figure3"])
-    groups = claimed_groups(runs, "cacheback", "table1")
-    assert [group.runs[0].model for group in groups] == ["vicuna7b", "vicuna13b"]
+    comparisons = claimed_comparisons(runs, "cacheback", "table1")
+    assert [comparison.model for comparison in comparisons] == ["vicuna7b", "vicuna13b"]
 
 
 def test_claims_of_other_artifacts_stay_away():
     (run,) = load_runs([FIXTURES / "cacheback_table1"])
-    (group,) = claimed_groups([run], "cacheback", "table1")
-    assert {entry.claim.artifact for entry in group.entries if entry.claim} == {"table1"}
-    assert group.not_run == []
-    (group,) = claimed_groups([run], "token_recycling", "table1")
-    assert "token_recycling" in {claim.method for claim in group.not_run}
+    (comparison,) = claimed_comparisons([run], "cacheback", "table1")
+    assert {entry.claim.exhibit for entry in comparison.entries if entry.claim} == {"table1"}
+    assert comparison.not_run == []
+    (comparison,) = claimed_comparisons([run], "token_recycling", "table1")
+    assert "token_recycling" in {claim.method for claim in comparison.not_run}
 
 
 @pytest.mark.parametrize(
@@ -116,8 +118,8 @@ def test_claims_of_other_artifacts_stay_away():
 )  # fmt: skip
 def test_tables_by_task_have_speeds_with_intervals_and_claims(name, method, claimed, where):
     runs = load_runs([FIXTURES / name])
-    ((artifact, members),), _ = made_of(runs)
-    page = artifact.tables(members)[0]
+    ((reproduction, members),), _ = by_reproduction(runs)
+    page = reproduction.tables(members)[0]
     rows = page.frame.to_dict("records")
     row = next(row for row in rows if row["method"] == method)
     assert row["tokens/s [95 %]"].interval is not None
@@ -127,7 +129,7 @@ def test_tables_by_task_have_speeds_with_intervals_and_claims(name, method, clai
 
 
 def test_the_best_setting_is_compared_with_the_best_claimed():
-    claims = [claim for claim in load_ledger() if claim.paper == "ngrammys"]
+    claims = [claim for claim in load_claims() if claim.paper == "ngrammys"]
     best = claim_of_setting(claims, "best", "ngrammys", "phi3_mini", "gsm8k")
     assert best.value("speedup") == 2.51
     assert claim_of_setting(claims, "best", "ngrammys", "phi3_mini", "mbpp") is None
@@ -136,9 +138,11 @@ def test_the_best_setting_is_compared_with_the_best_claimed():
 
 def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
     runs = load_runs([FIXTURES / "cacheback_figure4"])
-    (group,) = claimed_groups(runs, "cacheback", "table1")
+    (comparison,) = claimed_comparisons(runs, "cacheback", "table1")
     claimed = [
-        (entry.run.path.name, entry.claim.value("mat")) for entry in group.entries if entry.claim
+        (entry.run.path.name, entry.claim.value("mat"))
+        for entry in comparison.entries
+        if entry.claim
     ]
     assert claimed == [("1_3", 2.42)]
 
@@ -155,11 +159,11 @@ def with_knobs(run, folder, **knobs):
 def test_cells_of_a_heatmap_share_all_other_settings():
     runs = load_runs([FIXTURES / "cacheback_figure4"])
     frozen = [with_knobs(run, f"frozen_{run.path.name}", table="frozen") for run in runs]
-    (group,) = claimed_groups([*runs, frozen[0]], "cacheback", "table1")
-    (sweep,) = sweeps(group, "leader_len", "follower_len")
+    (comparison,) = claimed_comparisons([*runs, frozen[0]], "cacheback", "table1")
+    (sweep,) = sweeps(comparison, "leader_len", "follower_len")
     assert (sweep.words, len(sweep.entries)) == ("", 6), "a single cell is no sweep"
-    (group,) = claimed_groups([*runs, *frozen[:2]], "cacheback", "table1")
-    dual, other = sorted(sweeps(group, "leader_len", "follower_len"), key=lambda s: s.words)
+    (comparison,) = claimed_comparisons([*runs, *frozen[:2]], "cacheback", "table1")
+    dual, other = sorted(sweeps(comparison, "leader_len", "follower_len"), key=lambda s: s.words)
     assert (dual.words, len(dual.entries)) == ("table dual", 6)
     assert (other.words, len(other.entries)) == ("table frozen", 2)
     assert {entry.run.path.name for entry in other.entries.values()} == {
@@ -179,9 +183,9 @@ def test_strategies_do_not_share_a_heatmap():
 def test_a_cell_that_was_run_twice_is_refused():
     runs = load_runs([FIXTURES / "cacheback_figure4"])
     again = with_knobs(runs[0], "again")
-    (group,) = claimed_groups([*runs, again], "cacheback", "table1")
+    (comparison,) = claimed_comparisons([*runs, again], "cacheback", "table1")
     with pytest.raises(ResultsError, match=r"leader_len 1, follower_len 1 was run twice.*again"):
-        sweeps(group, "leader_len", "follower_len")
+        sweeps(comparison, "leader_len", "follower_len")
 
 
 def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_path):
@@ -189,8 +193,8 @@ def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_p
     for path in (home / "cases.jsonl", home / "manifest.json"):
         path.write_text(path.read_text().replace("mistral7b", "smollm2_135m"))
     runs = load_runs([tmp_path])
-    (artifact,) = [a for a in REPRODUCTIONS if a.name == "ngrammys_table1"]
-    (page,) = artifact.tables(runs)
+    (reproduction,) = [a for a in REPRODUCTIONS if a.name == "ngrammys_table1"]
+    (page,) = reproduction.tables(runs)
     claimed = {(row[0], row[2]) for row in page.rows if row[-1] == "other model"}
     assert {model for model, _ in claimed} == {"phi3_mini", "mistral7b", "vicuna13b"}
     assert len(claimed) == 6
@@ -347,17 +351,19 @@ def test_what_nobody_counted_is_absent_and_not_0():
 
 def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulated():
     (phased,) = [run for run in load_runs([FIXTURES / "draft_models"]) if run.phases]
-    phased.records[:] = [
-        replace(r, drafter={f"card.{k}": v for k, v in r.drafter.items()})
-        if r.label == "sps"
-        else r
-        for r in phased.records
-    ]
+    column = "draft share [95 %]"
+
+    def share():
+        table = draft_models._tables([phased])[0].frame
+        return {row["method"]: row[column].value for row in table.to_dict("records")}
+
+    emulated = share()
+    assert min(emulated.values()) > 0
     phased.manifest.model.overlap = "thread"
-    table = draft_models._tables([phased])[0].frame
-    share = dict(zip(table["method"], table["draft share [95 %]"], strict=True))
-    assert share["opt_tree"].value > 0
-    assert share["sps"].value is None, "its counters say that a part of it is CARD"
+    phased.manifest.model.overlapping = ["card", "pearl"]
+    assert share() == emulated | {"card": None, "pearl": None}
+    phased.manifest.model.overlapping = None
+    assert set(share().values()) == {None}, "it is not known who overlapped"
 
 
 def test_table_3_compares_speed_on_its_own_model_and_hardware():

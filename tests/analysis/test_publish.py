@@ -71,8 +71,8 @@ def test_what_a_run_sends(run, fake):
     assert arguments["config"]["config"] == run.manifest.config
     assert len(fake.logged["cases"].data) == len(run.records)
     assert "figures/mat" in fake.logged
-    (group,) = make_comparisons([run], None)
-    pld = next(entry for entry in group.entries if entry.label == "pld")
+    (comparison,) = make_comparisons([run], None)
+    pld = next(entry for entry in comparison.entries if entry.label == "pld")
     assert fake.summary["pld/overall/mat"] == pytest.approx(pld.overall["mat"])
     assert fake.summary["complete"] is True
     assert {"manifest.json", "cases.jsonl"} <= set(fake.files)
@@ -139,8 +139,8 @@ def test_runs_of_an_experiment_share_its_name_as_their_group(run):
 
 def test_pictures_are_the_figures_command_s(run, tmp_path):
     assert figures.main([str(run.path), "-o", str(tmp_path / "drawn")]) == 0
-    (group,) = make_comparisons([run], None)
-    made = publish.pictures(group, tmp_path / "sent")
+    (comparison,) = make_comparisons([run], None)
+    made = publish.pictures(comparison, tmp_path / "sent")
     for name, stem in (("speedup", "speedup_by_task"), ("mat", "mat")):
         (drawn,) = (tmp_path / "drawn").glob(f"*_{stem}.png")
         assert made[name].read_bytes() == drawn.read_bytes()

@@ -106,7 +106,7 @@ def test_card_samples_gsm8k_alone(dataset: str, limit: int | None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAPER_SCALE if name.startswith("card_")])
 def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name: str) -> None:
-    from analysis.runs.claims import load_ledger
+    from analysis.runs.claims import load_claims
 
     paper = yaml.safe_load((CONF_DIR / f"experiment/paper/{name}.yaml").read_text())
     swept = paper["hydra"]["sweeper"]["params"]["model"].split(",")
@@ -119,7 +119,7 @@ def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name: st
     ids = {draft: compose([f"model={draft}"]).model.id for draft in ("llama3_1b", "llama2_7b")}
     claims = [
         claim
-        for claim in load_ledger()
+        for claim in load_claims()
         if f"{claim.paper}_{claim.artifact}" == name and claim.method in methods
     ]
     for claim in claims:

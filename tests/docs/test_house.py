@@ -19,7 +19,15 @@ from specbench.config.knobs import check_method
 from specbench.config.validate import check_values
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/measurements.md")
+DOCUMENTS = (
+    *("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/draft_model.md", "docs/house.md"),
+    *("docs/measurements.md", "docs/pitfalls.md"),
+)
+# What readers write themselves: their machine's settings, and the examples of how to add a method.
+READERS_OWN = re.compile(
+    r"conf/local/default\.yaml"
+    r"|(methods|conf/method)/(my_method|successor_walk|likeliest_chain)\.\w+"
+)
 PACKAGES = ("specbench", "methods", "runners", "analysis")
 TOP_LEVEL = {
     *PACKAGES,
@@ -172,13 +180,25 @@ def test_paths_and_links_in_documents_exist(document):
     found = re.findall(r"\]\(([^)#:]+)\)", text(document))
     base = (ROOT / document).parent
     missing = [link for link in found if not (base / link).exists()]
-    named = re.findall(
-        r"`((?:specbench|runners|analysis|scripts|tests|conf|docs)/[\w/.-]+)`", text(document)
-    )
+    # Not `conf/pair/draft_<model>.yaml` and not `tests/decoding/test_*.py`: those name a pattern.
+    folders = "specbench|methods|runners|analysis|scripts|tests|conf|docs"
+    named = re.findall(rf"(?<![\w./-])((?:{folders})/[\w/.-]*+)(?![<*])", text(document))
     missing += [
-        path for path in named if path != "conf/local/default.yaml" and not (ROOT / path).exists()
+        path
+        for path in named
+        if not READERS_OWN.fullmatch(path) and not (ROOT / path.rstrip(".")).exists()
     ]
     assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_modules_that_documents_run_exist(document):
+    modules = re.findall(
+        r"python -m ((?:specbench|runners|analysis|scripts)\.[\w.]+)", text(document)
+    )
+    for name in modules:
+        place = ROOT / name.replace(".", "/")
+        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), name
 
 
 def test_measurements_say_machine_command_and_date():

@@ -162,10 +162,10 @@ def test_buffers_are_loaded_again_only_when_their_pass_is_done(late, rng):
     scores = [queued.forward(int(tree.tokens[0]), tree) for tree in trees]
     assert late.log == ["queued", *["read", "queued"] * 3]
     for tree, found in zip(trees, scores, strict=True):
-        verdict, choices = verifier.verify(tree, exact.forward(int(tree.tokens[0]), tree))
+        verdict = verifier.verify(tree, exact.forward(int(tree.tokens[0]), tree))
         path, own = found.verified
         assert path.tolist() == verdict.path.tolist()
-        assert own.tolist() == choices.tolist()
+        assert own.tolist() == verdict.next_tokens.tolist()
     assert late.log.count("read") == 4
     _ = scores[-1].verified
     assert late.log.count("read") == 4
@@ -283,7 +283,7 @@ def test_steps_reuse_their_buffers(batch, monkeypatch, rng):
                 step.outputs = outputs
 
     def commit(tree: DraftTree, scores: object) -> int:
-        verdict, _ = verifier.verify(tree, scores)
+        verdict = verifier.verify(tree, scores)
         target.commit(tree, verdict.path)
         return int(verdict.tokens[-1])
 

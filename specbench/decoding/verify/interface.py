@@ -50,12 +50,8 @@ class Verifier(Protocol):
     def first(self, scores: PassScores) -> int:
         """The first new token, from the scores of the prompt's last position."""
 
-    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray | None]:
-        """Accepted path with the token after it, and the greedy choice of every row if known.
-
-        The second is the greedy choice under sampling too, never a drawn token: a drafter that saw
-        what the verifier would have drawn elsewhere would know its random numbers.
-        """
+    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
+        """The accepted path, the token after it, and the greedy choice of every row."""
 
 
 def row_by_row(logits: torch.Tensor) -> bool:

@@ -63,7 +63,7 @@ class MatchVerifier(GreedyVerifier):
         return int(self._draw(scores.logits[-1:], self._uniforms.take(1))[0])
 
     @torch.inference_mode()
-    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray]:
+    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
         """Longest branch of ``tree`` that agrees with what the target draws.
 
         Raises:
@@ -78,9 +78,9 @@ class MatchVerifier(GreedyVerifier):
         else:
             ids = self._draw(logits, uniforms)
             choices, tokens, (drawn,) = choices_and_tokens(tree, scores, ids)
-        verdict = self._agreement(tree, tokens, drawn)
+        verdict = self._agreement(tree, tokens, drawn, choices)
         self._uniforms.take(len(verdict.tokens))
-        return verdict, choices
+        return verdict
 
     def _draw(self, logits: torch.Tensor, uniforms: np.ndarray[Any, Any]) -> torch.Tensor:
         """``[r]`` one token per row of ``logits [r, vocab]``."""
