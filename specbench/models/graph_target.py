@@ -178,13 +178,13 @@ class GraphTarget(Target):
         if step is None:
             return super().forward(root, tree, hidden_layers=hidden_layers)
         n, length = len(tree), self.cache.length
-        self._check(tree, isinstance(tree.tokens, np.ndarray))
+        self._check(tree)
         if in_rows:
             self.cache.broadcast()
             step.load_rows(root, tree, length)
             step.run()
             return StaticScores(step.logits, n + 1, step.select)
-        step.load(root, tree, self._depths, self._visible, length)
+        step.load(root, tree, self._geometry.depths, self._geometry.visible, length)
         step.run()
         if not self.commits:
             return StaticScores(step.logits, n + 1)
