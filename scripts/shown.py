@@ -159,7 +159,8 @@ def main() -> int:
         path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, records in index()["figures"].items():
         with mpl.rc_context(RC):
-            figure = FIGURES[Path(name).stem](*(read(record) for record in records))
+            draw: Any = FIGURES[Path(name).stem]
+            figure = draw(*(read(record) for record in records))
             drawn = io.BytesIO()
             figure.savefig(drawn)
         made_from = PngInfo()

@@ -143,7 +143,7 @@ def linears(record: Any) -> str:
 
 def budget(summary: Any) -> str:
     found = _overall(summary)
-    groups = [
+    groups: list[tuple[str, tuple[str, ...]]] = [
         (f"Cacheback TDL {size} / merged", (f"cb{size}", f"cb{size}_merged"))
         for size in (4, 8, 16, 32, 64, 96)
     ]
