@@ -127,7 +127,7 @@ def task_label(comparison: Comparison, task: str) -> str:
 
 
 def captions(comparisons: Iterable[Comparison], *before: str, speedup: bool = True) -> str:
-    """What stands below a figure: a few words of its own, then each group's conditions.
+    """What stands below a figure: a few words of its own, then each comparison's conditions.
 
     Args:
         comparisons: what is drawn.
@@ -204,7 +204,7 @@ _NAMES = {"_target_", "name", "label", "version"}
 
 
 def sweeps(comparison: Comparison, down: str, across: str) -> list[Sweep]:
-    """The group's sweeps over two knobs, each of one method with all else the same.
+    """The comparison's sweeps over two knobs, each of one method with all else the same.
 
     A setting that stands at one place alone is no sweep.
 

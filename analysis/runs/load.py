@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-import pandas as pd
 
 from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
 Knobs: TypeAlias = "Mapping[str, Any]"
 
 SURFACE = "surface.json"  # of a cost run, in place of records
-# Left out of the frame: lists as long as a text.
-_LONG_FIELDS = ("prompt_ids", "output_ids", "accepted_per_step")
 
 
 @dataclass(frozen=True)
@@ -323,23 +318,3 @@ def usable_runs(
             "one record. Make one: python run.py"
         )
     return shown, hidden
-
-
-def frame(runs: Iterable[Run]) -> pd.DataFrame:
-    """All records as one tidy frame: a row per turn, with the run's folder beside the fields.
-
-    Token lists are left out; ``lossless`` becomes ``verdict``, ``first_diff`` and ``gap``.
-    """
-    names = [f.name for f in dataclasses.fields(CaseRecord) if f.name not in _LONG_FIELDS]
-    rows = []
-    for run in runs:
-        for record in run.records:
-            row = {"run": str(run.path), **{name: getattr(record, name) for name in names}}
-            lossless = row.pop("lossless")
-            row |= {
-                "verdict": lossless.verdict,
-                "first_diff": lossless.first_diff,
-                "gap": lossless.gap,
-            }
-            rows.append(row)
-    return pd.DataFrame(rows)

@@ -13,8 +13,8 @@ from specbench.index.ngram.bigram_table import (
     BigramTable,
     digest,
     embedding_weight,
-    sample_weights,
 )
+from specbench.models.fingerprint import sample_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from specbench.arrays import IntArray
+    from specbench.arrays import BoolArray, IntArray
+    from specbench.decoding.models import DraftLM, TargetInfo
 
 
 NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
@@ -84,7 +85,7 @@ class DraftTree:
 
     tokens: IntArray | torch.Tensor
     parents: IntArray
-    aux: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    aux: BoolArray | None = None
     rows: tuple[int, int] | None = None
     probs: Proposal | None = None
     sources: IntArray | None = None
@@ -290,9 +291,8 @@ class DraftContext:
         seed: the run's seed.
         sampling: how the target's logits become probabilities; a draft model draws from its own
             logits treated the same way.
-        target: the target model (``specbench.models.target.Target``), or None under replay.
-        draft_model: the second model (``specbench.models.draft_model.DraftModel``), where
-            ``needs.draft_model`` is set.
+        target: what may be known of the target; None under replay.
+        draft_model: the second model, where ``needs.draft_model`` is set.
         measured: what ``setup`` measured at the run's first start, by knob; it uses what it finds
             and adds what it measures, so that a resumed run goes on with the same values.
     """
@@ -304,6 +304,6 @@ class DraftContext:
     artifacts: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
     sampling: Sampling = GREEDY
-    target: Any = None
-    draft_model: Any = None
+    target: TargetInfo | None = None
+    draft_model: DraftLM | None = None
     measured: dict[str, int] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from specbench.decoding.device import to_device
 from specbench.decoding.sampling import sample
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError
+from specbench.models.speed_ratio import TEXT, median_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,7 +119,7 @@ class DraftModel:
     @property
     def n_parameters(self) -> int:
         """Weights of the model, tied ones once."""
-        return sum(p.numel() for p in self._target.model.parameters())
+        return self._target.n_parameters
 
     @property
     def network(self) -> PreTrainedModel:
@@ -152,6 +153,19 @@ class DraftModel:
             "devices": self.devices,
             "devices_asked": self.devices_asked,
         }
+
+    def pass_s(self, rows: int) -> float:
+        """Measure a pass over so many nodes behind a short text, in seconds; empties the cache."""
+        text, nodes = np.zeros(TEXT, dtype=np.int64), np.zeros(rows, dtype=np.int64)
+
+        def one_pass() -> None:
+            self.extend(nodes, np.full(rows, -1), own=True)  # as the methods that ask call it
+            self.drop_nodes()
+
+        self.begin(text)
+        seconds = median_seconds(one_pass, self.device)
+        self.begin(text[:1])
+        return seconds
 
     def reserve(self, max_len: int, max_nodes: int | None = None) -> None:
         """Allocate for texts of ``max_len`` tokens and trees of ``max_nodes`` nodes; untimed.

@@ -178,13 +178,13 @@ class GraphTarget(Target):
         if step is None:
             return super().forward(root, tree, hidden_layers=hidden_layers)
         n, length = len(tree), self.cache.length
-        self._check(tree, isinstance(tree.tokens, np.ndarray))
+        self._check(tree)
         if in_rows:
             self.cache.broadcast()
             step.load_rows(root, tree, length)
             step.run()
             return StaticScores(step.logits, n + 1, step.select)
-        step.load(root, tree, self._depths, self._visible, length)
+        step.load(root, tree, self._geometry.depths, self._geometry.visible, length)
         step.run()
         if not self.commits:
             return StaticScores(step.logits, n + 1)
@@ -220,9 +220,12 @@ class GraphTarget(Target):
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
 
-    def run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> Any:
+    def run(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor:
         """Logits ``[batch, rows, vocab]`` of a model call."""
-        return self._call(tokens, positions, plan).logits
+        logits: torch.Tensor = self._call(tokens, positions, plan).logits
+        return logits
 
     @property
     def hidden_value(self) -> float:
