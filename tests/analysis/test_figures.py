@@ -168,7 +168,7 @@ EYES = (
     ],
     ids=",".join,
 )
-def test_methods_of_one_artifact_have_hues_that_any_eye_tells_apart(together):
+def test_methods_of_one_picture_have_hues_that_any_eye_tells_apart(together):
     for one, other in itertools.combinations(together, 2):
         colours = [bar_style(method)["facecolor"] for method in (one, other)]
         far = min(np.linalg.norm(_seen(colours[0], m) - _seen(colours[1], m)) for m in EYES)
@@ -276,10 +276,14 @@ def test_a_part_that_is_nearly_all_does_not_hide_the_others():
     assert low < 0.0002 < 0.98 < high
 
 
+@pytest.fixture(scope="module")
+def experiments():
+    return usable_runs([ROOT / "tests/golden/experiments"], surfaces=True)[0]
+
+
 @pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda reproduction: reproduction.name)
-def test_every_reproduction_s_figures_are_drawn_with_caption_and_units(reproduction):
-    runs, _ = usable_runs([ROOT / "tests/golden/experiments"], surfaces=True)
-    members = [run for run in runs if run.experiment in reproduction.experiments]
+def test_every_reproduction_s_figures_are_drawn_with_caption_and_units(reproduction, experiments):
+    members = [run for run in experiments if run.experiment in reproduction.experiments]
     drawn = list(reproduction.figures(members))
     if "figure" in reproduction.name:
         assert drawn
