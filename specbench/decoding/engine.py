@@ -147,7 +147,7 @@ class Engine:
         self._clock = clock() if clock else make_clock(str(target.device), phases)
         self._eos = np.array(sorted(eos_ids), dtype=np.int64)
         self._pool: ThreadPoolExecutor | None = None
-        self._side_stream: Any = None
+        self._side_stream: torch.cuda.Stream | None = None
 
     def decode(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from specbench.arrays import IntArray
+    from specbench.arrays import BoolArray, IntArray
     from specbench.decoding.models import DraftLM, TargetInfo
 
 
@@ -85,7 +85,7 @@ class DraftTree:
 
     tokens: IntArray | torch.Tensor
     parents: IntArray
-    aux: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    aux: BoolArray | None = None
     rows: tuple[int, int] | None = None
     probs: Proposal | None = None
     sources: IntArray | None = None

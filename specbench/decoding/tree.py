@@ -193,7 +193,7 @@ class TreeGeometry:
                 BAD_TOKEN: f"a draft token is outside the vocabulary [0, {vocab_size})",
                 BAD_AUX: "a candidate node hangs below an auxiliary one",
             }.get(status, "a node's parent does not come before it, or tokens and parents differ")
-            raise CaseFailed("invalid_draft", what)
+            raise CaseFailed("invalid_draft", f"malformed draft: {what}")
 
 
 def visibility(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,7 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,21 +32,26 @@ PLAN_VERSION = 3
 CLEARLY = 0.8  # share of the packed kernel's time that the plain one must stay below
 MEASURE_BYTES = 48 << 20  # weights streamed per timing, so that they come from memory, not cache
 
-Kernel = Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
+# Input, weight, its packed copy (the weight itself where there is none) and bias, to the product.
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
-def plain(x: torch.Tensor, weight: torch.Tensor, _: Any, bias: torch.Tensor | None) -> torch.Tensor:
+def plain(
+    x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """``[rows, in]`` to ``[rows, out]`` by row-major weights."""
     return nn.functional.linear(x, weight, bias)
 
 
-def _onednn(x: torch.Tensor, _: torch.Tensor, pack: Any, bias: torch.Tensor | None) -> torch.Tensor:
+def _onednn(
+    x: torch.Tensor, _: torch.Tensor, pack: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, pack, bias, "none", [], "")
     return out
 
 
 def _panels(
-    x: torch.Tensor, weight: torch.Tensor, pack: Any, bias: torch.Tensor | None
+    x: torch.Tensor, weight: torch.Tensor, pack: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     out = panel_kernels.panel_gemm(x, pack, weight.shape[0])
     return out if bias is None else out.add_(bias)
@@ -56,13 +60,14 @@ def _panels(
 KERNELS: dict[str, Kernel] = {"plain": plain, "onednn": _onednn, "panels": _panels}
 
 
-def pack(kind: str, weight: torch.Tensor) -> Any:
-    """Packed copy of ``weight [out, in]`` for kernel ``kind``; None for kernels without one."""
+def pack(kind: str, weight: torch.Tensor) -> torch.Tensor:
+    """Packed copy of ``weight [out, in]`` for kernel ``kind``; itself for the plain one."""
     if kind == "onednn":
-        return torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
+        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
+        return packed
     if kind == "panels":
         return panel_kernels.pack(weight)
-    return None
+    return weight
 
 
 def available_kernels() -> tuple[str, ...]:

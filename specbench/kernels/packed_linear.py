@@ -49,8 +49,8 @@ class PackedLinear(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
         self.kernels = kernels
         packs = {kind: pack(kind, linear.weight.detach()) for kind in set(kernels.values())}
-        unpacked: tuple[Kernel, Any] = (plain, None)
-        self.by_rows: list[tuple[Kernel, Any]] = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
+        unpacked: tuple[Kernel, torch.Tensor] = (plain, linear.weight.detach())
+        self.by_rows = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
         buckets = sorted(kernels)
         for rows in range(1, MAX_PREFILL_ROWS_PACKED + 1):
             bucket = next((b for b in buckets if rows <= b), buckets[-1])

@@ -220,9 +220,12 @@ class GraphTarget(Target):
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
 
-    def run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> Any:
+    def run(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor:
         """Logits ``[batch, rows, vocab]`` of a model call."""
-        return self._call(tokens, positions, plan).logits
+        logits: torch.Tensor = self._call(tokens, positions, plan).logits
+        return logits
 
     @property
     def hidden_value(self) -> float:

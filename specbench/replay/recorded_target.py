@@ -9,7 +9,7 @@ recorded; the live run also shows it the rows of rejected nodes, so its steps ar
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class RecordedScores:
         return self._choices
 
     @property
-    def logits(self) -> None:
+    def logits(self) -> NoReturn:
         """There are none.
 
         Raises:
@@ -66,7 +66,7 @@ class RecordedTarget:
             were cached before it.
     """
 
-    device = "cpu"
+    device = torch.device("cpu")
 
     def __init__(self, vocab_size: int, max_nodes: int) -> None:
         self._vocab_size = vocab_size

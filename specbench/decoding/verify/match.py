@@ -11,7 +11,7 @@ children. Drawing first takes one random number per committed token instead of o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from specbench.decoding.verify.greedy import GreedyVerifier
 from specbench.decoding.verify.interface import choices_and_tokens, row_by_row
 
 if TYPE_CHECKING:
-    from specbench.arrays import IntArray
+    from specbench.arrays import FloatArray, IntArray
     from specbench.decoding.sampling import Sampling
     from specbench.decoding.structs import DraftTree, Verdict
     from specbench.decoding.verify.interface import PassScores
@@ -82,7 +82,7 @@ class MatchVerifier(GreedyVerifier):
         self._uniforms.take(len(verdict.tokens))
         return verdict
 
-    def _draw(self, logits: torch.Tensor, uniforms: np.ndarray[Any, Any]) -> torch.Tensor:
+    def _draw(self, logits: torch.Tensor, uniforms: FloatArray) -> torch.Tensor:
         """``[r]`` one token per row of ``logits [r, vocab]``."""
         on_device = to_device(uniforms, logits.device)
         return sample(self._sampling.probs(logits), on_device)
@@ -92,7 +92,7 @@ class MatchVerifier(GreedyVerifier):
         tree: DraftTree,
         tokens: IntArray,
         logits: torch.Tensor,
-        uniforms: np.ndarray[Any, Any],
+        uniforms: FloatArray,
     ) -> IntArray:
         """``[n + 1]`` drawn tokens, -1 at rows that no agreement leads to; level by level."""
         drawn = np.full(len(tokens) + 1, -1, dtype=np.int64)
