@@ -231,7 +231,6 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
 
 
 def _cache_sizes(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
-    """K, entry and hit rate."""
     return sorted(
         ((int(e.knobs["k"]), e, hit_rate(e)) for e in comparison.drafting),
         key=lambda item: (item[0], str(item[1].run.path)),

@@ -120,7 +120,6 @@ def _devices(entry: ComparedLabel) -> str:
 
 
 def _memory(entry: ComparedLabel) -> str:
-    """Both models' gigabytes."""
     found = entry.run.memory(entry.label)
     return " + ".join(f"{found[part] / 1e9:.2f}" for part in ("target", "draft") if part in found)
 
