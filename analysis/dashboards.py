@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.publish import logger_settings, summary_metrics
 from analysis.runs.command import with_runs
 from analysis.runs.comparisons import make_comparisons
-from analysis.tabular.comparison_tables import sheet
+from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
 from specbench.results.statistics import OVERALL, task_order
 
@@ -176,9 +176,9 @@ def report(compared: Subject) -> Any:
         )
 
     blocks: list[Any] = [wr.TableOfContents(), wr.H1("Words")]
-    blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Estimate, claims beside")]
+    blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Measured, claims beside")]
     for comparison in compared.comparisons:
-        blocks.append(wr.MarkdownBlock(text=to_markdown([sheet(comparison)])))
+        blocks.append(wr.MarkdownBlock(text=to_markdown([comparison_table(comparison)])))
     for figure, words in FIGURES.items():
         shown = panels(compared, figure, words)
         if shown:

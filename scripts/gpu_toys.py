@@ -14,7 +14,7 @@ from specbench.artifacts.datastore import build_datastore
 from specbench.artifacts.static_automaton import DocumentAutomaton
 from specbench.index.lru.ngram_counts import WindowCounter, frequent_followers
 from specbench.index.ngram.bigram_table import BigramTable
-from specbench.models.fingerprint import sample_weights
+from specbench.models.weights import sample_weights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
-from analysis.tabular.comparison_tables import settings_sheet, sheet, task_sheet
+from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ _FIGURE4_TEXT = (
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "table1")
     columns = {"setting": label_column, "table": knob_column("table")}
-    return [settings_sheet("Cacheback, Table 1: what each table brings", comparisons, columns)]
+    return [settings_table("Cacheback, Table 1: what each table brings", comparisons, columns)]
 
 
 def _table1_figure(runs: Sequence[Run]) -> Pictures:
@@ -64,8 +64,8 @@ def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "figure3", "table1")
     pages = []
     for comparison in comparisons:
-        pages.append(sheet(comparison))
-        pages.append(task_sheet(comparison, f"Cacheback, Figure 3 by task ({comparison.title})"))
+        pages.append(comparison_table(comparison))
+        pages.append(task_table(comparison, f"Cacheback, Figure 3 by task ({comparison.title})"))
     return pages
 
 
@@ -101,7 +101,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
         "follower (FL)": knob_column("follower_len"),
     }
     title = "Cacheback, Figure 4: leader length against follower length"
-    return [settings_sheet(title, comparisons, columns, _FIGURE4_TEXT)]
+    return [settings_table(title, comparisons, columns, _FIGURE4_TEXT)]
 
 
 def length_figures(runs: Sequence[Run]) -> Pictures:

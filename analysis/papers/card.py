@@ -19,8 +19,8 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.runs.claims import NOT_RUN, load_claims
 from analysis.runs.estimates import pooled_ratio
-from analysis.tabular.comparison_tables import FOOTING, footing_cells, settings_sheet, with_rule
-from analysis.tabular.table import ResultTable
+from analysis.tabular.comparison_tables import context_cells, settings_table, with_rule
+from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate
 
 if TYPE_CHECKING:
@@ -64,19 +64,19 @@ def _own(entry: ComparedLabel) -> list[CaseRecord]:
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
     columns = {"method": label_column, "temperature": _temperature}
     comparisons = claimed_comparisons(runs, PAPER, "table1")
-    return [settings_sheet("CARD, Table 1", comparisons, columns, _GPUS_TEXT)]
+    return [settings_table("CARD, Table 1", comparisons, columns, _GPUS_TEXT)]
 
 
 def _table2(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "table2")
     title = "CARD, Table 2: query, and query and correct"
-    return [settings_sheet(title, comparisons, {"setting": label_column}, _GPUS_TEXT)]
+    return [settings_table(title, comparisons, {"setting": label_column}, _GPUS_TEXT)]
 
 
 def _figure5(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "figure5")
     return [
-        settings_sheet("CARD, Figure 5: code", comparisons, {"method": label_column}, _GPUS_TEXT)
+        settings_table("CARD, Figure 5: code", comparisons, {"method": label_column}, _GPUS_TEXT)
     ]
 
 
@@ -92,15 +92,8 @@ def _figure5_figure(runs: Sequence[Run]) -> Pictures:
 
 
 def _table3(runs: Sequence[Run]) -> list[ResultTable]:
-    headings = [
-        "model", "method", "L_new of a target pass [95 %]", "target Params × L_new",
-        "L_new of a draft pass [95 %]", "draft Params × L_new",
-        "draft passes per target pass [95 %]", "draft token-passes per token [95 %]",
-        "speedup [95 %]", *FOOTING, "cases", "claimed target / draft load",
-        "claimed speedup", "claimed on", "verdict",
-    ]  # fmt: skip
     comparisons = claimed_comparisons(runs, PAPER, "table3")
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for comparison in comparisons:
         for entry in comparison.drafting:
@@ -110,31 +103,31 @@ def _table3(runs: Sequence[Run]) -> list[ResultTable]:
         run_methods = {entry.method for entry in comparison.entries}
         for claim in _table3_claims():
             if claim.method not in run_methods:
-                cells = [*[ABSENT] * 10, "0", *_claimed_load(claim)]
-                rows.append([claim.model, claim.method, *cells, NOT_RUN])
+                who = {"model": claim.model, "method": claim.method, "cases": "0"}
+                rows.append({**who, **_claimed_load(claim), "verdict": NOT_RUN})
                 notes.append(f"{claim.method}: claimed by {claim.describe()}.")
     text = captions(comparisons, _TABLE3_TEXT)
-    return [
-        ResultTable("CARD, Table 3: computation of a pass", text, headings, rows, with_rule(notes))
-    ]
+    return [ResultTable.of("CARD, Table 3: computation of a pass", text, rows, with_rule(notes))]
 
 
 def _table3_claims() -> list[Claim]:
     return [c for c in load_claims() if c.paper == PAPER and c.exhibit == "table3"]
 
 
-def _claimed_load(claim: Claim | None) -> list[str]:
+def _claimed_load(claim: Claim | None) -> dict[str, Cell]:
+    headings = ("claimed target / draft load", "claimed speedup", "claimed on")
     if claim is None:
-        return [ABSENT] * 3
+        return dict.fromkeys(headings, ABSENT)
     loads = [claim.value("target_load"), claim.value("draft_load")]
-    return [
+    cells = (
         " / ".join(ABSENT if load is None else f"{load:g}" for load in loads),
         f"{claim.value('speedup'):g}",
         f"{claim.model}, {claim.hardware}",
-    ]
+    )
+    return dict(zip(headings, cells, strict=True))
 
 
-def _load_row(entry: ComparedLabel) -> list[str | Estimate]:
+def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
     own, seed = _own(entry), entry.run.seed
     target = pooled_ratio(
         own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes, seed
@@ -142,21 +135,21 @@ def _load_row(entry: ComparedLabel) -> list[str | Estimate]:
     draft = pooled_ratio(own, drafter_count("draft_tokens"), drafter_count("draft_forwards"), seed)
     passes = pooled_ratio(own, drafter_count("draft_forwards"), lambda r: r.n_target_passes, seed)
     work = pooled_ratio(own, drafter_count("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
-    return [
-        entry.run.model,
-        entry.label,
-        replace(target, digits=1),
-        _load(target, entry.run.parameters(None)),
-        replace(draft, digits=1),
-        _load(draft, entry.run.parameters(entry.label)),
-        passes,
-        work,
-        entry.measured("speedup"),
-        *footing_cells(entry.overall),
-        str(entry.overall["n_cases"]),
-        *_claimed_load(entry.claim),
-        entry.verdict(),  # on the speedup: none is about loads
-    ]
+    return {
+        "model": entry.run.model,
+        "method": entry.label,
+        "L_new of a target pass [95 %]": replace(target, digits=1),
+        "target Params × L_new": _load(target, entry.run.parameters(None)),
+        "L_new of a draft pass [95 %]": replace(draft, digits=1),
+        "draft Params × L_new": _load(draft, entry.run.parameters(entry.label)),
+        "draft passes per target pass [95 %]": passes,
+        "draft token-passes per token [95 %]": work,
+        "speedup [95 %]": entry.measured("speedup"),
+        **context_cells(entry.overall),
+        "cases": str(entry.overall["n_cases"]),
+        **_claimed_load(entry.claim),
+        "verdict": entry.verdict(),  # on the speedup: none is about loads
+    }
 
 
 def _load(tokens: Estimate, parameters: float | None) -> str:
@@ -202,14 +195,20 @@ def _draft_shares(comparison: Comparison) -> list[tuple[int, ComparedLabel, Esti
 
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "figure1")
-    rows: list[list[str | Estimate]] = []
-    for comparison in comparisons:
-        for r, entry, share in _draft_shares(comparison):
-            mat, cases = entry.measured("mat"), str(entry.overall["n_cases"])
-            rows.append([comparison.title, entry.label, str(r), share, mat, cases])
-    headings = ["run", "setting", "r", "draft share of time [95 %]", "MAT [95 %]", "cases"]
+    rows: list[dict[str, Cell]] = [
+        {
+            "run": comparison.title,
+            "setting": entry.label,
+            "r": str(r),
+            "draft share of time [95 %]": share,
+            "MAT [95 %]": entry.measured("mat"),
+            "cases": str(entry.overall["n_cases"]),
+        }
+        for comparison in comparisons
+        for r, entry, share in _draft_shares(comparison)
+    ]
     text = captions(comparisons, _FIGURE1_TEXT, speedup=False)
-    return [ResultTable("CARD, Figure 1: time of the draft model", text, headings, rows, [])]
+    return [ResultTable.of("CARD, Figure 1: time of the draft model", text, rows)]
 
 
 def _figure1_figure(runs: Sequence[Run]) -> Pictures:
@@ -250,36 +249,34 @@ def hit_rate(entry: ComparedLabel) -> Estimate:
 
 def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "figure6_logs")
-    headings = [
-        "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]",
-        *FOOTING, "cases", "claimed hit rate", "claimed MAT", "claimed on", "verdict",
-    ]  # fmt: skip
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for comparison in comparisons:
         for size, entry, hit_rate in _cache_sizes(comparison):
             claim = entry.claim
-            claimed = [claim.value(key) if claim else None for key in ("hit_rate", "mat")]
+            claimed = [
+                ABSENT if claim is None or (value := claim.value(key)) is None else f"{value:g}"
+                for key in ("hit_rate", "mat")
+            ]
             rows.append(
-                [
-                    comparison.dataset,
-                    str(size),
-                    hit_rate,
-                    entry.measured("mat"),
-                    entry.speed(),
-                    entry.measured("speedup"),
-                    *footing_cells(entry.overall),
-                    str(entry.overall["n_cases"]),
-                    *(ABSENT if value is None else f"{value:g}" for value in claimed),
-                    f"{claim.model}, {claim.hardware}" if claim else ABSENT,
-                    entry.verdict(),
-                ]
+                {
+                    "data": comparison.runs[0].dataset,
+                    "K": str(size),
+                    "hit rate [95 %]": hit_rate,
+                    "MAT [95 %]": entry.measured("mat"),
+                    "tokens/s [95 %]": entry.speed(),
+                    "speedup [95 %]": entry.measured("speedup"),
+                    **context_cells(entry.overall),
+                    "cases": str(entry.overall["n_cases"]),
+                    "claimed hit rate": claimed[0],
+                    "claimed MAT": claimed[1],
+                    "claimed on": f"{claim.model}, {claim.hardware}" if claim else ABSENT,
+                    "verdict": entry.verdict(),
+                }
             )
             notes += [f"K = {size}: claimed by {claim.describe()}."] if claim else []
     text = captions(comparisons, _FIGURE6_TEXT)
-    return [
-        ResultTable("CARD, Figure 6: size of the cache", text, headings, rows, with_rule(notes))
-    ]
+    return [ResultTable.of("CARD, Figure 6: size of the cache", text, rows, with_rule(notes))]
 
 
 def _figure6_figure(runs: Sequence[Run]) -> Pictures:

@@ -23,14 +23,13 @@ from analysis.runs.claims import NOT_RUN, OTHER_MODEL, claim_of_setting, compare
 from analysis.runs.comparisons import caption
 from analysis.runs.estimates import over_repeats
 from analysis.tabular.comparison_tables import (
-    FOOTING,
     claimed_cells,
-    footing_cells,
-    settings_sheet,
+    context_cells,
+    settings_table,
     with_rule,
 )
-from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Estimate
+from analysis.tabular.table import Cell, ResultTable
+from specbench.results.estimate import ABSENT
 from specbench.results.statistics import OVERALL
 
 if TYPE_CHECKING:
@@ -70,19 +69,24 @@ def _comparisons(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
-    headings = ["model", "context (tokens)", "k", "w", "slow-down [95 %]", "passes"]
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     for run in runs:
         assert run.surface is not None, "this experiment measures costs alone"
         batch = run.surface.passes["batch"]
         for context in batch.axes["context"]:
             for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items():
-                place = [run.model, str(context), str(k), str(w)]
-                rows.append([*place, slowdown, str(batch.repeats)])
+                rows.append(
+                    {
+                        "model": run.model,
+                        "context (tokens)": str(context),
+                        "k": str(k),
+                        "w": str(w),
+                        "slow-down [95 %]": slowdown,
+                        "passes": str(batch.repeats),
+                    }
+                )
     text = "\n".join(slowdown_caption(run, _FIGURE1_TEXT) for run in runs)
-    return [
-        ResultTable("N-Grammys, Figure 1: slow-down of a target pass", text, headings, rows, [])
-    ]
+    return [ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, rows)]
 
 
 def _figure1_figure(runs: Sequence[Run]) -> Pictures:
@@ -97,7 +101,7 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
 def _figure2(runs: Sequence[Run]) -> list[ResultTable]:
     columns = {"source": label_column, "k": knob_column("k"), "w": knob_column("w")}
     title = "N-Grammys, Figure 2: tokens per call against k"
-    return [settings_sheet(title, _unclaimed(runs), columns, _FIGURE2_TEXT)]
+    return [settings_table(title, _unclaimed(runs), columns, _FIGURE2_TEXT)]
 
 
 def _unclaimed(runs: Sequence[Run]) -> list[Comparison]:
@@ -140,13 +144,13 @@ def _over_k(comparison: Comparison, name: str) -> Series:
 # --- Figures 3, 6, 8 and 5, 7, 9 ------------------------------------------------------------------
 
 
-def _grid_sheet(words: str) -> Callable[[Sequence[Run]], list[ResultTable]]:
-    def sheets(runs: Sequence[Run]) -> list[ResultTable]:
+def _grid_table(words: str) -> Callable[[Sequence[Run]], list[ResultTable]]:
+    def tables(runs: Sequence[Run]) -> list[ResultTable]:
         columns = {"method": label_column, "k": knob_column("k"), "w": knob_column("w")}
         title = f"N-Grammys, {words}, over (k, w)"
-        return [settings_sheet(title, _comparisons(runs), columns, _GRID_TEXT)]
+        return [settings_table(title, _comparisons(runs), columns, _GRID_TEXT)]
 
-    return sheets
+    return tables
 
 
 def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)") -> Pictures:
@@ -194,11 +198,7 @@ def _kw_grid(comparison: Comparison, sweep: Sweep, key: str) -> HeatmapGrid:
 
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = _comparisons(runs)
-    headings = [
-        "model", "data", "setting", "tokens per call [95 %]", "speedup ± sd", "speedup [95 %]",
-        *FOOTING, "cases", "claimed speedup / MAT", "claimed on", "verdict",
-    ]  # fmt: skip
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for comparison in comparisons:
         where = [comparison.model, comparison.dataset]
@@ -207,21 +207,27 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         best = max(timed, key=lambda e: e.overall["speedup"] or 0.0, default=None)
         for entry in comparison.drafting:
             claim = entry.claim if entry.claim and entry.claim.model == where[0] else None
-            rows.append([*where, *_table1_row(entry, _setting(entry), claim)])
+            rows.append(_table1_row(entry, _setting(entry), claim))
             notes += [f"{_setting(entry)}: claimed by {claim.describe()}."] if claim else []
         if best is not None:
             claim = claim_of_setting(_claims(), "best", PAPER, *where)
-            rows.append([*where, *_table1_row(best, f"(k*, w*) = {_pair(best)}", claim)])
+            rows.append(_table1_row(best, f"(k*, w*) = {_pair(best)}", claim))
             notes += [f"(k*, w*): claimed by {claim.describe()}."] if claim else []
     for claim in _claimed_elsewhere(comparisons):
-        cells = [*claimed_cells(claim), _why_not(claim, comparisons)]
         rows.append(
-            [claim.model, claim.dataset, _claimed_setting(claim), *[ABSENT] * 6, "0", *cells]
+            {
+                "model": claim.model,
+                "data": claim.dataset,
+                "setting": _claimed_setting(claim),
+                "cases": "0",
+                **claimed_cells(claim),
+                "verdict": _why_not(claim, comparisons),
+            }
         )
         quoted = "quoted" if claim.quoted else "claimed"
         notes.append(f"{_claimed_setting(claim)}: {quoted} by {claim.describe()}.")
     text = "\n".join([_TABLE1_TEXT, *(caption(comparison) for comparison in comparisons)])
-    return [ResultTable("N-Grammys, Table 1", text, headings, rows, with_rule(notes))]
+    return [ResultTable.of("N-Grammys, Table 1", text, rows, with_rule(notes))]
 
 
 def _claimed_elsewhere(comparisons: Sequence[Comparison]) -> list[Claim]:
@@ -269,31 +275,33 @@ def _claims() -> list[Claim]:
     return [c for c in load_claims() if c.paper == PAPER and c.exhibit == "table1"]
 
 
-def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> list[str | Estimate]:
+def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> dict[str, Cell]:
     row, run = entry.overall, entry.run
     spread = over_repeats(run.records, entry.label, run.baseline or "")
-    return [
-        setting,
-        entry.measured("mat"),
-        f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
-        entry.measured("speedup"),
-        *footing_cells(row),
-        str(row["n_cases"]),
-        *claimed_cells(claim),
-        compare(claim, row, run.model, run.gpus, OVERALL),
-    ]
+    return {
+        "model": run.model,
+        "data": run.dataset,
+        "setting": setting,
+        "tokens per call [95 %]": entry.measured("mat"),
+        "speedup ± sd": f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
+        "speedup [95 %]": entry.measured("speedup"),
+        **context_cells(row),
+        "cases": str(row["n_cases"]),
+        **claimed_cells(claim),
+        "verdict": compare(claim, row, run.model, run.gpus, OVERALL),
+    }
 
 
 REPRODUCTIONS = (
     Reproduction("ngrammys_figure1", "N-Grammys, Figure 1", _figure1, _figure1_figure),
     Reproduction("ngrammys_figure2", "N-Grammys, Figure 2", _figure2, _figure2_figure),
     Reproduction(
-        "ngrammys_figure3", "N-Grammys, Figures 3, 6, 8", _grid_sheet("speedup"), _figure3_figure
+        "ngrammys_figure3", "N-Grammys, Figures 3, 6, 8", _grid_table("speedup"), _figure3_figure
     ),
     Reproduction(
         "ngrammys_figure5",
         "N-Grammys, Figures 5, 7, 9",
-        _grid_sheet("tokens per call"),
+        _grid_table("tokens per call"),
         _figure5_figure,
         instead=("ngrammys_figure3",),  # the same grid, with speeds beside
     ),

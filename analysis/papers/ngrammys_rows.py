@@ -13,7 +13,7 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.estimates import pooled_ratio
-from analysis.tabular.table import ResultTable
+from analysis.tabular.table import Cell, ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ def _distributions(entry: ComparedLabel) -> list[list[tuple[str, list[tuple[int,
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     comparisons = claimed_comparisons(runs, PAPER, "table1")
     for comparison in comparisons:
         for entry in comparison.drafting:
@@ -104,13 +104,18 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
             for (part, _, _), sources in zip(_PARTS, distributions, strict=True):
                 for source, values in sources:
                     for value, share in values:
-                        n = str(entry.overall["n_cases"])
-                        rows.append([comparison.title, part, source, str(value), share, n])
-    headings = ["run", "part", "source", "value", "share [95 %]", "cases"]
+                        rows.append(
+                            {
+                                "run": comparison.title,
+                                "part": part,
+                                "source": source,
+                                "value": str(value),
+                                "share [95 %]": share,
+                                "cases": str(entry.overall["n_cases"]),
+                            }
+                        )
     text = captions(comparisons, _FIGURE4_TEXT, speedup=False)
-    return [
-        ResultTable("N-Grammys, Figure 4: acceptance, rank, allocation", text, headings, rows, [])
-    ]
+    return [ResultTable.of("N-Grammys, Figure 4: acceptance, rank, allocation", text, rows)]
 
 
 def _series(source: str, values: Sequence[tuple[int, Estimate]]) -> Series:

@@ -19,8 +19,8 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.plots.stacked_bars import stacked_bars
 from analysis.runs.estimates import pooled_ratio
-from analysis.tabular.comparison_tables import settings_sheet, sheet, task_sheet
-from analysis.tabular.table import ResultTable
+from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
+from analysis.tabular.table import Cell, ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,10 +60,10 @@ def _table1_comparisons(runs: Sequence[Run]) -> list[Comparison]:
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
     pages = []
     for comparison in _table1_comparisons(runs):
-        pages.append(sheet(comparison))
+        pages.append(comparison_table(comparison))
         if len(comparison.tasks) > 1:
             title = f"Token Recycling, Table 1 by task ({comparison.title})"
-            pages.append(task_sheet(comparison, title))
+            pages.append(task_table(comparison, title))
     return pages
 
 
@@ -89,7 +89,7 @@ def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
         "update": knob_column("update"),
     }
     title = "Token Recycling, Figure 3: the tree's breadth and depth, and the update rule"
-    return [settings_sheet(title, comparisons, columns, _FIGURE3_TEXT)]
+    return [settings_table(title, comparisons, columns, _FIGURE3_TEXT)]
 
 
 def _figure3_figure(runs: Sequence[Run]) -> Pictures:
@@ -162,17 +162,23 @@ def _phase_shares(run: Run, of_label: str) -> dict[str, Estimate]:
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     for comparison in claimed_comparisons(runs, PAPER, "figure4"):
         for entry in comparison.entries:
             for part, share in _phase_shares(entry.run, entry.label).items():
                 # Most parts are below a hundredth.
                 digits = replace(share, digits=4)
-                cases = str(entry.overall["n_cases"])
-                rows.append([comparison.title, comparison.name_of(entry), part, digits, cases])
+                rows.append(
+                    {
+                        "run": comparison.title,
+                        "method": comparison.name_of(entry),
+                        "part": part,
+                        "share of the steps' time [95 %]": digits,
+                        "cases": str(entry.overall["n_cases"]),
+                    }
+                )
     text = captions(claimed_comparisons(runs, PAPER, "figure4"), _FIGURE4_TEXT, speedup=False)
-    headings = ["run", "method", "part", "share of the steps' time [95 %]", "cases"]
-    return [ResultTable("Token Recycling, Figure 4: time of a step", text, headings, rows, [])]
+    return [ResultTable.of("Token Recycling, Figure 4: time of a step", text, rows)]
 
 
 def _figure4_figure(runs: Sequence[Run]) -> Pictures:

@@ -14,7 +14,7 @@ from specbench.index.ngram.bigram_table import (
     digest,
     embedding_weight,
 )
-from specbench.models.fingerprint import sample_weights
+from specbench.models.weights import sample_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

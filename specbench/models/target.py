@@ -20,10 +20,10 @@ from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan, install, window_sizes
 from specbench.kernels.fused_layers import count_fused, fuse
 from specbench.kernels.packed_linear import pack_linears, packed_weights
-from specbench.models.fingerprint import sample_weights
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores, batch_select
 from specbench.models.speed_ratio import TEXT, median_seconds
+from specbench.models.weights import sample_weights
 
 if TYPE_CHECKING:
     from pathlib import Path

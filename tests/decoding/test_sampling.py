@@ -1,6 +1,6 @@
 """Sampled output follows the target's distribution, whoever drafts, in texts of 1 to 4 tokens.
 
-``tests/sampling_distributions.py`` says by which statistics. What is covered; `GRID` below is this
+``tests/decoding/distributions.py`` says by which statistics. What is covered; `GRID` below is this
 table for the machine, and the first tests hold it against what there is:
 
 =============  =============================================================================
@@ -52,8 +52,8 @@ from specbench.errors import CaseFailed
 from specbench.models.scores import Scores
 from specbench.results.records import LOSSY_VERIFIERS
 from specbench.system.clock import NullClock
-from tests import sampling_distributions as exact
-from tests.sampling_distributions import (
+from tests.decoding import distributions as exact
+from tests.decoding.distributions import (
     DRAFTS,
     DRAWN,
     P_LEAST,
@@ -66,7 +66,7 @@ from tests.sampling_distributions import (
     table,
     worst_p,
 )
-from tests.table_models import TableTarget
+from tests.decoding.table_models import TableTarget
 
 # verifier: (drafts compared by chi-square, drafts compared token for token)
 GRID = {

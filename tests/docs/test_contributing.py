@@ -21,7 +21,7 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError
 from specbench.system.clock import NullClock
 from tests.contract import driver
-from tests.table_models import TableDraft, TableTarget, table
+from tests.decoding.table_models import TableDraft, TableTarget, table
 
 PATTERN = re.compile(r"^```(?:python|yaml)\n(# (\S+\.(?:py|yaml))[^\n]*\n.*?)^```$", re.S | re.M)
 

@@ -18,8 +18,8 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ArtifactError, ConfigurationError
 from specbench.index.ngram import bigram_table
 from specbench.index.ngram.bigram_table import BigramTable
-from specbench.models.fingerprint import sample_weights
 from specbench.models.target import Target
+from specbench.models.weights import sample_weights
 from specbench.storage.arrays import write_array_file
 from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_model

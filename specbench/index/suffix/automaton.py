@@ -20,8 +20,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numba import njit
 
-from specbench.index.lru.kernels import mix
-
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 NONE = -1
@@ -56,9 +54,21 @@ class AutomatonArrays(NamedTuple):
     meta: Array
 
 
+# The hash of `specbench.index.lru.kernels`, again: an edit there would leave stale code here.
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(29)
+
+
+@njit(cache=True, inline="always")
+def _mix(state: Any, token: Any) -> Any:
+    mixed = (state ^ (np.uint64(token) + _SEED)) * _MIX
+    return mixed ^ (mixed >> _SHIFT)
+
+
 @njit(cache=True, inline="always")
 def _bucket(state: Any, token: Any, mask: Any) -> Any:
-    return np.int64(mix(mix(np.uint64(0), state), token) & np.uint64(mask))
+    return np.int64(_mix(_mix(np.uint64(0), state), token) & np.uint64(mask))
 
 
 @njit(cache=True)

@@ -31,8 +31,8 @@ from specbench.decoding.structs import DraftTree, Proposal
 from specbench.decoding.tree import NO_AUX, sibling_table
 from specbench.decoding.verify.rejection import descend, ratio_tests
 from specbench.system.clock import NullClock
-from tests import table_models
-from tests.table_models import TableTarget
+from tests.decoding import table_models
+from tests.decoding.table_models import TableTarget
 
 VOCAB = 6
 N_TOKENS = 4  # of a text: the first from the prompt's pass, then three of steps

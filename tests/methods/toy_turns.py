@@ -1,4 +1,4 @@
-"""Decoding with a drafter: by a made-up target that is a plain function, and by a tiny model."""
+"""Turns decoded with a drafter: by a target that is a plain function, and by a tiny model."""
 
 from __future__ import annotations
 
