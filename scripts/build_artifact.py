@@ -148,7 +148,7 @@ def _datastore(job: Job) -> None:
         datastore.build_default(job.tokenizer, job.partial, job.progress)
         return
     if options.corpus == "outputs":
-        ids = _recorded_documents(options.cases, job.tokenizer_hash)
+        ids: Any = _recorded_documents(options.cases, job.tokenizer_hash)
         facts = {"name": "outputs", "runs": [folder.name for folder in options.cases]}
     else:
         texts, facts = _texts(options)

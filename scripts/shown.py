@@ -57,7 +57,7 @@ class Fields(string.Formatter):
             factor = float(scale[1])
             value = factor * value if scale[2] == "*" else factor / value
             format_spec = format_spec[scale.end() :]
-        text = super().format_field(value, format_spec)
+        text: str = super().format_field(value, format_spec)
         return text if isinstance(value, str) else text.replace("-", "−")
 
 
@@ -227,7 +227,8 @@ def main() -> int:
         path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, records in index()["figures"].items():
         with mpl.rc_context(RC):
-            figure = FIGURES[Path(name).stem](*(read(record) for record in records))
+            draw: Any = FIGURES[Path(name).stem]
+            figure = draw(*(read(record) for record in records))
             drawn = io.BytesIO()
             figure.savefig(drawn)
         made_from = PngInfo()

@@ -89,8 +89,9 @@ class Documentation:
 
 def make(name: str, knobs: dict[str, Any]) -> Drafter:
     """The drafter with its yaml's knobs, and these instead of some."""
-    config = OmegaConf.to_container(compose([f"method={name}", "pair=none"]).method, resolve=True)
-    assert isinstance(config, dict)
+    config: Any = OmegaConf.to_container(
+        compose([f"method={name}", "pair=none"]).method, resolve=True
+    )
     config.pop("label", None)
     drafter: Drafter = hydra.utils.instantiate(with_parts({**config, **knobs}), _convert_="all")
     return drafter

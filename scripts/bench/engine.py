@@ -38,7 +38,6 @@ from specbench.models.target import Target
 if TYPE_CHECKING:
     import argparse
 
-    from transformers import PreTrainedModel
 
 PARTS = ("generate", "rows", "outside", "host")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, MOST_ROWS)
@@ -66,7 +65,7 @@ def against_generate(
     target: Target, tokenizer: Any, eos: frozenset[int], tokens: int
 ) -> dict[str, Any]:
     """Tokens/s of plain decoding here and by ``generate``, turn about."""
-    model: PreTrainedModel = target.model
+    model: Any = target.model
     template = PromptTemplate(tokenizer)
     engine = Engine(target, GreedyVerifier(), eos_ids=eos)
     plain = Drafter(name="ar")

@@ -151,7 +151,7 @@ def _context(files: dict[str, Path]) -> DraftContext:
     )
 
 
-def _automaton(parts: list[IntArray]) -> Any:
+def _automaton(parts: list[Any]) -> Any:
     documents = DocumentAutomaton()
     for part in parts:
         documents.add(part)

@@ -116,7 +116,7 @@ class Layers:
         plan = measure_plan(weights, without=["panels"])
         for linear in self._products:
             kernels = plan[f"{linear.out_features}x{linear.in_features}"]
-            self._libraries[linear] = PackedLinear(linear, kernels).by_rows
+            self._libraries[linear] = PackedLinear(linear, kernels).by_rows  # type: ignore[arg-type]
         return plan
 
     @contextmanager

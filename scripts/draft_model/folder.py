@@ -50,7 +50,9 @@ def write_draft(
 
 def read_draft(folder: Path) -> PreTrainedModel:
     """The draft as it was written, rounding included."""
-    return int8_checkpoint.load(folder, dtype=torch.float32, attention="sdpa").eval()
+    draft = int8_checkpoint.load(folder, dtype=torch.float32, attention="sdpa")
+    draft.eval()
+    return draft
 
 
 def write_card(folder: Path, facts: dict[str, Any]) -> None:

@@ -22,8 +22,8 @@ def frequent_ids(texts: Texts, size: int, keep: list[int]) -> torch.Tensor:
     quarter; ``keep`` always belongs to it. Ids that never occur follow in their own order, which in
     a byte-pair vocabulary is that of frequency. The -1 in front stands for every id left out.
     """
-    vocab = int(max(texts.tokens.max(), texts.top_ids.max(), max(keep, default=0))) + 1
-    vocab = max(vocab, size)
+    vocab = int(max(texts.tokens.max(), texts.top_ids.max())) + 1
+    vocab = max(vocab, size, max(keep, default=0) + 1)
     answered = is_answer(texts)
     tokens = texts.tokens.long()
     count = torch.bincount(tokens[answered], minlength=vocab).double()

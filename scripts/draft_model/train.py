@@ -71,7 +71,8 @@ def cut_down(target: PreTrainedModel, ids: torch.Tensor, layers: list[int]) -> P
     }
     # Ids of the target's special tokens mean others here; who needs them asks the target.
     numbers |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    draft = LlamaForCausalLM(LlamaConfig(**numbers)).to(target.dtype)
+    draft: Any = LlamaForCausalLM(LlamaConfig(**numbers))
+    draft.to(target.dtype)
     with torch.no_grad():
         rows = target.model.embed_tokens.weight[ids.clamp(min=0)]
         rows[ids < 0] = rows[ids >= 0].mean(0)
@@ -79,7 +80,8 @@ def cut_down(target: PreTrainedModel, ids: torch.Tensor, layers: list[int]) -> P
         draft.model.norm.load_state_dict(target.model.norm.state_dict())
         for own, number in zip(draft.model.layers, layers, strict=True):
             own.load_state_dict(target.model.layers[number].state_dict())
-    return draft
+    small: PreTrainedModel = draft
+    return small
 
 
 def train(options: argparse.Namespace) -> None:
@@ -154,7 +156,7 @@ def learn(
         with torch.autocast(draft.device.type, torch.bfloat16):
             loss, agreed = loss_of(draft, taught, plans[number])
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
         optimizer.step()
         counted += agreed.cpu()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from specbench.arrays import Array
+
     Progress = Callable[[str, int, int], None]
 
 # The name of built files begins with the stem; raise the version when the same text gives another
@@ -44,7 +46,7 @@ class DocumentAutomaton:
         self._end = [] if end_token is None else [end_token]
         self._growing = SuffixAutomaton()
 
-    def add(self, ids: Sequence[int]) -> None:
+    def add(self, ids: Sequence[int] | Array) -> None:
         """Add one document."""
         document = np.array([*ids, *self._end], dtype=np.int64)
         self._growing.start_document()
@@ -92,7 +94,7 @@ def build_from_texts(
 
 
 def build_from_ids(
-    documents: Iterable[Sequence[int]],
+    documents: Iterable[Sequence[int] | Array],
     tokenizer: Any,
     *,
     corpus: Mapping[str, Any],

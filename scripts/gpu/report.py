@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scripts import gpu_steps
-from scripts.gpu_measurements import DRAFT_NODES, DRAFT_TEXT, ROWS
+from scripts.gpu import steps as gpu_steps
+from scripts.gpu.measurements import DRAFT_NODES, DRAFT_TEXT, ROWS
 from specbench.system import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scripts.gpu_check import Check
+    from scripts.gpu.progress import Progress
 
 
 def command_line() -> str:
@@ -24,7 +24,7 @@ def command_line() -> str:
     return " ".join(["python -m scripts.gpu_check", *sys.argv[1:]])
 
 
-def write(check: Check) -> None:
+def write(check: Progress) -> None:
     """The report so far, as JSON, Markdown and a picture."""
     out: Path = check.args.out
     out.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def write(check: Check) -> None:
         picture(check, out / "gpu_check.png")
 
 
-def report(check: Check) -> str:
+def report(check: Progress) -> str:
     """The figures as Markdown, each beside what is wanted of it."""
     device = (
         torch.cuda.get_device_name(check.device) if check.device.type == "cuda" else "CPU (a trial)"
@@ -152,7 +152,7 @@ def _rows_table(model: str, points: list[dict[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
-def picture(check: Check, path: Path) -> None:
+def picture(check: Progress, path: Path) -> None:
     """Time of a pass over rows, a line an engine and context, a panel a model."""
     import matplotlib
 

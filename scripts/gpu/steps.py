@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from scripts import gpu_methods
-from scripts.gpu_measurements import draft_model, load
-from scripts.gpu_toys import TOKENIZER, ToyFiles
+from scripts.gpu import methods
+from scripts.gpu.measurements import draft_model, load
+from scripts.gpu.toys import TOKENIZER, ToyFiles
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftContext
@@ -32,7 +32,7 @@ from specbench.models.graph_target import GraphTarget
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from scripts.gpu_check import Check
+    from scripts.gpu.progress import Progress
     from specbench.arrays import IntArray
     from specbench.decoding.structs import DraftTree
     from specbench.models.static_pass import StaticPass
@@ -62,10 +62,10 @@ class WatchedTarget(GraphTarget):
         return step
 
 
-def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
+def steps(check: Progress, name: str, drafting: str) -> dict[str, Any]:
     """Where a step's time goes, by method; what one reads from a file is a toy here."""
-    order = (*STEP_METHODS, *(m for m in gpu_methods.names() if m not in STEP_METHODS))
-    drafters = {m: gpu_methods.build(m, **gpu_methods.TIMED.get(m, {})) for m in order}
+    order = (*STEP_METHODS, *(m for m in methods.names() if m not in STEP_METHODS))
+    drafters = {m: methods.build(m, **methods.TIMED.get(m, {})) for m in order}
     model, small = load(check, name), load(check, drafting)
     needs = [drafter.needs for drafter in drafters.values()]
     target = WatchedTarget(
@@ -88,7 +88,7 @@ def steps(check: Check, name: str, drafting: str) -> dict[str, Any]:
                 continue
             try:
                 found[method] = {
-                    "setting": gpu_methods.setting(drafter, gpu_methods.TIMED.get(method, {})),
+                    "setting": methods.setting(drafter, methods.TIMED.get(method, {})),
                     **_phases(check, drafter, target, prompts, small, toys.files(drafter)),
                 }
             except Exception as error:
@@ -117,7 +117,7 @@ def say_only(model: PreTrainedModel, words: IntArray) -> None:
 
 
 def _phases(
-    check: Check,
+    check: Progress,
     drafter: Drafter,
     target: WatchedTarget,
     prompts: list[IntArray],
@@ -171,7 +171,7 @@ def _phases(
     }
 
 
-def replays_s(check: Check, target: WatchedTarget, passes: int) -> float | None:
+def replays_s(check: Progress, target: WatchedTarget, passes: int) -> float | None:
     """Seconds that the device needs for the last turn's passes alone, each by its shape.
 
     None where one of them had no fixed shape.
@@ -187,13 +187,13 @@ def replays_s(check: Check, target: WatchedTarget, passes: int) -> float | None:
 
 
 @torch.inference_mode()
-def replay_s(check: Check, target: WatchedTarget, step: StaticPass) -> float:
+def replay_s(check: Progress, target: WatchedTarget, step: StaticPass) -> float:
     """Seconds of a pass of this shape, loaded as it last was: the median of several series.
 
     On a GPU by events around replays in a row, so that no launch is waited for; on a CPU by the
     host's clock around the device's part.
     """
-    times = []
+    times: list[float] = []
     for _ in range(_SERIES):
         check.wait()
         step.run()  # on a GPU it runs while the first event is queued behind it

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from specbench.paths import CONF_DIR
+
 if TYPE_CHECKING:
     from specbench.decoding.drafter import Drafter
 
-FOLDER = Path(__file__).resolve().parent.parent / "conf" / "method"
+FOLDER = CONF_DIR / "method"
 PART_KNOBS = ("auxiliary", "drafters")  # name other methods, as specbench.config.compose has them
 # Knobs that a timed method has otherwise than its yaml: nothing may depend on a thread's turn.
 TIMED: dict[str, dict[str, Any]] = {"ssd": {"rebuild": "sync"}}

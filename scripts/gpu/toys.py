@@ -58,15 +58,15 @@ class ToyFiles:
         if key not in self._made:
             path = self._folder / f"toy-{len(self._made)}.bin"
             kind = artifact.builder.partition(":")[0].rpartition(".")[2]
-            make = {
+            makers: dict[str, Any] = {
                 "frozen_table": self._frozen_table,
                 "bigram_table": self._bigram_table,
                 "datastore": self._datastore,
                 "static_automaton": self._automaton,
-            }.get(kind)
-            if make is None:
+            }
+            if kind not in makers:
                 raise ValueError(f"no toy is made of {artifact.name} (by {artifact.builder})")
-            make(path, **artifact.params)
+            makers[kind](path, **artifact.params)
             self._made[key] = path
         return self._made[key]
 

@@ -1,7 +1,7 @@
 """What the GPU check measures of models alone: bandwidth, plain decoding, passes by rows, drafts.
 
 Each function takes the check, which knows the device, the time left and where files go, and
-returns plain data for ``scripts/gpu_report.py`` to show.
+returns plain data for ``scripts/gpu/report.py`` to show.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from specbench.models.draft_model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import shape_model
 from specbench.models.target import Target
+from specbench.paths import CONF_DIR, SURFACES
 from specbench.replay.cost_surface import CostSurface, Grid
 from specbench.system import bandwidth, environment
 
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from scripts.gpu_check import Check
+    from scripts.gpu.progress import Progress
 
-ROOT = Path(__file__).resolve().parent.parent
-SURFACES = ROOT / "surfaces"
 TINY = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -52,7 +50,7 @@ class OutOfTime(RuntimeError):
     """The rest of a loop would take time that is kept for something else."""
 
 
-def ask(check: Check, needs_s: float = POINT_S) -> None:
+def ask(check: Progress, needs_s: float = POINT_S) -> None:
     """Go on only with so much time left.
 
     Raises:
@@ -63,23 +61,24 @@ def ask(check: Check, needs_s: float = POINT_S) -> None:
         raise OutOfTime(f"{max(0.0, left):.0f} s were left")
 
 
-def load(check: Check, name: str) -> PreTrainedModel:
+def load(check: Progress, name: str) -> PreTrainedModel:
     """The shape of a model of ``conf/model`` with random weights, in bfloat16 on a GPU."""
     shape = TINY
     if name != "tiny":
-        text = (ROOT / "conf" / "model" / f"{name}.yaml").read_text(encoding="utf-8")
+        text = (CONF_DIR / "model" / f"{name}.yaml").read_text(encoding="utf-8")
         shape = yaml.safe_load(text)["shape_config"]
     dtype = torch.bfloat16 if check.device.type == "cuda" else torch.float32
     model = shape_model(shape, dtype=dtype, device=check.device)
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model
 
 
-def copy_bandwidth(check: Check) -> dict[str, float]:
+def copy_bandwidth(check: Progress) -> dict[str, float]:
     """GB/s of a copy within the device's memory."""
     return {"copy_gb_per_s": bandwidth.copy_bandwidth(check.device) / 1e9}
 
 
-def engines(check: Check, model: PreTrainedModel, **sizes: int) -> dict[str, Target]:
+def engines(check: Progress, model: PreTrainedModel, **sizes: Any) -> dict[str, Target]:
     """Both engines over one model."""
     capture = check.device.type == "cuda"
     return {
@@ -88,14 +87,14 @@ def engines(check: Check, model: PreTrainedModel, **sizes: int) -> dict[str, Tar
     }
 
 
-def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, Any]:
+def decoding(check: Progress, name: str, tokens: int, repeats: int) -> dict[str, Any]:
     """Plain decoding by both engines and by ``generate``, turn about.
 
     Rates of all three are of whole calls, the prompt's pass among them. The engines' own records
     tell the time after it, whose share of the bandwidth is taken: n tokens take n - 1 such passes.
     ``generate`` has no such record; its share counts the prompt's pass as one more pass.
     """
-    model = load(check, name)
+    model: Any = load(check, name)
     prompt = np.random.default_rng(0).integers(3, 200, PROMPT)
     targets = engines(check, model, max_len=PROMPT + tokens, max_nodes=1)
     # Made once: an engine's clock records thousands of events when it is made.
@@ -161,7 +160,7 @@ def decoding(check: Check, name: str, tokens: int, repeats: int) -> dict[str, An
     }
 
 
-def pass_by_rows(check: Check, name: str, contexts: tuple[int, ...]) -> list[dict[str, Any]]:
+def pass_by_rows(check: Progress, name: str, contexts: tuple[int, ...]) -> list[dict[str, Any]]:
     """Milliseconds of a pass, its verdict and the cache's work, by rows, context and engine.
 
     The samples are a cost surface an engine, as ``runner=cost`` measures it, but for the drafting:
@@ -198,7 +197,7 @@ def pass_by_rows(check: Check, name: str, contexts: tuple[int, ...]) -> list[dic
 
 
 def _by_rows(
-    check: Check, target: Target, context: int, random: np.random.Generator
+    check: Progress, target: Target, context: int, random: np.random.Generator
 ) -> tuple[list[float], list[list[float]]]:
     """Seconds of reading a prompt of this length, and of passes behind it by `ROWS`.
 
@@ -226,7 +225,7 @@ def _by_rows(
 
 
 def surface(
-    check: Check, name: str, kind: str, target: Target, contexts: tuple[int, ...],
+    check: Progress, name: str, kind: str, target: Target, contexts: tuple[int, ...],
     prompts: Any, passes: Any,
 ) -> None:  # fmt: skip
     """Write a cost surface of seconds: [contexts, repeats] and [rows, contexts, repeats]."""
@@ -258,7 +257,7 @@ def surface(
     check.surfaces.append(file)
 
 
-def draft_passes(check: Check, name: str) -> list[dict[str, Any]]:
+def draft_passes(check: Progress, name: str) -> list[dict[str, Any]]:
     """Milliseconds of a draft model's pass over new nodes, by their number and engine."""
     model = load(check, name)
     random = np.random.default_rng(0)
@@ -284,10 +283,10 @@ def draft_passes(check: Check, name: str) -> list[dict[str, Any]]:
 
 
 def draft_model(
-    check: Check, model: PreTrainedModel, engine: str, *, nodes: int, text: int, vocab: int = 0
+    check: Progress, model: PreTrainedModel, engine: str, *, nodes: int, text: int, vocab: int = 0
 ) -> DraftModel:
     """A draft model of a text's length and so many nodes, for a target of ``vocab`` ids."""
-    sizes = {"max_len": text + nodes, "max_nodes": nodes}
+    sizes: dict[str, Any] = {"max_len": text + nodes, "max_nodes": nodes}
     if engine == "graph":
         capture = check.device.type == "cuda"
         target: Target = GraphTarget(model, capture=capture, drafts=True, **sizes)
