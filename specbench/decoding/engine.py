@@ -72,7 +72,6 @@ class DecodeResult:
 
     @property
     def n_drafted(self) -> int:
-        """Candidate nodes over all steps."""
         return sum(self.drafted_per_step)
 
 

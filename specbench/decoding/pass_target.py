@@ -31,19 +31,15 @@ class PassTarget(Protocol):
     """What the loop asks of a target: ``specbench.models.target.Target``, or a recorded output."""
 
     @property
-    def device(self) -> torch.device:
-        """Where passes run."""
+    def device(self) -> torch.device: ...
 
-    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> StepScores:
-        """The pass over the prompt."""
+    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> StepScores: ...
 
     def forward(
         self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
     ) -> StepScores:
         """The pass over root and draft."""
 
-    def commit(self, tree: DraftTree, path: IntArray) -> None:
-        """Commit the accepted rows."""
+    def commit(self, tree: DraftTree, path: IntArray) -> None: ...
 
-    def free_rows(self) -> int:
-        """Draft nodes that still fit."""
+    def free_rows(self) -> int: ...

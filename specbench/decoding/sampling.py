@@ -35,7 +35,6 @@ class Sampling:
 
     @staticmethod
     def from_config(generation: DictConfig) -> Sampling:
-        """The settings of the ``generation`` group."""
         return Sampling(
             float(generation.temperature), float(generation.top_p), int(generation.top_k)
         )

@@ -166,7 +166,6 @@ class DecodeState:
 
     @property
     def root(self) -> int:
-        """The last committed token."""
         return int(self.buffer[self.length - 1])
 
     def commit(self, tokens: IntArray) -> None:

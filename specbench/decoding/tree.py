@@ -163,6 +163,13 @@ def sibling_table(parents: IntArray, aux: BoolArray) -> IntArray:
     return table
 
 
+def host_tokens(tree: DraftTree) -> IntArray:
+    """``[n]`` ids that the host can read without waiting; ``[0]`` where they are on a GPU."""
+    if isinstance(tree.tokens, np.ndarray):
+        return tree.tokens
+    return tree.tokens.numpy() if tree.tokens.device.type == "cpu" else NO_TOKENS
+
+
 class TreeGeometry:
     """Depths and ancestors of one tree after another, in buffers that are made once.
 
@@ -182,11 +189,8 @@ class TreeGeometry:
             CaseFailed: it is malformed, or has an id outside ``[0, vocab_size)``. Ids on a GPU are
                 not looked at: the verifier does that.
         """
-        tokens = tree.tokens
-        if isinstance(tokens, torch.Tensor):
-            tokens = tokens.numpy() if tokens.device.type == "cpu" else NO_TOKENS
         aux = NO_AUX if tree.aux is None else tree.aux
-        args = (tokens, tree.parents, aux, vocab_size, self.depths, self.visible)
+        args = (host_tokens(tree), tree.parents, aux, vocab_size, self.depths, self.visible)
         status = fill_tree(*args)
         if status != VALID or len(tree.tokens) != len(tree):
             what = {

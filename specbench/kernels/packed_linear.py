@@ -58,7 +58,6 @@ class PackedLinear(nn.Module):
 
     @property
     def packed_bytes(self) -> int:
-        """Memory of the packed copy."""
         return _packed_bytes(self.weight, self.kernels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -96,7 +95,6 @@ class SiblingLinear(nn.Module):
 
     @property
     def product(self) -> SharedProduct:
-        """The siblings' common product."""
         return self._product[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -138,7 +136,6 @@ class SharedProduct:
         return nn.Parameter(stacked, requires_grad=False)
 
     def pack(self, kernels: dict[int, str]) -> list[SiblingLinear]:
-        """What stands in for the linears, in their order."""
         self.packed = PackedLinear(self.stacked, kernels)
         starts = [0]
         for linear in self.linears:

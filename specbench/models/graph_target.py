@@ -141,7 +141,6 @@ class GraphTarget(Target):
         return buckets
 
     def _known_shapes(self) -> list[tuple[int, int]]:
-        """Rows and batch of every pass to expect, by the buffers there are now."""
         _, most, batch = self._sizes
         one = _NODES if self._drafts else 1
         shapes = [(rows, one) for rows in ROW_BUCKETS if rows <= most]
@@ -211,11 +210,9 @@ class GraphTarget(Target):
         super().commit(tree, path)
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Makes the model's device the current one: graphs and events go by that one's streams."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def capture_stream(self) -> torch.cuda.Stream:
-        """The one stream on which this target's shapes are captured, made when first asked for."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
@@ -223,18 +220,15 @@ class GraphTarget(Target):
     def run(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
     ) -> torch.Tensor:
-        """Logits ``[batch, rows, vocab]`` of a model call."""
         logits: torch.Tensor = self._call(tokens, positions, plan).logits
         return logits
 
     @property
     def hidden_value(self) -> float:
-        """What the mask adds to a score that a row must not see."""
         return self._hidden_value
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Sliding-window sizes of the model's layers."""
         return self._windows
 
     def describe(self) -> dict[str, Any]:

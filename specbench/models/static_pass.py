@@ -51,8 +51,7 @@ class FixedShapeTarget(Protocol):
         """What a mask holds where attention must not look."""
 
     @property
-    def device(self) -> torch.device:
-        """Where passes run."""
+    def device(self) -> torch.device: ...
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -136,7 +135,6 @@ class FixedShape:
         self._graph = graph
 
     def run(self) -> None:
-        """The device's part: replayed where it was captured."""
         if self._graph is None:
             self.outputs = self.device_part()
         else:

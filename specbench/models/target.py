@@ -104,20 +104,16 @@ class Target:
 
     @property
     def devices(self) -> frozenset[torch.device]:
-        """Devices that its layers are on; a large model is spread over several."""
         return frozenset(self._layer_devices)
 
     @property
     def n_parameters(self) -> int:
-        """Weights, tied ones once."""
         return sum(p.numel() for p in self.model.parameters())
 
     def fingerprint(self) -> Array:
-        """A sample of its weights in float32: the same in any dtype, up to rounding."""
         return sample_weights(self.model)
 
     def pass_s(self, rows: int) -> float:
-        """Measure a pass of so many rows over a short text, in seconds; empties the cache."""
         chain = DraftTree.chain(np.zeros(rows - 1, dtype=np.int64))
         self.prefill(np.zeros(TEXT, dtype=np.int64))
         seconds = median_seconds(lambda: self.forward(0, chain), self.device)
@@ -158,7 +154,6 @@ class Target:
         self._key_positions = torch.arange(length, device=self.device)
 
     def describe(self) -> dict[str, Any]:
-        """How passes run, for the run's manifest."""
         return {"engine": "eager"} | ({"reason": self._reason} if self._reason else {})
 
     @property

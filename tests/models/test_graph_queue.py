@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from specbench.decoding import tree as tree_module
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DraftTree, Needs
+from specbench.decoding.structs import NO_TOKENS, DraftTree, Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
 from specbench.models.graph_target import GraphTarget
@@ -210,7 +211,7 @@ def test_keep_waits_where_nobody_has(late):
 def test_ids_on_the_device_are_refused_when_the_outcome_is_read(late, monkeypatch):
     """The host cannot look at them before the pass."""
     _, queued = pair()
-    monkeypatch.setattr(GraphTarget, "_host_tokens", lambda target, _: target._ids[:0])
+    monkeypatch.setattr(tree_module, "host_tokens", lambda _: NO_TOKENS)
     monkeypatch.setattr(StaticPass, "_ship", late.real["_ship"])  # those ids are written behind it
     tree = DraftTree(torch.tensor([VOCAB]), np.array([-1]))
     scores = queued.forward(3, tree)

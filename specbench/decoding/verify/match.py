@@ -49,7 +49,6 @@ class MatchVerifier(GreedyVerifier):
         self._uniforms = Uniforms()
 
     def begin(self, seed: int) -> None:
-        """Start the turn's sequence of random numbers."""
         self._uniforms.begin(seed)
 
     @torch.inference_mode()
