@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specbench.config.schema import verifier_name
+from specbench.results.manifest import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
     from specbench.data.cases import Case
 
-BASELINE = "ar"
 EAGER_BASELINE = "ar_eager"
 
 

@@ -8,7 +8,7 @@ import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
-from runners.job import BASELINE, EAGER_BASELINE
+from runners.job import EAGER_BASELINE
 from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, check_subject, close
 from runners.session import device_lock, interference_rule, warmup
@@ -18,7 +18,7 @@ from specbench.data import cases
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.results import console, records
-from specbench.results.manifest import RunManifest
+from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.statistics import exit_code, run_summary
 from specbench.storage import jsonl
 from specbench.system import environment, nvml

@@ -10,7 +10,7 @@ from analysis.notebooks import shared
 from analysis.papers.reproduction import captions
 from analysis.plots.charts import Panel, Point, Series, bars
 from analysis.runs.comparisons import make_comparisons
-from analysis.runs.estimates import pooled_ratio
+from analysis.runs.estimates import pooled_ratio, steps
 from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
 
@@ -32,7 +32,7 @@ def share(records: list[CaseRecord], committed: int) -> Estimate:
     return pooled_ratio(
         records,
         lambda r: list(r.accepted_per_step).count(committed),
-        lambda r: r.n_target_passes,
+        steps,
         at_most=1,
     )
 

@@ -18,19 +18,27 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.runs.claims import NOT_RUN, load_claims
-from analysis.runs.estimates import pooled_ratio
+from analysis.runs.drafting import (
+    draft_passes,
+    draft_share,
+    draft_tokens,
+    hit_rate,
+    load_of_pass,
+    rows_of_draft_pass,
+    rows_of_target_pass,
+)
+from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
 from analysis.tabular.comparison_tables import context_cells, settings_table, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from analysis.papers.reproduction import Pictures
     from analysis.runs.claims import Claim
     from analysis.runs.comparisons import ComparedLabel, Comparison
     from analysis.runs.load import Run
-    from specbench.results.records import CaseRecord
 
 PAPER = "card"
 _GPUS_TEXT = (
@@ -45,7 +53,6 @@ _FIGURE6_TEXT = (
     "summed from logs in the authors' repository: 5 (GSM8K) and 10 two-turn (MT-Bench) "
     "prompts, Llama-3 70B and 1B, 3 A800-80GB, r = 7."
 )
-_STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
 _TABLE3_TEXT = (
     "Params × L_new: billions of parameters times tokens of one pass. What it hides: the passes of "
     "the draft model per target pass, and that they cost tokens too; hence the draft's "
@@ -55,10 +62,6 @@ _TABLE3_TEXT = (
 
 def _temperature(entry: ComparedLabel) -> str:
     return f"{entry.run.temperature:g}"
-
-
-def _own(entry: ComparedLabel) -> list[CaseRecord]:
-    return entry.records
 
 
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
@@ -82,7 +85,7 @@ def _figure5(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _figure5_figure(runs: Sequence[Run]) -> Pictures:
     for model, members in by_model(claimed_comparisons(runs, PAPER, "figure5")):
-        ticks = [f"{g.runs[0].dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
+        ticks = [f"{g.dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
         panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
         text = captions(members, claimed_words(members, "speedup"))
         yield model, bars([panel], f"CARD, Figure 5 ({model})", text)
@@ -128,22 +131,19 @@ def _claimed_load(claim: Claim | None) -> dict[str, Cell]:
 
 
 def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
-    own, seed = _own(entry), entry.run.seed
-    target = pooled_ratio(
-        own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes, seed
-    )
-    draft = pooled_ratio(own, drafter_count("draft_tokens"), drafter_count("draft_forwards"), seed)
-    passes = pooled_ratio(own, drafter_count("draft_forwards"), lambda r: r.n_target_passes, seed)
-    work = pooled_ratio(own, drafter_count("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
+    target, draft = rows_of_target_pass(entry), rows_of_draft_pass(entry)
+    own, seed = entry.records, entry.run.seed
     return {
         "model": entry.run.model,
         "method": entry.label,
         "L_new of a target pass [95 %]": replace(target, digits=1),
-        "target Params × L_new": _load(target, entry.run.parameters(None)),
+        "target Params × L_new": load_of_pass(target, entry.run.parameters()),
         "L_new of a draft pass [95 %]": replace(draft, digits=1),
-        "draft Params × L_new": _load(draft, entry.run.parameters(entry.label)),
-        "draft passes per target pass [95 %]": passes,
-        "draft token-passes per token [95 %]": work,
+        "draft Params × L_new": load_of_pass(draft, entry.run.parameters(entry.label)),
+        "draft passes per target pass [95 %]": pooled_ratio(own, draft_passes, steps, seed),
+        "draft token-passes per token [95 %]": pooled_ratio(
+            own, draft_tokens, decoded_tokens, seed
+        ),
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(entry.overall),
         "cases": str(entry.overall["n_cases"]),
@@ -152,37 +152,7 @@ def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
     }
 
 
-def _load(tokens: Estimate, parameters: float | None) -> str:
-    if tokens.value is None or parameters is None:
-        return ABSENT
-    return f"{tokens.value * parameters / 1e9:.3g}"
-
-
-def drafter_count(key: str) -> Callable[[CaseRecord], float | None]:
-    """What a drafter, or a part of it, counted in a turn; None where neither did.
-
-    Parts put their name and a dot before: ``sps.draft_forwards`` in a union.
-    """
-
-    def count(record: CaseRecord) -> float | None:
-        found = [v for k, v in record.drafter.items() if k == key or k.endswith(f".{key}")]
-        return float(sum(found)) if found else None
-
-    return count
-
-
 # --- Figure 1 -------------------------------------------------------------------------------------
-
-
-def draft_share(entry: ComparedLabel) -> Estimate:
-    """The draft phase's share of an entry's steps; no number without phases."""
-    return pooled_ratio(
-        [record for record in _own(entry) if record.phase_s],
-        lambda r: (r.phase_s or {}).get("draft"),
-        lambda r: sum((r.phase_s or {}).get(phase, 0.0) for phase in _STEP_PHASES),
-        entry.run.seed,
-        at_most=1,
-    )
 
 
 def _draft_shares(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
@@ -230,22 +200,10 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
 
 
 def _cache_sizes(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
-    """K, entry and hit rate."""
     return sorted(
         ((int(e.knobs["k"]), e, hit_rate(e)) for e in comparison.drafting),
         key=lambda item: (item[0], str(item[1].run.path)),
     )
-
-
-def hit_rate(entry: ComparedLabel) -> Estimate:
-    """Share of queries whose corrected token was in the cache; no number without a cache."""
-    hits, misses = drafter_count("hits"), drafter_count("misses")
-
-    def queries(record: CaseRecord) -> float | None:
-        found = hits(record), misses(record)
-        return None if found[0] is None or found[1] is None else found[0] + found[1]
-
-    return pooled_ratio(_own(entry), hits, queries, entry.run.seed, 1)
 
 
 def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
@@ -253,7 +211,7 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for comparison in comparisons:
-        for size, entry, hit_rate in _cache_sizes(comparison):
+        for size, entry, rate in _cache_sizes(comparison):
             claim = entry.claim
             claimed = [
                 ABSENT if claim is None or (value := claim.value(key)) is None else f"{value:g}"
@@ -261,9 +219,9 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
             ]
             rows.append(
                 {
-                    "data": comparison.runs[0].dataset,
+                    "data": comparison.dataset,
                     "K": str(size),
-                    "hit rate [95 %]": hit_rate,
+                    "hit rate [95 %]": rate,
                     "MAT [95 %]": entry.measured("mat"),
                     "tokens/s [95 %]": entry.speed(),
                     "speedup [95 %]": entry.measured("speedup"),

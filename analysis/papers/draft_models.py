@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis.papers.card import draft_share, drafter_count, hit_rate
 from analysis.papers.reproduction import Reproduction, captions
 from analysis.runs.claims import VERDICT_RULE, compare, load_claims
 from analysis.runs.comparisons import conditions, make_comparisons
-from analysis.runs.estimates import pooled_ratio
+from analysis.runs.drafting import (
+    draft_passes,
+    draft_share,
+    draft_tokens,
+    drafter_count,
+    hit_rate,
+    load_of_pass,
+    rows_of_draft_pass,
+    rows_of_target_pass,
+)
+from analysis.runs.estimates import decoded_tokens, pooled_ratio
 from analysis.tabular.comparison_tables import context_cells
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, Estimate
@@ -65,19 +74,13 @@ def _place(entry: ComparedLabel) -> tuple[Any, ...]:
 
 def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> dict[str, Cell]:
     run, label, row = entry.run, entry.label, entry.overall
-    own = [record for record in run.records if record.label == label]
     share = Estimate(None)
     if inside is not None and inside.run.tells_draft_time(label):
         share = draft_share(inside)
-    passes, tokens = drafter_count("draft_forwards"), drafter_count("draft_tokens")
     per_token = [
-        pooled_ratio(own, count, lambda r: max(0, r.n_new - 1), run.seed)
-        for count in (passes, tokens)
+        pooled_ratio(entry.records, count, decoded_tokens, run.seed)
+        for count in (draft_passes, draft_tokens)
     ]
-    rows_of_target = pooled_ratio(
-        own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes
-    )
-    rows_of_draft = pooled_ratio(own, tokens, passes)
     return {
         "model": run.model,
         "method": label,
@@ -88,8 +91,8 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> dict[str, Cell]:
         "hit rate [95 %]": hit_rate(entry),
         "draft passes [95 %]": per_token[0],
         "draft tokens [95 %]": per_token[1],
-        "target Params × L_new": _load(rows_of_target.value, run.parameters()),
-        "draft Params × L_new": _load(rows_of_draft.value, run.parameters(label)),
+        "target Params × L_new": load_of_pass(rows_of_target_pass(entry), run.parameters()),
+        "draft Params × L_new": load_of_pass(rows_of_draft_pass(entry), run.parameters(label)),
         "devices": _devices(entry),
         "memory, GB": _memory(entry),
         "cases": str(row["n_cases"]),
@@ -97,16 +100,12 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> dict[str, Cell]:
     }
 
 
-def _load(rows: float | None, parameters: float | None) -> str:
-    return ABSENT if rows is None or parameters is None else f"{rows * parameters / 1e9:.3g}"
-
-
 def _devices(entry: ComparedLabel) -> str:
     """``1 of 2`` where two were asked for and one did it."""
     used, asked_for = drafter_count("devices"), drafter_count("devices_asked")
     found = set()
-    for record in entry.run.records:
-        devices = used(record) if record.label == entry.label else None
+    for record in entry.records:
+        devices = used(record)
         if devices is not None:
             found.add((int(devices), int(asked_for(record) or devices)))
     words = [str(n) if n == asked else f"{n} of {asked}" for n, asked in sorted(found)]
@@ -114,7 +113,6 @@ def _devices(entry: ComparedLabel) -> str:
 
 
 def _memory(entry: ComparedLabel) -> str:
-    """Both models' gigabytes."""
     found = entry.run.memory(entry.label)
     return " + ".join(f"{found[part] / 1e9:.2f}" for part in ("target", "draft") if part in found)
 

@@ -37,7 +37,7 @@ def _share(
     entry: ComparedLabel, counts: Callable[[CaseRecord], Counter[Any]], wanted: Any
 ) -> Estimate:
     """Share of all counted things that are ``wanted``, over the label's turns."""
-    own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
+    own = [record for record in entry.records if record.drafter]
     return pooled_ratio(
         own,
         lambda r: counts(r)[wanted],
@@ -80,7 +80,7 @@ _PARTS: tuple[tuple[str, str, Callable[[str], Callable[[CaseRecord], Counter[Any
 
 def _distributions(entry: ComparedLabel) -> list[list[tuple[str, list[tuple[int, Estimate]]]]]:
     """For each part, each source's distribution: value and share."""
-    own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
+    own = [record for record in entry.records if record.drafter]
     parts = []
     for _, _, counts_of in _PARTS:
         sources = []

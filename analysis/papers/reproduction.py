@@ -195,7 +195,6 @@ class Sweep:
         return "\n".join(filter(None, [title, *self.words.split(", ")]))
 
     def estimates(self, key: str) -> dict[tuple[int, int], Estimate]:
-        """A number of each cell."""
         return {cell: entry.measured(key) for cell, entry in self.entries.items()}
 
 

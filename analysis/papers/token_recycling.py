@@ -18,7 +18,7 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.plots.stacked_bars import stacked_bars
-from analysis.runs.estimates import pooled_ratio
+from analysis.runs.estimates import phase_s, pooled_ratio
 from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
 from analysis.tabular.table import Cell, ResultTable
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from analysis.runs.comparisons import ComparedLabel, Comparison
     from analysis.runs.load import Run
     from specbench.results.estimate import Estimate
-    from specbench.results.records import CaseRecord
 
 PAPER = "token_recycling"
 _FIGURE3_TEXT = (
@@ -146,26 +145,26 @@ def _first(pair: tuple[int, ComparedLabel]) -> int:
     return pair[0]
 
 
-def _phase_shares(run: Run, of_label: str) -> dict[str, Estimate]:
-    records = [r for r in run.records if r.label == of_label and r.phase_s]
+def _phase_shares(entry: ComparedLabel) -> dict[str, Estimate]:
+    timed = [record for record in entry.records if record.phase_s]
 
-    def steps_s(record: CaseRecord) -> float:
-        return sum((record.phase_s or {}).get(phase, 0.0) for phase in _PHASES)
+    def share(phase: str) -> Estimate:
+        return pooled_ratio(
+            timed,
+            lambda r: phase_s(r, phase),
+            lambda r: sum(phase_s(r, each) for each in _PHASES),
+            entry.run.seed,
+            at_most=1,
+        )
 
-    def of(phase: str) -> Callable[[CaseRecord], float]:
-        return lambda record: (record.phase_s or {}).get(phase, 0.0)
-
-    return {
-        words: pooled_ratio(records, of(phase), steps_s, run.seed, at_most=1)
-        for phase, words in _PHASES.items()
-    }
+    return {words: share(phase) for phase, words in _PHASES.items()}
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
     rows: list[dict[str, Cell]] = []
     for comparison in claimed_comparisons(runs, PAPER, "figure4"):
         for entry in comparison.entries:
-            for part, share in _phase_shares(entry.run, entry.label).items():
+            for part, share in _phase_shares(entry).items():
                 # Most parts are below a hundredth.
                 digits = replace(share, digits=4)
                 rows.append(
@@ -183,15 +182,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _figure4_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "figure4"):
-        rows = {}
-        for entry in comparison.entries:
-            points = {
-                part: Point.at(0, share)
-                for part, share in _phase_shares(entry.run, entry.label).items()
-            }
-            rows[comparison.name_of(entry)] = {
-                part: (p.y, p.interval) for part, p in points.items() if p.y is not None
-            }
+        rows = {comparison.name_of(e): _phase_shares(e) for e in comparison.entries}
         figure = stacked_bars(
             rows,
             "share of the time of all steps",

@@ -59,7 +59,6 @@ class HeatmapGrid:
 
     @property
     def numbers(self) -> list[float]:
-        """All there are."""
         return [cell.value for line in self.cells for cell in line if cell.value is not None]
 
 

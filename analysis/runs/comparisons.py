@@ -35,17 +35,14 @@ class ComparedLabel:
 
     @property
     def overall(self) -> SummaryRow:
-        """The row over the whole run."""
         return self.rows[OVERALL]
 
     @property
     def method(self) -> str:
-        """Its name in ``conf/method``."""
         return self.overall["method"]
 
     @property
     def knobs(self) -> Knobs:
-        """The method's settings."""
         return self.run.knobs(self.label)
 
     @property
@@ -65,7 +62,6 @@ class ComparedLabel:
         return tokens_per_s(own, self.run.seed)
 
     def verdict(self, task: str = OVERALL) -> str:
-        """How the claim compares with what was measured."""
         return compare(self.claim, self.rows[task], self.run.model, self.run.gpus, task)
 
 
@@ -80,17 +76,14 @@ class Comparison:
 
     @property
     def model(self) -> str:
-        """Its name in ``conf/model``."""
         return self.runs[0].model
 
     @property
     def dataset(self) -> str:
-        """Its name in ``conf/dataset``."""
         return self.runs[0].dataset
 
     @property
     def title(self) -> str:
-        """What the table is about."""
         return f"{self.model} on {self.dataset}"
 
     @property

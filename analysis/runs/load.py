@@ -49,7 +49,6 @@ class Run:
 
     @property
     def dataset(self) -> str:
-        """The data set's name in ``conf/dataset``."""
         return self.records[0].dataset
 
     @property
@@ -124,7 +123,6 @@ class Run:
 
     @property
     def estimator(self) -> str:
-        """How the run's own table was computed."""
         return str(self.manifest.config.get("estimator") or "paired")
 
     @property
@@ -201,7 +199,6 @@ class Run:
         return self._loaded.memory.get(label, {})
 
     def knobs(self, label: str) -> Knobs:
-        """The settings of a label's method."""
         return self.manifest.labels.get(label, LabelInfo()).knobs
 
 

@@ -33,7 +33,6 @@ class PassTimes:
 
     @property
     def repeats(self) -> int:
-        """How often each pass was timed."""
         return int(self.samples_s.shape[-1])
 
 

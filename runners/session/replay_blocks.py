@@ -11,7 +11,7 @@ from runners.session.blocks import BlockResult, describe
 from runners.session.method_runs import restore
 from specbench.errors import CaseFailed
 from specbench.replay.replayer import APPROXIMATE
-from specbench.replay.traces import PLAIN
+from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord, StepTrace
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class BlockReplayer:
         turn = self._traces.find(label, block.case.case_id, number)
         try:
             if turn is None:
-                raise CaseFailed("no_trace", f"neither {label} nor {PLAIN} was recorded for it")
+                raise CaseFailed("no_trace", f"neither {label} nor {BASELINE} was recorded for it")
             empty = scope == "turn" or (scope == "prompt" and number == 0)
             played = self._player.play(contender.drafter, turn, empty=empty, seed=common["seed"])
         except Exception as error:

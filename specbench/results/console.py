@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from specbench.results.summary_schema import Pair, Summary, SummaryRow
+    from specbench.storage.jsonl import JsonObject
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 160
@@ -95,7 +96,7 @@ def render(rows: Sequence[SummaryRow], caption: str = "") -> Table:
 
 def _cells(row: SummaryRow, energy: bool) -> dict[str, str | Estimate]:
     # Summaries from before some of the columns lack them.
-    known = cast("dict[str, Any]", row).get
+    known = cast("JsonObject", row).get
     return {
         "label": row["label"],
         "cases": str(row["n_cases"]),
