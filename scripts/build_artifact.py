@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from specbench.artifacts import bigram_table, datastore, frozen_table, resolve, static_automaton
-from specbench.artifacts.hub_corpora import HUB, hub_texts
+from specbench.artifacts.corpora import HUB, file_texts, hub_texts
 from specbench.artifacts.recorded_text import recorded_turns
-from specbench.artifacts.text_files import file_texts
 from specbench.config.compose import compose
 from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError, SpecBenchError

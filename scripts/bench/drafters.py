@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from methods.cacheback import Cacheback
 from scripts.bench.harness import print_table
 from specbench.artifacts import resolve
-from specbench.artifacts.installed_text import installed_prose
+from specbench.artifacts.corpora import installed_prose
 from specbench.config.compare import with_parts
 from specbench.config.compose import compose, option_names
 from specbench.decoding.drafter import Drafter

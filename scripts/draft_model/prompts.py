@@ -4,7 +4,7 @@
     python -m scripts.draft_model.prompts --count 2304 --compare FILE.jsonl
 
 Templates and word lists are this project's own (``prompts.yaml``); passages are paragraphs of the
-installed packages' documentation (``specbench/artifacts/installed_text.py``). Everything is drawn
+installed packages' documentation (``specbench/artifacts/corpora.py``). Everything is drawn
 with a seed.
 ``--compare`` counts a training's own prompts that share eight words in a row with any question of a
 data file.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from specbench.artifacts.installed_text import installed_prose
+from specbench.artifacts.corpora import installed_prose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

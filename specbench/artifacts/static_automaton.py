@@ -16,12 +16,11 @@ from specbench.index.suffix.automaton import SuffixAutomaton
 from specbench.index.suffix.static_automaton import StaticAutomaton
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from specbench.arrays import Array
-
-    Progress = Callable[[str, int, int], None]
+    from specbench.artifacts.resolve import Progress
 
 # The name of built files begins with the stem; raise the version when the same text gives another
 # automaton, and every machine builds again.
@@ -139,7 +138,7 @@ def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> 
         out_path: the file to write.
         progress: see `build_from_texts`.
     """
-    from specbench.artifacts.installed_text import documentation
+    from specbench.artifacts.corpora import documentation
     from specbench.models.loading import tokenizer_hash
 
     texts, corpus = documentation(progress)

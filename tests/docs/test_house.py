@@ -21,7 +21,8 @@ from specbench.config.validate import check_values
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
     *("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/draft_model.md", "docs/house.md"),
-    *("docs/measurements.md", "docs/pitfalls.md"),
+    *("docs/measurements.md", "docs/pitfalls.md", "surfaces/README.md"),
+    "assets/draft_smollm2_135m/README.md",
 )
 # What readers write themselves: their machine's settings, and the examples of how to add a method.
 READERS_OWN = re.compile(

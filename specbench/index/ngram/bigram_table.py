@@ -8,7 +8,7 @@ again), so it is not stored. The unigram ranking comes from the model's embeddin
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from specbench.arrays import Array
+
     Progress = Callable[[str, int, int], None]
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 KIND = "bigram_table"
 VERSION = 1

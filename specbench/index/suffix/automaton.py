@@ -15,12 +15,14 @@ there. `specbench.index.suffix.static_automaton` freezes it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+if TYPE_CHECKING:
+    from specbench.arrays import Array
+
 
 NONE = -1
 START = 0

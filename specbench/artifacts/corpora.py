@@ -1,9 +1,10 @@
-"""English prose that every machine with this project has: the documentation of what is installed.
+"""Texts that tables and datastores are made from: installed documentation, files, the hub.
 
-Docstrings and comments of Python's own library and of the packages this project requires, Python's
-help topics and the packages' descriptions, cut into paragraphs. Code, tables and signatures are
-left out by keeping paragraphs that consist mostly of plain words, each once. About 24 MB of text;
-the same versions give the same.
+Installed documentation is English prose that every machine with this project has: docstrings and
+comments of Python's own library and of the packages this project requires, Python's help topics and
+the packages' descriptions, cut into paragraphs. Code, tables and signatures are left out by keeping
+paragraphs that consist mostly of plain words, each once. About 24 MB of text; the same versions
+give the same.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import importlib.util
 import platform
 import re
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench.errors import ConfigurationError, unknown_name
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 # Required by this project, directly or through torch, and rich in prose. Import names; the
 # distributions are called the same.
@@ -140,3 +144,99 @@ def _texts(name: str) -> Iterator[str]:
             yield match.group(2)
         for match in _COMMENT.finditer(source):
             yield _COMMENT_SIGN.sub("", match.group(0))
+
+
+# -- text files -----------------------------------------------------------------------------------
+
+# A file without blank lines is cut into pieces of so many characters.
+PIECE = 1 << 20
+
+
+def file_texts(paths: Iterable[Path]) -> Iterator[str]:
+    """What blank lines separate in UTF-8 files, at most about `PIECE` characters each.
+
+    Raises:
+        ConfigurationError: a file cannot be read or is no UTF-8 text.
+    """
+    for path in paths:
+        lines: list[str] = []
+        size = 0
+        try:
+            with path.open(encoding="utf-8") as handle:
+                for line in handle:
+                    blank = not line.strip()
+                    if lines and (blank or size > PIECE):
+                        yield "".join(lines)
+                        lines, size = [], 0
+                    if not blank:
+                        lines.append(line)
+                        size += len(line)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"cannot read the text {path}: {error}") from error
+        if lines:
+            yield "".join(lines)
+
+
+# -- the hub --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HubCorpus:
+    """A data set on the hub.
+
+    Attributes:
+        id: of the data set.
+        column: where a row's text is: a string, a list of strings, or a list of messages.
+        message: key of a message's text, where messages are mappings.
+        folder: part of the data set, where it has several.
+    """
+
+    id: str
+    column: str
+    message: str | None = None
+    folder: str | None = None
+
+
+# The first three are REST's, by its authors' names for the datastores; then what Cacheback's paper
+# names, and what its scripts take.
+HUB = {
+    "sharegpt": HubCorpus("Aeala/ShareGPT_Vicuna_unfiltered", "conversations", "value"),
+    "ultrachat": HubCorpus("stingning/ultrachat", "data"),
+    "stack_python": HubCorpus("bigcode/the-stack-dedup", "content", folder="data/python"),
+    "openwebtext": HubCorpus("Skylion007/openwebtext", "text"),
+    "alpaca": HubCorpus("tatsu-lab/alpaca", "text"),
+}
+
+
+def hub_texts(name: str, revision: str | None) -> Iterator[str]:
+    """Documents of a corpus in `HUB`, streamed; every message of a dialogue is one.
+
+    Args:
+        name: a key of `HUB`.
+        revision: of the data set; None takes the newest.
+
+    Raises:
+        ConfigurationError: an unknown name, or the hub cannot be read.
+    """
+    if name not in HUB:
+        raise unknown_name("corpus", name, HUB)
+    from datasets import load_dataset
+
+    source = HUB[name]
+    part = {"data_dir": source.folder} if source.folder else {}
+    try:
+        rows = load_dataset(source.id, split="train", streaming=True, revision=revision, **part)
+        for row in rows:
+            yield from row_texts(row[source.column], source.message)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"cannot stream {source.id} from the hub: {error}. Check the network and "
+            "HF_HUB_OFFLINE, or name local texts instead."
+        ) from error
+
+
+def row_texts(value: Any, message: str | None) -> Iterator[str]:
+    """The texts in one column of one row; see `HubCorpus`."""
+    parts: list[Any] = [value] if isinstance(value, str) else value
+    for part in parts:
+        yield part if message is None else part[message]
