@@ -178,17 +178,18 @@ class GraphTarget(Target):
             return super().forward(root, tree, hidden_layers=hidden_layers)
         n, length = len(tree), self.cache.length
         self._check(tree)
+        depths = self._geometry.depths[: n + 1]
         if in_rows:
             self.cache.broadcast()
             step.load_rows(root, tree, length)
             step.run()
-            return StaticScores(step.logits, n + 1, step.select)
+            return StaticScores(step.logits, n + 1, step.select, depths=depths)
         step.load(root, tree, self._geometry.depths, self._geometry.visible, length)
         step.run()
         if not self.commits:
-            return StaticScores(step.logits, n + 1)
+            return StaticScores(step.logits, n + 1, depths=depths)
         self._outcome = step.outcome
-        return StaticScores(step.logits, n + 1, outcome=step.outcome)
+        return StaticScores(step.logits, n + 1, outcome=step.outcome, depths=depths)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the root's row and the rows of the accepted path.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from specbench.kernels.attention import AttentionPlan
-from specbench.models.scores import Outcome, Scores, batch_select
+from specbench.models.scores import Outcome, batch_select, greedy_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -314,7 +314,7 @@ class StaticPass(FixedShape):
             logits = target.run(tokens, positions.expand(self.batch, -1), plan).flatten(0, 1)
         if not self._verifies:
             return (logits,)
-        choices = Scores(logits).greedy()
+        choices = greedy_ids(logits)
         parent_rows = self.numbers[ids:parents]
         candidates = self.numbers[deep:candidate].bool()
         path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)

@@ -304,7 +304,7 @@ class Target:
         plan = self._plan(rows, visible, positions)
         out = self._call(ids[None], positions[None], plan, hidden=bool(hidden_layers))
         hidden = {i: out.hidden_states[i][0] for i in hidden_layers} if hidden_layers else None
-        return Scores(out.logits[0], hidden=hidden)
+        return Scores(out.logits[0], hidden=hidden, depths=self._geometry.depths[:rows])
 
     def _forward_rows(self, root: int, tree: DraftTree) -> Scores:
         """The batch layout: k rows of root + w draft tokens under plain causal attention."""
@@ -320,7 +320,8 @@ class Target:
         out = self._call(to_device(rows, self.device), positions.expand(k, -1), plan)
         if (k, w) not in self._selects:
             self._selects[k, w] = batch_select(k, w + 1, self.device)
-        return Scores(out.logits.flatten(0, 1), self._selects[k, w])
+        depths = self._geometry.depths[: len(tree) + 1]
+        return Scores(out.logits.flatten(0, 1), self._selects[k, w], depths=depths)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the root's row and the rows of the accepted path."""
