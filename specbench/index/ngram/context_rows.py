@@ -42,7 +42,6 @@ def context_rows(text: Any, length: Any, query: Any, width: Any, rows: Any) -> A
 
     Args:
         text: int64 ids, of which ``text[:length]`` counts.
-        length: see above.
         query: last tokens that must match (q).
         width: tokens that follow (w).
         rows: int64 ``[k, >= width]``, written.

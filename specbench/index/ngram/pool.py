@@ -65,11 +65,9 @@ class NgramPool:
         return pool
 
     def clear(self) -> None:
-        """Forget everything."""
         self._counts.fill(0)
 
     def __len__(self) -> int:
-        """N-grams stored."""
         return int(self._counts.sum())
 
     def after(self, token: int) -> IntArray:

@@ -18,7 +18,6 @@ def find_continuation(
 
     Args:
         tokens: int64 text; only ``tokens[:length]`` counts.
-        length: see above.
         longest: n of the first try.
         shortest: n of the last try.
         count: tokens wanted after the match.

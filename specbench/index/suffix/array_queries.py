@@ -170,7 +170,6 @@ def _gather(
 
 @njit(cache=True)
 def _agreement(rows: Any, sizes: Any, one: Any, other: Any) -> Any:
-    """Tokens that two continuations have in common from their beginning."""
     count = min(sizes[one], sizes[other])
     for i in range(count):
         if rows[one, i] != rows[other, i]:

@@ -236,7 +236,6 @@ class SuffixAutomaton:
         self.clear()
 
     def __len__(self) -> int:
-        """Tokens held."""
         return int(self.arrays.meta[TOKENS])
 
     @property
@@ -246,11 +245,9 @@ class SuffixAutomaton:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
     def clear(self) -> None:
-        """Forget everything; the arrays keep their size."""
         states, _, buckets, meta = self.arrays
         buckets.fill(NONE)
         meta[:] = (1, 0, START, 0)
@@ -280,7 +277,6 @@ class SuffixAutomaton:
             begin = stop
 
     def repeated_suffix(self, n_tokens: int, room: int = 0) -> tuple[int, int]:
-        """See the function of that name."""
         length, after = repeated_suffix(self.arrays, n_tokens, room)
         return int(length), int(after)
 

@@ -229,15 +229,7 @@ class StaticAutomaton:
 
     @classmethod
     def open(cls, path: Path, tokenizer_hash: str | None = None) -> StaticAutomaton:
-        """Map an automaton from its file.
-
-        Args:
-            path: the file.
-            tokenizer_hash: of the tokenizer in use; None takes any.
-
-        Raises:
-            ArtifactError: no such file, another tokenizer or version (both are named), damaged.
-        """
+        """Map an automaton from its file; arguments and errors are those of `open_array_file`."""
         header, arrays = open_array_file(
             path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash
         )
@@ -258,5 +250,4 @@ class StaticAutomaton:
         )
 
     def __len__(self) -> int:
-        """States."""
         return len(self.arrays.lengths)

@@ -184,7 +184,6 @@ def _count_down(nodes: Any, node: Any) -> None:
 
 @njit(cache=True)
 def _new_node(nodes: Any, meta: Any, begin: Any, token: Any) -> Any:
-    """A node in no list, with a label of one token, count 1 and no children."""
     node = meta[FREED]
     if node == NONE:
         node = meta[FRESH]
@@ -433,9 +432,6 @@ def speculate(
     Args:
         tree: its request in progress, if any, ends as the text does.
         tokens: int64 text; only ``tokens[:length]`` counts.
-        length: see above.
-        factor: see above.
-        offset: see above.
         longest: nodes of a draft at most.
         least: path probability below which nothing is drafted.
         branching: whether the draft is a tree, the most probable node first, or a chain of the most
