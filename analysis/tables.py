@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 _WIDTH = 260
 
 
-def records_csv(groups: Sequence[Comparison]) -> str:
+def records_csv(comparisons: Sequence[Comparison]) -> str:
     """A line per run, label and task, for a program; numbers with six significant digits."""
-    names = run_names(run for group in groups for run in group.runs)
+    names = run_names(run for comparison in comparisons for run in comparison.runs)
     frame = pd.DataFrame(
         {"run": names[entry.run.path], **_csv_cells(entry, task, row)}
-        for group in groups
-        for entry in group.entries
+        for comparison in comparisons
+        for entry in comparison.entries
         for task, row in entry.rows.items()
     )
     return str(frame.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
@@ -107,13 +107,13 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
         tables = list(reproduction.tables(members))
         shown += tables
         files[reproduction.name] = _texts(tables, to_csv(tables))
-    groups = make_comparisons(others, options.estimator)
-    if groups:
-        tables = [comparison_table(group) for group in groups]
+    comparisons = make_comparisons(others, options.estimator)
+    if comparisons:
+        tables = [comparison_table(comparison) for comparison in comparisons]
         if options.pairs:
-            tables += filter(None, map(pairs_table, groups))
+            tables += filter(None, map(pairs_table, comparisons))
         shown += tables
-        files["tables"] = _texts(tables, records_csv(groups))
+        files["tables"] = _texts(tables, records_csv(comparisons))
     wanted = [name for name in _SUFFIXES if getattr(options, name)]
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
