@@ -91,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
     made, others = by_reproduction(runs)
-    # By file name; the runs that belong to no artifact share one.
+    # By file name; the runs that belong to no reproduction share one.
     files: dict[str, dict[str, str]] = {}
     shown: list[ResultTable] = []
-    for artifact, members in made:
-        tables = list(artifact.tables(members))
+    for reproduction, members in made:
+        tables = list(reproduction.tables(members))
         shown += tables
-        files[artifact.name] = _texts(tables, to_csv(tables))
+        files[reproduction.name] = _texts(tables, to_csv(tables))
     comparisons = make_comparisons(others, options.estimator)
     if comparisons:
         tables = [comparison_table(comparison) for comparison in comparisons]

@@ -44,7 +44,7 @@ class Target:
     """A causal language model with an exact, rewindable cache.
 
     Args:
-        model: a loaded causal LM in eval mode.
+        model: a loaded causal LM.
         max_len: longest text (prompt and answer).
         max_nodes: nodes of the largest draft tree.
         batch: rows of the batch layout.
@@ -271,9 +271,6 @@ class Target:
             root: the last committed token, whose keys and values are not cached yet.
             tree: the draft.
             hidden_layers: hidden states to hand over (0 is the embedding's output).
-
-        Returns:
-            Scores of the root and of each node.
 
         Raises:
             CaseFailed: the tree is malformed or a token is outside the vocabulary.
