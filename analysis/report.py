@@ -67,7 +67,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One artifact of a paper, or the runs that share model, data and hardware."""
+    """One reproduction of a paper, or the runs that share model, data and hardware."""
 
     title: str
     tables: Sequence[ResultTable]
@@ -79,7 +79,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
 
     Args:
         runs: as :func:`analysis.runs.load.usable_runs` gives them.
-        estimator: of the tables that belong to no artifact, and of the summary.
+        estimator: of the tables that belong to no reproduction, and of the summary.
     """
     recorded = [run for run in runs if run.records]
     comparisons = make_comparisons(recorded, estimator)
@@ -193,14 +193,14 @@ def summary(comparisons: Iterable[Comparison]) -> ResultTable:
 
 
 def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
-    """The artifacts of the papers first, then every comparison of other runs.
+    """The reproductions of the papers first, then every comparison of other runs.
 
     Drawn one after the other, within :data:`analysis.plots.style.RC`.
     """
     made, others = by_reproduction(runs)
-    for artifact, members in made:
-        pictures = [picture(figure) for _, figure in artifact.figures(members)]
-        yield Section(artifact.place, list(artifact.tables(members)), pictures)
+    for reproduction, members in made:
+        pictures = [picture(figure) for _, figure in reproduction.figures(members)]
+        yield Section(reproduction.place, list(reproduction.tables(members)), pictures)
     for comparison in make_comparisons(others, estimator):
         tables = [
             t for t in (comparison_table(comparison), pairs_table(comparison)) if t is not None
