@@ -104,9 +104,6 @@ class Engine:
     """Runs drafters against one target.
 
     Args:
-        target: the target.
-        verifier: decides acceptance.
-        eos_ids: ids that end an answer.
         context_length: tokens the model can hold; no answer grows beyond it.
         overlap: when drafters with ``needs.overlap`` do their parallel part: ``serial`` (after the
             pass; the same schedule, hence the same tokens), ``thread`` (the pass runs in another

@@ -47,7 +47,7 @@ def load_draft_model(
     Args:
         draft: the ``pair.draft`` node.
         model: the ``model`` node of the target.
-        target: the target, loaded.
+        target: what verifies.
         tokenizer: the target's.
         max_len: longest text.
         max_nodes: nodes of the largest draft tree that is held at once.
@@ -96,7 +96,7 @@ def load_draft_model(
         "device": str(device),
         "parameters": drafter.n_parameters,
         "vocab_size": drafter.vocab_size,
-        "packed": drafter.packed_weights,
+        "packed": own.packed_weights,
         "passes": drafter.passes,
     }
 

@@ -99,15 +99,15 @@ def test_the_summary_comes_first_with_its_warnings(text):
 
 
 def test_numbers_are_those_of_the_tables(text):
-    (group,) = make_comparisons(load_runs([GOLDEN / "records"]))
-    for entry in group.entries:
+    (comparison,) = make_comparisons(load_runs([GOLDEN / "records"]))
+    for entry in comparison.entries:
         value = str(entry.measured("mat"))
         assert value in re.sub(r"<[^>]+>", "", text), entry.label
 
 
 def test_a_claim_stands_beside_the_measured_value():
-    groups = make_comparisons(load_runs([GOLDEN / "records"]))
-    rows = {str(row[1]): [str(cell) for cell in row] for row in report.claims(groups).rows}
+    comparisons = make_comparisons(load_runs([GOLDEN / "records"]))
+    rows = {str(row[1]): [str(cell) for cell in row] for row in report.claims(comparisons).rows}
     assert rows["pld"][2].startswith("1.65")
     assert rows["pld"][3] == "1.75"
     assert rows["pld"][-1] == "MAT only"
@@ -125,10 +125,10 @@ def test_pictures_have_words_and_tables_have_heads(read):
 
 
 def test_a_picture_s_words_stand_beside_it_not_in_it(run):
-    (group,) = make_comparisons([run])
-    figure = report.FIGURES["mat"](group)
+    (comparison,) = make_comparisons([run])
+    figure = report.FIGURES["mat"](comparison)
     made = report.picture(figure)
-    assert made.title == group.title
+    assert made.title == comparison.title
     assert made.caption.startswith("SYNTHETIC RECORDS")
     assert "tokens per target pass" in made.shows
     assert [t.get_visible() for t in figure.texts] == [False, False]
@@ -162,8 +162,11 @@ def test_a_bug_is_the_first_thing_said(run):
     wrong = next(line for line in records if line["label"] == "pld" and line["status"] == "ok")
     wrong["lossless"]["verdict"] = "bug"
     (run.path / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
-    groups = make_comparisons(load_runs([run.path]))
-    assert report.warnings(groups)[0] == ("BUG: output that is not plain decoding's", "turns: 1")
+    comparisons = make_comparisons(load_runs([run.path]))
+    assert report.warnings(comparisons)[0] == (
+        "BUG: output that is not plain decoding's",
+        "turns: 1",
+    )
 
 
 def test_runs_that_agree_in_their_surroundings_share_them(run, tmp_path):
