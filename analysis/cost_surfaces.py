@@ -6,56 +6,60 @@ and cached tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.papers import REPRODUCTIONS
 from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
     from matplotlib.figure import Figure
 
     from analysis.runs.load import Run
 
 PASS_COLUMNS = ("kind", "rows", "k", "w", "context", "median_ms")
-# The grids of a surface and their axes, in the order of the samples' own.
-_GRIDS = {"prefill": ("context",), "tree": ("rows", "context"), "batch": ("k", "w", "context")}
-_SLOWDOWN = "ngrammys_figure1"  # its heatmaps are of any surface with batch passes
 _TEXT = (
     "Medians of a target pass over a draft tree, root included, at so many cached tokens; random "
     "ids, verdict and copy to the host included."
 )
+_BATCH_TEXT = (
+    "Time of a target pass over k rows of w + 1 tokens (a batch), relative to that of a single "
+    "token."
+)
 
 
-def pass_rows(run: Run) -> list[list[Any]]:
+def pass_rows(run: Run) -> list[list[str | float | None]]:
     """Rows of ``PASS_COLUMNS``, one for every pass of the grids; None where it has no such axis."""
-    rows: list[list[Any]] = []
-    for kind, names in _GRIDS.items():
-        grid = (run.surface or {}).get(kind)
-        if grid is None:
-            continue
-        medians = np.median(np.asarray(grid["samples_s"], dtype=float), axis=-1)
-        for place in np.ndindex(medians.shape):
-            at = {name: grid["axes"][name][i] for name, i in zip(names, place, strict=True)}
-            milliseconds = 1e3 * float(medians[place])
-            rows.append([kind, *(at.get(name) for name in PASS_COLUMNS[1:-1]), milliseconds])
-    return rows
+    return [
+        [kind, *(place.get(name) for name in PASS_COLUMNS[1:-1]), 1e3 * seconds]
+        for kind, place, seconds in _medians(run)
+    ]
+
+
+def _medians(run: Run) -> Iterator[tuple[str, dict[str, int], float]]:
+    """Of every pass its kind, its place on the grid by axis, and the median of its seconds."""
+    for kind, times in run.surface.passes.items() if run.surface else ():
+        medians = np.median(times.samples_s, axis=-1)
+        for index, values in enumerate(itertools.product(*times.axes.values())):
+            place = dict(zip(times.axes, values, strict=True))
+            yield kind, place, float(medians.flat[index])
 
 
 def pass_metrics(run: Run) -> dict[str, float]:
     """Flat numbers: milliseconds of prompts and of trees, microseconds of drafting a step."""
     found: dict[str, float] = {}
-    for kind, rows, _, _, context, milliseconds in pass_rows(run):
+    for kind, at, seconds in _medians(run):
         if kind == "prefill":
-            found[f"prefill_ms/{context}_tokens"] = milliseconds
+            found[f"prefill_ms/{at['context']}_tokens"] = 1e3 * seconds
         elif kind == "tree":
-            found[f"tree_ms/{context}_tokens/{rows}_rows"] = milliseconds
-    for row in (run.surface or {}).get("drafting") or ():
-        if "step_us" in row:
-            found[f"drafting_us/{row['label']}/{row['context']}_tokens"] = float(row["step_us"])
+            found[f"tree_ms/{at['context']}_tokens/{at['rows']}_rows"] = 1e3 * seconds
+    drafting = run.surface.drafting_us if run.surface else {}
+    for (label, context), microseconds in drafting.items():
+        found[f"drafting_us/{label}/{context}_tokens"] = microseconds
     return found
 
 
@@ -66,19 +70,18 @@ def caption(run: Run) -> str:
 
 def figures(run: Run) -> dict[str, Figure]:
     """Tree passes over their rows, and batch passes over those of one token, where measured."""
-    surface: Mapping[str, Any] = run.surface or {}
     drawn: dict[str, Figure] = {}
-    if surface.get("tree"):
-        points: dict[int, list[Point]] = {}
-        for kind, rows, _, _, context, milliseconds in pass_rows(run):
-            if kind == "tree":
-                points.setdefault(context, []).append(Point(rows, milliseconds))
+    points: dict[int, list[Point]] = {}
+    for kind, at, seconds in _medians(run):
+        if kind == "tree":
+            points.setdefault(at["context"], []).append(Point(at["rows"], 1e3 * seconds))
+    if points:
         lines = [Series(f"{c} cached tokens", "ar", line) for c, line in points.items()]
         panel = Panel("", "rows (root and draft nodes)", "time of a pass (ms)", lines)
         title = f"Cost of a pass ({run.model})"
         drawn["passes"] = curves([[panel]], title, f"{_TEXT}\n{caption(run)}")
-    axes = (surface.get("batch") or {}).get("axes")
-    if axes and 1 in axes["k"] and 0 in axes["w"]:
-        (artifact,) = (each for each in REPRODUCTIONS if each.name == _SLOWDOWN)
-        ((_, drawn["slowdown"]),) = artifact.figures([run])
+    if run.surface is not None and run.surface.has_slowdowns:
+        title = f"Cost of a batch pass ({run.model})"
+        text = slowdown_caption(run, _BATCH_TEXT)
+        drawn["slowdown"] = slowdown_heatmaps(run, title, text)
     return drawn

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.publish import metrics, settings
+from analysis.publish import logger_settings, summary_metrics
 from analysis.runs.command import with_runs
 from analysis.runs.comparisons import make_comparisons
-from analysis.tabular.comparison_tables import sheet
+from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
 from specbench.results.statistics import OVERALL, task_order
 
@@ -69,7 +69,7 @@ class Subject:
     keys: frozenset[str]
     comparisons: Sequence[Comparison]
 
-    def of(self, figure: str, task: str) -> list[str]:
+    def keys_of(self, figure: str, task: str) -> list[str]:
         """The summary keys of a figure for a task, one per label in the order of the runs."""
         labels = dict.fromkeys(
             entry.label for comparison in self.comparisons for entry in comparison.entries
@@ -84,7 +84,9 @@ class Subject:
         return [OVERALL, *(sorted(found, key=task_order) if len(found) > 1 else [])]
 
 
-def subject(runs: Sequence[Run], entity: str | None = None, project: str | None = None) -> Subject:
+def subject_of(
+    runs: Sequence[Run], entity: str | None = None, project: str | None = None
+) -> Subject:
     """What these runs compare.
 
     Args:
@@ -92,12 +94,12 @@ def subject(runs: Sequence[Run], entity: str | None = None, project: str | None 
         entity: by default the first one that a run's ``logger`` names.
         project: likewise.
     """
-    nodes = [settings(run) for run in runs]
+    nodes = [logger_settings(run) for run in runs]
     comparisons = make_comparisons(runs)
     return Subject(
-        entity=entity or next(filter(None, (node["entity"] for node in nodes)), ""),
-        project=project or str(nodes[0]["project"]),
-        keys=frozenset(key for comparison in comparisons for key in metrics(comparison)),
+        entity=entity or next(filter(None, (node.entity for node in nodes)), ""),
+        project=project or nodes[0].project,
+        keys=frozenset(key for comparison in comparisons for key in summary_metrics(comparison)),
         comparisons=comparisons,
     )
 
@@ -106,7 +108,7 @@ def bars(compared: Subject, figure: str, task: str, title: str) -> Any:
     """A bar for every label that has the figure; None where none has."""
     import wandb_workspaces.reports.v2 as wr
 
-    keys = compared.of(figure, task)
+    keys = compared.keys_of(figure, task)
     if not keys:
         return None
     return wr.BarPlot(
@@ -156,7 +158,9 @@ def workspace(compared: Subject) -> Any:
         sections=[section for section in sections if section.panels],
         runset_settings=ws.RunsetSettings(
             order=[expr.Ordering(expr.Metric("Name"), ascending=True)],
-            pinned_columns=[f"summary:{key}" for key in compared.of("speedup", OVERALL)][:_PINNED],
+            pinned_columns=[f"summary:{key}" for key in compared.keys_of("speedup", OVERALL)][
+                :_PINNED
+            ],
         ),
     )
 
@@ -172,9 +176,9 @@ def report(compared: Subject) -> Any:
         )
 
     blocks: list[Any] = [wr.TableOfContents(), wr.H1("Words")]
-    blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Estimate, claims beside")]
+    blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Measured, claims beside")]
     for comparison in compared.comparisons:
-        blocks.append(wr.MarkdownBlock(text=to_markdown([sheet(comparison)])))
+        blocks.append(wr.MarkdownBlock(text=to_markdown([comparison_table(comparison)])))
     for figure, words in FIGURES.items():
         shown = panels(compared, figure, words)
         if shown:
@@ -258,7 +262,7 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
     if not recorded:
         sys.stderr.write("error: these runs measured costs alone: there is nothing to compare.\n")
         return 2
-    compared = subject(recorded, options.entity, options.project)
+    compared = subject_of(recorded, options.entity, options.project)
     try:
         made = {"workspace": workspace(compared), "report": report(compared)}
     except ImportError:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import sys
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +35,6 @@ if TYPE_CHECKING:
     from analysis.runs.comparisons import Comparison
     from analysis.runs.load import Run
 
-DEFAULTS: dict[str, Any] = {
-    "project": "specbench",
-    "entity": None,
-    "mode": "offline",
-    "tags": [],
-    "folder": None,
-}
 UNREACHABLE = 3  # exit code where W&B cannot be used online
 FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS, CANDIDATES, SURFACE)
 # A case's columns: all of a record but the lists as long as a text.
@@ -71,8 +65,19 @@ def run_id(run: Run) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def identity(run: Run) -> dict[str, Any]:
-    """Name, comparison, job type and tags of the W&B run."""
+@dataclass(frozen=True)
+class WandbRun:
+    """How W&B knows a run folder."""
+
+    id: str
+    name: str
+    group: str
+    job_type: str
+    tags: Sequence[str]
+
+
+def describe_run(run: Run) -> WandbRun:
+    """Name, group, job type and tags of the W&B run."""
     folder = run.path.resolve()
     if run.surface is None:
         methods = [label for label in run.labels if label != run.baseline] or run.labels
@@ -80,29 +85,36 @@ def identity(run: Run) -> dict[str, Any]:
         tags = [run.model, run.dataset, *methods]
     else:
         kind, tags = "cost", [run.model, "cost"]
-    return {
-        "id": run_id(run),
-        "name": folder.name,
-        "group": run.experiment or folder.parent.name,
-        "job_type": kind,
-        "tags": tags,
-    }
+    group = run.experiment or folder.parent.name
+    return WandbRun(run_id(run), folder.name, group, kind, tags)
 
 
-def settings(run: Run, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class LoggerSettings:
+    """The ``logger`` node, as far as W&B has a use for it."""
+
+    project: str = "specbench"
+    entity: str | None = None
+    mode: str = "offline"
+    tags: Sequence[str] = ()
+    folder: str | None = None
+
+
+def logger_settings(run: Run, given: Mapping[str, Any] | None = None) -> LoggerSettings:
     """The ``logger`` node given now, else the run's own, with defaults for what it lacks."""
     node = given or run.manifest.config.get("logger") or {}
-    return DEFAULTS | {key: node[key] for key in DEFAULTS if node.get(key) is not None}
+    known = [f.name for f in fields(LoggerSettings)]
+    return LoggerSettings(**{key: node[key] for key in known if node.get(key) is not None})
 
 
-def configuration(run: Run) -> dict[str, Any]:
-    """What W&B shows as the run's configuration: the composed one and the surroundings."""
+def configuration(run: Run) -> dict[str, object]:
+    """What W&B shows as the run's configuration: the composed one and the machine."""
     kept = ("config", "labels", "hardware", "versions", "git", "model", "seed", "run_key")
     manifest = run.manifest.to_json()
     return {key: manifest[key] for key in kept if key in manifest}
 
 
-def metrics(comparison: Comparison) -> dict[str, float]:
+def summary_metrics(comparison: Comparison) -> dict[str, float]:
     """Flat numbers by ``<label>/<task>/<figure>``; what has no value is left out."""
     found = {}
     for entry in comparison.entries:
@@ -117,11 +129,8 @@ def metrics(comparison: Comparison) -> dict[str, float]:
 
 def summary_rows(comparison: Comparison) -> list[list[Any]]:
     """Rows of ``SUMMARY_COLUMNS``: label by label, the whole run last."""
-    rows = []
-    for entry in comparison.entries:
-        for row in entry.rows.values():
-            rows.append([row.get(column) for column in SUMMARY_COLUMNS])
-    return rows
+    rows = [row for entry in comparison.entries for row in entry.rows.values()]
+    return [[row.get(column) for column in SUMMARY_COLUMNS] for row in rows]
 
 
 def case_rows(run: Run) -> list[list[Any]]:
@@ -129,8 +138,8 @@ def case_rows(run: Run) -> list[list[Any]]:
     return [[getattr(record, column) for column in CASE_COLUMNS] for record in run.records]
 
 
-def pictures(comparison: Comparison, folder: Path) -> dict[str, Path]:
-    """The group's bar charts as PNG, by the name that panels of a dashboard know them by."""
+def save_pictures(comparison: Comparison, folder: Path) -> dict[str, Path]:
+    """Save the bar charts as PNG; by the name that panels of a dashboard know them by."""
     drawn = {}
     context: Any = matplotlib.rc_context(RC)
     with context:
@@ -158,23 +167,23 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
     """
     import wandb
 
-    chosen, who = settings(run, given), identity(run)
-    place = Path(chosen["folder"] or run.path / "wandb")
+    chosen, who = logger_settings(run, given), describe_run(run)
+    place = Path(chosen.folder or run.path / "wandb")
     place.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("WANDB_SILENT", "true")
     try:
         live = wandb.init(
-            project=chosen["project"],
-            entity=chosen["entity"],
-            mode=chosen["mode"],
+            project=chosen.project,
+            entity=chosen.entity,
+            mode=chosen.mode,
             dir=str(place),
             config=configuration(run),
             resume="allow",
-            **(who | {"tags": [*who["tags"], *chosen["tags"]]}),
+            **asdict(replace(who, tags=[*who.tags, *chosen.tags])),
             settings=wandb.Settings(console="off", init_timeout=60),
         )
     except (wandb.errors.Error, ConnectionError, TimeoutError) as error:
-        if chosen["mode"] != "online":
+        if chosen.mode != "online":
             raise
         raise UnreachableError(f"{type(error).__name__}: {error}") from error
     try:
@@ -183,16 +192,16 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
         else:
             _send_surface(live, run, place / "figures")
         live.summary["complete"] = run.complete
-        artifact = wandb.Artifact(f"run-{who['id']}", type="records")
+        artifact = wandb.Artifact(f"run-{who.id}", type="records")
         for name in FILES:
             if (run.path / name).exists():
                 artifact.add_file(str(run.path / name))
         live.log_artifact(artifact)
     finally:
         live.finish()
-    if chosen["mode"] == "offline":
-        return f"W&B run {who['id']} laid down; type: wandb sync {place}/wandb/offline-run-*"
-    return f"W&B run {who['id']}: {live.url}"
+    if chosen.mode == "offline":
+        return f"W&B run {who.id} laid down; type: wandb sync {place}/wandb/offline-run-*"
+    return f"W&B run {who.id}: {live.url}"
 
 
 def _send_records(live: Any, run: Run, folder: Path) -> None:
@@ -203,9 +212,9 @@ def _send_records(live: Any, run: Run, folder: Path) -> None:
         live.log(
             {"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary_rows(comparison))}
         )
-        live.summary.update(metrics(comparison))
+        live.summary.update(summary_metrics(comparison))
         live.summary["caption"] = caption(comparison)
-        for name, path in pictures(comparison, folder).items():
+        for name, path in save_pictures(comparison, folder).items():
             live.log({f"figures/{name}": wandb.Image(str(path))})
 
 

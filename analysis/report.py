@@ -27,10 +27,11 @@ from analysis.plots.style import RC
 from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.command import with_runs
 from analysis.runs.comparisons import make_comparisons
-from analysis.tabular.comparison_tables import FOOTING, footing_cells, pairs_sheet, sheet
+from analysis.tabular.comparison_tables import comparison_table, context_cells, pairs_table
 from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Estimate
+from specbench.results.estimate import ABSENT, Estimate, numeric_columns
+from specbench.results.records import VERDICTS
 from specbench.results.statistics import ESTIMATORS
 from specbench.results.summary_schema import number
 from specbench.results.wording import verdict_words
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from analysis.runs.comparisons import Comparison
     from analysis.runs.load import Run
+    from analysis.tabular.table import Cell
 
 TEMPLATE = "report.html.jinja"
 
@@ -68,7 +70,7 @@ class Section:
     """One artifact of a paper, or the runs that share model, data and hardware."""
 
     title: str
-    sheets: Sequence[ResultTable]
+    tables: Sequence[ResultTable]
     pictures: Sequence[Picture]
 
 
@@ -156,11 +158,7 @@ def warnings(groups: Iterable[Comparison]) -> list[tuple[str, str]]:
 
 def summary(groups: Iterable[Comparison]) -> ResultTable:
     """A row per group: the label that did best there, and how it stands to the claims."""
-    headings = [
-        "model and data", "best", "speedup [95 %]", *FOOTING, "MAT [95 %]", "cases",
-        "lossless (all labels)", "verdicts on claims", "times", "hardware",
-    ]  # fmt: skip
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     for group in groups:
         entries = [entry for entry in group.drafting if not entry.run.phases]
         if not entries:
@@ -171,26 +169,27 @@ def summary(groups: Iterable[Comparison]) -> ResultTable:
         for entry in entries:
             counts.update(entry.overall["lossless"])
         verdicts = Counter(filter(None, (entry.verdict() for entry in entries)))
+        agreed = ", ".join(f"{n} {verdict}" for verdict, n in sorted(verdicts.items()))
         rows.append(
-            [
-                group.title,
-                group.name_of(best),
-                best.measured("speedup"),
-                *footing_cells(best.overall),
-                best.measured("mat"),
-                str(best.overall["n_cases"]),
-                verdict_words(counts),
-                ", ".join(f"{n} {verdict}" for verdict, n in sorted(verdicts.items())) or ABSENT,
-                group.runs[0].timing,
-                group.runs[0].hardware,
-            ]
+            {
+                "model and data": group.title,
+                "best": group.name_of(best),
+                "speedup [95 %]": best.measured("speedup"),
+                **context_cells(best.overall),
+                "MAT [95 %]": best.measured("mat"),
+                "cases": str(best.overall["n_cases"]),
+                "lossless (all labels)": verdict_words(counts),
+                "verdicts on claims": agreed or ABSENT,
+                "times": group.runs[0].timing,
+                "hardware": group.runs[0].hardware,
+            }
         )
     text = (
         "Best: the label with the highest speedup, or the highest MAT where nothing was timed. "
         "It was picked after the fact, so its interval is a little too hopeful; the sections below "
         "have all labels."
     )
-    return ResultTable("At a glance", text, headings, rows, [])
+    return ResultTable.of("At a glance", text, rows)
 
 
 def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
@@ -203,9 +202,9 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
         pictures = [picture(figure) for _, figure in artifact.figures(members)]
         yield Section(artifact.place, list(artifact.tables(members)), pictures)
     for group in make_comparisons(others, estimator):
-        sheets = [page for page in (sheet(group), pairs_sheet(group)) if page is not None]
+        tables = [t for t in (comparison_table(group), pairs_table(group)) if t is not None]
         figures = (draw(group) for draw in FIGURES.values())
-        yield Section(group.title, sheets, [picture(f) for f in figures if f is not None])
+        yield Section(group.title, tables, [picture(f) for f in figures if f is not None])
 
 
 def picture(figure: Figure) -> Picture:
@@ -226,11 +225,7 @@ def picture(figure: Figure) -> Picture:
 
 def claims(groups: Iterable[Comparison]) -> ResultTable:
     """Every label for which something is claimed, beside what was measured."""
-    headings = [
-        "model and data", "method", "MAT [95 %]", "claimed MAT", "speedup [95 %]",
-        *FOOTING, "claimed speedup", "claimed for", "source", "verdict",
-    ]  # fmt: skip
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     for group in groups:
         for entry in group.drafting:
             claim = entry.claim
@@ -242,32 +237,33 @@ def claims(groups: Iterable[Comparison]) -> ResultTable:
                 for value in (claim.value("mat"), claim.value("speedup"))
             ]
             rows.append(
-                [
-                    group.title,
-                    group.name_of(entry),
-                    entry.measured("mat"),
-                    claimed[0],
-                    entry.measured("speedup"),
-                    *footing_cells(entry.overall),
-                    claimed[1],
-                    f"{claim.model} on {claim.dataset}, {claim.hardware}",
-                    f"{claim.title.partition(':')[0]}, {claim.source}",
-                    entry.verdict(),
-                ]
+                {
+                    "model and data": group.title,
+                    "method": group.name_of(entry),
+                    "MAT [95 %]": entry.measured("mat"),
+                    "claimed MAT": claimed[0],
+                    "speedup [95 %]": entry.measured("speedup"),
+                    **context_cells(entry.overall),
+                    "claimed speedup": claimed[1],
+                    "claimed for": f"{claim.model} on {claim.dataset}, {claim.hardware}",
+                    "source": f"{claim.title.partition(':')[0]}, {claim.source}",
+                    "verdict": entry.verdict(),
+                }
             )
-    return ResultTable("Claimed and measured", VERDICT_RULE, headings, rows, [])
+    return ResultTable.of("Claimed and measured", VERDICT_RULE, rows)
 
 
 def lossless(groups: Iterable[Comparison]) -> ResultTable:
     """Turns of every label by verdict."""
-    kinds = ("equal", "near_tie", "bug", "not_audited", "lossy")
-    headings = ["model and data", "method", *(kind.replace("_", " ") for kind in kinds)]
-    rows: list[list[str | Estimate]] = [
-        [
-            group.title,
-            group.name_of(entry),
-            *(str(entry.overall["lossless"].get(kind, 0)) for kind in kinds),
-        ]
+    rows: list[dict[str, Cell]] = [
+        {
+            "model and data": group.title,
+            "method": group.name_of(entry),
+            **{
+                kind.replace("_", " "): str(entry.overall["lossless"].get(kind, 0))
+                for kind in (*VERDICTS, "lossy")
+            },
+        }
         for group in groups
         for entry in group.drafting
     ]
@@ -277,23 +273,7 @@ def lossless(groups: Iterable[Comparison]) -> ResultTable:
         "sampling, or a run without plain decoding. Lossy: the verifier does not aim at plain "
         "decoding's distribution."
     )
-    return ResultTable("Losslessness", text, headings, rows, [])
-
-
-def numeric_columns(shown: ResultTable) -> list[bool]:
-    """Whether each column of a sheet holds numbers, and so stands to the right."""
-    return [
-        all(isinstance(cell, Estimate) or cell == ABSENT or _is_number(cell) for cell in column)
-        for column in zip(*shown.rows, strict=True)
-    ] or [False] * len(shown.headings)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return ResultTable.of("Losslessness", text, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -47,12 +47,10 @@ class Residual:
 
     @property
     def of_speedup(self) -> float:
-        """Predicted over measured speedup, minus one."""
         return self.speedup[1] / self.speedup[0] - 1.0
 
     @property
     def of_tokens_per_s(self) -> float:
-        """Predicted over measured tokens/s, minus one."""
         return self.tokens_per_s[1] / self.tokens_per_s[0] - 1.0
 
 

@@ -7,25 +7,27 @@ Runs of an experiment become the table or figure of the paper that it stands for
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import pandas as pd
 from rich.console import Console
 
 from analysis.papers import by_reproduction
 from analysis.runs.command import with_runs
 from analysis.runs.comparisons import ComparedLabel, Comparison, make_comparisons, run_names
-from analysis.tabular.comparison_tables import pairs_sheet, sheet
+from analysis.tabular.comparison_tables import comparison_table, pairs_table
 from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
+from specbench.results.records import VERDICTS
 from specbench.results.statistics import ESTIMATORS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from analysis.runs.load import Run
+    from specbench.results.statistics import Interval
+    from specbench.results.summary_schema import SummaryRow
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 260
@@ -33,49 +35,58 @@ _WIDTH = 260
 
 def records_csv(groups: Sequence[Comparison]) -> str:
     """A line per run, label and task, for a program; numbers with six significant digits."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        [
-            "run", "model", "dtype", "dataset", "hardware", "synthetic", "task", "label", "method",
-            "state_scope", "n_cases", "n_dropped", "n_disturbed", "mat", "mat_low", "mat_high",
-            "tokens_per_s", "end_to_end_tokens_per_s", "estimator", "speedup", "speedup_low",
-            "speedup_high", "geomean_speedup", "geomean_low", "geomean_high", "speedup_eager",
-            "speedup_eager_low", "speedup_eager_high", "speedup_graph", "speedup_graph_low",
-            "speedup_graph_high", "bandwidth_share", "equal", "near_tie", "bug", "not_audited",
-            "claimed_speedup", "claimed_mat", "claimed_model", "claimed_hardware", "claimed_source",
-            "verdict",
-        ]
-    )  # fmt: skip
     names = run_names(run for group in groups for run in group.runs)
-    for group in groups:
-        for entry in group.entries:
-            for task, row in entry.rows.items():
-                writer.writerow([names[entry.run.path], *_csv_cells(entry, task, row)])
-    return out.getvalue()
+    frame = pd.DataFrame(
+        {"run": names[entry.run.path], **_csv_cells(entry, task, row)}
+        for group in groups
+        for entry in group.entries
+        for task, row in entry.rows.items()
+    )
+    return str(frame.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
 
 
-def _csv_cells(entry: ComparedLabel, task: str, row: Mapping[str, Any]) -> list[str]:
-    run, claim = entry.run, entry.claim
-    lossless = row["lossless"]
-    claimed: list[Any] = [None] * 5
-    if claim is not None:
-        source = f"{claim.title}, {claim.source}"
-        numbers = [claim.value(metric, task) for metric in ("speedup", "mat")]
-        claimed = [*numbers, claim.model, claim.hardware, source]
-    cells = [
-        run.model, run.dtype, run.dataset, run.hardware, run.synthetic, task,
-        entry.label, row["method"], row["state_scope"], row["n_cases"], row["n_dropped"],
-        row["n_disturbed"], row["mat"], *(row["mat_ci"] or (None, None)), row["tokens_per_s"],
-        row["end_to_end_tokens_per_s"], row["estimator"], row["speedup"],
-        *(row["speedup_ci"] or (None, None)), row["geomean_speedup"],
-        *(row["geomean_speedup_ci"] or (None, None)), row["speedup_eager"],
-        *(row["speedup_eager_ci"] or (None, None)), row["speedup_graph"],
-        *(row["speedup_graph_ci"] or (None, None)), row["bandwidth_share"], lossless["equal"],
-        lossless["near_tie"], lossless["bug"], lossless["not_audited"], *claimed,
-        entry.verdict(task),
-    ]  # fmt: skip
-    return ["" if c is None else f"{c:.6g}" if isinstance(c, float) else str(c) for c in cells]
+def _csv_cells(entry: ComparedLabel, task: str, row: SummaryRow) -> dict[str, object]:
+    run, claim, lossless = entry.run, entry.claim, row["lossless"]
+    return {
+        "model": run.model,
+        "dtype": run.dtype,
+        "dataset": run.dataset,
+        "hardware": run.hardware,
+        "synthetic": run.synthetic,
+        "task": task,
+        "label": entry.label,
+        "method": row["method"],
+        "state_scope": row["state_scope"],
+        "n_cases": row["n_cases"],
+        "n_dropped": row["n_dropped"],
+        "n_disturbed": row["n_disturbed"],
+        "mat": row["mat"],
+        **_bounds("mat", row["mat_ci"]),
+        "tokens_per_s": row["tokens_per_s"],
+        "end_to_end_tokens_per_s": row["end_to_end_tokens_per_s"],
+        "estimator": row["estimator"],
+        "speedup": row["speedup"],
+        **_bounds("speedup", row["speedup_ci"]),
+        "geomean_speedup": row["geomean_speedup"],
+        **_bounds("geomean", row["geomean_speedup_ci"]),
+        "speedup_eager": row["speedup_eager"],
+        **_bounds("speedup_eager", row["speedup_eager_ci"]),
+        "speedup_graph": row["speedup_graph"],
+        **_bounds("speedup_graph", row["speedup_graph_ci"]),
+        "bandwidth_share": row["bandwidth_share"],
+        **{kind: lossless[kind] for kind in VERDICTS},
+        "claimed_speedup": claim and claim.value("speedup", task),
+        "claimed_mat": claim and claim.value("mat", task),
+        "claimed_model": claim and claim.model,
+        "claimed_hardware": claim and claim.hardware,
+        "claimed_source": claim and f"{claim.title}, {claim.source}",
+        "verdict": entry.verdict(task),
+    }
+
+
+def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
+    low, high = interval or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
 
 
 _SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
@@ -91,18 +102,18 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
     made, others = by_reproduction(runs)
     # By file name; the runs that belong to no artifact share one.
     files: dict[str, dict[str, str]] = {}
-    pages: list[ResultTable] = []
+    shown: list[ResultTable] = []
     for artifact, members in made:
-        sheets = list(artifact.tables(members))
-        pages += sheets
-        files[artifact.name] = _texts(sheets, to_csv(sheets))
+        tables = list(artifact.tables(members))
+        shown += tables
+        files[artifact.name] = _texts(tables, to_csv(tables))
     groups = make_comparisons(others, options.estimator)
     if groups:
-        sheets = [sheet(group) for group in groups]
+        tables = [comparison_table(group) for group in groups]
         if options.pairs:
-            sheets += [page for page in map(pairs_sheet, groups) if page is not None]
-        pages += sheets
-        files["tables"] = _texts(sheets, records_csv(groups))
+            tables += filter(None, map(pairs_table, groups))
+        shown += tables
+        files["tables"] = _texts(tables, records_csv(groups))
     wanted = [name for name in _SUFFIXES if getattr(options, name)]
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
@@ -114,22 +125,16 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
     elif wanted:
         sys.stdout.write("\n".join(texts[name] for name in wanted for texts in files.values()))
     else:
-        _print(pages)
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=_WIDTH)
+        for table in shown:
+            console.print(to_rich(table))
     return 0
 
 
-def _texts(pages: Sequence[ResultTable], as_csv: str) -> dict[str, str]:
-    return {"markdown": to_markdown(pages), "csv": as_csv, "latex": to_latex(pages)}
-
-
-def _print(pages: Sequence[ResultTable]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
-    for page in pages:
-        console.print(to_rich(page))
-        for note in page.foot:
-            console.print(f"  {note}", markup=False, highlight=False)
+def _texts(tables: Sequence[ResultTable], as_csv: str) -> dict[str, str]:
+    return {"markdown": to_markdown(tables), "csv": as_csv, "latex": to_latex(tables)}
 
 
 def _parser() -> argparse.ArgumentParser:

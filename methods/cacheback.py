@@ -4,7 +4,7 @@ Paper: "Cacheback: Speculative Decoding With Nothing But Cache", EMNLP 2025, arX
 Reference code studied: the authors' Spec-Bench fork (``model/cacheback``), by its description.
 Tables: a dynamic one, filled from prompt and answer by a sliding window, and a frozen one built
     beforehand from a corpus. For the bundled model the frozen table is made on first use from the
-    English of installed documentation (``specbench.artifacts.installed_text``), elsewhere by
+    English of installed documentation (``specbench.artifacts.corpora``), elsewhere by
     ``scripts/build_artifact.py``; its header names the corpus.
 Where ours differs, and why:
     - The budget counts the tokens committed by the last step as the reference's does, although the

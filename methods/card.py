@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
-    from specbench.models.draft_model import DraftModel
 
 _NODE_LIMIT = 2**14  # that the draft holds at once: its mask has a byte for each pair
 _ROWS = 8  # of the target's passes when r is measured, at most; the paper's r is 4 to 7
@@ -108,12 +107,13 @@ class Card(Drafter):
         )
 
     def setup(self, context: DraftContext) -> None:
-        self._draft: DraftModel = context.draft_model
+        assert context.draft_model is not None
+        self._draft = context.draft_model
         self._tree = LayeredTree(self.k, self._draft.to_target_ids)
         if context.target is not None:
-            self._target_weights = sum(p.numel() for p in context.target.model.parameters())
+            self._target_weights = context.target.n_parameters
         if self.r == "auto":
-            rows = min(_ROWS, self.max_depth + 1)  # the target has free for no longer chain
+            rows = min(_ROWS, self.max_depth + 1)  # the target has rows for no longer chain
             ratio = latency_ratio(context, "r", target_rows=rows, draft_rows=self.k)
             self._ratio = min(ratio, self.max_depth)
 

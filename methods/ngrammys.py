@@ -187,7 +187,7 @@ class NGrammys(Drafter):
                 f"method.bos={str(table.bos).lower()} or build a table for it."
             )
         if context.target is not None:
-            table.check_model(context.target.model, path)
+            table.check_model(context.target.fingerprint(), path)
         return table
 
     def reset(self) -> None:

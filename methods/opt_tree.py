@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from specbench.arrays import FloatArray, IntArray
-    from specbench.models.draft_model import DraftModel
 
 
 @dataclass(kw_only=True, eq=False)
@@ -81,7 +80,8 @@ class OptTree(Drafter):
         )
 
     def setup(self, context: DraftContext) -> None:
-        self._draft: DraftModel = context.draft_model
+        assert context.draft_model is not None
+        self._draft = context.draft_model
         self._sampling = context.sampling
 
     def begin(self, state: DecodeState) -> None:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from specbench.arrays import IntArray
     from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
-    from specbench.models.draft_model import DraftModel
 
 _DRAFT, _PHRASE = 0, 1
 
@@ -110,7 +109,8 @@ class Ouroboros(Drafter):
         )
 
     def setup(self, context: DraftContext) -> None:
-        self._draft: DraftModel = context.draft_model
+        assert context.draft_model is not None
+        self._draft = context.draft_model
         self._seed = context.seed
         self._pool = NgramPool.compiled(context.vocab_size, self.ngram - 1, self.guesses)
 

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from specbench.arrays import IntArray
     from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
-    from specbench.models.draft_model import DraftModel
 
 _GAMMA_LIMIT = 64
 _ROWS = 4  # of the target's passes when gamma is measured; the reference's gamma is 3 to 5
@@ -94,7 +93,8 @@ class Pearl(Drafter):
         )
 
     def setup(self, context: DraftContext) -> None:
-        self._draft: DraftModel = context.draft_model
+        assert context.draft_model is not None
+        self._draft = context.draft_model
         self._sampling = context.sampling
         self._device = torch.device("cpu") if context.target is None else context.target.device
         if self.gamma == "auto":

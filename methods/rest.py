@@ -5,7 +5,7 @@ Reference code studied, by its description: FasterDecoding/REST (``DraftRetrieve
     Spec-Bench (``model/rest``).
 Datastore: a corpus with its suffix array, built beforehand by ``scripts/build_artifact.py`` (the
     paper: ShareGPT, UltraChat, The Stack). For the bundled model it is made on first use from the
-    English of installed documentation (``specbench.artifacts.installed_text``).
+    English of installed documentation (``specbench.artifacts.corpora``).
 A step: the last 16 tokens are looked up, then 15, … 2, until some chunk of the datastore has them;
     the prefixes of up to 5000 continuations are counted, the 64 most frequent kept, and cut so that
     their distinct tokens sum up to 64 at most.

@@ -6,7 +6,7 @@ Reference code studied, by its description: the authors' repository (``samd``, `
 Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
     static one of a corpus, which counts occurrences. For the bundled model the static one is made
     on first use from the English of installed documentation
-    (``specbench.artifacts.installed_text``), elsewhere by ``scripts/build_artifact.py`` from
+    (``specbench.artifacts.corpora``), elsewhere by ``scripts/build_artifact.py`` from
     texts or from the target's own answers.
 Two modes, the reference's:
     alone           the longer match wins (the static one by more than ``len_bias``) and drafts

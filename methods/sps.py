@@ -40,7 +40,6 @@ from specbench.errors import unknown_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specbench.models.draft_model import DraftModel
 
 _SCHEDULES = ("constant", "heuristic")
 
@@ -79,11 +78,11 @@ class Sps(Drafter):
         return Needs(tokens_only=False, draft_model=True, max_nodes=longest)
 
     def setup(self, context: DraftContext) -> None:
-        self._draft: DraftModel = context.draft_model
+        assert context.draft_model is not None
+        self._draft = context.draft_model
         self._sampling = context.sampling
         # A draft that is drawn on a GPU stays there; on the CPU an array is what everybody reads.
-        device = torch.device("cpu") if context.target is None else context.target.device
-        self._device: torch.device = device
+        self._device = torch.device("cpu") if context.target is None else context.target.device
 
     def reset(self) -> None:
         self._gamma = self.gamma

@@ -19,7 +19,7 @@ State kept: what the parts keep, all under the union's own state scope.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,19 +208,8 @@ class Union(Composite):
         if not self._proposed:
             return DraftTree.empty(), NO_TOKENS, _ROOT_ROW
         tree, place = self._proposed[part]
-        kept, parents, rows, own = part_view(place, tree.parents, n_verified, path)
-        rows = np.concatenate([_ROOT_ROW, rows + 1])
-        if len(kept) < len(tree):
-            tree = replace(
-                tree,
-                tokens=tree.tokens[kept],
-                parents=parents,
-                aux=None if tree.aux is None else tree.aux[kept],
-                rows=None,
-                probs=None if tree.probs is None else tree.probs.of(kept),
-                sources=None if tree.sources is None else tree.sources[kept],
-            )
-        return tree, own, rows
+        kept, rows, own = part_view(place, tree.parents, n_verified, path)
+        return tree.take(kept), own, np.concatenate([_ROOT_ROW, rows + 1])
 
 
 def _host(tokens: Any) -> IntArray:

@@ -30,9 +30,9 @@ from specbench.errors import ConfigurationError, SpecBenchError
 from specbench.models import loading
 from specbench.replay.cost_surface import FREE, CostSurface, Grid
 from specbench.replay.replayer import Replayer
-from specbench.replay.traces import PLAIN, Traces, Turn
+from specbench.replay.traces import Traces, Turn
 from specbench.results import records
-from specbench.results.manifest import ModelInfo, RunManifest
+from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.storage import jsonl
 from specbench.system import environment
 
@@ -319,7 +319,7 @@ def _pass_s(target: Target, tree: DraftTree, context: int) -> float:
 
     def step() -> None:
         scores = target.forward(0, tree)
-        verdict, _ = verifier.verify(tree, scores)
+        verdict = verifier.verify(tree, scores)
         target.commit(tree, verdict.path)
 
     seconds = _timed(target, step)
@@ -396,9 +396,9 @@ def _made_up_traces(facts: dict[str, Any], context: int, rng: np.random.Generato
         length = context + _TEXT_TOKENS
         order = rng.integers(0, _PHRASES, -(-length // _PHRASE_TOKENS))
         text = phrases[order].reshape(-1)[:length]
-        turns[PLAIN, str(i), 0] = Turn(
-            label=PLAIN,
-            method=PLAIN,
+        turns[BASELINE, str(i), 0] = Turn(
+            label=BASELINE,
+            method=BASELINE,
             task="made_up",
             category="made_up",
             case_id=str(i),

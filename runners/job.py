@@ -10,6 +10,7 @@ from specbench.config.schema import PairConfig, verifier_name
 from specbench.data import cases
 from specbench.models import loading
 from specbench.results import console
+from specbench.results.manifest import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from specbench.config.schema import DraftConfig, RunConfig
     from specbench.data.cases import Case
 
-BASELINE = "ar"
 EAGER_BASELINE = "ar_eager"
 
 

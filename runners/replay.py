@@ -26,8 +26,8 @@ from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import EXACT, Replayer, replay_kind
-from specbench.replay.traces import PLAIN, Traces, load_traces
-from specbench.results.manifest import ModelInfo
+from specbench.replay.traces import Traces, load_traces
+from specbench.results.manifest import BASELINE, ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,9 +77,9 @@ class Replay(Runner):
                 f"{recorded['model']['name']}, but this run has model={cfg.model.name}. Type model="
                 f"{recorded['model']['name']}."
             )
-        if cfg.baseline and PLAIN not in traces.labels:
+        if cfg.baseline and BASELINE not in traces.labels:
             raise ConfigurationError(
-                f"runner.traces={cfg.runner.traces} has no rows of {PLAIN}, only of "
+                f"runner.traces={cfg.runner.traces} has no rows of {BASELINE}, only of "
                 f"{', '.join(traces.labels)}. Type baseline=false and replay these labels."
             )
         typed = {text.lstrip("+").partition("=")[0] for text in overrides}

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from specbench.artifacts import bigram_table, datastore, frozen_table, resolve, static_automaton
-from specbench.artifacts.hub_corpora import HUB, hub_texts
+from specbench.artifacts.corpora import HUB, file_texts, hub_texts
 from specbench.artifacts.recorded_text import recorded_turns
-from specbench.artifacts.text_files import file_texts
 from specbench.config.compose import compose
 from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError, SpecBenchError
@@ -148,7 +147,7 @@ def _datastore(job: Job) -> None:
         datastore.build_default(job.tokenizer, job.partial, job.progress)
         return
     if options.corpus == "outputs":
-        ids = _recorded_documents(options.cases, job.tokenizer_hash)
+        ids: Any = _recorded_documents(options.cases, job.tokenizer_hash)
         facts = {"name": "outputs", "runs": [folder.name for folder in options.cases]}
     else:
         texts, facts = _texts(options)

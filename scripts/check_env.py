@@ -44,15 +44,17 @@ def capabilities() -> dict[str, str]:
     """What decides which runs are possible here and how fast they are."""
     import torch
 
+    from specbench.kernels import autotune
+
     bundled = installed_version(BUNDLED)
-    packed = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
+    packed = autotune.available_kernels()[1:]
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
         "CUDA devices": ", ".join(devices) or "none",
-        "packed linears": "yes" if packed else "no: this torch has no MKL; plain linears are used",
+        "packed linears": ", ".join(packed) or "no: plain linears are used",
         "bundled model": bundled or "no: make setup",
     }
 

@@ -47,7 +47,7 @@ def fetch(name: str, folder: Path, *, force: bool = False) -> Path:
         DatasetError: it cannot be reached, or what came is malformed.
     """
     dataset = compose([f"dataset={name}"]).dataset
-    target = folder / dataset.file
+    target = folder / str(dataset.file)
     if target.is_file() and not force:
         print(f"{name}: {target} is there already (--force fetches it again)")
         return target

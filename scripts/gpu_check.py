@@ -16,7 +16,7 @@ go on, and so is what a part leaves out because the time kept for later ones has
 5. drafts: a draft model's pass over 1 to 64 nodes, both engines;
 6. steps: where a step's time goes, host and device, for every method; draft models have random
    weights, and files that methods draft from are toys;
-7. drafters: ``scripts/bench/drafters.py``, where Hydra and the bundled model are installed.
+7. drafters: ``python -m scripts.bench drafters``, where Hydra and the bundled model are installed.
 
 Hydra and OmegaConf are needed by the part ``drafters`` alone; without them the others
 still run. Writes ``gpu_check.json``, ``gpu_check.md`` and
@@ -31,7 +31,6 @@ import gc
 import os
 import subprocess
 import sys
-import time
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,10 +39,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from scripts.gpu_measurements import ROOT, bandwidth, decoding, draft_passes, pass_by_rows
-from scripts.gpu_report import write
-from scripts.gpu_steps import steps
+from scripts.gpu.measurements import copy_bandwidth, decoding, draft_passes, pass_by_rows
+from scripts.gpu.progress import Progress
+from scripts.gpu.report import write
+from scripts.gpu.steps import steps
 from specbench.errors import first_line
+from specbench.paths import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,33 +55,8 @@ PARTS = ("bandwidth", "numerics", "decoding", "rows", "drafts", "steps", "drafte
 console = Console()
 
 
-class Check:
-    """The run: what was measured, what was not and why, and how much time is left.
-
-    Args:
-        args: the command line.
-
-    Attributes:
-        results: by part.
-        missing: parts that failed and what no time was left for, with the reason.
-        left_out: what cannot be measured on this machine at all, with the reason.
-        surfaces: files of the cost surfaces.
-    """
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.device = torch.device(args.device)
-        self.started = time.monotonic()
-        self._kept_s = 0.0
-        self.results: dict[str, Any] = {}
-        self.missing: dict[str, str] = {}
-        self.left_out: dict[str, str] = {}
-        self.surfaces: list[str] = []
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the limit, without those kept for later parts."""
-        return float(self.args.minutes * 60 - (time.monotonic() - self.started) - self._kept_s)
+class Check(Progress):
+    """The run of all parts."""
 
     def part(
         self, name: str, work: Callable[[], Any], needs_s: float = 10.0, kept_s: float = 0.0
@@ -93,7 +69,7 @@ class Check:
             needs_s: with fewer seconds left it is not begun.
             kept_s: seconds that it must leave to later parts.
         """
-        self._kept_s = kept_s
+        self.kept_s = kept_s
         if self.left_s < needs_s:
             self.missing[name] = f"{self.left_s:.0f} s were left"
         else:
@@ -109,23 +85,6 @@ class Check:
             torch.cuda.empty_cache()
         write(self)
 
-    def seconds(self, work: Callable[[], object], repeats: int = 5) -> list[float]:
-        """Seconds of each call of ``work``, the device synchronised; a first one warms up."""
-        times = []
-        for i in range(repeats + 1):
-            self.wait()
-            start = time.perf_counter()
-            work()
-            self.wait()
-            if i:  # the first one warms up
-                times.append(time.perf_counter() - start)
-        return times
-
-    def wait(self) -> None:
-        """Until the device has done all work."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def command(self, *command: str) -> str:
         """The output of a command that ends within the time left.
 
@@ -133,11 +92,11 @@ class Check:
             RuntimeError: it did not, or failed.
         """
         # The project need not be installed, nor do the machine's pytest plugins concern us.
-        more = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        more = {"PYTHONPATH": str(PROJECT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         try:
             done = subprocess.run(
                 [sys.executable, *command],
-                cwd=ROOT, capture_output=True, text=True, timeout=max(1.0, self.left_s - 5),
+                cwd=PROJECT, capture_output=True, text=True, timeout=max(1.0, self.left_s - 5),
                 env=os.environ | more,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
@@ -161,9 +120,11 @@ def numerics(check: Check) -> dict[str, Any]:
     Raises:
         RuntimeError: a test failed, or none ran.
     """
-    files = [str(p) for p in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in p.read_text()]
+    files = [
+        str(p) for p in sorted(PROJECT.glob("tests/**/test_*.py")) if "mark.gpu" in p.read_text()
+    ]
     out = check.command(
-        "-m", "pytest", "-q", "-rs", "-m", "gpu", "-c", os.devnull, "--rootdir", str(ROOT),
+        "-m", "pytest", "-q", "-rs", "-m", "gpu", "-c", os.devnull, "--rootdir", str(PROJECT),
         "--import-mode=importlib", "-p", "no:cacheprovider", *files,
     )  # fmt: skip
     *lines, last = out.strip().splitlines()
@@ -175,7 +136,7 @@ def numerics(check: Check) -> dict[str, Any]:
 def drafters(check: Check) -> Any:
     """Drafting time per step of every method."""
     path = check.args.out / "drafters.json"
-    check.command("scripts/bench/drafters.py", "--out", str(path))
+    check.command("-m", "scripts.bench", "drafters", "--out", str(path))
     return path.name
 
 
@@ -220,7 +181,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
-    names = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
+    names = sorted(path.stem for path in (PROJECT / "conf" / "model").glob("*.yaml"))
     models = _names(["tiny", *names])
     parser.add_argument(
         "--models", type=models, default=",".join(MODELS), help="names of conf/model, or tiny"
@@ -247,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     largest_rows = [m for m in models if m in ("tiny", "smollm2_135m", "vicuna7b")]
     stepped = "vicuna7b" if "vicuna7b" in models else models[-1]
     parts: list[tuple[str, Callable[[], Any], float]] = [
-        ("bandwidth", lambda: bandwidth(check), 5),
+        ("bandwidth", lambda: copy_bandwidth(check), 5),
         ("numerics", lambda: numerics(check), 170),
         *((f"decoding {m}", lambda m=m: decoding(check, m, args.tokens, args.repeats), 20)
           for m in models),

@@ -1,8 +1,8 @@
 """Make again every measured table and figure of the documents: ``make shown``.
 
-A line ``<!-- shown: NAME -->`` stands above each such table, and ``docs/shown.yaml`` names the
-records of each table and figure. Tables are written into the documents; a figure carries the hashes
-of its records. ``tests/docs/test_shown.py`` fails where a document says something else.
+``docs/shown.yaml`` names the records of each, and has a field in place of each measured number of a
+table. Tables are written into the documents; a figure carries the hash of its records.
+``tests/docs/test_shown.py`` fails where a document says something else.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import hashlib
 import io
 import json
 import re
+import string
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
 import yaml
@@ -23,10 +24,11 @@ from PIL.PngImagePlugin import PngInfo
 
 from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar, curves
 from analysis.plots.style import RC
-from scripts.shown_tables import TABLES
 from specbench.paths import PROJECT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from matplotlib.figure import Figure
 
 INDEX = PROJECT / "docs" / "shown.yaml"
@@ -35,20 +37,98 @@ SHOWN = re.compile(r"(<!-- shown: (\w+) -->\n\n)((?:\|.*\n)+)")
 INTERVALS = "Bars: 95 % intervals, bootstrap over prompts within categories."
 
 
-def index() -> dict[str, dict[str, list[str]]]:
-    """Records of each ``tables`` name and each ``figures`` path, both relative to the root."""
-    found: dict[str, dict[str, list[str]]] = yaml.safe_load(INDEX.read_text(encoding="utf-8"))
+class WithInterval(NamedTuple):
+    """A value and its interval's ends, written ``1.56 [1.37, 1.78]``."""
+
+    value: float
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        value, low, high = (format(number, spec) for number in self)
+        return f"{value} [{low}, {high}]"
+
+
+class Fields(string.Formatter):
+    """Format strings in which ``1e3*.1f`` multiplies first, and ``4e-3/.1f`` divides by."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if scale := re.match(r"([\d.e-]+)([*/])", format_spec):
+            factor = float(scale[1])
+            value = factor * value if scale[2] == "*" else factor / value
+            format_spec = format_spec[scale.end() :]
+        text: str = super().format_field(value, format_spec)
+        return text if isinstance(value, str) else text.replace("-", "−")
+
+
+def index() -> dict[str, Any]:
+    """The records of ``figures`` by path, and the ``tables`` by name."""
+    found: dict[str, Any] = yaml.safe_load(INDEX.read_text(encoding="utf-8"))
     return found
 
 
 def read(path: str) -> Any:
-    """A record: parsed JSON, or the tables of a CSV, each as a list of rows."""
+    """A record: parsed JSON, the tables of a CSV (each a list of rows), or text."""
     text = (PROJECT / path).read_text(encoding="utf-8")
     if path.endswith(".json"):
         return json.loads(text)
     if path.endswith(".csv"):
-        return [list(csv.DictReader(part.splitlines())) for part in text.strip().split("\n\n")]
+        parts = text.strip().split("\n\n")
+        return [[_typed(row) for row in csv.DictReader(part.splitlines())] for part in parts]
     return text
+
+
+def _typed(row: Mapping[str, str]) -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for key, cell in row.items():
+        number = re.fullmatch(r"(-?\d+)|-?\d+\.\d+(?:e-?\d+)?", cell)
+        cells[key] = cell if number is None else int(cell) if number[1] else float(cell)
+    for key in row:
+        if key.endswith(" low"):
+            name = key.removesuffix(" low")
+            cells[f"{name}_ci"] = [cells[key], cells[f"{name} high"]]
+    return cells
+
+
+def by_keys(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[Any, Any]:
+    """Rows in nested dicts, one level a key; rows without one of the keys are left out."""
+    found: dict[Any, Any] = {}
+    for row in rows:
+        if any(key not in row for key in keys):
+            continue
+        place = found
+        for key in keys[:-1]:
+            place = place.setdefault(row[key], {})
+        with_ci = {
+            f"{key}_ci": WithInterval(row[key], *row[f"{key}_ci"])
+            for key in row
+            if isinstance(row.get(f"{key}_ci"), list) and "" not in row[f"{key}_ci"]
+        }
+        place[row[keys[-1]]] = {**row, **with_ci}
+    return found
+
+
+def table(name: str) -> str:
+    """A table of the index in Markdown, made from its records."""
+    made = index()["tables"][name]
+    records = [read(record) for record in made["records"]]
+    if "by" in made:
+        lists = [r[0] if isinstance(r, list) else r[made.get("list", "rows")] for r in records]
+        records = [by_keys(rows, made["by"]) for rows in lists]
+    named = dict(zip("ab", records, strict=False))
+    lines = [made["header"], " | ".join(["---"] * (made["header"].count(" | ") + 1))]
+    for row in made["rows"]:
+        if isinstance(row, str):
+            lines.append(Fields().format(row, **named))
+        else:
+            found = (records[0].get(item, item) for item in row[1:])
+            lines.append(Fields().format(made["row"], row[0], *found))
+    return "".join(f"| {line} |\n" for line in lines)
+
+
+def with_tables(text: str) -> str:
+    """A document with its shown tables made again from their records."""
+    return SHOWN.sub(lambda found: found[1] + table(found[2]), text)
 
 
 def fingerprint(records: list[str]) -> str:
@@ -57,17 +137,6 @@ def fingerprint(records: list[str]) -> str:
     for record in records:
         digest.update((PROJECT / record).read_bytes())
     return digest.hexdigest()
-
-
-def with_tables(text: str) -> str:
-    """A document with its shown tables made again from their records."""
-    records = index()["tables"]
-
-    def write(found: re.Match[str]) -> str:
-        name = found[2]
-        return found[1] + TABLES[name](*(read(record) for record in records[name]))
-
-    return SHOWN.sub(write, text)
 
 
 def draw_bench(summary: Any) -> Figure:
@@ -101,8 +170,7 @@ def draw_cacheback_figure3(tables: Any, page: str) -> Figure:
     series = []
     for row in methods:
         claimed = row["claimed speedup / MAT"].partition(" / ")[0]
-        interval = (float(row["speedup low"]), float(row["speedup high"]))
-        point = Point(0, float(row["speedup"]), interval)
+        point = Point(0, row["speedup"], tuple(row["speedup_ci"]))
         claims = [Point(0, float(claimed))] if claimed else []
         series.append(Series(row["method"], row["method"], [point], claimed=claims))
     around = [
@@ -110,7 +178,7 @@ def draw_cacheback_figure3(tables: Any, page: str) -> Figure:
             row["method"],
             row["method"],
             [
-                Point(x, float(cell["speedup"]))
+                Point(x, cell["speedup"])
                 for x, task in enumerate(tasks)
                 for cell in by_task
                 if (cell["data"], cell["method"]) == (task, row["method"])
@@ -159,7 +227,8 @@ def main() -> int:
         path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, records in index()["figures"].items():
         with mpl.rc_context(RC):
-            figure = FIGURES[Path(name).stem](*(read(record) for record in records))
+            draw: Any = FIGURES[Path(name).stem]
+            figure = draw(*(read(record) for record in records))
             drawn = io.BytesIO()
             figure.savefig(drawn)
         made_from = PngInfo()

@@ -155,7 +155,7 @@ def load_spaces(path: Path, methods: Sequence[str]) -> dict[str, dict[str, Any]]
 
 def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
     """Knobs by Optuna's suggestion; a knob is a list of choices, or ``{from, to, log}``."""
-    knobs = {}
+    knobs: dict[str, Any] = {}
     for key, values in space.items():
         if isinstance(values, list):
             knobs[key] = trial.suggest_categorical(key, values)

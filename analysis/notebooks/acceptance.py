@@ -5,8 +5,8 @@
 
 # %%
 from analysis.notebooks import shared
-from analysis.papers.reproduction import captions, measured_point
-from analysis.plots.charts import Panel, Series, curves
+from analysis.papers.reproduction import captions
+from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import by_depth, by_position
 from analysis.runs.comparisons import make_comparisons
 
@@ -22,10 +22,10 @@ for comparison in comparisons:
     entries, left_out = shared.readable(comparison.drafting)
     depth, position = [], []
     for entry in entries:
-        own = [record for record in entry.run.records if record.label == entry.label]
-        method = str(entry.overall["method"])
-        deep = [measured_point(d, share) for d, share in by_depth(own)]
-        along = [measured_point(at, mat) for at, mat in by_position(own)]
+        own = entry.records
+        method = entry.method
+        deep = [Point.at(d, share) for d, share in by_depth(own)]
+        along = [Point.at(at, mat) for at, mat in by_position(own)]
         depth.append(Series(comparison.name_of(entry), method, deep))
         position.append(Series(comparison.name_of(entry), method, along))
     panels = [

@@ -6,8 +6,8 @@
 
 # %%
 from analysis.notebooks import shared
-from analysis.papers.reproduction import captions, measured_point
-from analysis.plots.charts import Panel, Series, curves
+from analysis.papers.reproduction import captions
+from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import by_position, stream_parts
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import mat
@@ -19,10 +19,10 @@ for comparison in comparisons:
     entries, left_out = shared.readable(comparison.drafting)
     within, over = [], []
     for entry in entries:
-        own = [record for record in entry.run.records if record.label == entry.label]
-        method = str(entry.overall["method"])
-        along = [measured_point(at, value) for at, value in by_position(own)]
-        stream = [measured_point(size, mat(turns)) for size, turns in stream_parts(own, 5)]
+        own = entry.records
+        method = entry.method
+        along = [Point.at(at, value) for at, value in by_position(own)]
+        stream = [Point.at(size, mat(turns)) for size, turns in stream_parts(own, 5)]
         within.append(Series(comparison.name_of(entry), method, along))
         over.append(Series(comparison.name_of(entry), method, stream))
     panels = [

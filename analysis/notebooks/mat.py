@@ -7,10 +7,10 @@
 # %%
 from analysis.figures import mean_accepted_tokens
 from analysis.notebooks import shared
-from analysis.papers.reproduction import captions, measured_point
-from analysis.plots.charts import Panel, Series, bars
+from analysis.papers.reproduction import captions
+from analysis.plots.charts import Panel, Point, Series, bars
 from analysis.runs.comparisons import make_comparisons
-from analysis.runs.estimates import pooled_ratio
+from analysis.runs.estimates import pooled_ratio, steps
 from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
 
@@ -32,7 +32,7 @@ def share(records: list[CaseRecord], committed: int) -> Estimate:
     return pooled_ratio(
         records,
         lambda r: list(r.accepted_per_step).count(committed),
-        lambda r: r.n_target_passes,
+        steps,
         at_most=1,
     )
 
@@ -44,9 +44,9 @@ for comparison in comparisons:
     entries, left_out = shared.readable(comparison.drafting)
     series = []
     for entry in entries:
-        own = [record for record in entry.run.records if record.label == entry.label]
-        points = [measured_point(n - 1, share(own, n)) for n in committed]
-        series.append(Series(comparison.name_of(entry), str(entry.overall["method"]), points))
+        own = entry.records
+        points = [Point.at(n - 1, share(own, n)) for n in committed]
+        series.append(Series(comparison.name_of(entry), entry.method, points))
     ticks = [str(n) for n in committed]
     panel = Panel("", "tokens committed by a step", "share of steps", series, ticks, top=1.0)
     figure = bars([panel], f"Tokens per step: {comparison.title}", captions([comparison], left_out))

@@ -9,7 +9,7 @@
 from analysis.figures import speedup_by_task
 from analysis.notebooks import shared
 from analysis.runs.comparisons import make_comparisons
-from analysis.tabular.comparison_tables import pairs_sheet
+from analysis.tabular.comparison_tables import pairs_table
 
 comparisons = make_comparisons([run for run in shared.runs() if run.timing == "measured"])
 
@@ -28,6 +28,6 @@ for comparison in comparisons:
 
 # %%
 for comparison in comparisons:
-    page = pairs_sheet(comparison)
+    page = pairs_table(comparison)
     for row in page.rows if page is not None else ():
         print(comparison.title, *row, sep=" | ")

@@ -13,19 +13,16 @@ from analysis.papers.reproduction import (
     claimed_comparisons,
     claimed_in_cells,
     claimed_words,
-    grid,
-    has_numbers,
     knob_column,
     label_column,
-    row_point,
     speedups,
     sweeps,
     task_label,
     task_panel,
 )
-from analysis.plots.charts import Panel, Series, bars, bars_and_radar
-from analysis.plots.heatmaps import heatmaps
-from analysis.tabular.comparison_tables import settings_sheet, sheet, task_sheet
+from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar
+from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +43,7 @@ _FIGURE4_TEXT = (
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "table1")
     columns = {"setting": label_column, "table": knob_column("table")}
-    return [settings_sheet("Cacheback, Table 1: what each table brings", comparisons, columns)]
+    return [settings_table("Cacheback, Table 1: what each table brings", comparisons, columns)]
 
 
 def _table1_figure(runs: Sequence[Run]) -> Pictures:
@@ -67,8 +64,8 @@ def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "figure3", "table1")
     pages = []
     for comparison in comparisons:
-        pages.append(sheet(comparison))
-        pages.append(task_sheet(comparison, f"Cacheback, Figure 3 by task ({comparison.title})"))
+        pages.append(comparison_table(comparison))
+        pages.append(task_table(comparison, f"Cacheback, Figure 3 by task ({comparison.title})"))
     return pages
 
 
@@ -86,8 +83,8 @@ def _figure3_figure(runs: Sequence[Run]) -> Pictures:
     around = [
         Series(
             first.name_of(entry),
-            str(entry.overall["method"]),
-            [row_point(x, entry, "speedup", task) for x, task in enumerate(first.tasks)],
+            entry.method,
+            [Point.at(x, entry.measured("speedup", task)) for x, task in enumerate(first.tasks)],
         )
         for entry in first.drafting
     ]
@@ -104,7 +101,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
         "follower (FL)": knob_column("follower_len"),
     }
     title = "Cacheback, Figure 4: leader length against follower length"
-    return [settings_sheet(title, comparisons, columns, _FIGURE4_TEXT)]
+    return [settings_table(title, comparisons, columns, _FIGURE4_TEXT)]
 
 
 def length_figures(runs: Sequence[Run]) -> Pictures:
@@ -115,8 +112,8 @@ def length_figures(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "table1"):
         for sweep in sweeps(comparison, *_LENGTHS):
             for key, words in (("speedup", SPEEDUP), ("mat", "MAT (tokens per target pass)")):
-                drawn = grid(sweep.titled(comparison.title), sweep.rows(), key)
-                if has_numbers(drawn):
+                drawn = HeatmapGrid.of(sweep.titled(comparison.title), sweep.estimates(key))
+                if drawn.numbers:
                     claimed = claimed_in_cells(sweep.entries.values(), key, *_LENGTHS)
                     figure = heatmaps(
                         [drawn], "follower length FL (tokens)", "leader length LL (tokens)", words,

@@ -14,26 +14,31 @@ from analysis.papers.reproduction import (
     claimed_comparisons,
     claimed_words,
     label_column,
-    measured_point,
-    row_point,
-    speed_point,
     speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.runs.claims import NOT_RUN, load_claims
-from analysis.runs.estimates import pooled_ratio
-from analysis.tabular.comparison_tables import FOOTING, footing_cells, settings_sheet, with_rule
-from analysis.tabular.table import ResultTable
+from analysis.runs.drafting import (
+    draft_passes,
+    draft_share,
+    draft_tokens,
+    hit_rate,
+    load_of_pass,
+    rows_of_draft_pass,
+    rows_of_target_pass,
+)
+from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
+from analysis.tabular.comparison_tables import context_cells, settings_table, with_rule
+from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from analysis.papers.reproduction import Pictures
     from analysis.runs.claims import Claim
     from analysis.runs.comparisons import ComparedLabel, Comparison
     from analysis.runs.load import Run
-    from specbench.results.records import CaseRecord
 
 PAPER = "card"
 _GPUS_TEXT = (
@@ -48,7 +53,6 @@ _FIGURE6_TEXT = (
     "summed from logs in the authors' repository: 5 (GSM8K) and 10 two-turn (MT-Bench) "
     "prompts, Llama-3 70B and 1B, 3 A800-80GB, r = 7."
 )
-_STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
 _TABLE3_TEXT = (
     "Params × L_new: billions of parameters times tokens of one pass. What it hides: the passes of "
     "the draft model per target pass, and that they cost tokens too; hence the draft's "
@@ -60,32 +64,28 @@ def _temperature(entry: ComparedLabel) -> str:
     return f"{entry.run.temperature:g}"
 
 
-def _own(entry: ComparedLabel) -> list[CaseRecord]:
-    return [record for record in entry.run.records if record.label == entry.label]
-
-
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
     columns = {"method": label_column, "temperature": _temperature}
     comparisons = claimed_comparisons(runs, PAPER, "table1")
-    return [settings_sheet("CARD, Table 1", comparisons, columns, _GPUS_TEXT)]
+    return [settings_table("CARD, Table 1", comparisons, columns, _GPUS_TEXT)]
 
 
 def _table2(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "table2")
     title = "CARD, Table 2: query, and query and correct"
-    return [settings_sheet(title, comparisons, {"setting": label_column}, _GPUS_TEXT)]
+    return [settings_table(title, comparisons, {"setting": label_column}, _GPUS_TEXT)]
 
 
 def _figure5(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "figure5")
     return [
-        settings_sheet("CARD, Figure 5: code", comparisons, {"method": label_column}, _GPUS_TEXT)
+        settings_table("CARD, Figure 5: code", comparisons, {"method": label_column}, _GPUS_TEXT)
     ]
 
 
 def _figure5_figure(runs: Sequence[Run]) -> Pictures:
     for model, members in by_model(claimed_comparisons(runs, PAPER, "figure5")):
-        ticks = [f"{g.runs[0].dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
+        ticks = [f"{g.dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
         panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
         text = captions(members, claimed_words(members, "speedup"))
         yield model, bars([panel], f"CARD, Figure 5 ({model})", text)
@@ -95,130 +95,95 @@ def _figure5_figure(runs: Sequence[Run]) -> Pictures:
 
 
 def _table3(runs: Sequence[Run]) -> list[ResultTable]:
-    headings = [
-        "model", "method", "L_new of a target pass [95 %]", "target Params × L_new",
-        "L_new of a draft pass [95 %]", "draft Params × L_new",
-        "draft passes per target pass [95 %]", "draft token-passes per token [95 %]",
-        "speedup [95 %]", *FOOTING, "cases", "claimed target / draft load",
-        "claimed speedup", "claimed on", "verdict",
-    ]  # fmt: skip
     comparisons = claimed_comparisons(runs, PAPER, "table3")
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for comparison in comparisons:
         for entry in comparison.drafting:
             rows.append(_load_row(entry))
             claim = entry.claim
             notes += [f"{entry.label}: claimed by {claim.describe()}."] if claim else []
-        run_methods = {str(entry.overall["method"]) for entry in comparison.entries}
+        run_methods = {entry.method for entry in comparison.entries}
         for claim in _table3_claims():
             if claim.method not in run_methods:
-                cells = [*[ABSENT] * 10, "0", *_claimed_load(claim)]
-                rows.append([claim.model, claim.method, *cells, NOT_RUN])
+                who = {"model": claim.model, "method": claim.method, "cases": "0"}
+                rows.append({**who, **_claimed_load(claim), "verdict": NOT_RUN})
                 notes.append(f"{claim.method}: claimed by {claim.describe()}.")
     text = captions(comparisons, _TABLE3_TEXT)
-    return [
-        ResultTable("CARD, Table 3: computation of a pass", text, headings, rows, with_rule(notes))
-    ]
+    return [ResultTable.of("CARD, Table 3: computation of a pass", text, rows, with_rule(notes))]
 
 
 def _table3_claims() -> list[Claim]:
     return [c for c in load_claims() if c.paper == PAPER and c.exhibit == "table3"]
 
 
-def _claimed_load(claim: Claim | None) -> list[str]:
+def _claimed_load(claim: Claim | None) -> dict[str, Cell]:
+    headings = ("claimed target / draft load", "claimed speedup", "claimed on")
     if claim is None:
-        return [ABSENT] * 3
+        return dict.fromkeys(headings, ABSENT)
     loads = [claim.value("target_load"), claim.value("draft_load")]
-    return [
+    cells = (
         " / ".join(ABSENT if load is None else f"{load:g}" for load in loads),
         f"{claim.value('speedup'):g}",
         f"{claim.model}, {claim.hardware}",
-    ]
-
-
-def _load_row(entry: ComparedLabel) -> list[str | Estimate]:
-    own, seed = _own(entry), entry.run.seed
-    target = pooled_ratio(
-        own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes, seed
     )
-    draft = pooled_ratio(own, drafter_count("draft_tokens"), drafter_count("draft_forwards"), seed)
-    passes = pooled_ratio(own, drafter_count("draft_forwards"), lambda r: r.n_target_passes, seed)
-    work = pooled_ratio(own, drafter_count("draft_tokens"), lambda r: max(0, r.n_new - 1), seed)
-    return [
-        entry.run.model,
-        entry.label,
-        replace(target, digits=1),
-        _load(target, entry.run.parameters(None)),
-        replace(draft, digits=1),
-        _load(draft, entry.run.parameters(entry.label)),
-        passes,
-        work,
-        entry.measured("speedup"),
-        *footing_cells(entry.overall),
-        str(entry.overall["n_cases"]),
-        *_claimed_load(entry.claim),
-        entry.verdict(),  # on the speedup: none is about loads
-    ]
+    return dict(zip(headings, cells, strict=True))
 
 
-def _load(tokens: Estimate, parameters: float | None) -> str:
-    if tokens.value is None or parameters is None:
-        return ABSENT
-    return f"{tokens.value * parameters / 1e9:.3g}"
-
-
-def drafter_count(key: str) -> Callable[[CaseRecord], float | None]:
-    """What a drafter, or a part of it, counted in a turn; None where neither did.
-
-    Parts put their name and a dot before: ``sps.draft_forwards`` in a union.
-    """
-
-    def count(record: CaseRecord) -> float | None:
-        found = [v for k, v in record.drafter.items() if k == key or k.endswith(f".{key}")]
-        return float(sum(found)) if found else None
-
-    return count
+def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
+    target, draft = rows_of_target_pass(entry), rows_of_draft_pass(entry)
+    own, seed = entry.records, entry.run.seed
+    return {
+        "model": entry.run.model,
+        "method": entry.label,
+        "L_new of a target pass [95 %]": replace(target, digits=1),
+        "target Params × L_new": load_of_pass(target, entry.run.parameters()),
+        "L_new of a draft pass [95 %]": replace(draft, digits=1),
+        "draft Params × L_new": load_of_pass(draft, entry.run.parameters(entry.label)),
+        "draft passes per target pass [95 %]": pooled_ratio(own, draft_passes, steps, seed),
+        "draft token-passes per token [95 %]": pooled_ratio(
+            own, draft_tokens, decoded_tokens, seed
+        ),
+        "speedup [95 %]": entry.measured("speedup"),
+        **context_cells(entry.overall),
+        "cases": str(entry.overall["n_cases"]),
+        **_claimed_load(entry.claim),
+        "verdict": entry.verdict(),  # on the speedup: none is about loads
+    }
 
 
 # --- Figure 1 -------------------------------------------------------------------------------------
 
 
-def draft_share(entry: ComparedLabel) -> Estimate:
-    """The draft phase's share of an entry's steps; no number without phases."""
-    return pooled_ratio(
-        [record for record in _own(entry) if record.phase_s],
-        lambda r: (r.phase_s or {}).get("draft"),
-        lambda r: sum((r.phase_s or {}).get(phase, 0.0) for phase in _STEP_PHASES),
-        entry.run.seed,
-        at_most=1,
-    )
-
-
 def _draft_shares(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
     """Draft length, entry, and the draft phase's share of its steps."""
     found = [
-        (int(entry.run.knobs(entry.label)["gamma"]), entry, draft_share(entry))
-        for entry in comparison.drafting
+        (int(entry.knobs["gamma"]), entry, draft_share(entry)) for entry in comparison.drafting
     ]
     return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
 
 
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "figure1")
-    rows: list[list[str | Estimate]] = []
-    for comparison in comparisons:
-        for r, entry, share in _draft_shares(comparison):
-            mat, cases = entry.measured("mat"), str(entry.overall["n_cases"])
-            rows.append([comparison.title, entry.label, str(r), share, mat, cases])
-    headings = ["run", "setting", "r", "draft share of time [95 %]", "MAT [95 %]", "cases"]
+    rows: list[dict[str, Cell]] = [
+        {
+            "run": comparison.title,
+            "setting": entry.label,
+            "r": str(r),
+            "draft share of time [95 %]": share,
+            "MAT [95 %]": entry.measured("mat"),
+            "cases": str(entry.overall["n_cases"]),
+        }
+        for comparison in comparisons
+        for r, entry, share in _draft_shares(comparison)
+    ]
     text = captions(comparisons, _FIGURE1_TEXT, speedup=False)
-    return [ResultTable("CARD, Figure 1: time of the draft model", text, headings, rows, [])]
+    return [ResultTable.of("CARD, Figure 1: time of the draft model", text, rows)]
 
 
 def _figure1_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "figure1"):
-        points = [measured_point(r, share) for r, _, share in _draft_shares(comparison)]
+        points = [Point.at(r, share) for r, _, share in _draft_shares(comparison)]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft's share of time",
             [Series("sps", "sps", points)], top=1.0,
@@ -235,56 +200,42 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
 
 
 def _cache_sizes(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
-    """K, entry and hit rate."""
     return sorted(
-        ((int(e.run.knobs(e.label)["k"]), e, hit_rate(e)) for e in comparison.drafting),
+        ((int(e.knobs["k"]), e, hit_rate(e)) for e in comparison.drafting),
         key=lambda item: (item[0], str(item[1].run.path)),
     )
 
 
-def hit_rate(entry: ComparedLabel) -> Estimate:
-    """Share of queries whose corrected token was in the cache; no number without a cache."""
-    hits, misses = drafter_count("hits"), drafter_count("misses")
-
-    def queries(record: CaseRecord) -> float | None:
-        found = hits(record), misses(record)
-        return None if found[0] is None or found[1] is None else found[0] + found[1]
-
-    return pooled_ratio(_own(entry), hits, queries, entry.run.seed, 1)
-
-
 def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "figure6_logs")
-    headings = [
-        "data", "K", "hit rate [95 %]", "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]",
-        *FOOTING, "cases", "claimed hit rate", "claimed MAT", "claimed on", "verdict",
-    ]  # fmt: skip
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for comparison in comparisons:
-        for size, entry, hit_rate in _cache_sizes(comparison):
+        for size, entry, rate in _cache_sizes(comparison):
             claim = entry.claim
-            claimed = [claim.value(key) if claim else None for key in ("hit_rate", "mat")]
+            claimed = [
+                ABSENT if claim is None or (value := claim.value(key)) is None else f"{value:g}"
+                for key in ("hit_rate", "mat")
+            ]
             rows.append(
-                [
-                    comparison.dataset,
-                    str(size),
-                    hit_rate,
-                    entry.measured("mat"),
-                    entry.speed(),
-                    entry.measured("speedup"),
-                    *footing_cells(entry.overall),
-                    str(entry.overall["n_cases"]),
-                    *(ABSENT if value is None else f"{value:g}" for value in claimed),
-                    f"{claim.model}, {claim.hardware}" if claim else ABSENT,
-                    entry.verdict(),
-                ]
+                {
+                    "data": comparison.dataset,
+                    "K": str(size),
+                    "hit rate [95 %]": rate,
+                    "MAT [95 %]": entry.measured("mat"),
+                    "tokens/s [95 %]": entry.speed(),
+                    "speedup [95 %]": entry.measured("speedup"),
+                    **context_cells(entry.overall),
+                    "cases": str(entry.overall["n_cases"]),
+                    "claimed hit rate": claimed[0],
+                    "claimed MAT": claimed[1],
+                    "claimed on": f"{claim.model}, {claim.hardware}" if claim else ABSENT,
+                    "verdict": entry.verdict(),
+                }
             )
             notes += [f"K = {size}: claimed by {claim.describe()}."] if claim else []
     text = captions(comparisons, _FIGURE6_TEXT)
-    return [
-        ResultTable("CARD, Figure 6: size of the cache", text, headings, rows, with_rule(notes))
-    ]
+    return [ResultTable.of("CARD, Figure 6: size of the cache", text, rows, with_rule(notes))]
 
 
 def _figure6_figure(runs: Sequence[Run]) -> Pictures:
@@ -300,9 +251,9 @@ def _figure6_figure(runs: Sequence[Run]) -> Pictures:
 def _figure6_row(comparison: Comparison) -> list[Panel]:
     sizes = _cache_sizes(comparison)
     dataset = comparison.dataset
-    hits = [measured_point(size, rate) for size, _, rate in sizes]
-    mats = [row_point(size, entry, "mat") for size, entry, _ in sizes]
-    speeds = [speed_point(size, entry) for size, entry, _ in sizes]
+    hits = [Point.at(size, rate) for size, _, rate in sizes]
+    mats = [Point.at(size, entry.measured("mat")) for size, entry, _ in sizes]
+    speeds = [Point.at(size, entry.speed()) for size, entry, _ in sizes]
     return [
         Panel(
             dataset, "K (nodes per layer)", "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02

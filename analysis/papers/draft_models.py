@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis.papers.card import draft_share, drafter_count, hit_rate
 from analysis.papers.reproduction import Reproduction, captions
 from analysis.runs.claims import VERDICT_RULE, compare, load_claims
 from analysis.runs.comparisons import conditions, make_comparisons
-from analysis.runs.estimates import pooled_ratio
-from analysis.tabular.comparison_tables import FOOTING, footing_cells
+from analysis.runs.drafting import (
+    draft_passes,
+    draft_share,
+    draft_tokens,
+    drafter_count,
+    hit_rate,
+    load_of_pass,
+    rows_of_draft_pass,
+    rows_of_target_pass,
+)
+from analysis.runs.estimates import decoded_tokens, pooled_ratio
+from analysis.tabular.comparison_tables import context_cells
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.wording import verdict_words
@@ -20,6 +29,7 @@ if TYPE_CHECKING:
     from analysis.runs.claims import Claim
     from analysis.runs.comparisons import ComparedLabel
     from analysis.runs.load import Run
+    from analysis.tabular.table import Cell
 
 _TEXT = (
     "Draft passes and draft tokens (rows of those passes): per committed token; the prompt's pass "
@@ -36,7 +46,7 @@ _CLAIMS_TEXT = (
 )
 
 
-def _sheets(runs: Sequence[Run]) -> list[ResultTable]:
+def _tables(runs: Sequence[Run]) -> list[ResultTable]:
     # The clock inside the steps costs time: speeds are those of the other runs, if any.
     timed = [run for run in runs if not run.phases] or list(runs)
     comparisons = make_comparisons(timed, claims=())
@@ -47,11 +57,10 @@ def _sheets(runs: Sequence[Run]) -> list[ResultTable]:
     rows = [_row(entry, inside.get(_place(entry))) for entry in entries]
     claims = [(entry, claim) for entry in entries for claim in _claims(entry)]
     return [
-        ResultTable("Draft models: gains and resources", text, _HEADINGS, rows, []),
-        ResultTable(
+        ResultTable.of("Draft models: gains and resources", text, rows),
+        ResultTable.of(
             "Draft models: claimed and measured",
             captions(comparisons, _CLAIMS_TEXT),
-            _CLAIM_HEADINGS,
             [_claim_row(entry, claim) for entry, claim in claims],
             [VERDICT_RULE],
         ),
@@ -63,56 +72,40 @@ def _place(entry: ComparedLabel) -> tuple[Any, ...]:
     return (run.model, run.dataset, conditions(run), run.manifest.prompt_set_hash, entry.label)
 
 
-_HEADINGS = [
-    "model", "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "draft share [95 %]",
-    "hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "target Params × L_new",
-    "draft Params × L_new", "devices", "memory, GB", "cases", "lossless",
-]  # fmt: skip
-
-
-def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> list[str | Estimate]:
+def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> dict[str, Cell]:
     run, label, row = entry.run, entry.label, entry.overall
-    own = [record for record in run.records if record.label == label]
     share = Estimate(None)
     if inside is not None and inside.run.tells_draft_time(label):
         share = draft_share(inside)
-    passes, tokens = drafter_count("draft_forwards"), drafter_count("draft_tokens")
     per_token = [
-        pooled_ratio(own, count, lambda r: max(0, r.n_new - 1), run.seed)
-        for count in (passes, tokens)
+        pooled_ratio(entry.records, count, decoded_tokens, run.seed)
+        for count in (draft_passes, draft_tokens)
     ]
-    rows_of_target = pooled_ratio(
-        own, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, lambda r: r.n_target_passes
-    )
-    rows_of_draft = pooled_ratio(own, tokens, passes)
-    return [
-        run.model,
-        label,
-        entry.measured("mat"),
-        entry.measured("speedup"),
-        *footing_cells(row),
-        share,
-        hit_rate(entry),
-        *per_token,
-        _load(rows_of_target.value, run.parameters()),
-        _load(rows_of_draft.value, run.parameters(label)),
-        _devices(entry),
-        _memory(entry),
-        str(row["n_cases"]),
-        verdict_words(row["lossless"]),
-    ]
-
-
-def _load(rows: float | None, parameters: float | None) -> str:
-    return ABSENT if rows is None or parameters is None else f"{rows * parameters / 1e9:.3g}"
+    return {
+        "model": run.model,
+        "method": label,
+        "MAT [95 %]": entry.measured("mat"),
+        "speedup [95 %]": entry.measured("speedup"),
+        **context_cells(row),
+        "draft share [95 %]": share,
+        "hit rate [95 %]": hit_rate(entry),
+        "draft passes [95 %]": per_token[0],
+        "draft tokens [95 %]": per_token[1],
+        "target Params × L_new": load_of_pass(rows_of_target_pass(entry), run.parameters()),
+        "draft Params × L_new": load_of_pass(rows_of_draft_pass(entry), run.parameters(label)),
+        "devices": _devices(entry),
+        "memory, GB": _memory(entry),
+        "cases": str(row["n_cases"]),
+        "lossless": verdict_words(row["lossless"]),
+    }
 
 
 def _devices(entry: ComparedLabel) -> str:
     """``1 of 2`` where two were asked for and one did it."""
     used, asked_for = drafter_count("devices"), drafter_count("devices_asked")
     found = set()
-    for record in entry.run.records:
-        devices = used(record) if record.label == entry.label else None
+    for record in entry.records:
+        devices = used(record)
         if devices is not None:
             found.add((int(devices), int(asked_for(record) or devices)))
     words = [str(n) if n == asked else f"{n} of {asked}" for n, asked in sorted(found)]
@@ -120,16 +113,8 @@ def _devices(entry: ComparedLabel) -> str:
 
 
 def _memory(entry: ComparedLabel) -> str:
-    """Both models' gigabytes."""
     found = entry.run.memory(entry.label)
     return " + ".join(f"{found[part] / 1e9:.2f}" for part in ("target", "draft") if part in found)
-
-
-_CLAIM_HEADINGS = [
-    "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "cases", "measured on", "claimed MAT",
-    "claimed speedup", "claimed for", "claimed on", "GPUs", "claimed target / draft load", "source",
-    "verdict",
-]  # fmt: skip
 
 
 def _claims(entry: ComparedLabel) -> list[Claim]:
@@ -137,7 +122,7 @@ def _claims(entry: ComparedLabel) -> list[Claim]:
     best: dict[str, Claim] = {}
     for claim in load_claims():
         speedup = claim.value("speedup")
-        if claim.method != entry.overall["method"] or claim.over or claim.quoted:
+        if claim.method != entry.method or claim.over or claim.quoted:
             continue
         if claim.temperature != entry.run.temperature or speedup is None:
             continue
@@ -156,29 +141,29 @@ def _claimed_loads(claim: Claim) -> str:
     return ABSENT
 
 
-def _claim_row(entry: ComparedLabel, claim: Claim) -> list[str | Estimate]:
+def _claim_row(entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
     run, row = entry.run, entry.overall
     mat = claim.value("mat")
     qualifier = f"{claim.qualifier} " if claim.qualifier else ""
     models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
     same_data = claim.dataset == run.dataset
     verdict = compare(claim, row, run.model, run.gpus, "overall") if same_data else "other data"
-    return [
-        entry.label,
-        entry.measured("mat"),
-        entry.measured("speedup"),
-        *footing_cells(row),
-        str(row["n_cases"]),
-        f"{run.model}, {run.dataset}, {run.hardware}",
-        ABSENT if mat is None else f"{mat:.2f}",
-        f"{qualifier}{claim.value('speedup'):.2f}",
-        f"{models}, {claim.dataset}",
-        claim.hardware,
-        ABSENT if claim.gpu is None else str(claim.gpu_count),
-        _claimed_loads(claim),
-        f"{claim.paper}, {claim.source}",
-        verdict,
-    ]
+    return {
+        "method": entry.label,
+        "MAT [95 %]": entry.measured("mat"),
+        "speedup [95 %]": entry.measured("speedup"),
+        **context_cells(row),
+        "cases": str(row["n_cases"]),
+        "measured on": f"{run.model}, {run.dataset}, {run.hardware}",
+        "claimed MAT": ABSENT if mat is None else f"{mat:.2f}",
+        "claimed speedup": f"{qualifier}{claim.value('speedup'):.2f}",
+        "claimed for": f"{models}, {claim.dataset}",
+        "claimed on": claim.hardware,
+        "GPUs": ABSENT if claim.gpu is None else str(claim.gpu_count),
+        "claimed target / draft load": _claimed_loads(claim),
+        "source": f"{claim.paper}, {claim.source}",
+        "verdict": verdict,
+    }
 
 
-REPRODUCTIONS = (Reproduction("draft_models", "Draft models side by side", _sheets),)
+REPRODUCTIONS = (Reproduction("draft_models", "Draft models side by side", _tables),)

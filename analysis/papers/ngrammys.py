@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from analysis.papers.ngrammys_rows import FIGURE4
 from analysis.papers.reproduction import (
@@ -14,41 +12,36 @@ from analysis.papers.reproduction import (
     captions,
     claimed_comparisons,
     claimed_in_cells,
-    grid,
-    has_numbers,
     knob_column,
     label_column,
-    row_point,
     sweeps,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
-from analysis.plots.heatmaps import heatmaps
+from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, claim_of_setting, compare, load_claims
 from analysis.runs.comparisons import caption
 from analysis.runs.estimates import over_repeats
 from analysis.tabular.comparison_tables import (
-    FOOTING,
     claimed_cells,
-    footing_cells,
-    settings_sheet,
+    context_cells,
+    settings_table,
     with_rule,
 )
-from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Estimate
+from analysis.tabular.table import Cell, ResultTable
+from specbench.results.estimate import ABSENT
 from specbench.results.statistics import OVERALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from analysis.papers.reproduction import Pictures, Sweep
-    from analysis.plots.heatmaps import HeatmapGrid
     from analysis.runs.claims import Claim
     from analysis.runs.comparisons import ComparedLabel, Comparison
-    from analysis.runs.load import Knobs, Run
+    from analysis.runs.load import Run
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
-_RESAMPLES = 2000
 _FIGURE1_TEXT = (
     "Time of a target pass over k rows of w + 1 tokens (a batch, as the paper runs it), relative "
     "to one of a single token. The paper's cells (Mistral-7B, bfloat16, A100-40GB) have no "
@@ -72,82 +65,34 @@ def _comparisons(runs: Sequence[Run]) -> list[Comparison]:
     return claimed_comparisons(runs, PAPER, "table1")
 
 
-def _knobs(entry: ComparedLabel) -> Knobs:
-    return entry.run.knobs(entry.label)
-
-
 # --- Figure 1 -------------------------------------------------------------------------------------
 
 
-def _slowdowns(run: Run, context: int) -> dict[tuple[int, int], dict[str, Any]]:
-    """By (k, w): time of a batch pass over that of a pass of one token at the same context.
-
-    The interval is that of the ratio of medians over the repeated passes (bootstrap).
-    """
-    batch = (run.surface or {})["batch"]
-    axes = batch["axes"]
-    samples = np.asarray(batch["samples_s"])[:, :, axes["context"].index(context), :]
-    repeats = samples.shape[-1]
-    drawn = np.random.default_rng(run.seed).integers(0, repeats, (_RESAMPLES, repeats))
-    one = samples[axes["k"].index(1), axes["w"].index(0)]
-    cells = {}
-    for i, k in enumerate(axes["k"]):
-        for j, w in enumerate(axes["w"]):
-            ratios = np.median(samples[i, j][drawn], axis=-1) / np.median(one[drawn], axis=-1)
-            low, high = np.quantile(ratios, (0.025, 0.975))
-            value = float(np.median(samples[i, j]) / np.median(one))
-            known = repeats > 1 and (k, w) != (1, 0)
-            cells[int(k), int(w)] = {
-                "slowdown": value,
-                "slowdown_ci": (float(low), float(high)) if known else None,
-            }
-    return cells
-
-
-def _figure1_caption(run: Run) -> str:
-    made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
-    return (
-        f"{made_up}{_FIGURE1_TEXT} {run.model} ({run.dtype}), random ids. "
-        f"Hardware: {run.hardware}. Medians of {_passes(run)} passes; intervals: 95 %, "
-        f"bootstrap over passes. Code: {run.code}."
-    )
-
-
-def _passes(run: Run) -> int:
-    """How often each pass was timed."""
-    return len((run.surface or {})["batch"]["samples_s"][0][0][0])
-
-
-def _contexts(run: Run) -> list[int]:
-    return [int(context) for context in (run.surface or {})["batch"]["axes"]["context"]]
-
-
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
-    headings = ["model", "context (tokens)", "k", "w", "slow-down [95 %]", "passes"]
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     for run in runs:
-        passes = str(_passes(run))
-        for context in _contexts(run):
-            for (k, w), cell in _slowdowns(run, context).items():
-                measured = Estimate(cell["slowdown"], cell["slowdown_ci"])
-                rows.append([run.model, str(context), str(k), str(w), measured, passes])
-    text = "\n".join(_figure1_caption(run) for run in runs)
-    return [
-        ResultTable("N-Grammys, Figure 1: slow-down of a target pass", text, headings, rows, [])
-    ]
+        assert run.surface is not None, "this experiment measures costs alone"
+        batch = run.surface.passes["batch"]
+        for context in batch.axes["context"]:
+            for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items():
+                rows.append(
+                    {
+                        "model": run.model,
+                        "context (tokens)": str(context),
+                        "k": str(k),
+                        "w": str(w),
+                        "slow-down [95 %]": slowdown,
+                        "passes": str(batch.repeats),
+                    }
+                )
+    text = "\n".join(slowdown_caption(run, _FIGURE1_TEXT) for run in runs)
+    return [ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, rows)]
 
 
 def _figure1_figure(runs: Sequence[Run]) -> Pictures:
     for run in runs:
-        figure = heatmaps(
-            [
-                grid(f"context of {context} tokens", _slowdowns(run, context), "slowdown", False)
-                for context in _contexts(run)
-            ],
-            "w (draft tokens in a row)", "k (rows)", "time over that of one token",
-            f"N-Grammys, Figure 1 ({run.model})", _figure1_caption(run),
-        )  # fmt: skip
-        yield run.model, figure
+        title = f"N-Grammys, Figure 1 ({run.model})"
+        yield run.model, slowdown_heatmaps(run, title, slowdown_caption(run, _FIGURE1_TEXT))
 
 
 # --- Figure 2 -------------------------------------------------------------------------------------
@@ -156,7 +101,7 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
 def _figure2(runs: Sequence[Run]) -> list[ResultTable]:
     columns = {"source": label_column, "k": knob_column("k"), "w": knob_column("w")}
     title = "N-Grammys, Figure 2: tokens per call against k"
-    return [settings_sheet(title, _unclaimed(runs), columns, _FIGURE2_TEXT)]
+    return [settings_table(title, _unclaimed(runs), columns, _FIGURE2_TEXT)]
 
 
 def _unclaimed(runs: Sequence[Run]) -> list[Comparison]:
@@ -181,13 +126,13 @@ def _figure2_figure(runs: Sequence[Run]) -> Pictures:
 
 def _over_k(comparison: Comparison, name: str) -> Series:
     own = sorted(
-        (int(_knobs(entry)["k"]), str(entry.run.path), entry)
+        (int(entry.knobs["k"]), str(entry.run.path), entry)
         for entry in comparison.drafting
         if entry.label == name
     )
     source = f"{PAPER}/{name.partition('_')[0]}"
-    points = [row_point(k, e, "mat") for k, _, e in own]
-    widths = {int(_knobs(entry)["w"]) for _, _, entry in own}
+    points = [Point.at(k, e.measured("mat")) for k, _, e in own]
+    widths = {int(entry.knobs["w"]) for _, _, entry in own}
     claimed = [
         Point(float(claim.knobs["k"]), claim.value("mat"))
         for claim in load_claims()
@@ -199,13 +144,13 @@ def _over_k(comparison: Comparison, name: str) -> Series:
 # --- Figures 3, 6, 8 and 5, 7, 9 ------------------------------------------------------------------
 
 
-def _grid_sheet(words: str) -> Callable[[Sequence[Run]], list[ResultTable]]:
-    def sheets(runs: Sequence[Run]) -> list[ResultTable]:
+def _grid_table(words: str) -> Callable[[Sequence[Run]], list[ResultTable]]:
+    def tables(runs: Sequence[Run]) -> list[ResultTable]:
         columns = {"method": label_column, "k": knob_column("k"), "w": knob_column("w")}
         title = f"N-Grammys, {words}, over (k, w)"
-        return [settings_sheet(title, _comparisons(runs), columns, _GRID_TEXT)]
+        return [settings_table(title, _comparisons(runs), columns, _GRID_TEXT)]
 
-    return sheets
+    return tables
 
 
 def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)") -> Pictures:
@@ -224,7 +169,7 @@ def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k
             for sweep in sweeps(comparison, "k", "w")
         ]
         grids = [_kw_grid(comparison, sweep, key) for comparison, sweep in found]
-        if any(map(has_numbers, grids)):
+        if any(grid.numbers for grid in grids):
             entries = [entry for _, sweep in found for entry in sweep.entries.values()]
             claimed = claimed_in_cells(entries, key, "k", "w")
             figure = heatmaps(
@@ -245,7 +190,7 @@ def _figure5_figure(runs: Sequence[Run]) -> Pictures:
 
 def _kw_grid(comparison: Comparison, sweep: Sweep, key: str) -> HeatmapGrid:
     title = f"{comparison.dataset} (n = {comparison.entries[0].overall['n_cases']})"
-    return grid(sweep.titled(title), sweep.rows(), key, downwards=False)
+    return HeatmapGrid.of(sweep.titled(title), sweep.estimates(key), downwards=False)
 
 
 # --- Table 1 --------------------------------------------------------------------------------------
@@ -253,40 +198,42 @@ def _kw_grid(comparison: Comparison, sweep: Sweep, key: str) -> HeatmapGrid:
 
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = _comparisons(runs)
-    headings = [
-        "model", "data", "setting", "tokens per call [95 %]", "speedup ± sd", "speedup [95 %]",
-        *FOOTING, "cases", "claimed speedup / MAT", "claimed on", "verdict",
-    ]  # fmt: skip
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for comparison in comparisons:
         where = [comparison.model, comparison.dataset]
-        entries = [e for e in comparison.drafting if e.overall["method"] == PAPER]
+        entries = [e for e in comparison.drafting if e.method == PAPER]
         timed = [e for e in entries if e.overall["speedup"] is not None]
         best = max(timed, key=lambda e: e.overall["speedup"] or 0.0, default=None)
         for entry in comparison.drafting:
             claim = entry.claim if entry.claim and entry.claim.model == where[0] else None
-            rows.append([*where, *_table1_row(entry, _setting(entry), claim)])
+            rows.append(_table1_row(entry, _setting(entry), claim))
             notes += [f"{_setting(entry)}: claimed by {claim.describe()}."] if claim else []
         if best is not None:
             claim = claim_of_setting(_claims(), "best", PAPER, *where)
-            rows.append([*where, *_table1_row(best, f"(k*, w*) = {_pair(best)}", claim)])
+            rows.append(_table1_row(best, f"(k*, w*) = {_pair(best)}", claim))
             notes += [f"(k*, w*): claimed by {claim.describe()}."] if claim else []
     for claim in _claimed_elsewhere(comparisons):
-        cells = [*claimed_cells(claim), _why_not(claim, comparisons)]
         rows.append(
-            [claim.model, claim.dataset, _claimed_setting(claim), *[ABSENT] * 6, "0", *cells]
+            {
+                "model": claim.model,
+                "data": claim.dataset,
+                "setting": _claimed_setting(claim),
+                "cases": "0",
+                **claimed_cells(claim),
+                "verdict": _why_not(claim, comparisons),
+            }
         )
         quoted = "quoted" if claim.quoted else "claimed"
         notes.append(f"{_claimed_setting(claim)}: {quoted} by {claim.describe()}.")
     text = "\n".join([_TABLE1_TEXT, *(caption(comparison) for comparison in comparisons)])
-    return [ResultTable("N-Grammys, Table 1", text, headings, rows, with_rule(notes))]
+    return [ResultTable.of("N-Grammys, Table 1", text, rows, with_rule(notes))]
 
 
 def _claimed_elsewhere(comparisons: Sequence[Comparison]) -> list[Claim]:
     """What the paper's table has on the same data and stands beside no row of ours."""
     ran = {
-        (comparison.dataset, comparison.model, str(entry.overall["method"]))
+        (comparison.dataset, comparison.model, entry.method)
         for comparison in comparisons
         for entry in comparison.entries
     }
@@ -300,7 +247,7 @@ def _claimed_elsewhere(comparisons: Sequence[Comparison]) -> list[Claim]:
 
 def _why_not(claim: Claim, comparisons: Sequence[Comparison]) -> str:
     methods = {
-        str(entry.overall["method"])
+        entry.method
         for comparison in comparisons
         for entry in comparison.entries
         if comparison.dataset == claim.dataset
@@ -317,42 +264,44 @@ def _claimed_setting(claim: Claim) -> str:
 
 
 def _setting(entry: ComparedLabel) -> str:
-    return _pair(entry) if entry.overall["method"] == PAPER else entry.label
+    return _pair(entry) if entry.method == PAPER else entry.label
 
 
 def _pair(entry: ComparedLabel) -> str:
-    return f"({_knobs(entry)['k']}, {_knobs(entry)['w']})"
+    return f"({entry.knobs['k']}, {entry.knobs['w']})"
 
 
 def _claims() -> list[Claim]:
     return [c for c in load_claims() if c.paper == PAPER and c.exhibit == "table1"]
 
 
-def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> list[str | Estimate]:
+def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> dict[str, Cell]:
     row, run = entry.overall, entry.run
     spread = over_repeats(run.records, entry.label, run.baseline or "")
-    return [
-        setting,
-        entry.measured("mat"),
-        f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
-        entry.measured("speedup"),
-        *footing_cells(row),
-        str(row["n_cases"]),
-        *claimed_cells(claim),
-        compare(claim, row, run.model, run.gpus, OVERALL),
-    ]
+    return {
+        "model": run.model,
+        "data": run.dataset,
+        "setting": setting,
+        "tokens per call [95 %]": entry.measured("mat"),
+        "speedup ± sd": f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
+        "speedup [95 %]": entry.measured("speedup"),
+        **context_cells(row),
+        "cases": str(row["n_cases"]),
+        **claimed_cells(claim),
+        "verdict": compare(claim, row, run.model, run.gpus, OVERALL),
+    }
 
 
 REPRODUCTIONS = (
     Reproduction("ngrammys_figure1", "N-Grammys, Figure 1", _figure1, _figure1_figure),
     Reproduction("ngrammys_figure2", "N-Grammys, Figure 2", _figure2, _figure2_figure),
     Reproduction(
-        "ngrammys_figure3", "N-Grammys, Figures 3, 6, 8", _grid_sheet("speedup"), _figure3_figure
+        "ngrammys_figure3", "N-Grammys, Figures 3, 6, 8", _grid_table("speedup"), _figure3_figure
     ),
     Reproduction(
         "ngrammys_figure5",
         "N-Grammys, Figures 5, 7, 9",
-        _grid_sheet("tokens per call"),
+        _grid_table("tokens per call"),
         _figure5_figure,
         instead=("ngrammys_figure3",),  # the same grid, with speeds beside
     ),

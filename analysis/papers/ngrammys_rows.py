@@ -10,11 +10,10 @@ from analysis.papers.reproduction import (
     by_model,
     captions,
     claimed_comparisons,
-    measured_point,
 )
-from analysis.plots.charts import Panel, Series, curves
+from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.estimates import pooled_ratio
-from analysis.tabular.table import ResultTable
+from analysis.tabular.table import Cell, ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +37,7 @@ def _share(
     entry: ComparedLabel, counts: Callable[[CaseRecord], Counter[Any]], wanted: Any
 ) -> Estimate:
     """Share of all counted things that are ``wanted``, over the label's turns."""
-    own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
+    own = [record for record in entry.records if record.drafter]
     return pooled_ratio(
         own,
         lambda r: counts(r)[wanted],
@@ -81,7 +80,7 @@ _PARTS: tuple[tuple[str, str, Callable[[str], Callable[[CaseRecord], Counter[Any
 
 def _distributions(entry: ComparedLabel) -> list[list[tuple[str, list[tuple[int, Estimate]]]]]:
     """For each part, each source's distribution: value and share."""
-    own = [r for r in entry.run.records if r.label == entry.label and r.drafter]
+    own = [record for record in entry.records if record.drafter]
     parts = []
     for _, _, counts_of in _PARTS:
         sources = []
@@ -97,7 +96,7 @@ def _distributions(entry: ComparedLabel) -> list[list[tuple[str, list[tuple[int,
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     comparisons = claimed_comparisons(runs, PAPER, "table1")
     for comparison in comparisons:
         for entry in comparison.drafting:
@@ -105,17 +104,22 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
             for (part, _, _), sources in zip(_PARTS, distributions, strict=True):
                 for source, values in sources:
                     for value, share in values:
-                        n = str(entry.overall["n_cases"])
-                        rows.append([comparison.title, part, source, str(value), share, n])
-    headings = ["run", "part", "source", "value", "share [95 %]", "cases"]
+                        rows.append(
+                            {
+                                "run": comparison.title,
+                                "part": part,
+                                "source": source,
+                                "value": str(value),
+                                "share [95 %]": share,
+                                "cases": str(entry.overall["n_cases"]),
+                            }
+                        )
     text = captions(comparisons, _FIGURE4_TEXT, speedup=False)
-    return [
-        ResultTable("N-Grammys, Figure 4: acceptance, rank, allocation", text, headings, rows, [])
-    ]
+    return [ResultTable.of("N-Grammys, Figure 4: acceptance, rank, allocation", text, rows)]
 
 
 def _series(source: str, values: Sequence[tuple[int, Estimate]]) -> Series:
-    points = [measured_point(value, share) for value, share in values]
+    points = [Point.at(value, share) for value, share in values]
     return Series(source, f"{PAPER}/{source}", points)
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.plots.charts import Panel, Point, Series
-from analysis.plots.heatmaps import HeatmapGrid
 from analysis.runs.claims import load_claims
 from analysis.runs.comparisons import caption, conditions, make_comparisons
 from analysis.tabular.comparison_tables import natural
 from specbench.errors import ResultsError
 from specbench.results.estimate import ABSENT
 from specbench.results.statistics import OVERALL
-from specbench.results.summary_schema import interval, number
+from specbench.results.summary_schema import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,28 +94,10 @@ def knob_column(name: str) -> Callable[[ComparedLabel], str]:
     """A column of a table: the value of a knob, – for a method that has no such knob."""
 
     def value_of(entry: ComparedLabel) -> str:
-        value = entry.run.knobs(entry.label).get(name)
+        value = entry.knobs.get(name)
         return ABSENT if value is None else str(value)
 
     return value_of
-
-
-def row_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> Point:
-    """A number of a summary's row with its interval, at a place."""
-    row = entry.rows.get(task)
-    if row is None:
-        return Point(x, None)
-    return Point(x, number(row, key), interval(row, key))
-
-
-def speed_point(x: float, entry: ComparedLabel) -> Point:
-    """Tokens/s with its own interval, at a place."""
-    return measured_point(x, entry.speed())
-
-
-def measured_point(x: float, measured: Estimate) -> Point:
-    """A number with its interval, at a place."""
-    return Point(x, measured.value, measured.interval)
 
 
 def task_panel(comparison: Comparison, key: str, ylabel: str, title: str = "") -> Panel:
@@ -125,8 +106,8 @@ def task_panel(comparison: Comparison, key: str, ylabel: str, title: str = "") -
     series = [
         Series(
             comparison.name_of(entry),
-            str(entry.overall["method"]),
-            [row_point(x, entry, key, task) for x, task in enumerate(tasks)],
+            entry.method,
+            [Point.at(x, entry.measured(key, task)) for x, task in enumerate(tasks)],
             claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
         )
         for entry in comparison.drafting
@@ -146,7 +127,7 @@ def task_label(comparison: Comparison, task: str) -> str:
 
 
 def captions(comparisons: Iterable[Comparison], *before: str, speedup: bool = True) -> str:
-    """What stands below a figure: a few words of its own, then each group's conditions.
+    """What stands below a figure: a few words of its own, then each comparison's conditions.
 
     Args:
         comparisons: what is drawn.
@@ -184,7 +165,7 @@ def claimed_in_cells(entries: Iterable[ComparedLabel], metric: str, *knobs: str)
         value = entry.claim.value(metric) if entry.claim else None
         if entry.claim is None or value is None:
             continue
-        cell = ", ".join(str(entry.run.knobs(entry.label)[knob]) for knob in knobs)
+        cell = ", ".join(str(entry.knobs[knob]) for knob in knobs)
         where = f"{entry.claim.model}, {entry.claim.dataset}, {entry.claim.hardware}"
         words.append(f"{value:g} at ({cell}) for {where}")
     return f"Claimed: {'; '.join(dict.fromkeys(words))}." if words else ""
@@ -213,9 +194,8 @@ class Sweep:
         """The title with the words below it, a setting a line: grids are narrow."""
         return "\n".join(filter(None, [title, *self.words.split(", ")]))
 
-    def rows(self) -> dict[tuple[int, int], Mapping[str, Any]]:
-        """The cells' rows of a summary."""
-        return {cell: entry.overall for cell, entry in self.entries.items()}
+    def estimates(self, key: str) -> dict[tuple[int, int], Estimate]:
+        return {cell: entry.measured(key) for cell, entry in self.entries.items()}
 
 
 # Of the settings that a manifest records, those that are none.
@@ -223,7 +203,7 @@ _NAMES = {"_target_", "name", "label", "version"}
 
 
 def sweeps(comparison: Comparison, down: str, across: str) -> list[Sweep]:
-    """The group's sweeps over two knobs, each of one method with all else the same.
+    """The comparison's sweeps over two knobs, each of one method with all else the same.
 
     A setting that stands at one place alone is no sweep.
 
@@ -232,12 +212,12 @@ def sweeps(comparison: Comparison, down: str, across: str) -> list[Sweep]:
     """
     found: dict[str, dict[tuple[int, int], ComparedLabel]] = {}
     for entry in comparison.drafting:
-        own = dict(entry.run.knobs(entry.label))
+        own = dict(entry.knobs)
         if not {down, across} <= own.keys():
             continue
         cell = int(own.pop(down)), int(own.pop(across))
         fixed = {key: value for key, value in own.items() if key not in _NAMES}
-        setting = json.dumps({"method": entry.overall["method"], **fixed}, sort_keys=True)
+        setting = json.dumps({"method": entry.method, **fixed}, sort_keys=True)
         first = found.setdefault(setting, {}).setdefault(cell, entry)
         if first is not entry:
             raise ResultsError(
@@ -258,60 +238,22 @@ def sweeps(comparison: Comparison, down: str, across: str) -> list[Sweep]:
     ]
 
 
-def ordered(values: Iterable[Any]) -> list[Any]:
-    """Each value once, smallest first."""
-    return sorted(set(values))
-
-
-def grid(
-    title: str,
-    cells: Mapping[tuple[int, int], Mapping[str, Any]],
-    key: str,
-    downwards: bool = True,
-) -> HeatmapGrid:
-    """A heatmap of one number of summary rows.
-
-    Args:
-        title: above it.
-        cells: summary rows by the values of the two knobs (row, column); some may be missing.
-        key: of the number.
-        downwards: whether the first knob grows downwards.
-    """
-    rows, columns = ordered(row for row, _ in cells), ordered(column for _, column in cells)
-    rows = rows if downwards else rows[::-1]
-    found = [[cells.get((row, column), {}) for column in columns] for row in rows]
-    return HeatmapGrid(
-        title,
-        [[cell.get(key) for cell in line] for line in found],
-        [str(row) for row in rows],
-        [str(column) for column in columns],
-        [[cell.get(f"{key}_ci") for cell in line] for line in found],
-    )
-
-
-def has_numbers(drawn: HeatmapGrid) -> bool:
-    """Whether there is anything to see."""
-    return any(value is not None for row in drawn.values for value in row)
-
-
 def speedups(comparisons: Sequence[Comparison]) -> list[Series]:
     """Speedup of each label that drafts, a point for each comparison that has it.
 
     A label that several runs of a comparison have is one for each of them.
     """
-    found = [
-        {comparison.name_of(entry): entry for entry in comparison.drafting}
-        for comparison in comparisons
-    ]
-    methods = {label: str(e.overall["method"]) for own in found for label, e in own.items()}
+    found = [{c.name_of(entry): entry for entry in c.drafting} for c in comparisons]
+    methods = {label: e.method for own in found for label, e in own.items()}
+    places = list(enumerate(found))
     return [
         Series(
             label,
             method,
-            [row_point(x, own[label], "speedup") for x, own in enumerate(found) if label in own],
+            [Point.at(x, own[label].measured("speedup")) for x, own in places if label in own],
             claimed=[
                 p
-                for x, own in enumerate(found)
+                for x, own in places
                 if label in own
                 for p in claimed_point(x, own[label], "speedup")
             ],

@@ -11,16 +11,13 @@ from analysis.papers.reproduction import (
     claimed_comparisons,
     knob_column,
     label_column,
-    measured_point,
-    row_point,
-    speed_point,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
 from analysis.runs.claims import load_claims
 from analysis.runs.estimates import mat, tokens_per_s, usable_turns
-from analysis.tabular.comparison_tables import settings_sheet
-from analysis.tabular.table import ResultTable
+from analysis.tabular.comparison_tables import settings_table
+from analysis.tabular.table import Cell, ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,34 +65,39 @@ def _post() -> list[Claim]:
 
 def _hollow(entry: ComparedLabel) -> list[Point]:
     """The post's tokens/s for the method, at the end of the stream."""
-    method = str(entry.overall["method"])
+    method = entry.method
     end = max((size for size, _, _ in _over_stream(entry.run, entry.label, "mat")), default=0.0)
     return [Point(end, claim.value("tokens_per_s")) for claim in _post() if claim.method == method]
 
 
 def _stream(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "results")
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     for comparison in comparisons:
         for entry in comparison.entries:
             mats = _over_stream(entry.run, entry.label, "mat")
             speeds = _over_stream(entry.run, entry.label, "tokens_per_s")
             for (size, n, accepted), (_, n_timed, speed) in zip(mats, speeds, strict=True):
-                place = [comparison.title, comparison.name_of(entry), f"{size:.0f}"]
-                rows.append([*place, str(n), accepted, str(n_timed), speed])
-    headings = [
-        "run", "method", "tokens of finished requests", "requests", "MAT [95 %]",
-        "undisturbed", "tokens/s [95 %]",
-    ]  # fmt: skip
+                rows.append(
+                    {
+                        "run": comparison.title,
+                        "method": comparison.name_of(entry),
+                        "tokens of finished requests": f"{size:.0f}",
+                        "requests": str(n),
+                        "MAT [95 %]": accepted,
+                        "undisturbed": str(n_timed),
+                        "tokens/s [95 %]": speed,
+                    }
+                )
     text = captions(comparisons, _STREAM_TEXT.format(n=_PARTS), speedup=False)
     return [
-        settings_sheet(
+        settings_table(
             "SSD against REST, over the whole stream",
             comparisons,
             {"method": label_column},
             beside=_post(),
         ),
-        ResultTable("SSD over the stream of requests", text, headings, rows, []),
+        ResultTable.of("SSD over the stream of requests", text, rows),
     ]
 
 
@@ -107,9 +109,9 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
                 [
                     Series(
                         comparison.name_of(entry),
-                        str(entry.overall["method"]),
+                        entry.method,
                         [
-                            measured_point(size, value)
+                            Point.at(size, value)
                             for size, _, value in _over_stream(entry.run, entry.label, kind)
                         ],
                         claimed=_hollow(entry) if kind == "tokens_per_s" else (),
@@ -132,17 +134,17 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
 def _store_size(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "results")
     columns = {"method": label_column, "store (tokens)": knob_column("buffer_tokens")}
-    return [settings_sheet("SSD against the size of its store", comparisons, columns, _SIZE_TEXT)]
+    return [settings_table("SSD against the size of its store", comparisons, columns, _SIZE_TEXT)]
 
 
 def _store_size_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "results"):
         sizes = sorted(
-            (int(entry.run.knobs(entry.label)["buffer_tokens"]), i, entry)
+            (int(entry.knobs["buffer_tokens"]), i, entry)
             for i, entry in enumerate(comparison.drafting)
         )
-        mats = [row_point(size, entry, "mat") for size, _, entry in sizes]
-        speeds = [speed_point(size, entry) for size, _, entry in sizes]
+        mats = [Point.at(size, entry.measured("mat")) for size, _, entry in sizes]
+        speeds = [Point.at(size, entry.speed()) for size, _, entry in sizes]
         panels = [_size_panel(mats, MAT)]
         if any(p.y is not None for p in speeds):
             panels.append(_size_panel(speeds, "tokens/s"))

@@ -14,26 +14,21 @@ from analysis.papers.reproduction import (
     claimed_words,
     knob_column,
     label_column,
-    measured_point,
-    row_point,
-    speed_point,
     task_panel,
 )
-from analysis.plots.charts import Panel, Series, bars, curves
+from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.plots.stacked_bars import stacked_bars
-from analysis.runs.estimates import pooled_ratio
-from analysis.tabular.comparison_tables import settings_sheet, sheet, task_sheet
-from analysis.tabular.table import ResultTable
+from analysis.runs.estimates import phase_s, pooled_ratio
+from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
+from analysis.tabular.table import Cell, ResultTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from analysis.papers.reproduction import Pictures
-    from analysis.plots.charts import Point
     from analysis.runs.comparisons import ComparedLabel, Comparison
     from analysis.runs.load import Run
     from specbench.results.estimate import Estimate
-    from specbench.results.records import CaseRecord
 
 PAPER = "token_recycling"
 _FIGURE3_TEXT = (
@@ -64,10 +59,10 @@ def _table1_comparisons(runs: Sequence[Run]) -> list[Comparison]:
 def _table1(runs: Sequence[Run]) -> list[ResultTable]:
     pages = []
     for comparison in _table1_comparisons(runs):
-        pages.append(sheet(comparison))
+        pages.append(comparison_table(comparison))
         if len(comparison.tasks) > 1:
             title = f"Token Recycling, Table 1 by task ({comparison.title})"
-            pages.append(task_sheet(comparison, title))
+            pages.append(task_table(comparison, title))
     return pages
 
 
@@ -93,7 +88,7 @@ def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
         "update": knob_column("update"),
     }
     title = "Token Recycling, Figure 3: the tree's breadth and depth, and the update rule"
-    return [settings_sheet(title, comparisons, columns, _FIGURE3_TEXT)]
+    return [settings_table(title, comparisons, columns, _FIGURE3_TEXT)]
 
 
 def _figure3_figure(runs: Sequence[Run]) -> Pictures:
@@ -106,21 +101,17 @@ def _figure3_figure(runs: Sequence[Run]) -> Pictures:
         yield comparison.model, figure
 
 
-def _figure3_mat(x: float, entry: ComparedLabel) -> Point:
-    return row_point(x, entry, "mat")
-
-
-_FIGURE3_ROWS: tuple[tuple[Callable[[float, ComparedLabel], Point], str], ...] = (
-    (_figure3_mat, MAT),
-    (speed_point, "tokens/s"),
+_FIGURE3_ROWS: tuple[tuple[Callable[[ComparedLabel], Estimate], str], ...] = (
+    (lambda entry: entry.measured("mat"), MAT),
+    (lambda entry: entry.speed(), "tokens/s"),
 )
 
 
 def _figure3_row(
-    comparison: Comparison, point_of: Callable[[float, ComparedLabel], Point], ylabel: str
+    comparison: Comparison, number: Callable[[ComparedLabel], Estimate], ylabel: str
 ) -> list[Panel]:
     entries = comparison.drafting
-    sizes = [(entry, entry.run.knobs(entry.label)) for entry in entries]
+    sizes = [(entry, entry.knobs) for entry in entries]
     grown = [(e, int(k["breadth"]), int(k["depth"])) for e, k in sizes if k.get("breadth")]
     breadth = sorted(((nodes, e) for e, nodes, levels in grown if levels == 6), key=_first)
     depth = sorted(((levels, e) for e, nodes, levels in grown if nodes == 80), key=_first)
@@ -134,17 +125,17 @@ def _figure3_row(
     return [
         Panel(
             "(a) breadth, 6 levels", "nodes", ylabel,
-            series("grown tree", [point_of(nodes, entry) for nodes, entry in breadth]),
+            series("grown tree", [Point.at(nodes, number(entry)) for nodes, entry in breadth]),
             bottom=bottom,
         ),
         Panel(
             "(b) depth, 80 nodes", "levels", ylabel,
-            series("grown tree", [point_of(levels, entry) for levels, entry in depth]),
+            series("grown tree", [Point.at(levels, number(entry)) for levels, entry in depth]),
             bottom=bottom,
         ),
         Panel(
             "(c) update rule", "", ylabel,
-            [Series("template", PAPER, [point_of(x, e) for x, (_, e) in enumerate(rules)])],
+            [Series("template", PAPER, [Point.at(x, number(e)) for x, (_, e) in enumerate(rules)])],
             ticks=[name for name, _ in rules], bottom=bottom,
         ),
     ]  # fmt: skip
@@ -154,46 +145,44 @@ def _first(pair: tuple[int, ComparedLabel]) -> int:
     return pair[0]
 
 
-def _phase_shares(run: Run, of_label: str) -> dict[str, Estimate]:
-    records = [r for r in run.records if r.label == of_label and r.phase_s]
+def _phase_shares(entry: ComparedLabel) -> dict[str, Estimate]:
+    timed = [record for record in entry.records if record.phase_s]
 
-    def steps_s(record: CaseRecord) -> float:
-        return sum((record.phase_s or {}).get(phase, 0.0) for phase in _PHASES)
+    def share(phase: str) -> Estimate:
+        return pooled_ratio(
+            timed,
+            lambda r: phase_s(r, phase),
+            lambda r: sum(phase_s(r, each) for each in _PHASES),
+            entry.run.seed,
+            at_most=1,
+        )
 
-    def of(phase: str) -> Callable[[CaseRecord], float]:
-        return lambda record: (record.phase_s or {}).get(phase, 0.0)
-
-    return {
-        words: pooled_ratio(records, of(phase), steps_s, run.seed, at_most=1)
-        for phase, words in _PHASES.items()
-    }
+    return {words: share(phase) for phase, words in _PHASES.items()}
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     for comparison in claimed_comparisons(runs, PAPER, "figure4"):
         for entry in comparison.entries:
-            for part, share in _phase_shares(entry.run, entry.label).items():
+            for part, share in _phase_shares(entry).items():
                 # Most parts are below a hundredth.
                 digits = replace(share, digits=4)
-                cases = str(entry.overall["n_cases"])
-                rows.append([comparison.title, comparison.name_of(entry), part, digits, cases])
+                rows.append(
+                    {
+                        "run": comparison.title,
+                        "method": comparison.name_of(entry),
+                        "part": part,
+                        "share of the steps' time [95 %]": digits,
+                        "cases": str(entry.overall["n_cases"]),
+                    }
+                )
     text = captions(claimed_comparisons(runs, PAPER, "figure4"), _FIGURE4_TEXT, speedup=False)
-    headings = ["run", "method", "part", "share of the steps' time [95 %]", "cases"]
-    return [ResultTable("Token Recycling, Figure 4: time of a step", text, headings, rows, [])]
+    return [ResultTable.of("Token Recycling, Figure 4: time of a step", text, rows)]
 
 
 def _figure4_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "figure4"):
-        rows = {}
-        for entry in comparison.entries:
-            points = {
-                part: measured_point(0, share)
-                for part, share in _phase_shares(entry.run, entry.label).items()
-            }
-            rows[comparison.name_of(entry)] = {
-                part: (p.y, p.interval) for part, p in points.items() if p.y is not None
-            }
+        rows = {comparison.name_of(e): _phase_shares(e) for e in comparison.entries}
         figure = stacked_bars(
             rows,
             "share of the time of all steps",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
+    from specbench.results.estimate import Estimate
     from specbench.results.statistics import Interval
 
 HEADROOM = 1.6  # height of a picture over its tallest bar, at most
@@ -35,6 +36,11 @@ class Point:
     x: float
     y: float | None
     interval: Interval | None = None
+
+    @classmethod
+    def at(cls, x: float, estimate: Estimate) -> Point:
+        """A number with its interval, at a place."""
+        return cls(x, estimate.value, estimate.interval)
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,12 @@ from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from analysis.plots.layout import finish
 from analysis.plots.style import HEATMAP
+from specbench.results.estimate import Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
-
-    from specbench.results.statistics import Interval
-
 
 # Inches: narrow, so that three grids stand side by side as in the papers and are hardly reduced on
 # a page; the interval's ends stand below each other.
@@ -34,16 +32,34 @@ class HeatmapGrid:
     """One heatmap.
 
     Attributes:
-        values: ``[rows, columns]``; None where there is no number.
-        intervals: of the same shape, or None where no cell has one.
+        cells: ``[rows, columns]``.
         rows, columns: names along the axes.
     """
 
     title: str
-    values: Sequence[Sequence[float | None]]
+    cells: Sequence[Sequence[Estimate]]
     rows: Sequence[str]
     columns: Sequence[str]
-    intervals: Sequence[Sequence[Interval | None]] | None = None
+
+    @classmethod
+    def of(
+        cls, title: str, cells: Mapping[tuple[int, int], Estimate], downwards: bool = True
+    ) -> HeatmapGrid:
+        """Numbers by the values of two knobs (row, column), of which some may be missing.
+
+        Args:
+            title: above it.
+            cells: the numbers.
+            downwards: whether the first knob grows downwards.
+        """
+        rows = sorted({row for row, _ in cells}, reverse=not downwards)
+        columns = sorted({column for _, column in cells})
+        lines = [[cells.get((row, column), Estimate(None)) for column in columns] for row in rows]
+        return cls(title, lines, [*map(str, rows)], [*map(str, columns)])
+
+    @property
+    def numbers(self) -> list[float]:
+        return [cell.value for line in self.cells for cell in line if cell.value is not None]
 
 
 def heatmaps(
@@ -53,7 +69,7 @@ def heatmaps(
 
     One beside the other where a page is wide enough, else one below the other.
     """
-    numbers = [value for grid in grids for row in grid.values for value in row if value is not None]
+    numbers = [number for grid in grids for number in grid.numbers]
     low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
     high = high if high > low else low + 1.0
     n_rows, n_columns = max(len(g.rows) for g in grids), max(len(g.columns) for g in grids)
@@ -69,10 +85,8 @@ def heatmaps(
     scale = LogNorm(low, high) if manyfold else Normalize(low, high)
     image = None
     for axes, grid in zip(all_axes, grids, strict=True):
-        cells = np.array(
-            [[math.nan if value is None else value for value in row] for row in grid.values]
-        )
-        image = axes.imshow(cells, cmap=HEATMAP, norm=scale, aspect="auto")
+        values = [[math.nan if c.value is None else c.value for c in line] for line in grid.cells]
+        image = axes.imshow(np.array(values), cmap=HEATMAP, norm=scale, aspect="auto")
         axes.grid(visible=False)
         axes.set_xticks(range(len(grid.columns)), grid.columns)
         axes.set_yticks(range(len(grid.rows)), grid.rows)
@@ -95,13 +109,13 @@ def heatmaps(
 
 
 def _write_cells(axes: Axes, grid: HeatmapGrid, middle: float) -> None:
-    for i, row in enumerate(grid.values):
-        for j, value in enumerate(row):
+    for i, line in enumerate(grid.cells):
+        for j, cell in enumerate(line):
+            value, interval = cell.value, cell.interval
             if value is None:
                 axes.text(j, i, "–", ha="center", va="center", fontsize=7)
                 continue
             colour = "white" if value < middle else "black"
-            interval = grid.intervals[i][j] if grid.intervals is not None else None
             digits = 1 if value >= 10 else 2
             axes.text(
                 j, i - (0.25 if interval else 0), f"{value:.{digits}f}", ha="center", va="center",

@@ -14,15 +14,17 @@ from matplotlib.ticker import LogFormatter, LogLocator
 
 from analysis.plots.layout import finish, legend_of
 from analysis.plots.style import REFERENCE, part_style, row_marker
+from specbench.results.estimate import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from matplotlib.axes import Axes
 
-    from specbench.results.statistics import Interval
+    Rows = Mapping[str, Mapping[str, Estimate]]
 
-    Rows = Mapping[str, Mapping[str, tuple[float, Interval | None]]]
+
+_NOTHING = Estimate(None)
 
 
 def stacked_bars(rows: Rows, xlabel: str, title: str, caption: str, form: str = "{:.0%}") -> Figure:
@@ -37,7 +39,7 @@ def stacked_bars(rows: Rows, xlabel: str, title: str, caption: str, form: str = 
         caption: below.
         form: of the number written into a part that has room for it.
     """
-    named = [(part, length) for row in rows.values() for part, (length, _) in row.items()]
+    named = [(part, cell.value or 0) for row in rows.values() for part, cell in row.items()]
     parts = list(dict.fromkeys(part for part, length in named if length > 0))
     heights = (0.8 + 0.5 * len(rows), 0.9 + 0.24 * len(parts))
     figure = Figure(figsize=(7.0, sum(heights)), layout="constrained")
@@ -49,13 +51,14 @@ def stacked_bars(rows: Rows, xlabel: str, title: str, caption: str, form: str = 
 
 
 def _stack(axes: Axes, rows: Rows, parts: list[str], xlabel: str, form: str) -> None:
-    longest = max((sum(v for v, _ in row.values()) for row in rows.values()), default=1.0)
+    longest = max((sum(c.value or 0 for c in row.values()) for row in rows.values()), default=1.0)
     left = np.zeros(len(rows))
     for i, part in enumerate(parts):
-        values = [row.get(part, (0.0, None)) for row in rows.values()]
-        widths = np.array([value for value, _ in values])
+        cells = [row.get(part, _NOTHING) for row in rows.values()]
+        widths = np.array([cell.value or 0.0 for cell in cells])
         axes.barh(range(len(rows)), widths, left=left, label=part, height=0.6, **part_style(i))
-        for place, (value, interval) in enumerate(values):
+        for place, (value, cell) in enumerate(zip(widths, cells, strict=True)):
+            interval = cell.interval
             if value > 0.04 * longest:
                 # The interval belongs to the part's length, so it is drawn at the part's end.
                 text = form.format(value)
@@ -84,7 +87,8 @@ def _one_by_one(axes: Axes, rows: Rows, parts: list[str], xlabel: str) -> None:
     for i, row in enumerate(rows.values()):
         offset = aside * (i - (len(rows) - 1) / 2)
         for place, part in enumerate(parts):
-            value, interval = row.get(part, (0.0, None))
+            cell = row.get(part, _NOTHING)
+            value, interval = cell.value or 0.0, cell.interval
             if value <= 0:
                 continue
             low, high = interval or (value, value)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.runs.estimates import pooled_ratio
+from analysis.runs.estimates import pooled_ratio, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def by_depth(
         return lambda record: sum(n > depth for n in record.accepted_per_step)
 
     return [
-        (depth, pooled_ratio(records, accepted(depth), lambda r: r.n_target_passes, seed, 1))
+        (depth, pooled_ratio(records, accepted(depth), steps, seed, 1))
         for depth in range(1, min(reached, deepest) + 1)
     ]
 
@@ -54,17 +54,17 @@ def by_position(
     """
     longest = max((record.n_new for record in records), default=0)
 
-    def steps(record: CaseRecord, stretch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def steps_of(record: CaseRecord, stretch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         counts = np.asarray(record.accepted_per_step, dtype=np.int64)
         begins = 1 + np.cumsum(counts) - counts  # the first token came from the prompt's pass
         inside: np.ndarray[Any, np.dtype[np.int64]] = counts[begins // width == stretch]
         return inside
 
     def committed(stretch: int) -> Callable[[CaseRecord], float]:
-        return lambda record: int(steps(record, stretch).sum())
+        return lambda record: int(steps_of(record, stretch).sum())
 
     def passes(stretch: int) -> Callable[[CaseRecord], float]:
-        return lambda record: len(steps(record, stretch))
+        return lambda record: len(steps_of(record, stretch))
 
     return [
         ((stretch + 0.5) * width, pooled_ratio(records, committed(stretch), passes(stretch), seed))

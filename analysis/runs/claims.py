@@ -33,11 +33,13 @@ import yaml
 from specbench.errors import ResultsError
 from specbench.results.estimate import FEWEST
 from specbench.results.statistics import OVERALL
+from specbench.results.summary_schema import interval, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
     from analysis.runs.load import Knobs, Run
+    from specbench.results.summary_schema import SummaryRow
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
 MAT_TOLERANCE = 0.05
@@ -168,8 +170,8 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
     file = yaml.safe_load(path.read_text(encoding="utf-8"))
     exhibits: list[_Exhibit] = file["exhibits"]
     claims: list[Claim] = []
-    for number, exhibit in enumerate(exhibits, start=1):
-        place = f"{path.name}, exhibit {number} ({exhibit.get('paper')})"
+    for place_in_file, exhibit in enumerate(exhibits, start=1):
+        place = f"{path.name}, exhibit {place_in_file} ({exhibit.get('paper')})"
         unknown = exhibit.keys() - _Exhibit.__annotations__.keys()
         missing = _ExhibitMust.__annotations__.keys() - exhibit.keys()
         if unknown or missing:
@@ -332,7 +334,7 @@ def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list
 
 
 def compare(
-    claim: Claim | None, row: Mapping[str, Any], model: str, gpus: Sequence[str], task: str
+    claim: Claim | None, row: SummaryRow, model: str, gpus: Sequence[str], task: str
 ) -> str:
     """The verdict on a row of a summary, by the rule at the head of this module; "" without claim.
 
@@ -360,17 +362,15 @@ def compare(
     return REPRODUCED if speed == REPRODUCED else MAT_ONLY
 
 
-def _agrees(
-    claim: Claim, metric: str, row: Mapping[str, Any], task: str, tolerance: float
-) -> str | None:
+def _agrees(claim: Claim, metric: str, row: SummaryRow, task: str, tolerance: float) -> str | None:
     """One number's part of the verdict: reproduced, not, or too few to tell.
 
     None where it is not claimed or not measured.
     """
-    claimed, measured = claim.value(metric, task), row[metric]
+    claimed, measured = claim.value(metric, task), number(row, metric)
     if claimed is None or measured is None:
         return None
-    low, high = row[f"{metric}_ci"] or (measured, measured)
+    low, high = interval(row, metric) or (measured, measured)
     if high > WIDEST * low or row.get("n_cases", FEWEST) < FEWEST:
         return TOO_FEW
     return REPRODUCED if low / (1 + tolerance) <= claimed <= high * (1 + tolerance) else NOT

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from analysis.runs.load import Run
+    from analysis.runs.load import Knobs, Run
+    from specbench.results.records import CaseRecord
     from specbench.results.summary_schema import SummaryRow
 
 
@@ -34,8 +35,20 @@ class ComparedLabel:
 
     @property
     def overall(self) -> SummaryRow:
-        """The row over the whole run."""
         return self.rows[OVERALL]
+
+    @property
+    def method(self) -> str:
+        return self.overall["method"]
+
+    @property
+    def knobs(self) -> Knobs:
+        return self.run.knobs(self.label)
+
+    @property
+    def records(self) -> list[CaseRecord]:
+        """The label's own turns, failed ones too."""
+        return [record for record in self.run.records if record.label == self.label]
 
     def measured(self, key: str, task: str = OVERALL) -> Estimate:
         """A number of a task's row with its interval; none where the run lacks the task."""
@@ -49,7 +62,6 @@ class ComparedLabel:
         return tokens_per_s(own, self.run.seed)
 
     def verdict(self, task: str = OVERALL) -> str:
-        """How the claim compares with what was measured."""
         return compare(self.claim, self.rows[task], self.run.model, self.run.gpus, task)
 
 
@@ -64,17 +76,14 @@ class Comparison:
 
     @property
     def model(self) -> str:
-        """Its name in ``conf/model``."""
         return self.runs[0].model
 
     @property
     def dataset(self) -> str:
-        """Its name in ``conf/dataset``."""
         return self.runs[0].dataset
 
     @property
     def title(self) -> str:
-        """What the table is about."""
         return f"{self.model} on {self.dataset}"
 
     @property
@@ -83,7 +92,7 @@ class Comparison:
         return [
             entry
             for entry in self.entries
-            if entry.label != entry.run.baseline and entry.overall["method"] != BASELINE
+            if entry.label != entry.run.baseline and entry.method != BASELINE
         ]
 
     def name_of(self, entry: ComparedLabel) -> str:
@@ -120,7 +129,7 @@ def make_comparisons(
     for key, members in sorted(by_key.items(), key=lambda item: item[0]):
         kind = key[-1]
         entries = [entry for run in members for entry in _entries(run, kind, claims)]
-        methods = {str(entry.overall["method"]) for entry in entries} | {BASELINE}
+        methods = {str(entry.method) for entry in entries} | {BASELINE}
         comparisons.append(
             Comparison(members, entries, claims_not_run(members[0], methods, claims), kind)
         )

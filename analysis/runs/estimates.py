@@ -23,6 +23,24 @@ if TYPE_CHECKING:
     from specbench.results.records import CaseRecord
 
 
+STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
+
+
+def decoded_tokens(record: CaseRecord) -> int:
+    """Tokens that the turn's steps committed: all new ones but the first, the prompt pass's."""
+    return max(0, record.n_new - 1)
+
+
+def steps(record: CaseRecord) -> int:
+    """Target passes after the prompt's."""
+    return record.n_target_passes
+
+
+def phase_s(record: CaseRecord, phase: str) -> float:
+    """Seconds of a turn in a phase; 0 where the clock did not look into the steps."""
+    return (record.phase_s or {}).get(phase, 0.0)
+
+
 def pooled_ratio(
     records: Iterable[CaseRecord],
     above: Callable[[CaseRecord], float | None],
@@ -88,8 +106,8 @@ def usable_turns(records: Iterable[CaseRecord]) -> list[CaseRecord]:
 
 
 def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
-    """Decoding speed with its own interval, of one label's turns that :func:`timed` left."""
-    speed = pooled_ratio(records, lambda r: max(0, r.n_new - 1), lambda r: r.decode_s, seed)
+    """Decoding speed with its own interval, of one label's turns that :func:`usable_turns` left."""
+    speed = pooled_ratio(records, decoded_tokens, lambda r: r.decode_s, seed)
     return replace(speed, digits=1)
 
 
@@ -105,7 +123,7 @@ def over_repeats(
     for record in usable_turns(records):
         if record.label in (label, baseline):
             by_label = totals.setdefault(record.repeat, {label: [0.0, 0.0], baseline: [0.0, 0.0]})
-            by_label[record.label][0] += max(0, record.n_new - 1)
+            by_label[record.label][0] += decoded_tokens(record)
             by_label[record.label][1] += record.decode_s
     ratios = []
     for by_label in totals.values():
@@ -119,7 +137,7 @@ def over_repeats(
 
 def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
     """Mean accepted tokens of one label's turns."""
-    found = pooled_ratio(records, lambda r: max(0, r.n_new - 1), lambda r: r.n_target_passes, seed)
+    found = pooled_ratio(records, decoded_tokens, steps, seed)
     if found.interval is None:
         return found
     low, high = found.interval

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import zlib
@@ -10,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pandas as pd
-
+from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, DONE, MANIFEST, CaseRecord, read_records
-from specbench.storage import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
 Knobs: TypeAlias = "Mapping[str, Any]"
 
 SURFACE = "surface.json"  # of a cost run, in place of records
-# Left out of the frame: lists as long as a text.
-_LONG_FIELDS = ("prompt_ids", "output_ids", "accepted_per_step")
 
 
 @dataclass(frozen=True)
@@ -36,14 +31,14 @@ class Run:
         path: the folder.
         records: all of its records, in the order they were written; none of a cost run.
         complete: whether the run reached its end; False too where the last line is cut off.
-        surface: the cost surface that the run measured, as it stands in its file; None of others.
+        surface: the cost surface that the run measured; None of others.
     """
 
     path: Path
     manifest: RunManifest
     records: Sequence[CaseRecord]
     complete: bool
-    surface: Mapping[str, Any] | None = None
+    surface: Surface | None = None
 
     @property
     def model(self) -> str:
@@ -54,7 +49,6 @@ class Run:
 
     @property
     def dataset(self) -> str:
-        """The data set's name in ``conf/dataset``."""
         return self.records[0].dataset
 
     @property
@@ -129,7 +123,6 @@ class Run:
 
     @property
     def estimator(self) -> str:
-        """How the run's own table was computed."""
         return str(self.manifest.config.get("estimator") or "paired")
 
     @property
@@ -206,7 +199,6 @@ class Run:
         return self._loaded.memory.get(label, {})
 
     def knobs(self, label: str) -> Knobs:
-        """The settings of a label's method."""
         return self.manifest.labels.get(label, LabelInfo()).knobs
 
 
@@ -266,7 +258,7 @@ def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list
     runs = []
     for path in _folders_with((SURFACE, MANIFEST, DONE), paths):
         manifest = RunManifest.read(path)
-        run = Run(path, manifest, (), True, jsonl.read_json(path / SURFACE))
+        run = Run(path, manifest, (), True, Surface.read(path / SURFACE))
         if by_hand or run.experiment is not None:
             runs.append(run)
     return runs
@@ -323,23 +315,3 @@ def usable_runs(
             "one record. Make one: python run.py"
         )
     return shown, hidden
-
-
-def frame(runs: Iterable[Run]) -> pd.DataFrame:
-    """All records as one tidy frame: a row per turn, with the run's folder beside the fields.
-
-    Token lists are left out; ``lossless`` becomes ``verdict``, ``first_diff`` and ``gap``.
-    """
-    names = [f.name for f in dataclasses.fields(CaseRecord) if f.name not in _LONG_FIELDS]
-    rows = []
-    for run in runs:
-        for record in run.records:
-            row = {"run": str(run.path), **{name: getattr(record, name) for name in names}}
-            lossless = row.pop("lossless")
-            row |= {
-                "verdict": lossless.verdict,
-                "first_diff": lossless.first_diff,
-                "gap": lossless.gap,
-            }
-            rows.append(row)
-    return pd.DataFrame(rows)

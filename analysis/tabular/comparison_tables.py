@@ -1,4 +1,4 @@
-"""Tables of runs as sheets: the wide one by task, the one by settings, and pairs."""
+"""Tables of runs: the wide one by task, the long one, the one by settings, and pairs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from specbench.results.wording import verdict_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from specbench.results.summary_schema import Pair, SummaryRow
+    from analysis.tabular.table import Cell
+    from specbench.results.summary_schema import SummaryRow
 
 _TASK_NAMES = {
     "mt_bench": "MT",
@@ -32,81 +33,66 @@ _TASK_NAMES = {
 }
 
 
-# What a speedup stands on: over plain decoding by either engine, and how fast plain decoding is.
-FOOTING = ("over eager ar [95 %]", "over graph ar [95 %]", "bandwidth share")
-# Headings of what :func:`_all_claimed` gives.
-_CLAIMED = ("claimed speedup / MAT", "claimed tokens/s", "claimed on")
-
-
-def footing_cells(row: SummaryRow) -> list[str | Estimate]:
-    """The cells below ``FOOTING``, of a summary's row."""
+def context_cells(row: SummaryRow) -> dict[str, Cell]:
+    """What a speedup stands on: over plain decoding by either engine, and how fast that is."""
     few = row["n_cases"] < FEWEST
-    return [
-        Estimate(row["speedup_eager"], row["speedup_eager_ci"], few=few),
-        Estimate(row["speedup_graph"], row["speedup_graph_ci"], few=few),
-        Estimate(row["bandwidth_share"]),
-    ]
+    return {
+        "over eager ar [95 %]": Estimate(row["speedup_eager"], row["speedup_eager_ci"], few=few),
+        "over graph ar [95 %]": Estimate(row["speedup_graph"], row["speedup_graph_ci"], few=few),
+        "bandwidth share": Estimate(row["bandwidth_share"]),
+    }
 
 
-def sheet(group: Comparison) -> ResultTable:
+def comparison_table(group: Comparison) -> ResultTable:
     """The wide form that papers use: a row per label, a column per task."""
-    several_runs = len(group.runs) > 1
-    names = run_names(group.runs)
+    names = run_names(group.runs) if len(group.runs) > 1 else {}
     tasks = group.tasks if len(group.tasks) > 1 else []
-    headings = [
-        *(["run"] if several_runs else []),
-        "method",
-        *(_TASK_NAMES.get(task, task) for task in tasks),
-        "MAT [95 %]",
-        "tokens/s [95 %]",
-        "speedup [95 %]",
-        "geo. mean [95 %]",
-        *FOOTING,
-        "cases",
-        "lossless",
-        *_CLAIMED,
-        "verdict",
-    ]
-    rows: list[list[str | Estimate]] = []
-    notes = []
+    rows: list[dict[str, Cell]] = []
     for entry in group.entries:
-        row = entry.overall
-        rows.append(
-            [
-                *([names[entry.run.path]] if several_runs else []),
-                entry.label,
-                *(_number(entry.rows[t]["speedup"] if t in entry.rows else None) for t in tasks),
-                entry.measured("mat"),
-                entry.speed(),
-                entry.measured("speedup"),
-                entry.measured("geomean_speedup"),
-                *footing_cells(row),
-                str(row["n_cases"]),
-                verdict_words(row["lossless"]),
-                *_all_claimed(entry.claim),
-                entry.verdict(),
-            ]
-        )
-        if entry.claim is not None:
-            notes.append(f"{entry.label}: claimed by {entry.claim.describe()}.")
-    for claim in group.not_run:
-        by_task = [_number(claim.value("speedup", task)) for task in tasks]
-        # Per-task numbers of a claim would be taken for measured ones here.
-        blank = [ABSENT] * len(by_task)
-        no_run = [ABSENT] if several_runs else []
-        claimed = [*_all_claimed(claim), NOT_RUN]
-        rows.append([*no_run, claim.method, *blank, *[ABSENT] * 7, "0", ABSENT, *claimed])
-        notes.append(f"{claim.method}: claimed by {claim.describe()}.")
-    return ResultTable(group.title, caption(group), headings, rows, with_rule(notes))
+        by_task = {
+            _TASK_NAMES.get(task, task): _number(entry.rows[task]["speedup"])
+            if task in entry.rows
+            else ABSENT
+            for task in tasks
+        }
+        where = {"run": names[entry.run.path]} if names else {}
+        rows.append({**where, "method": entry.label, **by_task, **_result_cells(entry, True)})
+    # Per-task numbers of a claim would be taken for measured ones here.
+    rows += [{"method": claim.method, **_not_run_cells(claim)} for claim in group.not_run]
+    notes = [
+        *(_note(entry.label, entry.claim) for entry in group.entries if entry.claim is not None),
+        *(_note(claim.method, claim) for claim in group.not_run),
+    ]
+    return ResultTable.of(group.title, caption(group), rows, with_rule(notes))
 
 
-def task_sheet(group: Comparison, title: str) -> ResultTable:
+def _result_cells(entry: ComparedLabel, geomean: bool = False) -> dict[str, Cell]:
+    """What was measured over the whole run, and what is claimed."""
+    row = entry.overall
+    return {
+        "MAT [95 %]": entry.measured("mat"),
+        "tokens/s [95 %]": entry.speed(),
+        "speedup [95 %]": entry.measured("speedup"),
+        **({"geo. mean [95 %]": entry.measured("geomean_speedup")} if geomean else {}),
+        **context_cells(row),
+        "cases": str(row["n_cases"]),
+        "lossless": verdict_words(row["lossless"]),
+        **_all_claimed(entry.claim),
+        "verdict": entry.verdict(),
+    }
+
+
+def _not_run_cells(claim: Claim, why: str = NOT_RUN) -> dict[str, Cell]:
+    return {"cases": "0", **_all_claimed(claim), "verdict": why}
+
+
+def _note(who: str, claim: Claim) -> str:
+    return f"{who}: claimed by {claim.describe()}."
+
+
+def task_table(group: Comparison, title: str) -> ResultTable:
     """The long form: a row per task and label, every number with its interval and claim."""
-    headings = [
-        "data", "method", "MAT [95 %]", "speedup [95 %]", *FOOTING, "cases", "claimed speedup",
-        "verdict",
-    ]  # fmt: skip
-    rows: list[list[str | Estimate]] = []
+    rows: list[dict[str, Cell]] = []
     for task in group.tasks:
         for entry in group.entries:
             row = entry.rows.get(task)
@@ -114,18 +100,18 @@ def task_sheet(group: Comparison, title: str) -> ResultTable:
                 continue
             value = entry.claim.value("speedup", task) if entry.claim else None
             rows.append(
-                [
-                    task,
-                    group.name_of(entry),
-                    entry.measured("mat", task),
-                    entry.measured("speedup", task),
-                    *footing_cells(row),
-                    str(row["n_cases"]),
-                    _number(value),
-                    entry.verdict(task) if value is not None else "",
-                ]
+                {
+                    "data": task,
+                    "method": group.name_of(entry),
+                    "MAT [95 %]": entry.measured("mat", task),
+                    "speedup [95 %]": entry.measured("speedup", task),
+                    **context_cells(row),
+                    "cases": str(row["n_cases"]),
+                    "claimed speedup": _number(value),
+                    "verdict": entry.verdict(task) if value is not None else "",
+                }
             )
-    return ResultTable(title, "By task; claims and conditions as above.", headings, rows, [])
+    return ResultTable.of(title, "By task; claims and conditions as above.", rows)
 
 
 def _model(entry: ComparedLabel) -> str:
@@ -154,7 +140,7 @@ def _apart(
     return {"run": lambda entry: names[entry.run.path], **found}
 
 
-def settings_sheet(
+def settings_table(
     title: str,
     groups: Sequence[Comparison],
     columns: Mapping[str, Callable[[ComparedLabel], str]],
@@ -172,50 +158,26 @@ def settings_sheet(
     """
     entries = [entry for group in groups for entry in _in_order(group, columns)]
     apart = _apart(entries, columns)
-    headings = [
-        *apart, *columns, "MAT [95 %]", "tokens/s [95 %]", "speedup [95 %]", *FOOTING,
-        "cases", "lossless", *_CLAIMED, "verdict",
-    ]  # fmt: skip
-    rows: list[list[str | Estimate]] = []
-    notes = []
+    rows: list[dict[str, Cell]] = []
     for entry in entries:
-        row, claim = entry.overall, entry.claim
-        rows.append(
-            [
-                *(of(entry) for of in apart.values()),
-                *(of(entry) for of in columns.values()),
-                entry.measured("mat"),
-                entry.speed(),
-                entry.measured("speedup"),
-                *footing_cells(row),
-                str(row["n_cases"]),
-                verdict_words(row["lossless"]),
-                *_all_claimed(claim),
-                entry.verdict(),
-            ]
-        )
-        if claim is not None:
-            notes.append(f"{entry.label}: claimed by {claim.describe()}.")
+        place = {heading: of(entry) for heading, of in {**apart, **columns}.items()}
+        rows.append({**place, **_result_cells(entry)})
+    notes = [_note(entry.label, entry.claim) for entry in entries if entry.claim is not None]
     not_run = [(claim, NOT_RUN) for group in groups for claim in group.not_run]
     for claim, why in [*not_run, *((claim, OTHER_MODEL) for claim in beside)]:
-        where = {"run": ABSENT, "model": claim.model, "data": claim.dataset}
+        where = {"model": claim.model, "data": claim.dataset}
         variant = f" ({claim.setting})" if claim in beside and claim.setting else ""
         rows.append(
-            [
-                *(where[heading] for heading in apart),
-                f"{claim.method}{variant}",
-                *[ABSENT] * (len(columns) - 1),
-                *[ABSENT] * 6,
-                "0",
-                ABSENT,
-                *_all_claimed(claim),
-                why,
-            ]
+            {
+                **{heading: where[heading] for heading in where if heading in apart},
+                next(iter(columns)): f"{claim.method}{variant}",
+                **_not_run_cells(claim, why),
+            }
         )
-        notes.append(f"{claim.method}: claimed by {claim.describe()}.")
+        notes.append(_note(claim.method, claim))
     conditions = "\n".join(caption(group) for group in groups)
     caption_text = "\n".join(filter(None, [text, conditions]))
-    return ResultTable(title, caption_text, headings, rows, with_rule(notes))
+    return ResultTable.of(title, caption_text, rows, with_rule(notes))
 
 
 def with_rule(notes: Sequence[str]) -> list[str]:
@@ -223,14 +185,17 @@ def with_rule(notes: Sequence[str]) -> list[str]:
     return [*dict.fromkeys(notes), VERDICT_RULE] if notes else []
 
 
-def claimed_cells(claim: Claim | None) -> list[str]:
+def claimed_cells(claim: Claim | None) -> dict[str, Cell]:
     """What is claimed (speedup / MAT), and for which model on what."""
-    return [_claimed(claim), f"{claim.model}, {claim.hardware}" if claim else ABSENT]
+    return {
+        "claimed speedup / MAT": _claimed(claim),
+        "claimed on": f"{claim.model}, {claim.hardware}" if claim else ABSENT,
+    }
 
 
-def _all_claimed(claim: Claim | None) -> list[str]:
-    ratios, place = claimed_cells(claim)
-    return [ratios, _claimed_speed(claim), place]
+def _all_claimed(claim: Claim | None) -> dict[str, Cell]:
+    ratios, place = claimed_cells(claim).items()
+    return dict([ratios, ("claimed tokens/s", _claimed_speed(claim)), place])
 
 
 def _in_order(
@@ -268,51 +233,37 @@ def rows_once(group: Comparison) -> list[ComparedLabel]:
     return entries
 
 
-def pairs_sheet(group: Comparison) -> ResultTable | None:
+def pairs_table(group: Comparison) -> ResultTable | None:
     """Every label of a run against every other; None where no run has two."""
-    rows: list[list[str | Estimate]] = []
-    names = run_names(group.runs)
+    names = run_names(group.runs) if len(group.runs) > 1 else {}
+    rows: list[dict[str, Cell]] = []
     for run in group.runs:
         for pair in compare_pairs(run.records, run.labels, seed=run.seed):
+            few = pair["n_cases"] < FEWEST
             rows.append(
-                [
-                    *([names[run.path]] if len(group.runs) > 1 else []),
-                    pair["first"],
-                    pair["second"],
-                    _ratio(pair),
-                    f"{pair['p']:.4f}",
-                    f"{pair['p_holm']:.4f}",
-                    pair["verdict"],
-                    Estimate(pair["detectable"], digits=3),
-                    str(pair["n_cases"]),
-                ]
+                {
+                    **({"run": names[run.path]} if names else {}),
+                    "first": pair["first"],
+                    "second": pair["second"],
+                    "ratio [95 %]": Estimate(
+                        pair["ratio"], None if few else pair["ratio_ci"], 3, few
+                    ),
+                    "p": f"{pair['p']:.4f}",
+                    "p (Holm)": f"{pair['p_holm']:.4f}",
+                    "first is": pair["verdict"],
+                    "detectable": Estimate(pair["detectable"], digits=3),
+                    "cases": str(pair["n_cases"]),
+                }
             )
     if not rows:
         return None
-    margin = f"{pair['margin']:.0%}"
     text = (
         "Geometric mean over cases of the first's decode speed over the second's. p: two-sided "
         "sign-flip permutation test; Holm: corrected for the run's number of pairs. tie: the 95 % "
-        f"interval lies within {margin}. detectable: smallest ratio shown with a power of 80 %."
+        f"interval lies within {pair['margin']:.0%}. detectable: smallest ratio shown with a power "
+        "of 80 %."
     )
-    headings = [
-        "first",
-        "second",
-        "ratio [95 %]",
-        "p",
-        "p (Holm)",
-        "first is",
-        "detectable",
-        "cases",
-    ]
-    if len(group.runs) > 1:
-        headings.insert(0, "run")
-    return ResultTable(f"{group.title}: pairs", text, headings, rows, [])
-
-
-def _ratio(pair: Pair) -> Estimate:
-    few = pair["n_cases"] < FEWEST
-    return Estimate(pair["ratio"], None if few else pair["ratio_ci"], 3, few)
+    return ResultTable.of(f"{group.title}: pairs", text, rows)
 
 
 def _number(value: float | None, digits: int = 2) -> str:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Estimate
+from specbench.results.estimate import ABSENT
 from specbench.results.manifest import LabelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from analysis.runs.load import Run
+    from analysis.tabular.table import Cell
 
 # Of a manifest; what is left out is long and stands there.
 _SURROUNDINGS = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
@@ -40,17 +41,22 @@ def settings(runs: Iterable[Run]) -> list[ResultTable]:
             knobs = {key: v for key, v in run.knobs(label).items() if key not in _NOT_KNOBS}
             setting = (label, entry.state_scope or ABSENT, json.dumps(knobs))
             counts.setdefault(entry.method or label, Counter())[setting] += 1
-    return [_settings_sheet(method, found) for method, found in sorted(counts.items())]
+    return [_settings_table(method, found) for method, found in sorted(counts.items())]
 
 
-def _settings_sheet(method: str, found: Mapping[tuple[str, str, str], int]) -> ResultTable:
+def _settings_table(method: str, found: Mapping[tuple[str, str, str], int]) -> ResultTable:
     knobs = [json.loads(text) for _, _, text in found]
     names = list(dict.fromkeys(key for setting in knobs for key in setting))
-    rows: list[list[str | Estimate]] = [
-        [label, scope, *(_plain(own.get(key)) for key in names), str(count)]
+    rows: list[dict[str, Cell]] = [
+        {
+            "label": label,
+            "state kept per": scope,
+            **{key: _plain(own.get(key)) for key in names},
+            "runs": str(count),
+        }
         for ((label, scope, _), count), own in zip(found.items(), knobs, strict=True)
     ]
-    return ResultTable(method, "", ["label", "state kept per", *names, "runs"], rows, [])
+    return ResultTable.of(method, "", rows)
 
 
 def environments(runs: Iterable[Run]) -> list[Environment]:
@@ -84,17 +90,16 @@ def _plain(value: Any) -> str:
 
 def sources(runs: Iterable[Run]) -> ResultTable:
     """The run folders, so that every number can be traced to its records."""
-    headings = ["folder", "experiment", "typed", "began", "turns", "run key", "seed"]
-    rows: list[list[str | Estimate]] = [
-        [
-            str(run.path),
-            run.experiment or ABSENT,
-            " ".join(run.manifest.overrides) or ABSENT,
-            min((record.started_at for record in run.records), default="")[:19] or ABSENT,
-            str(len(run.records)),
-            (run.manifest.run_key or ABSENT)[:8],
-            str(run.seed),
-        ]
+    rows: list[dict[str, Cell]] = [
+        {
+            "folder": str(run.path),
+            "experiment": run.experiment or ABSENT,
+            "typed": " ".join(run.manifest.overrides) or ABSENT,
+            "began": min((record.started_at for record in run.records), default="")[:19] or ABSENT,
+            "turns": str(len(run.records)),
+            "run key": (run.manifest.run_key or ABSENT)[:8],
+            "seed": str(run.seed),
+        }
         for run in runs
     ]
-    return ResultTable("Runs", "", headings, rows, [])
+    return ResultTable.of("Runs", "", rows)

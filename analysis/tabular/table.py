@@ -1,40 +1,62 @@
-"""A table's cells, and the forms it is written in."""
+"""Tables as frames of cells, and the one writer of each form."""
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from rich.table import Table
-from rich.text import Text
+import pandas as pd
 
+from specbench.results.console import rich_table
 from specbench.results.estimate import ABSENT, FEWEST, Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from rich.table import Table
+
+Cell: TypeAlias = "str | Estimate"
+
+_INTERVAL = " [95 %]"  # of a heading whose cells have intervals
 _FEW = f"[{ABSENT}]: fewer than {FEWEST} cases, of which no interval is made."
 _ALIKE = (
     "[=]: the interval has no width to speak of (a thousandth at most), because the cases hardly "
     "differ; among a few cases that can be chance."
 )
-_WORDS = (
-    "run", "model", "data", "method", "setting", "lossless", "verdict", "first", "second",
-    "first is", "claimed on", "part", "source",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table, whatever it is printed as; a cell is text or a :class:`Estimate`."""
+    """A table, whatever it is printed as.
+
+    Attributes:
+        frame: headings and cells; a cell is text or an :class:`Estimate`.
+        notes: below the table, besides its caption.
+    """
 
     title: str
     caption: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str | Estimate]]
-    notes: Sequence[str]
+    frame: pd.DataFrame
+    notes: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        caption: str,
+        rows: Sequence[Mapping[str, Cell]],
+        notes: Sequence[str] = (),
+    ) -> ResultTable:
+        """A table of rows, each its cells by heading.
+
+        The first row names the columns in their order; what another row lacks is absent there.
+        """
+        return cls(title, caption, pd.DataFrame(rows, dtype=object).fillna(ABSENT), notes)
+
+    @property
+    def rows(self) -> list[list[Cell]]:
+        """The cells, row by row."""
+        return [list(row) for row in self.frame.itertuples(index=False, name=None)]
 
     @property
     def foot(self) -> list[str]:
@@ -45,72 +67,51 @@ class ResultTable:
         return [*self.notes, *([_FEW] if few else []), *([_ALIKE] if alike else [])]
 
 
-def to_rich(page: ResultTable) -> Table:
+def to_rich(table: ResultTable) -> Table:
     """For a terminal."""
-    table = Table(title=Text(page.title), caption=Text(page.caption), caption_justify="left")
-    for heading in page.headings:
-        table.add_column(Text(heading), justify="left" if heading in _WORDS else "right")
-    for row in page.rows:
-        # Text, because brackets in a plain string would be taken for markup.
-        table.add_row(*(Text(str(cell)) for cell in row))
-    return table
+    return rich_table(table.frame, table.title, table.caption)
 
 
-def to_markdown(pages: Sequence[ResultTable]) -> str:
+def to_markdown(tables: Sequence[ResultTable]) -> str:
     """For a README or an issue."""
     parts = []
-    for page in pages:
-        lines = [
-            f"### {page.title}",
-            "",
-            _markdown_row(page.headings),
-            "|" + "|".join(" --- " for _ in page.headings) + "|",
-            *map(_markdown_row, page.rows),
-            "",
-            page.caption,
-        ]
-        if page.foot:
-            lines += ["", *(f"- {note}" for note in page.foot)]
-        parts.append("\n".join(lines) + "\n")
+    for table in tables:
+        words = table.frame.map(lambda cell: str(cell).replace("|", "\\|"))
+        grid = words.to_markdown(index=False, tablefmt="github", disable_numparse=True)
+        parts.append(f"### {table.title}\n\n{grid}\n\n{table.caption}\n")
+        if table.foot:
+            parts[-1] += "\n" + "".join(f"- {note}\n" for note in table.foot)
     return "\n".join(parts)
 
 
-def _markdown_row(cells: Sequence[str | Estimate]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+def to_csv(tables: Sequence[ResultTable]) -> str:
+    """For a program: numbers bare, each estimate followed by the bounds of its interval.
 
-
-def to_csv(pages: Sequence[ResultTable]) -> str:
-    """For a program: numbers bare, each measured one followed by the bounds of its interval.
-
-    Several sheets follow each other after an empty line, each with its own head.
+    Several tables follow each other after an empty line, each with its own head.
     """
-    parts = []
-    for page in pages:
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        wide = [
-            any(isinstance(row[i], Estimate) for row in page.rows)
-            for i in range(len(page.headings))
-        ]
-        head: list[str] = []
-        for heading, split in zip(page.headings, wide, strict=True):
-            name = heading.replace(" [95 %]", "")
-            head += [name, f"{name} low", f"{name} high"] if split else [name]
-        writer.writerow(head)
-        for row in page.rows:
-            cells: list[str] = []
-            for cell, split in zip(row, wide, strict=True):
-                if isinstance(cell, Estimate):
-                    cells += _bare(cell)
-                else:
-                    text = "" if cell == ABSENT else cell
-                    cells += [text, "", ""] if split else [text]
-            writer.writerow(cells)
-        parts.append(out.getvalue())
-    return "\n".join(parts)
+    return "\n".join(
+        pd.concat([_bare(table.frame[name]) for name in table.frame], axis=1).to_csv(
+            index=False, lineterminator="\n"
+        )
+        for table in tables
+    )
 
 
-def _bare(cell: Estimate) -> list[str]:
+def _bare(column: pd.Series[object]) -> pd.DataFrame:
+    """A column as text; one of estimates in three columns: value, low, high."""
+    name = str(column.name).replace(_INTERVAL, "")
+    names = [name]
+    if any(isinstance(cell, Estimate) for cell in column):
+        names += [f"{name} low", f"{name} high"]
+    cells = [_numbers(cell) if isinstance(cell, Estimate) else [_text(cell)] for cell in column]
+    return pd.DataFrame([row + [""] * (len(names) - len(row)) for row in cells], columns=names)
+
+
+def _text(cell: object) -> str:
+    return "" if cell == ABSENT else str(cell)
+
+
+def _numbers(cell: Estimate) -> list[str]:
     numbers = (cell.value, *(cell.interval or (None, None)))
     return ["" if number is None else f"{number:.6g}" for number in numbers]
 
@@ -124,28 +125,18 @@ _LATEX = str.maketrans(
 )  # fmt: skip
 
 
-def to_latex(pages: Sequence[ResultTable]) -> str:
+def to_latex(tables: Sequence[ResultTable]) -> str:
     """For a paper; needs the booktabs package."""
     parts = []
-    for page in pages:
-        rows = [" & ".join(str(c).translate(_LATEX) for c in row) + r" \\" for row in page.rows]
-        text = " ".join([page.caption, *page.foot]).translate(_LATEX)
+    for table in tables:
+        words = table.frame.map(_latex).rename(columns=_latex).style.hide(axis="index")
+        grid = words.to_latex(hrules=True, column_format="l" * table.frame.shape[1])
+        caption = _latex(" ".join([table.caption, *table.foot]))
         parts.append(
-            "\n".join(
-                [
-                    r"\begin{table}",
-                    r"\centering",
-                    r"\begin{tabular}{" + "l" * len(page.headings) + "}",
-                    r"\toprule",
-                    " & ".join(h.translate(_LATEX) for h in page.headings) + r" \\",
-                    r"\midrule",
-                    *rows,
-                    r"\bottomrule",
-                    r"\end{tabular}",
-                    rf"\caption{{{text}}}",
-                    r"\end{table}",
-                ]
-            )
-            + "\n"
+            f"\\begin{{table}}\n\\centering\n{grid}\\caption{{{caption}}}\n\\end{{table}}\n"
         )
     return "\n".join(parts)
+
+
+def _latex(cell: object) -> str:
+    return str(cell).translate(_LATEX)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from runners.job import BASELINE, Entry, Job
+from runners.job import Entry, Job
 from runners.launch import prerequisites
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
@@ -29,7 +29,7 @@ from specbench.config.schema import RUNNERS
 from specbench.config.validate import check_values
 from specbench.data import cases
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError, unknown_name
-from specbench.results.manifest import RunManifest
+from specbench.results.manifest import BASELINE, RunManifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from runners.job import BASELINE
 from runners.run_folder import folder
 from specbench.config import compose
 from specbench.config.compare import compose_entry
 from specbench.config.run_key import run_key
 from specbench.errors import SpecBenchError
+from specbench.results.manifest import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

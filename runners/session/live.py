@@ -7,7 +7,7 @@ import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
-from runners.job import BASELINE, EAGER_BASELINE
+from runners.job import EAGER_BASELINE
 from runners.run_folder.baseline_cache import BaselineCache
 from runners.run_folder.manifest import check_subject
 from runners.session import device_lock, warmup
@@ -16,7 +16,7 @@ from runners.session.open_run import complete
 from runners.session.progress import RunProgress
 from specbench.errors import ConfigurationError
 from specbench.results import records
-from specbench.results.manifest import RunManifest
+from specbench.results.manifest import BASELINE, RunManifest
 from specbench.storage import jsonl
 from specbench.system import nvml
 from specbench.system.interference import SystemMonitor

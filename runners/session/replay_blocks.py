@@ -9,7 +9,7 @@ from runners.session.case_records import BlockResult, begin_record, finish_recor
 from runners.session.method_runs import restore
 from specbench.errors import CaseFailed
 from specbench.replay.replayer import APPROXIMATE
-from specbench.replay.traces import PLAIN
+from specbench.results.manifest import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,7 +96,7 @@ class BlockReplayer:
         turn = self._traces.find(label, block.case.case_id, number)
         try:
             if turn is None:
-                raise CaseFailed("no_trace", f"neither {label} nor {PLAIN} was recorded for it")
+                raise CaseFailed("no_trace", f"neither {label} nor {BASELINE} was recorded for it")
             empty = scope == "turn" or (scope == "prompt" and number == 0)
             replayed = self._replayer.replay_turn(run.drafter, turn, empty=empty, seed=record.seed)
         except Exception as error:

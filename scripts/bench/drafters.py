@@ -1,50 +1,40 @@
 """Drafting time per step of every method that looks at committed tokens alone.
 
-    python scripts/bench/drafters.py [--out results/drafters.json] [--context 1000] [--steps 400]
+    python -m scripts.bench drafters [--context 1000] [--steps 400] [--out results/drafters.json]
 
 A text is committed one to three tokens a step, whatever was drafted, and each call is timed; no
 model runs. Methods come from conf/method/; some of them are run with several knobs. The text is
-prose of Python's own documentation, tokenised as the bundled model does. The last row is a plain
+prose of Python's own documentation, tokenized as the bundled model does. The last row is a plain
 walk over dictionaries that finds the followers of Cacheback's tree without building it: the ratios
 are against its time, measured in the same run.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import sys
 import time
 from collections import OrderedDict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra.utils
 import numpy as np
 from omegaconf import OmegaConf
-from rich.console import Console
-from rich.table import Table
 
 from methods.cacheback import Cacheback
+from scripts.bench.harness import print_table
 from specbench.artifacts import resolve
-from specbench.artifacts.installed_text import installed_prose
+from specbench.artifacts.corpora import installed_prose
 from specbench.config.compare import with_parts
 from specbench.config.compose import compose, option_names
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import (
-    NO_TOKENS,
-    DecodeState,
-    DraftContext,
-    Needs,
-    StepOutcome,
-)
-from specbench.errors import SpecBenchError
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, StepOutcome
 from specbench.index.lru.frozen_table import FrozenTable
 from specbench.models import loading, weights
 
 if TYPE_CHECKING:
+    import argparse
+
     from specbench.arrays import IntArray
+    from specbench.decoding.structs import Needs
 
 # Besides every method with its own defaults: the knobs worth a row of their own.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -59,34 +49,66 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 WARM_UP = 20
 
 
-def documentation_tokens(tokenizer: Any, count: int) -> IntArray:
-    """The first ``count`` tokens of the prose in Python's own library, in reading order."""
-    _, prose = next(installed_prose())
-    ids: list[int] = []
-    for paragraph in prose:
-        ids += tokenizer.encode(paragraph + "\n\n", add_special_tokens=False)
-        if len(ids) >= count:
-            break
-    return np.array(ids[:count], dtype=np.int64)
+class Documentation:
+    """Python's own prose in the bundled model's tokens, and drafters ready to draft from it."""
+
+    def __init__(self) -> None:
+        self.cfg = compose([])
+        self.tokenizer = loading.load_tokenizer(self.cfg)
+
+    def tokens(self, count: int) -> IntArray:
+        """The first ``count`` tokens, in reading order."""
+        _, prose = next(installed_prose())
+        ids: list[int] = []
+        for paragraph in prose:
+            ids += self.tokenizer.encode(paragraph + "\n\n", add_special_tokens=False)
+            if len(ids) >= count:
+                break
+        return np.array(ids[:count], dtype=np.int64)
+
+    def set_up(self, drafter: Drafter, max_len: int, seed: int = 0) -> None:
+        """Give a drafter its files, built where they are missing."""
+        files = resolve.resolve(
+            drafter.needs.artifacts,
+            tokenizer=self.tokenizer,
+            bundled=True,
+            cache_dir=self.cfg.cache_dir,
+            model_key=weights.identity(self.cfg),
+        )
+        drafter.setup(
+            DraftContext(
+                vocab_size=len(self.tokenizer),
+                eos_ids=frozenset({self.tokenizer.eos_token_id}),
+                tokenizer_hash=loading.tokenizer_hash(self.tokenizer),
+                max_len=max_len,
+                artifacts=files,
+                seed=seed,
+            )
+        )
 
 
 def make(name: str, knobs: dict[str, Any]) -> Drafter:
     """The drafter with its yaml's knobs, and these instead of some."""
-    config = OmegaConf.to_container(compose([f"method={name}", "pair=none"]).method, resolve=True)
-    assert isinstance(config, dict)
+    config: Any = OmegaConf.to_container(
+        compose([f"method={name}", "pair=none"]).method, resolve=True
+    )
     config.pop("label", None)
     drafter: Drafter = hydra.utils.instantiate(with_parts({**config, **knobs}), _convert_="all")
     return drafter
 
 
-def measure(drafter: Drafter, text: IntArray, context: int, seed: int) -> dict[str, IntArray]:
-    """Of every step: nodes of the draft, and nanoseconds of propose and observe."""
+def label_of(name: str, knobs: dict[str, Any]) -> str:
+    return " ".join([name, *(f"{key}={value}" for key, value in knobs.items())])
+
+
+def time_steps(drafter: Drafter, text: IntArray, context: int, seed: int) -> dict[str, Any]:
+    """Median nodes of a draft, and microseconds of propose and observe: medians and 95th."""
     random = np.random.default_rng(seed)
     state = DecodeState(text[:context], len(text) - context)
     drafter.reset()
     state.commit(text[context : context + 1])
     drafter.begin(state)
-    times: dict[str, list[int]] = {"propose": [], "observe": [], "nodes": []}
+    steps: list[tuple[int, int, int]] = []
     while state.remaining >= 3:
         size = int(random.integers(1, 4))
         committed = text[state.length : state.length + size]
@@ -99,11 +121,15 @@ def measure(drafter: Drafter, text: IntArray, context: int, seed: int) -> dict[s
         committing = time.perf_counter_ns()
         drafter.observe(state, outcome)
         observed = time.perf_counter_ns()
-        times["propose"].append(proposed - start)
-        times["observe"].append(observed - committing)
-        times["nodes"].append(len(tree))
+        steps.append((len(tree), proposed - start, observed - committing))
     drafter.end(state)
-    return {name: np.array(values[WARM_UP:]) for name, values in times.items()}
+    nodes, propose, observe = np.array(steps[WARM_UP:]).T
+    row: dict[str, Any] = {"steps": len(nodes), "nodes_median": float(np.median(nodes))}
+    parts = {"propose": propose, "observe": observe, "both": propose + observe}
+    for part, values in parts.items():
+        row[f"{part}_median_us"] = round(float(np.median(values)) / 1e3, 2)
+        row[f"{part}_p95_us"] = round(float(np.percentile(values, 95)) / 1e3, 2)
+    return row
 
 
 class DictionaryWalk(Drafter):
@@ -156,94 +182,45 @@ class DictionaryWalk(Drafter):
         self._insert(state.buffer[begin : state.length].tolist())
 
 
-def summary(label: str, times: dict[str, IntArray]) -> dict[str, Any]:
-    """Microseconds: medians and 95th percentiles."""
-    nodes = float(np.median(times["nodes"]))
-    row: dict[str, Any] = {"label": label, "steps": len(times["nodes"]), "nodes_median": nodes}
-    parts = {"propose": times["propose"], "observe": times["observe"]}
-    parts["both"] = times["propose"] + times["observe"]
-    for part, values in parts.items():
-        row[f"{part}_median_us"] = round(float(np.median(values)) / 1e3, 2)
-        row[f"{part}_p95_us"] = round(float(np.percentile(values, 95)) / 1e3, 2)
-    return row
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--context", type=int, default=1000, help="tokens committed at first")
+    add("--steps", type=int, default=400, help="about so many are timed")
+    add("--seed", type=int, default=0)
 
 
-def run(context: int, steps: int, seed: int) -> list[dict[str, Any]]:
-    cfg = compose([])
-    tokenizer = loading.load_tokenizer(cfg)
-    text = documentation_tokens(tokenizer, context + 3 * (steps + WARM_UP))
-    contenders: list[tuple[str, Drafter]] = []
-    for name in option_names("method"):
-        for knobs in ({}, *VARIANTS.get(name, [])):
-            words = " ".join(f"{key}={value}" for key, value in knobs.items())
-            contenders.append((f"{name} {words}".strip(), make(name, knobs)))
-    contenders.append(("plain dictionary walk", DictionaryWalk(name="plain")))
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    documentation = Documentation()
+    text = documentation.tokens(options.context + 3 * (options.steps + WARM_UP))
+    entries: list[tuple[str, Drafter]] = [
+        (label_of(name, knobs), make(name, knobs))
+        for name in option_names("method")
+        for knobs in ({}, *VARIANTS.get(name, []))
+    ]
+    entries.append(("plain dictionary walk", DictionaryWalk(name="plain")))
     rows = []
-    for label, drafter in contenders:
-        needs = drafter.needs
-        if not needs.tokens_only or needs.draft_model:
-            continue
-        files = resolve.resolve(
-            needs.artifacts,
-            tokenizer=tokenizer,
-            bundled=True,
-            cache_dir=cfg.cache_dir,
-            model_key=weights.identity(cfg),
-        )
-        drafter.setup(
-            DraftContext(
-                vocab_size=len(tokenizer),
-                eos_ids=frozenset({tokenizer.eos_token_id}),
-                tokenizer_hash=loading.tokenizer_hash(tokenizer),
-                max_len=cfg.model.context_length,
-                artifacts=files,
-                seed=seed,
-            )
-        )
-        rows.append(summary(label, measure(drafter, text, context, seed)))
-        drafter.close()
+    for label, drafter in entries:
+        if drafter.needs.tokens_only and not drafter.needs.draft_model:
+            documentation.set_up(drafter, documentation.cfg.model.context_length, seed=options.seed)
+            timed = time_steps(drafter, text, options.context, options.seed)
+            rows.append({"label": label, **timed})
+            drafter.close()
+    walk = rows[-1]["both_median_us"]
     for row in rows:
-        row["ratio_to_walk"] = round(row["both_median_us"] / rows[-1]["both_median_us"], 3)
-    return rows
+        row["ratio_to_walk"] = round(row["both_median_us"] / walk, 3)
+    return {"context": options.context, "seed": options.seed, "rows": rows}
 
 
-def show(rows: list[dict[str, Any]], context: int) -> None:
-    table = Table(title=f"µs per step at {context} tokens of context: median (95th percentile)")
-    table.add_column("method", no_wrap=True)
-    for column in ("nodes", "propose", "observe", "both", "× walk"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [
+def show(results: dict[str, Any]) -> None:
+    def cells(row: dict[str, Any]) -> list[str]:
+        times = (
             f"{row[f'{part}_median_us']:.1f} ({row[f'{part}_p95_us']:.1f})"
             for part in ("propose", "observe", "both")
-        ]
-        nodes, ratio = f"{row['nodes_median']:.0f}", f"{row['ratio_to_walk']:.2f}"
-        table.add_row(row["label"], nodes, *cells, ratio)
-    # Whole rows also where the output is not a terminal.
-    Console(width=120).print(table)
+        )
+        return [row["label"], f"{row['nodes_median']:.0f}", *times, f"{row['ratio_to_walk']:.2f}"]
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    print_table(
+        f"µs per step at {results['context']} tokens of context: median (95th percentile)",
+        ("method", "nodes", "propose", "observe", "both", "× walk"),
+        map(cells, results["rows"]),
     )
-    parser.add_argument("--context", type=int, default=1000, help="tokens committed at first")
-    parser.add_argument("--steps", type=int, default=400, help="about so many are timed")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="JSON with the rows")
-    options = parser.parse_args()
-    try:
-        rows = run(options.context, options.steps, options.seed)
-    except SpecBenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    show(rows, options.context)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"context": options.context, "seed": options.seed, "machine": platform.platform()}
-        options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

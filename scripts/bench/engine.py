@@ -1,32 +1,30 @@
-"""What the engine itself costs, as ratios measured in one run: ``make bench-engine``.
+"""What the engine itself costs, as ratios measured in one run.
 
-1. plain decoding against transformers' ``generate``, interleaved prompt by prompt;
-2. a target pass by number of rows, as the engine runs it, with the best of the libraries' products
-   and with plain ones, interleaved;
-3. the time of a pass outside matrix products and attention;
-4. the host's work per step outside the target pass and the drafter, with a tiny model.
+    python -m scripts.bench engine [--tokens 128] [--repeats 4] [--parts PART ...]
+
+Parts: generate (plain decoding against transformers' generate, interleaved prompt by prompt), rows
+(a target pass by number of rows, as the engine runs it, with the best of the libraries' products
+and with plain ones, interleaved), outside (the time of a pass outside matrix products and
+attention) and host (the host's work per step outside the target pass and the drafter, with a tiny
+model).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import time
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import AutoConfig
 
+from scripts.bench.harness import console, milliseconds, print_table
+from scripts.bench.layers import MOST_ROWS, Layers
 from specbench.config.compose import compose
 from specbench.config.schema import packed_bytes
 from specbench.data.chat_templates import PromptTemplate
@@ -34,40 +32,26 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
-from specbench.kernels.autotune import KERNELS, Kernel, measure_plan, pack
-from specbench.kernels.fused_layers import fuse, unfuse
-from specbench.kernels.packed_linear import PackedLinear, SiblingLinear, unpack_linears
 from specbench.models.loading import load_model, load_tokenizer
 from specbench.models.target import Target
-from specbench.system import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import argparse
 
-    from omegaconf import DictConfig
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
+PARTS = ("generate", "rows", "outside", "host")
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, MOST_ROWS)
 CONTEXTS = (256, 1024)
 # How products are made, and what a table calls it: as the engine makes them, as it would without
 # panels, and with nothing packed.
 KINDS = {"packed": "packed", "libraries": "best of the libraries", "plain": "plain"}
 UNITS = ("ms", "ratio")
-_SMALL = 8  # inputs of a product that is called for nothing but its call
 QUESTIONS = (
     "Explain how a bicycle stays upright, in simple words.",
     "Write a short letter to a neighbour about a tree that has fallen over the fence.",
     "List six ways to save water at home and say why each one works.",
     "A shop sells pens at 3 for 2 euros. How much do 21 pens cost? Show your work.",
 )
-
-console = Console()
-
-
-def clock_ms(call: Callable[[], object]) -> float:
-    """Milliseconds of one call."""
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e3
 
 
 def random_tree(nodes: int, vocab: int, seed: int) -> DraftTree:
@@ -77,158 +61,49 @@ def random_tree(nodes: int, vocab: int, seed: int) -> DraftTree:
     return DraftTree(rng.integers(0, vocab, nodes), parents)
 
 
-class Layers:
-    """The model's layers as the engine runs them, and as transformers does.
-
-    Args:
-        model: with packed linears and fused layers.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._packs = {
-            name: module
-            for name, module in model.named_modules()
-            if isinstance(module, PackedLinear | SiblingLinear)
-        }
-        self._products = {
-            module.product.packed if isinstance(module, SiblingLinear) else module
-            for module in self._packs.values()
-        }
-        self._libraries: dict[PackedLinear, list[tuple[Kernel, Any]]] = {}
-
-    def pack(self) -> None:
-        """As the engine runs them."""
-        for name, module in self._packs.items():
-            parent, _, child = name.rpartition(".")
-            setattr(self._model.get_submodule(parent), child, module)
-        fuse(self._model)
-        self._model.set_attn_implementation("specbench")
-
-    def unpack(self, attention: str = "specbench") -> None:
-        """As transformers runs them."""
-        unfuse(self._model)
-        unpack_linears(self._model)
-        self._model.set_attn_implementation(attention)
-
-    @contextmanager
-    def _kernels(
-        self, product: Callable[[Kernel], Kernel], attention: Callable[..., torch.Tensor]
-    ) -> Iterator[None]:
-        """Other kernels in the products' and in attention's place."""
-        with ExitStack() as stack:
-            for linear in self._products:
-                kernels = [(product(kernel), packed) for kernel, packed in linear.by_rows]
-                stack.enter_context(mock.patch.object(linear, "by_rows", kernels))
-            functional = torch.nn.functional
-            stack.enter_context(
-                mock.patch.object(functional, "scaled_dot_product_attention", attention)
-            )
-            yield
-
-    def without_arithmetic(self, calls: bool = False) -> AbstractContextManager[None]:
-        """Products and attention give what lies in some buffer, at no cost.
-
-        With ``calls`` each product is called before that, on next to nothing.
-        """
-        buffers: dict[tuple[int, int], torch.Tensor] = {}
-        small = torch.zeros(16, _SMALL)
-        kinds = {kind for linear in self._products for kind in linear.kernels.values()}
-        packs = {KERNELS[kind]: pack(kind, small) for kind in kinds | {"plain"}}
-        inputs = [torch.zeros(rows, _SMALL) for rows in range(max(ROWS) + 1)]
-
-        def nothing(kernel: Kernel) -> Kernel:
-            def run(x: torch.Tensor, weight: torch.Tensor, _: Any, __: Any) -> torch.Tensor:
-                if calls:
-                    kernel(inputs[x.shape[0]], small, packs[kernel], None)
-                shape = (x.shape[0], weight.shape[0])
-                if shape not in buffers:
-                    buffers[shape] = torch.zeros(shape)
-                return buffers[shape]
-
-            return run
-
-        return self._kernels(nothing, lambda q, *_, **__: q)
-
-    def timed(self, spent: list[float]) -> AbstractContextManager[None]:
-        """The milliseconds of each product and attention are appended to ``spent``."""
-
-        def clocked(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-            def run(*args: Any, **kwargs: Any) -> torch.Tensor:
-                start = time.perf_counter()
-                out = call(*args, **kwargs)
-                spent.append((time.perf_counter() - start) * 1e3)
-                return out
-
-            return run
-
-        return self._kernels(clocked, clocked(torch.nn.functional.scaled_dot_product_attention))
-
-    @torch.inference_mode()
-    def plan_libraries(self) -> dict[str, dict[int, str]]:
-        """Measure what the engine would choose if it had no panels: kernel by shape and rows."""
-        weights = [linear.weight.detach() for linear in self._products]
-        plan = measure_plan(weights, without=["panels"])
-        for linear in self._products:
-            kernels = plan[f"{linear.out_features}x{linear.in_features}"]
-            self._libraries[linear] = PackedLinear(linear, kernels).by_rows
-        return plan
-
-    @contextmanager
-    def by_libraries(self) -> Iterator[None]:
-        """Products as just planned and the model's own small steps: the engine before both."""
-        unfuse(self._model)
-        with ExitStack() as stack:
-            for linear, kernels in self._libraries.items():
-                stack.enter_context(mock.patch.object(linear, "by_rows", kernels))
-            yield
-        fuse(self._model)
-
-
 def against_generate(
     target: Target, tokenizer: Any, eos: frozenset[int], tokens: int
 ) -> dict[str, Any]:
     """Tokens/s of plain decoding here and by ``generate``, turn about."""
-    model: PreTrainedModel = target.model
+    model: Any = target.model
     template = PromptTemplate(tokenizer)
     engine = Engine(target, GreedyVerifier(), eos_ids=eos)
     plain = Drafter(name="ar")
     layers = Layers(model)
+
+    def run_ours(ids: np.ndarray[Any, Any]) -> tuple[float, list[int]]:
+        layers.pack()
+        start = time.perf_counter()
+        out = engine.decode(ids, plain, max_new_tokens=tokens).output_ids
+        return len(out) / (time.perf_counter() - start), out
+
+    @torch.inference_mode()
+    def run_theirs(ids: np.ndarray[Any, Any]) -> tuple[float, list[int]]:
+        layers.unpack("sdpa")
+        batch = torch.from_numpy(ids)[None]
+        start = time.perf_counter()
+        out = model.generate(
+            batch,
+            attention_mask=torch.ones_like(batch),
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=sorted(eos),
+            pad_token_id=0,
+        )[0, len(ids) :].tolist()
+        return len(out) / (time.perf_counter() - start), out
+
     ours: list[float] = []
     theirs: list[float] = []
     equal = 0
-
     for i, question in enumerate((*QUESTIONS[:1], *QUESTIONS)):
         ids = np.array(template.render([(question, None)]))
-
-        def run_ours(ids: np.ndarray[Any, Any] = ids) -> tuple[float, list[int]]:
-            layers.pack()
-            start = time.perf_counter()
-            out = engine.decode(ids, plain, max_new_tokens=tokens).output_ids
-            return len(out) / (time.perf_counter() - start), out
-
-        def run_theirs(ids: np.ndarray[Any, Any] = ids) -> tuple[float, list[int]]:
-            layers.unpack("sdpa")
-            batch = torch.from_numpy(ids)[None]
-            start = time.perf_counter()
-            with torch.inference_mode():
-                out = model.generate(
-                    batch,
-                    attention_mask=torch.ones_like(batch),
-                    max_new_tokens=tokens,
-                    do_sample=False,
-                    eos_token_id=sorted(eos),
-                    pad_token_id=0,
-                )[0, len(ids) :].tolist()
-            return len(out) / (time.perf_counter() - start), out
-
         order = (run_ours, run_theirs) if i % 2 else (run_theirs, run_ours)
-        found = {call.__name__: call() for call in order}
+        found = {call: call(ids) for call in order}
         if i == 0:
             continue  # warm-up
-        ours.append(found["run_ours"][0])
-        theirs.append(found["run_theirs"][0])
-        equal += found["run_ours"][1] == found["run_theirs"][1]
+        ours.append(found[run_ours][0])
+        theirs.append(found[run_theirs][0])
+        equal += found[run_ours][1] == found[run_theirs][1]
     layers.pack()
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
@@ -262,7 +137,7 @@ def pass_by_rows(target: Target, layers: Layers, repeats: int) -> list[dict[str,
 
                     if not times.get((kind, rows)):
                         one()
-                    times.setdefault((kind, rows), []).extend(clock_ms(one) for _ in range(4))
+                    times.setdefault((kind, rows), []).extend(milliseconds(one) for _ in range(4))
         layers.pack()
         medians = {key: statistics.median(values) for key, values in times.items()}
         for rows in ROWS:
@@ -298,16 +173,16 @@ def outside_arithmetic(target: Target, rows: int, rounds: int = 4) -> dict[str, 
     times: dict[str, list[float]] = {"whole": [], "left": [], "called": [], "around": []}
     for _ in range(rounds):
         one()
-        times["whole"].extend(clock_ms(one) for _ in range(20))
+        times["whole"].extend(milliseconds(one) for _ in range(20))
         for part in ("left", "called"):
             with layers.without_arithmetic(calls=part == "called"):
                 one()
-                times[part].extend(clock_ms(one) for _ in range(20))
+                times[part].extend(milliseconds(one) for _ in range(20))
         spent: list[float] = []
         with layers.timed(spent):
             for _ in range(20):
                 spent.clear()
-                times["around"].append(clock_ms(one) - sum(spent))
+                times["around"].append(milliseconds(one) - sum(spent))
     found = {f"{part}_ms": statistics.median(values) for part, values in times.items()}
     found["calls_ms"] = found.pop("called_ms") - found["left_ms"]
     share = max(found["left_ms"], found["around_ms"]) / found["whole_ms"]
@@ -348,77 +223,75 @@ def host_work(nodes: int, steps: int = 300) -> dict[str, Any]:
     engine.decode(prompt, drafter, max_new_tokens=20)
     inside.clear()
     result = engine.decode(prompt, drafter, max_new_tokens=steps)
-    outside = [s - p for s, p in zip(result.step_s, inside[1:], strict=True)]
+    outside = [s - p for s, p in zip(result.timings.step_s, inside[1:], strict=True)]
     return {"nodes": nodes, "outside_us": statistics.median(outside) * 1e6}
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default="smollm2_135m", help="a name of conf/model")
+    add("--tokens", type=int, default=128, help="new tokens a prompt")
+    add("--repeats", type=int, default=4, help="rounds over kinds of products")
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    config = compose([f"model={options.model}"])
+    results: dict[str, Any] = {}
+    if {"generate", "rows", "outside"} & {*options.parts}:
+        tokenizer = load_tokenizer(config)
+        loaded = load_model(config, tokenizer)
+        target = Target(
+            loaded.model,
+            max_len=max(CONTEXTS) + 512,
+            max_nodes=max(ROWS),
+            packed_bytes=packed_bytes(config.engine.packed),
+            cache_dir=Path(config.cache_dir),
+        )
+        results["packing"] = target.packed_weights
+    if "generate" in options.parts:
+        results["against_generate"] = against_generate(
+            target, tokenizer, loaded.eos_ids, options.tokens
+        )
+    if "rows" in options.parts:
+        layers = Layers(target.model)
+        results["libraries_plan"] = layers.plan_libraries()
+        results["pass_by_rows"] = pass_by_rows(target, layers, options.repeats)
+    if "outside" in options.parts:
+        results["outside_arithmetic"] = [outside_arithmetic(target, rows) for rows in (1, 16)]
+    if "host" in options.parts:
+        results["host_work"] = [host_work(nodes) for nodes in (0, 8, 32, 96)]
+    return results
+
+
 def show(results: dict[str, Any]) -> None:
-    """Print the tables."""
-    g = results["against_generate"]
-    console.print(
-        f"plain decoding [bold]{g['ours_tokens_per_s']:.1f}[/] tokens/s, generate "
-        f"{g['generate_tokens_per_s']:.1f}: [bold]{g['ratio']:.2f}x[/] "
-        f"(equal outputs {g['equal_outputs']})"
-    )
-    table = Table(title="a target pass by rows (ratio to its own 1-row pass)")
-    for column in ("context", "rows", *(f"{n} {u}" for n in KINDS.values() for u in UNITS)):
-        table.add_column(column, justify="right")
-    for row in results["pass_by_rows"]:
-        times = ((f"{row[f'{kind}_ms']:.1f}", f"{row[f'{kind}_ratio']:.2f}") for kind in KINDS)
-        table.add_row(str(row["context"]), str(row["rows"]), *chain.from_iterable(times))
-    console.print(table)
-    for row in results["outside_arithmetic"]:
+    if g := results.get("against_generate"):
+        console.print(
+            f"plain decoding [bold]{g['ours_tokens_per_s']:.1f}[/] tokens/s, generate "
+            f"{g['generate_tokens_per_s']:.1f}: [bold]{g['ratio']:.2f}x[/] "
+            f"(equal outputs {g['equal_outputs']})"
+        )
+    if "pass_by_rows" in results:
+        cells = [
+            [
+                str(row["context"]),
+                str(row["rows"]),
+                *chain.from_iterable(
+                    (f"{row[f'{kind}_ms']:.1f}", f"{row[f'{kind}_ratio']:.2f}") for kind in KINDS
+                ),
+            ]
+            for row in results["pass_by_rows"]
+        ]
+        columns = ("context", "rows", *(f"{n} {u}" for n in KINDS.values() for u in UNITS))
+        print_table("a target pass by rows (ratio to its own 1-row pass)", columns, cells)
+    for row in results.get("outside_arithmetic", ()):
         console.print(
             f"a pass of {row['rows']} rows: {row['whole_ms']:.1f} ms; with products and attention "
             f"left out {row['left_ms']:.2f} ms, around them {row['around_ms']:.2f} ms: "
             f"[bold]{row['share']:.1%}[/] at most; products' calls alone {row['calls_ms']:.2f} ms"
         )
-    for row in results["host_work"]:
+    for row in results.get("host_work", ()):
         console.print(
             f"host work per step outside pass and drafter, {row['nodes']} nodes: "
             f"[bold]{row['outside_us']:.0f} µs[/]"
         )
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--model", default="smollm2_135m", help="a name of conf/model")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens a prompt")
-    parser.add_argument("--repeats", type=int, default=4, help="rounds over packed and plain")
-    parser.add_argument("--out", type=Path, help="write the results as JSON")
-    args = parser.parse_args()
-
-    config: DictConfig = compose([f"model={args.model}"])
-    tokenizer = load_tokenizer(config)
-    loaded = load_model(config, tokenizer)
-    target = Target(
-        loaded.model,
-        max_len=max(CONTEXTS) + 512,
-        max_nodes=max(ROWS),
-        packed_bytes=packed_bytes(config.engine.packed),
-        cache_dir=Path(config.cache_dir),
-    )
-    layers = Layers(target.model)
-    results = {
-        "command": " ".join(sys.argv),
-        "date": time.strftime("%Y-%m-%d"),
-        "environment": environment.describe(),
-        "packing": target.packed_weights,
-        "against_generate": against_generate(target, tokenizer, loaded.eos_ids, args.tokens),
-        "libraries_plan": layers.plan_libraries(),
-        "pass_by_rows": pass_by_rows(target, layers, args.repeats),
-        "outside_arithmetic": [outside_arithmetic(target, rows) for rows in (1, 16)],
-        "host_work": [host_work(nodes) for nodes in (0, 8, 32, 96)],
-    }
-    show(results)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(results, indent=1))
-        console.print(f"written to {args.out}")
-
-
-if __name__ == "__main__":
-    main()

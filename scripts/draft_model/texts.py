@@ -106,43 +106,22 @@ def answers(
     generator = torch.Generator(device).manual_seed(seed)
     rows, longest = len(prompts), max(map(len, prompts))
     lengths = torch.tensor([len(p) for p in prompts], device=device)
+    padding = longest - lengths
     # Padding on the left: all rows then write the same cache column.
     ids = torch.zeros(rows, longest, dtype=torch.long, device=device)
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-    real = torch.zeros(rows, longest + limit, dtype=torch.bool, device=device)
-    real[:, longest:] = True
-    real[:, :longest] = torch.arange(longest, device=device) >= (longest - lengths)[:, None]
-    config = target.config
-    heads = config.num_attention_heads
-    cache = KVCache(
-        [device] * config.num_hidden_layers,
-        batch=rows,
-        kv_heads=config.num_key_value_heads,
-        max_len=longest + limit,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        dtype=target.dtype,
-    )
-
-    def hidden(batch: torch.Tensor, shown: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(shown.shape, dtype=target.dtype, device=device)
-        mask.masked_fill_(~shown, torch.finfo(target.dtype).min)
-        out = target.model(
-            input_ids=batch,
-            attention_mask=mask[:, None],
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        cache.commit(None, batch.shape[1])
-        return out.last_hidden_state
-
-    column = torch.arange(longest, device=device)
+    column = torch.arange(longest + limit, device=device)
+    real = column >= padding[:, None]
+    cache = _cache(target, rows, longest + limit)
+    column = column[:longest]
     causal = column[None, :] <= column[:, None]
-    states = hidden(
+    states = _hidden(
+        target,
+        cache,
         ids,
         causal[None] & real[:, None, :longest],
-        (column[None] - (longest - lengths)[:, None]).clamp(min=0),
+        (column[None] - padding[:, None]).clamp(min=0),
     )
     tops: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
     for row, prompt in enumerate(prompts):
@@ -166,23 +145,72 @@ def answers(
             stored[:, : len(kept)] = stored[:, kept]
             active, choice = [active[i] for i in kept], choice[kept]
         positions = (lengths[active] + step)[:, None]
-        states = hidden(choice[:, None], real[active][:, None, : cache.length + 1], positions)
+        shown = real[active][:, None, : cache.length + 1]
+        states = _hidden(target, cache, choice[:, None], shown, positions)
         last_ids, last_logprobs = top_next(target.lm_head(states[:, -1]))
         for i, row in enumerate(active):
             tops[row].append((last_ids[i : i + 1], last_logprobs[i : i + 1]))
+    return _flat(texts, lengths, greedy, tops)
+
+
+def _cache(target: PreTrainedModel, rows: int, max_len: int) -> KVCache:
+    config = target.config
+    heads = config.num_attention_heads
+    return KVCache(
+        [target.device] * config.num_hidden_layers,
+        batch=rows,
+        kv_heads=config.num_key_value_heads,
+        max_len=max_len,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=target.dtype,
+    )
+
+
+def _hidden(
+    target: PreTrainedModel,
+    cache: KVCache,
+    ids: torch.Tensor,
+    shown: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Last hidden states ``[rows, columns, d]`` of ids ``[rows, columns]``, which the cache keeps.
+
+    ``shown`` is ``[rows, columns, stored + columns]`` bool: what each of them may look at.
+    """
+    mask = torch.zeros(shown.shape, dtype=target.dtype, device=target.device)
+    mask.masked_fill_(~shown, torch.finfo(target.dtype).min)
+    out = target.model(
+        input_ids=ids,
+        attention_mask=mask[:, None],
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+    )
+    cache.commit(None, ids.shape[1])
+    hidden: torch.Tensor = out.last_hidden_state
+    return hidden
+
+
+def _flat(
+    texts: list[list[int]],
+    lengths: torch.Tensor,
+    greedy: list[bool],
+    tops: list[list[tuple[torch.Tensor, torch.Tensor]]],
+) -> Texts:
+    """Texts one after the other; after the last token of each nothing is known."""
+    device = lengths.device
     unknown = (
         torch.zeros(1, TOP, dtype=torch.long, device=device),
         torch.full((1, TOP), -torch.inf, device=device),
     )
-    for found in tops:
-        found.append(unknown)
+    every = [top for found in tops for top in (*found, unknown)]
     return Texts(
         tokens=torch.tensor([token for text in texts for token in text], dtype=torch.int32),
         starts=torch.tensor([0, *np.cumsum([len(text) for text in texts]).tolist()]),
         prompts=lengths.cpu(),
         greedy=torch.tensor(greedy),
-        top_ids=torch.cat([t[0] for found in tops for t in found]).int().cpu(),
-        top_logprobs=torch.cat([t[1] for found in tops for t in found]).half().cpu(),
+        top_ids=torch.cat([ids for ids, _ in every]).int().cpu(),
+        top_logprobs=torch.cat([logprobs for _, logprobs in every]).half().cpu(),
     )
 
 

@@ -9,20 +9,19 @@ import numpy as np
 from specbench.errors import ConfigurationError
 from specbench.index.ngram.bigram_table import (
     TOP,
-    Array,
     BigramTable,
     digest,
     embedding_weight,
-    sample_weights,
 )
+from specbench.models.weights import sample_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
-    Progress = Callable[[str, int, int], None]
+    from specbench.arrays import Array
+    from specbench.artifacts.resolve import Progress
 
 # The name of built files begins with the stem; raise the version when the same model gives another
 # table, and every machine builds again.

@@ -12,12 +12,11 @@ from specbench.errors import ArtifactError
 from specbench.index.suffix.datastore import CHUNK, DatastoreWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from specbench.index.suffix.datastore import Array
-
-    Progress = Callable[[str, int, int], None]
+    from specbench.arrays import Array
+    from specbench.artifacts.resolve import Progress
 
 # The name of built files begins with the stem; raise the version when the same text gives another
 # datastore, and every machine builds again.
@@ -43,7 +42,7 @@ def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> 
         out_path: the file to write.
         progress: see `build_datastore`.
     """
-    from specbench.artifacts.installed_text import documentation
+    from specbench.artifacts.corpora import documentation
     from specbench.models.loading import tokenizer_hash
 
     texts, corpus = documentation(progress)

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from specbench.artifacts.resolve import Progress
     from specbench.index.lru.frozen_table import FrozenTable
-
-    Progress = Callable[[str, int, int], None]
 
 # The name of built files begins with the stem; raise the version when the same text gives another
 # table, and every machine builds again.
@@ -140,7 +139,7 @@ def build_default(tokenizer: Any, out_path: Path, progress: Progress | None, **p
         progress: see `build_from_texts`.
         params: leader_len, follower_len, leader_capacity, follower_capacity.
     """
-    from specbench.artifacts.installed_text import documentation
+    from specbench.artifacts.corpora import documentation
     from specbench.models.loading import tokenizer_hash
 
     texts, corpus = documentation(progress)

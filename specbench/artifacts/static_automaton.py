@@ -16,10 +16,11 @@ from specbench.index.suffix.automaton import SuffixAutomaton
 from specbench.index.suffix.static_automaton import StaticAutomaton
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    Progress = Callable[[str, int, int], None]
+    from specbench.arrays import Array
+    from specbench.artifacts.resolve import Progress
 
 # The name of built files begins with the stem; raise the version when the same text gives another
 # automaton, and every machine builds again.
@@ -44,7 +45,7 @@ class DocumentAutomaton:
         self._end = [] if end_token is None else [end_token]
         self._growing = SuffixAutomaton()
 
-    def add(self, ids: Sequence[int]) -> None:
+    def add(self, ids: Sequence[int] | Array) -> None:
         """Add one document."""
         document = np.array([*ids, *self._end], dtype=np.int64)
         self._growing.start_document()
@@ -92,7 +93,7 @@ def build_from_texts(
 
 
 def build_from_ids(
-    documents: Iterable[Sequence[int]],
+    documents: Iterable[Sequence[int] | Array],
     tokenizer: Any,
     *,
     corpus: Mapping[str, Any],
@@ -137,7 +138,7 @@ def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> 
         out_path: the file to write.
         progress: see `build_from_texts`.
     """
-    from specbench.artifacts.installed_text import documentation
+    from specbench.artifacts.corpora import documentation
     from specbench.models.loading import tokenizer_hash
 
     texts, corpus = documentation(progress)

@@ -78,7 +78,6 @@ class Composite(Drafter):
 
     @property
     def needs(self) -> Needs:
-        """See `merged_needs`."""
         return merged_needs(self.own_needs, [part.needs for part in self.parts])
 
     def _check_parts(self) -> None:
@@ -98,7 +97,6 @@ class Composite(Drafter):
             )
 
     def setup(self, context: DraftContext) -> None:
-        """Set up every part with its own artifacts."""
         for i, part in enumerate(self.parts):
             prefix = f"part{i}."
             files = {
@@ -109,40 +107,33 @@ class Composite(Drafter):
             part.setup(replace(context, artifacts=files))
 
     def reset(self) -> None:
-        """Let every part forget."""
         for part in self.parts:
             part.reset()
 
     def set_reference(self, output: IntArray) -> None:
-        """Hand the reference output to the parts that need it."""
         for part in self.parts:
             if part.needs.reference:
                 part.set_reference(output)
 
     def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
-        """Hand the prompt's logits to the parts that need them."""
         for part in self.parts:
             if part.needs.prompt_logits:
                 part.observe_prompt(prompt, logits)
 
     def begin(self, state: DecodeState) -> None:
-        """Begin every part."""
         for part in self.parts:
             part.begin(state)
 
     def overlap(self, state: DecodeState, tree: DraftTree) -> None:
-        """Let the parts that asked for it work while the target verifies ``tree``."""
         for part in self.parts:
             if part.needs.overlap:
                 part.overlap(state, tree)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
-        """Hand the outcome to every part as it is."""
         for part in self.parts:
             part.observe(state, outcome)
 
     def end(self, state: DecodeState) -> None:
-        """End every part."""
         for part in self.parts:
             part.end(state)
 
@@ -155,6 +146,5 @@ class Composite(Drafter):
         }
 
     def close(self) -> None:
-        """Close every part."""
         for part in self.parts:
             part.close()

@@ -7,15 +7,15 @@ the rest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    import numpy as np
+    from specbench.arrays import Array
 
 
-def to_device(values: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
     """``values`` on ``device``, without waiting for it; on the CPU an array's own memory.
 
     On a GPU it is a copy, so an array on the host may be written to at once.

@@ -26,10 +26,9 @@ from specbench.errors import ConfigurationError, unknown_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
     import torch
 
-    from specbench.arrays import IntArray
+    from specbench.arrays import Array, IntArray
 
 STATE_SCOPES = ("turn", "prompt", "run")
 
@@ -111,14 +110,14 @@ class Drafter:
         """
         return {}
 
-    def snapshot(self) -> Mapping[str, np.ndarray[Any, Any]] | None:
+    def snapshot(self) -> Mapping[str, Array] | None:
         """What was learnt since ``reset``, as arrays that `load` takes; between turns, never timed.
 
         None where it is cheaper to see the recorded turns again.
         """
         return None
 
-    def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    def load(self, arrays: Mapping[str, Array]) -> None:
         """Go on from a `snapshot` of a drafter with the same knobs."""
         raise NotImplementedError(f"{self.name} gives no snapshot")
 

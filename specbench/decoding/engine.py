@@ -72,38 +72,7 @@ class DecodeResult:
 
     @property
     def n_drafted(self) -> int:
-        """Candidate nodes over all steps."""
         return sum(self.drafted_per_step)
-
-    @property
-    def prefill_s(self) -> float:
-        """Seconds of the prompt pass."""
-        return self.timings.prefill_s
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds of everything after it."""
-        return self.timings.decode_s
-
-    @property
-    def drafter_setup_s(self) -> float:
-        """Seconds of ``decode_s`` that the drafter spent outside the steps."""
-        return self.timings.drafter_setup_s
-
-    @property
-    def wall_s(self) -> float:
-        """``prefill_s + decode_s``."""
-        return self.timings.wall_s
-
-    @property
-    def phase_s(self) -> dict[str, float] | None:
-        """Seconds by phase, with ``measure=phases``."""
-        return self.timings.phase_s
-
-    @property
-    def step_s(self) -> list[float]:
-        """Seconds of each step."""
-        return self.timings.step_s
 
 
 class _Trace:
@@ -177,7 +146,7 @@ class Engine:
         self._clock = clock() if clock else make_clock(str(target.device), phases)
         self._eos = np.array(sorted(eos_ids), dtype=np.int64)
         self._pool: ThreadPoolExecutor | None = None
-        self._side_stream: Any = None
+        self._side_stream: torch.cuda.Stream | None = None
 
     def decode(
         self,
@@ -241,14 +210,14 @@ class Engine:
         tree = drafter.propose(state)
         free = self.target.free_rows()
         if len(tree) > free:
-            tree = _prefix(tree, free)
+            tree = tree.take(np.arange(free))  # parents come first, so any prefix is a tree
         clock.phase("draft")
 
         try:
             scores, bonus = self._pass(state, drafter, tree, needs, clock)
             clock.phase("verify")
             judged = tree if bonus is None else replace(tree, bonus=bonus)
-            verdict, next_tokens = self.verifier.verify(judged, scores)
+            verdict = self.verifier.verify(judged, scores)
         except CaseFailed as error:
             if error.kind == "invalid_draft":
                 raise CaseFailed(error.kind, f"method={drafter.name}: {error}") from error
@@ -269,7 +238,7 @@ class Engine:
                 tree=tree,
                 path=path,
                 committed=committed,
-                next_tokens=next_tokens,
+                next_tokens=verdict.next_tokens,
                 logits=scores.logits if needs.logits else None,
                 hidden=scores.hidden if needs.hidden_layers else None,
                 finished=finished,
@@ -359,14 +328,3 @@ class Engine:
         if state.root in self.eos_ids:
             return "eos"
         return "context" if cut_by_context else "length"
-
-
-def _prefix(tree: DraftTree, n: int) -> DraftTree:
-    """The first ``n`` nodes; parents come before children, so any prefix is a tree."""
-    return DraftTree(
-        tree.tokens[:n],
-        tree.parents[:n],
-        aux=None if tree.aux is None else tree.aux[:n],
-        probs=None if tree.probs is None else tree.probs.first(n),
-        sources=None if tree.sources is None else tree.sources[:n],
-    )

@@ -7,7 +7,7 @@ emitted is (nearly) the maximum there, the output is one that plain decoding cou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ class AuditTarget(PassTarget, Protocol):
     """A target whose number format is known: it sets the tolerance."""
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> torch.dtype:
         """The format of its weights, e.g. ``torch.float32``."""
 
 

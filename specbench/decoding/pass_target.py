@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from specbench.decoding.verify import PassScores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import torch
 
     from specbench.arrays import IntArray
     from specbench.decoding.structs import DraftTree
@@ -17,11 +19,11 @@ class StepScores(PassScores, Protocol):
     """Scores of a pass, with what drafters may ask for."""
 
     @property
-    def logits(self) -> Any:
+    def logits(self) -> torch.Tensor:
         """``[n + 1, vocab]``."""
 
     @property
-    def hidden(self) -> Mapping[int, Any] | None:
+    def hidden(self) -> Mapping[int, torch.Tensor] | None:
         """Hidden states by layer."""
 
 
@@ -29,19 +31,15 @@ class PassTarget(Protocol):
     """What the loop asks of a target: ``specbench.models.target.Target``, or a recorded output."""
 
     @property
-    def device(self) -> Any:
-        """Where passes run."""
+    def device(self) -> torch.device: ...
 
-    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> StepScores:
-        """The pass over the prompt."""
+    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> StepScores: ...
 
     def forward(
         self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
     ) -> StepScores:
         """The pass over root and draft."""
 
-    def commit(self, tree: DraftTree, path: IntArray) -> None:
-        """Commit the accepted rows."""
+    def commit(self, tree: DraftTree, path: IntArray) -> None: ...
 
-    def free_rows(self) -> int:
-        """Draft nodes that still fit."""
+    def free_rows(self) -> int: ...

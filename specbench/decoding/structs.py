@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from specbench.arrays import IntArray
+    from specbench.arrays import BoolArray, IntArray
+    from specbench.decoding.models import DraftLM, TargetInfo
 
 
 NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
@@ -41,13 +42,9 @@ class Proposal:
     row: IntArray
     replacement: bool = True
 
-    def of(self, nodes: IntArray) -> Proposal:
+    def take(self, nodes: IntArray) -> Proposal:
         """The proposal of the nodes with these indices, in increasing order."""
         return Proposal(self.q, self.row[nodes], self.replacement)
-
-    def first(self, n: int) -> Proposal:
-        """The proposal of the first ``n`` nodes."""
-        return Proposal(self.q, self.row[:n], self.replacement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,7 @@ class DraftTree:
 
     tokens: IntArray | torch.Tensor
     parents: IntArray
-    aux: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    aux: BoolArray | None = None
     rows: tuple[int, int] | None = None
     probs: Proposal | None = None
     sources: IntArray | None = None
@@ -107,6 +104,26 @@ class DraftTree:
         """A single branch: ``tokens[0]`` follows the root, and so on."""
         n = len(tokens)
         return DraftTree(tokens, _CHAIN[:n] if n <= len(_CHAIN) else np.arange(-1, n - 1))
+
+    def take(self, nodes: IntArray) -> DraftTree:
+        """The tree of some of the nodes.
+
+        ``rows`` and ``bonus`` tell of the whole tree, so a part of it has neither.
+
+        Args:
+            nodes: ``[k]`` increasing indices. The parent of each is among them, or the root.
+        """
+        if len(nodes) == len(self):
+            return self
+        renumbered = np.full(len(self) + 1, -1, dtype=np.int64)  # by row; row 0 is the root
+        renumbered[nodes + 1] = np.arange(len(nodes))
+        return DraftTree(
+            self.tokens[nodes],
+            renumbered[self.parents[nodes] + 1],
+            aux=None if self.aux is None else self.aux[nodes],
+            probs=None if self.probs is None else self.probs.take(nodes),
+            sources=None if self.sources is None else self.sources[nodes],
+        )
 
 
 _CHAIN: IntArray = np.arange(-1, 1023, dtype=np.int64)
@@ -149,7 +166,6 @@ class DecodeState:
 
     @property
     def root(self) -> int:
-        """The last committed token."""
         return int(self.buffer[self.length - 1])
 
     def commit(self, tokens: IntArray) -> None:
@@ -168,10 +184,14 @@ class Verdict:
     Attributes:
         path: ``[a]`` indices of the accepted nodes, from the root's child downwards.
         tokens: ``[a + 1]`` the accepted tokens and the target's own one after them, on the host.
+        next_tokens: ``[n + 1]`` the target's greedy token at the root and at each node. Under
+            sampling too it is the greedy one, never a drawn one: a drafter that saw what the
+            verifier would have drawn elsewhere would know its random numbers.
     """
 
     path: IntArray
     tokens: IntArray
+    next_tokens: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +203,7 @@ class StepOutcome:
         path: ``[a]`` indices of the accepted nodes.
         committed: ``[m]`` tokens committed by this step, after the stop rules.
         next_tokens: ``[n + 1]`` the target's greedy token at the root (row 0) and at each node
-            (row i + 1), auxiliary nodes included; None when the verifier did not need it. Under
-            sampling too it is the greedy one, never a drawn one, so a draft made of it knows
-            nothing of the random numbers that will judge it.
+            (row i + 1), auxiliary nodes included, see ``Verdict``; None where nobody knows it.
         logits: ``[n + 1, vocab]`` on the device, only where ``needs.logits`` is set.
         hidden: mapping from layer index to ``[n + 1, hidden]``, for ``needs.hidden_layers``.
         finished: whether this step ended the turn.
@@ -272,9 +290,8 @@ class DraftContext:
         seed: the run's seed.
         sampling: how the target's logits become probabilities; a draft model draws from its own
             logits treated the same way.
-        target: the target model (``specbench.models.target.Target``), or None under replay.
-        draft_model: the second model (``specbench.models.draft_model.DraftModel``), where
-            ``needs.draft_model`` is set.
+        target: what may be known of the target; None under replay.
+        draft_model: the second model, where ``needs.draft_model`` is set.
         measured: what ``setup`` measured at the run's first start, by knob; it uses what it finds
             and adds what it measures, so that a resumed run goes on with the same values.
     """
@@ -286,6 +303,6 @@ class DraftContext:
     artifacts: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
     sampling: Sampling = GREEDY
-    target: Any = None
-    draft_model: Any = None
+    target: TargetInfo | None = None
+    draft_model: DraftLM | None = None
     measured: dict[str, int] = field(default_factory=dict)

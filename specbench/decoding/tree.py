@@ -12,8 +12,12 @@ import numpy as np
 import torch
 from numba import njit
 
+from specbench.decoding.structs import NO_TOKENS
+from specbench.errors import CaseFailed
+
 if TYPE_CHECKING:
     from specbench.arrays import BoolArray, IntArray
+    from specbench.decoding.structs import DraftTree
 
 
 NO_AUX: BoolArray = np.empty(0, dtype=np.bool_)  # stands for: no auxiliary node
@@ -157,6 +161,43 @@ def sibling_table(parents: IntArray, aux: BoolArray) -> IntArray:
             table[row, counts[row]] = i
             counts[row] += 1
     return table
+
+
+def host_tokens(tree: DraftTree) -> IntArray:
+    """``[n]`` ids that the host can read without waiting; ``[0]`` where they are on a GPU."""
+    if isinstance(tree.tokens, np.ndarray):
+        return tree.tokens
+    return tree.tokens.numpy() if tree.tokens.device.type == "cpu" else NO_TOKENS
+
+
+class TreeGeometry:
+    """Depths and ancestors of one tree after another, in buffers that are made once.
+
+    Attributes:
+        depths: ``[max_nodes + 1]`` of root and nodes.
+        visible: ``[max_nodes + 1, max_nodes + 1]`` bool: row i sees row j.
+    """
+
+    def __init__(self, max_nodes: int) -> None:
+        self.depths: IntArray = np.zeros(max_nodes + 1, dtype=np.int64)
+        self.visible: BoolArray = np.zeros((max_nodes + 1, max_nodes + 1), dtype=np.bool_)
+
+    def read(self, tree: DraftTree, vocab_size: int) -> None:
+        """Check a tree and write down its geometry.
+
+        Raises:
+            CaseFailed: it is malformed, or has an id outside ``[0, vocab_size)``. Ids on a GPU are
+                not looked at: the verifier does that.
+        """
+        aux = NO_AUX if tree.aux is None else tree.aux
+        args = (host_tokens(tree), tree.parents, aux, vocab_size, self.depths, self.visible)
+        status = fill_tree(*args)
+        if status != VALID or len(tree.tokens) != len(tree):
+            what = {
+                BAD_TOKEN: f"a draft token is outside the vocabulary [0, {vocab_size})",
+                BAD_AUX: "a candidate node hangs below an auxiliary one",
+            }.get(status, "a node's parent does not come before it, or tokens and parents differ")
+            raise CaseFailed("invalid_draft", f"malformed draft: {what}")
 
 
 def visibility(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

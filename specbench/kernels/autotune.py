@@ -17,7 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,69 +26,53 @@ from specbench.kernels import panel_kernels
 log = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
-PACK_ROWS = {"mkl": 8, "onednn": 32}
-PACKED = (*PACK_ROWS, "panels")  # kernels with a copy of the weights
+PACK_ROWS = 32  # rows that oneDNN packs for
+PACKED = ("onednn", "panels")  # kernels with a copy of the weights
 PLAN_VERSION = 3
-CLEARLY = 0.8  # share of the packed kernel's time that an unpacked one must stay below
+CLEARLY = 0.8  # share of the packed kernel's time that the plain one must stay below
 MEASURE_BYTES = 48 << 20  # weights streamed per timing, so that they come from memory, not cache
 
-Kernel = Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
+# Input, weight, its packed copy (the weight itself where there is none) and bias, to the product.
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
-def plain(x: torch.Tensor, weight: torch.Tensor, _: Any, bias: torch.Tensor | None) -> torch.Tensor:
+def plain(
+    x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """``[rows, in]`` to ``[rows, out]`` by row-major weights."""
     return nn.functional.linear(x, weight, bias)
 
 
-def _transposed(
-    x: torch.Tensor, weight: torch.Tensor, _: Any, bias: torch.Tensor | None
+def _onednn(
+    x: torch.Tensor, _: torch.Tensor, pack: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    out = torch.mm(weight, x.t()).t().contiguous()
-    return out if bias is None else out.add_(bias)
-
-
-def _mkl(
-    x: torch.Tensor, weight: torch.Tensor, pack: Any, bias: torch.Tensor | None
-) -> torch.Tensor:
-    out: torch.Tensor = torch.ops.mkl._mkl_linear(x, pack, weight, bias, x.shape[0])
-    return out
-
-
-def _onednn(x: torch.Tensor, _: torch.Tensor, pack: Any, bias: torch.Tensor | None) -> torch.Tensor:
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, pack, bias, "none", [], "")
     return out
 
 
 def _panels(
-    x: torch.Tensor, weight: torch.Tensor, pack: Any, bias: torch.Tensor | None
+    x: torch.Tensor, weight: torch.Tensor, pack: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     out = panel_kernels.panel_gemm(x, pack, weight.shape[0])
     return out if bias is None else out.add_(bias)
 
 
-KERNELS: dict[str, Kernel] = {
-    "plain": plain,
-    "transposed": _transposed,
-    "mkl": _mkl,
-    "onednn": _onednn,
-    "panels": _panels,
-}
+KERNELS: dict[str, Kernel] = {"plain": plain, "onednn": _onednn, "panels": _panels}
 
 
-def pack(kind: str, weight: torch.Tensor) -> Any:
-    """Packed copy of ``weight [out, in]`` for kernel ``kind``; None for kernels without one."""
-    if kind == "mkl":
-        return torch.ops.mkl._mkl_reorder_linear_weight(weight, PACK_ROWS[kind])
+def pack(kind: str, weight: torch.Tensor) -> torch.Tensor:
+    """Packed copy of ``weight [out, in]`` for kernel ``kind``; itself for the plain one."""
     if kind == "onednn":
-        return torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS[kind])
+        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
+        return packed
     if kind == "panels":
         return panel_kernels.pack(weight)
-    return None
+    return weight
 
 
 def available_kernels() -> tuple[str, ...]:
     """Kernels that this build of torch has and that agree with the plain product on a sample."""
-    found = ["plain", "transposed"]
+    found = ["plain"]
     weight, x = torch.randn(16, 8), torch.randn(3, 8)
     for kind in PACKED:
         try:
@@ -152,22 +135,19 @@ def measure_plan(
 def _choose(times: dict[str, dict[int, float]]) -> dict[int, str]:
     """Kernel by row bucket from seconds by kernel and bucket, with at most one packed format.
 
-    A kernel that needs no packed copy must win clearly: a timing taken while another process was
-    busy shall not send some row count to a kernel that is slow on a quiet machine.
+    The plain kernel must win clearly: a timing taken while another process was busy shall not send
+    some row count to a kernel that is slow on a quiet machine.
     """
-    free = [kind for kind in times if kind not in PACKED]
+    plain_s = times["plain"]
 
-    def best(rows: int, pack: str | None) -> str:
-        unpacked = min(free, key=lambda kind: times[kind][rows])
-        if pack is None or times[unpacked][rows] < CLEARLY * times[pack][rows]:
-            return unpacked
-        return pack
+    def best(rows: int, packed: str) -> str:
+        return "plain" if plain_s[rows] < CLEARLY * times[packed][rows] else packed
 
-    def cost(pack: str | None) -> float:
-        return sum(times[best(r, pack)][r] / times["plain"][r] for r in ROW_BUCKETS)
+    def cost(packed: str) -> float:
+        return sum(times[best(rows, packed)][rows] / plain_s[rows] for rows in ROW_BUCKETS)
 
-    pack = min([None, *(kind for kind in times if kind in PACKED)], key=cost)
-    return {rows: best(rows, pack) for rows in ROW_BUCKETS}
+    packed = min(times, key=cost)  # the plain one comes first, so it wins a tie
+    return {rows: best(rows, packed) for rows in ROW_BUCKETS}
 
 
 def _plan_path(cache_dir: Path, shapes: Iterable[str]) -> Path:

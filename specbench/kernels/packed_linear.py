@@ -2,13 +2,15 @@
 
 A draft tree turns matrix-vector products into products with 2 to 128 columns. Called with plain
 row-major weights, the CPU libraries behind torch repack them on every call, and between 2 and 64
-rows that costs more than the arithmetic. Weights packed once (by oneDNN or MKL, whatever is faster
-on this machine) make draft rows nearly free until arithmetic becomes the limit.
+rows that costs more than the arithmetic. Weights packed once (for oneDNN, or in panels for our
+own product, whichever is faster on this machine) make draft rows nearly free until arithmetic
+becomes the limit.
 
 Linears that read the same input (query, key and value; gate and up) become one product: a matrix
 of a few hundred rows is too small for these libraries to read at the memory's speed.
 
-Which kernel serves which number of rows is measured (``kernel_plan``).
+Which kernel serves which number of rows is measured (``autotune``). ``engine.packed.enabled=false``
+leaves every product to plain torch.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ class PackedLinear(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
         self.kernels = kernels
         packs = {kind: pack(kind, linear.weight.detach()) for kind in set(kernels.values())}
-        unpacked: tuple[Kernel, Any] = (plain, None)
-        self.by_rows: list[tuple[Kernel, Any]] = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
+        unpacked: tuple[Kernel, torch.Tensor] = (plain, linear.weight.detach())
+        self.by_rows = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
         buckets = sorted(kernels)
         for rows in range(1, MAX_PREFILL_ROWS_PACKED + 1):
             bucket = next((b for b in buckets if rows <= b), buckets[-1])
@@ -56,7 +58,6 @@ class PackedLinear(nn.Module):
 
     @property
     def packed_bytes(self) -> int:
-        """Memory of the packed copy."""
         return _packed_bytes(self.weight, self.kernels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -94,7 +95,6 @@ class SiblingLinear(nn.Module):
 
     @property
     def product(self) -> SharedProduct:
-        """The siblings' common product."""
         return self._product[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -136,7 +136,6 @@ class SharedProduct:
         return nn.Parameter(stacked, requires_grad=False)
 
     def pack(self, kernels: dict[int, str]) -> list[SiblingLinear]:
-        """What stands in for the linears, in their order."""
         self.packed = PackedLinear(self.stacked, kernels)
         starts = [0]
         for linear in self.linears:

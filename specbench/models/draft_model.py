@@ -23,6 +23,7 @@ from specbench.decoding.device import to_device
 from specbench.decoding.sampling import sample
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError
+from specbench.models.speed_ratio import TEXT, median_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,8 +118,7 @@ class DraftModel:
 
     @property
     def n_parameters(self) -> int:
-        """Weights of the model, tied ones once."""
-        return sum(p.numel() for p in self._target.model.parameters())
+        return self._target.n_parameters
 
     @property
     def network(self) -> PreTrainedModel:
@@ -127,31 +127,38 @@ class DraftModel:
         return model
 
     def clear(self) -> None:
-        """Zero the cache after a failure: see ``KVCache.clear``."""
         self._target.cache.clear()
 
     @property
     def packed_weights(self) -> Mapping[str, Any]:
-        """What was packed, see ``specbench.kernels.packed_linear.pack_linears``."""
         return self._target.packed_weights
 
     @property
     def passes(self) -> Mapping[str, Any]:
-        """How its passes have run until now, see ``Target.describe``."""
         return self._target.describe()
 
     def memory_bytes(self, rows: int) -> int:
-        """Weights, and a cache of ``rows`` tokens."""
         return self._target.memory_bytes(rows)
 
     def report(self) -> dict[str, int]:
-        """What a method with this model puts into its own ``report``."""
         return {
             "draft_forwards": self.forwards,
             "draft_tokens": self.tokens,
             "devices": self.devices,
             "devices_asked": self.devices_asked,
         }
+
+    def pass_s(self, rows: int) -> float:
+        text, nodes = np.zeros(TEXT, dtype=np.int64), np.zeros(rows, dtype=np.int64)
+
+        def one_pass() -> None:
+            self.extend(nodes, np.full(rows, -1), own=True)  # as the methods that ask call it
+            self.drop_nodes()
+
+        self.begin(text)
+        seconds = median_seconds(one_pass, self.device)
+        self.begin(text[:1])
+        return seconds
 
     def reserve(self, max_len: int, max_nodes: int | None = None) -> None:
         """Allocate for texts of ``max_len`` tokens and trees of ``max_nodes`` nodes; untimed.
@@ -339,7 +346,6 @@ class DraftModel:
         self._depths[1 : n + 1] = self._depths[kept + 1] - committed
 
     def drop_nodes(self) -> None:
-        """Forget all held nodes."""
         self._target.cache.retained = 0
         self._count, self._chain = 0, True
 
@@ -353,7 +359,6 @@ class DraftModel:
         return sample(probs, 1.0 - numbers)
 
     def to_target_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """The target's ids of the draft's own."""
         return ids if self._ids is None else self._ids[ids]
 
     def to_target_vocab(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
@@ -377,7 +382,6 @@ class DraftModel:
         return logits if own else self.to_target_vocab(logits, -torch.inf)
 
     def _host_ids(self, tokens: IntArray) -> IntArray:
-        """The draft's own ids of the target's, on the host."""
         if self._host_own_ids is not None:
             tokens = self._host_own_ids[tokens]
         return np.ascontiguousarray(tokens, dtype=np.int64)

@@ -141,7 +141,6 @@ class GraphTarget(Target):
         return buckets
 
     def _known_shapes(self) -> list[tuple[int, int]]:
-        """Rows and batch of every pass to expect, by the buffers there are now."""
         _, most, batch = self._sizes
         one = _NODES if self._drafts else 1
         shapes = [(rows, one) for rows in ROW_BUCKETS if rows <= most]
@@ -178,13 +177,13 @@ class GraphTarget(Target):
         if step is None:
             return super().forward(root, tree, hidden_layers=hidden_layers)
         n, length = len(tree), self.cache.length
-        self._check(tree, isinstance(tree.tokens, np.ndarray))
+        self._check(tree)
         if in_rows:
             self.cache.broadcast()
             step.load_rows(root, tree, length)
             step.run()
             return StaticScores(step.logits, n + 1, step.select)
-        step.load(root, tree, self._depths, self._visible, length)
+        step.load(root, tree, self._geometry.depths, self._geometry.visible, length)
         step.run()
         if not self.commits:
             return StaticScores(step.logits, n + 1)
@@ -211,27 +210,25 @@ class GraphTarget(Target):
         super().commit(tree, path)
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Makes the model's device the current one: graphs and events go by that one's streams."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def capture_stream(self) -> torch.cuda.Stream:
-        """The one stream on which this target's shapes are captured, made when first asked for."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
 
-    def run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> Any:
-        """Logits ``[batch, rows, vocab]`` of a model call."""
-        return self._call(tokens, positions, plan).logits
+    def run(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor:
+        logits: torch.Tensor = self._call(tokens, positions, plan).logits
+        return logits
 
     @property
     def hidden_value(self) -> float:
-        """What the mask adds to a score that a row must not see."""
         return self._hidden_value
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Sliding-window sizes of the model's layers."""
         return self._windows
 
     def describe(self) -> dict[str, Any]:

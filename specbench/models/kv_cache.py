@@ -76,7 +76,6 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return sum(s.numel() * s.element_size() for s in self._storage.values())
 
     def reset(self) -> None:
@@ -186,7 +185,6 @@ class KVCache:
         self._shared = self.length
 
     def truncate(self, length: int) -> None:
-        """Roll back to ``length`` committed rows."""
         self.length = length
         self.retained = 0
         self._shared = min(self._shared, length)

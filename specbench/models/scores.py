@@ -35,7 +35,6 @@ class Scores:
 
     @property
     def vocab_size(self) -> int:
-        """Logits of a row."""
         return self.raw.shape[-1]
 
     @property

@@ -7,19 +7,15 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-
-from specbench.decoding.structs import DraftTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from specbench.decoding.models import DraftLM, TargetInfo
     from specbench.decoding.structs import DraftContext
-    from specbench.models.draft_model import DraftModel
-    from specbench.models.target import Target
 
-_TEXT = 64  # tokens that both have read
+TEXT = 64  # tokens that both have read
 _ROUNDS = 5
 
 
@@ -29,53 +25,32 @@ def latency_ratio(context: DraftContext, knob: str, *, target_rows: int, draft_r
     Args:
         context: what ``setup`` is given; its ``measured`` is read, and gets what is measured.
         knob: whose value it is.
-        target_rows: see `passes_per_target_pass`.
-        draft_rows: likewise.
+        target_rows: rows of a target pass, the root included; fewer where the target has no room.
+        draft_rows: nodes of a draft pass.
     """
     if knob not in context.measured:
-        context.measured[knob] = passes_per_target_pass(
-            context.target, context.draft_model, target_rows=target_rows, draft_rows=draft_rows
-        )
+        target, draft = context.target, context.draft_model
+        assert target is not None and draft is not None, "a draft model is there in live runs alone"
+        context.measured[knob] = passes_per_target_pass(target, draft, target_rows, draft_rows)
     return context.measured[knob]
 
 
 def passes_per_target_pass(
-    target: Target, draft: DraftModel, *, target_rows: int, draft_rows: int
+    target: TargetInfo, draft: DraftLM, target_rows: int, draft_rows: int
 ) -> int:
-    """``ceil(t_target / t_draft)``, each the median of a few passes over a short text.
+    """``ceil(t_target / t_draft)``, at least 1; arguments as for `latency_ratio`.
 
     Both caches are left empty.
-
-    Args:
-        target: the target.
-        draft: the draft model.
-        target_rows: rows of a target pass, the root included; fewer where the target has no room.
-        draft_rows: nodes of a draft pass.
-
-    Returns:
-        At least 1.
     """
-    text = np.zeros(_TEXT, dtype=np.int64)
     # In a union the tree that all parts share may be smaller than a part's own.
-    chain = DraftTree.chain(text[: min(target_rows - 1, target.max_nodes)])
-    nodes, parents = np.zeros(draft_rows, dtype=np.int64), np.full(draft_rows, -1)
-    target.prefill(text)
-    draft.begin(text)
-
-    def draft_pass() -> None:
-        draft.extend(nodes, parents, own=True)  # as the methods that measure call it
-        draft.drop_nodes()
-
-    target_s = _seconds(lambda: target.forward(0, chain), target.device)
-    draft_s = _seconds(draft_pass, draft.device)
-    target.cache.reset()
-    draft.begin(text[:1])
-    return max(math.ceil(target_s / draft_s), 1)
+    target_s = target.pass_s(min(target_rows, target.max_nodes + 1))
+    return max(math.ceil(target_s / draft.pass_s(draft_rows)), 1)
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
+def median_seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Of a few calls, each waited for; the first one warms up."""
     times = []
-    for _ in range(1 + _ROUNDS):  # the first one warms up
+    for _ in range(1 + _ROUNDS):
         _synchronize(device)
         start = time.perf_counter()
         run()

@@ -21,9 +21,10 @@ from specbench.kernels.attention import AttentionPlan
 from specbench.models.scores import Outcome, Scores, batch_select
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from specbench.arrays import IntArray
+    from specbench.arrays import BoolArray, IntArray
     from specbench.decoding.structs import DraftTree
     from specbench.models.kv_cache import KVCache
 
@@ -50,8 +51,7 @@ class FixedShapeTarget(Protocol):
         """What a mask holds where attention must not look."""
 
     @property
-    def device(self) -> torch.device:
-        """Where passes run."""
+    def device(self) -> torch.device: ...
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -63,7 +63,9 @@ class FixedShapeTarget(Protocol):
     def on_device(self) -> AbstractContextManager[Any]:
         """Makes the target's device the present one."""
 
-    def run(self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> Any:
+    def run(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor:
         """The model's pass over ``tokens`` ``[batch, rows]``; logits ``[batch, rows, vocab]``."""
 
 
@@ -86,14 +88,16 @@ class FixedShape:
         self._target = target
         self._key_numbers = torch.arange(keys, device=target.device)
         self._row_numbers = torch.arange(rows, device=target.device)
-        self._graph: Any = None
+        self._graph: torch.cuda.CUDAGraph | None = None
         self.outputs: tuple[torch.Tensor, ...]
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
         """From the buffers to the outputs, without the host: what a graph captures."""
         raise NotImplementedError
 
-    def _masks(self, seen: torch.Tensor, positions: torch.Tensor, of_keys: Any) -> AttentionPlan:
+    def _masks(
+        self, seen: torch.Tensor, positions: torch.Tensor, of_keys: Callable[[], torch.Tensor]
+    ) -> AttentionPlan:
         """Masks of a pass.
 
         Args:
@@ -131,7 +135,6 @@ class FixedShape:
         self._graph = graph
 
     def run(self) -> None:
-        """The device's part: replayed where it was captured."""
         if self._graph is None:
             self.outputs = self.device_part()
         else:
@@ -226,7 +229,9 @@ class StaticPass(FixedShape):
         """``[batch * rows, vocab]`` of the last run."""
         return self.outputs[0]
 
-    def load(self, root: int, tree: DraftTree, depths: IntArray, visible: Any, length: int) -> None:
+    def load(
+        self, root: int, tree: DraftTree, depths: IntArray, visible: BoolArray, length: int
+    ) -> None:
         """Bring a tree into the buffers; waits for their last pass where nobody has.
 
         Args:

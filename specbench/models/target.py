@@ -14,21 +14,23 @@ import numpy as np
 import torch
 
 from specbench.decoding.device import to_device
-from specbench.decoding.tree import BAD_AUX, BAD_TOKEN, NO_AUX, VALID, fill_tree, visibility
+from specbench.decoding.structs import DraftTree
+from specbench.decoding.tree import TreeGeometry, visibility
 from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan, install, window_sizes
 from specbench.kernels.fused_layers import count_fused, fuse
 from specbench.kernels.packed_linear import pack_linears, packed_weights
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores, batch_select
+from specbench.models.speed_ratio import TEXT, median_seconds
+from specbench.models.weights import sample_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DraftTree
+    from specbench.arrays import Array, IntArray
 
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
 
@@ -102,8 +104,21 @@ class Target:
 
     @property
     def devices(self) -> frozenset[torch.device]:
-        """Devices that its layers are on; a large model is spread over several."""
         return frozenset(self._layer_devices)
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def fingerprint(self) -> Array:
+        return sample_weights(self.model)
+
+    def pass_s(self, rows: int) -> float:
+        chain = DraftTree.chain(np.zeros(rows - 1, dtype=np.int64))
+        self.prefill(np.zeros(TEXT, dtype=np.int64))
+        seconds = median_seconds(lambda: self.forward(0, chain), self.device)
+        self.cache.reset()
+        return seconds
 
     def memory_bytes(self, rows: int) -> int:
         """Weights with their packed copies, and a cache of ``rows`` tokens."""
@@ -134,13 +149,11 @@ class Target:
         self._mask = torch.zeros(rows, length, dtype=self.dtype, device=self.device)
         self._mask_span = (0, 0)
         self._hidden_value = torch.finfo(self.dtype).min
-        self._depths = np.zeros(rows, dtype=np.int64)
-        self._visible = np.zeros((rows, rows), dtype=np.bool_)
+        self._geometry = TreeGeometry(max_nodes=rows - 1)
         self._ids = np.zeros(rows, dtype=np.int64)
         self._key_positions = torch.arange(length, device=self.device)
 
     def describe(self) -> dict[str, Any]:
-        """How passes run, for the run's manifest."""
         return {"engine": "eager"} | ({"reason": self._reason} if self._reason else {})
 
     @property
@@ -269,13 +282,13 @@ class Target:
             return self._forward_rows(root, tree)
         rows = len(tree) + 1
         on_host = isinstance(tree.tokens, np.ndarray)
-        self._check(tree, on_host)
+        self._check(tree)
         visible: torch.Tensor | None
         if rows == 1:  # plain decoding: a row that sees all, at the next position
             visible, depths = None, self._key_positions[:1]
         elif self.device.type == "cpu":
-            visible = torch.from_numpy(self._visible[:rows, :rows])
-            depths = torch.from_numpy(self._depths[:rows])
+            visible = torch.from_numpy(self._geometry.visible[:rows, :rows])
+            depths = torch.from_numpy(self._geometry.depths[:rows])
         else:  # ship n numbers instead of n * n
             visible, depths = visibility(to_device(tree.parents, self.device))
         if on_host:
@@ -297,7 +310,7 @@ class Target:
         """The batch layout: k rows of root + w draft tokens under plain causal attention."""
         k, w = tree.rows or (0, 0)
         self.cache.broadcast()
-        self._check(tree, True)
+        self._check(tree)
         rows = np.empty((k, w + 1), dtype=np.int64)
         rows[:, 0] = root
         rows[:, 1:] = np.asarray(tree.tokens).reshape(k, w)
@@ -322,7 +335,7 @@ class Target:
 
     # -- parts of a pass -----------------------------------------------------------------------
 
-    def _check(self, tree: DraftTree, on_host: bool) -> None:
+    def _check(self, tree: DraftTree) -> None:
         n = len(tree)
         most = min(self.max_nodes, self.free_rows())
         if n > most:
@@ -331,26 +344,7 @@ class Target:
                 f"a draft of {n} nodes exceeds the {most} reserved; "
                 "state the method's largest tree in needs.max_nodes",
             )
-        status = fill_tree(
-            self._host_tokens(tree),
-            tree.parents,
-            NO_AUX if tree.aux is None else tree.aux,
-            self.vocab_size,
-            self._depths,
-            self._visible,
-        )
-        if status != VALID or len(tree.tokens) != n:
-            what = {
-                BAD_TOKEN: f"a draft token is outside the vocabulary [0, {self.vocab_size})",
-                BAD_AUX: "a candidate node hangs below an auxiliary one",
-            }.get(status, "a node's parent does not come before it, or tokens and parents differ")
-            raise CaseFailed("invalid_draft", what)
-
-    def _host_tokens(self, tree: DraftTree) -> IntArray:
-        """Ids to check before the pass; none for ids on a GPU: the verifier checks those."""
-        if isinstance(tree.tokens, np.ndarray):
-            return tree.tokens
-        return tree.tokens.numpy() if tree.tokens.device.type == "cpu" else self._ids[:0]
+        self._geometry.read(tree, self.vocab_size)
 
     def _additive(self, seen: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)

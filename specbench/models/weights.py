@@ -12,18 +12,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from specbench.errors import WeightsNotFound, first_line
 from specbench.models import bundled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import nn
+
+    from specbench.arrays import Array
     from specbench.config.schema import ModelConfig, RunConfig
 
 _REMEDY = "model.id=/path/to/folder, or model=smollm2_135m, which needs no download"
 
 # Seconds until a hub that does not answer counts as out of reach.
 _HUB_TIMEOUT_S = 5
+
+_SAMPLED = 4  # values of each parameter
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
@@ -220,3 +227,16 @@ def weights_hash(folder: Path, cache_dir: Path) -> str:
             found = bundled.file_sha256(path, cache_dir / "hashes")
             digest.update(f"{path.name}:{found}\n".encode())
     return digest.hexdigest()
+
+
+def sample_weights(model: nn.Module) -> Array:
+    """``[m]`` a few values of every parameter, evenly spaced, in float32.
+
+    They are the same for a model in any dtype, up to rounding.
+    """
+    values = []
+    for _, parameter in sorted(model.named_parameters(), key=lambda item: item[0]):
+        flat = parameter.detach().reshape(-1)
+        step = max(1, len(flat) // _SAMPLED)
+        values.append(flat[::step][:_SAMPLED].float().cpu().numpy())
+    return np.concatenate(values)

@@ -9,14 +9,14 @@ recorded; the live run also shows it the rows of rejected nodes, so its steps ar
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
 
 from specbench.decoding.composite import Composite
 from specbench.decoding.structs import DraftTree
-from specbench.decoding.tree import NO_AUX, VALID, fill_tree
+from specbench.decoding.tree import TreeGeometry
 from specbench.errors import CaseFailed
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class RecordedScores:
         return self._choices
 
     @property
-    def logits(self) -> None:
+    def logits(self) -> NoReturn:
         """There are none.
 
         Raises:
@@ -66,7 +66,7 @@ class RecordedTarget:
             were cached before it.
     """
 
-    device = "cpu"
+    device = torch.device("cpu")
 
     def __init__(self, vocab_size: int, max_nodes: int) -> None:
         self._vocab_size = vocab_size
@@ -82,8 +82,7 @@ class RecordedTarget:
         """Allow trees of ``max_nodes`` nodes."""
         if max_nodes > self._max_nodes:
             self._max_nodes = max_nodes
-            self._depths = np.zeros(max_nodes + 1, dtype=np.int64)
-            self._visible = np.zeros((max_nodes + 1, max_nodes + 1), dtype=np.bool_)
+            self._geometry = TreeGeometry(max_nodes)
 
     def load(self, output: IntArray, candidates: IntArray | None = None) -> None:
         """The plain greedy output of the turn that is decoded next.
@@ -111,20 +110,10 @@ class RecordedTarget:
             CaseFailed: the tree is malformed.
         """
         n = len(tree)
-        aux = NO_AUX if tree.aux is None else tree.aux
-        status = fill_tree(
-            np.asarray(tree.tokens),
-            tree.parents,
-            aux,
-            self._vocab_size,
-            self._depths,
-            self._visible,
-        )
-        if status != VALID:
-            raise CaseFailed("invalid_draft", "the draft tree is malformed")
+        self._geometry.read(tree, self._vocab_size)
         k, width = (1, n + 1) if tree.rows is None else (tree.rows[0], tree.rows[1] + 1)
         self.passes.append((k, width, self._n_prompt + self._done))
-        choices = self._output[self._done + 1 + self._depths[: n + 1]]
+        choices = self._output[self._done + 1 + self._geometry.depths[: n + 1]]
         return RecordedScores(choices, self._vocab_size)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench.errors import ConfigurationError
-from specbench.results.manifest import RunManifest
+from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import CANDIDATES, CASES, MANIFEST, read_records
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 PACK_FORMAT = "specbench-traces"
 PACK_VERSION = 1
-PLAIN = "ar"  # whose rows stand in where a label has none
 
 # Of the manifest's part about the model; the rest (weights' hash, packing, threads) moves no token.
 _MODEL_FACTS = (
@@ -103,7 +102,7 @@ class Traces:
     def find(self, label: str, case_id: str, turn: int) -> Turn | None:
         """The label's own recorded turn, else plain decoding's, else None."""
         own = self.turns.get((label, case_id, turn))
-        return own if own is not None else self.turns.get((PLAIN, case_id, turn))
+        return own if own is not None else self.turns.get((BASELINE, case_id, turn))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -112,7 +111,7 @@ class Traces:
 
     def cases(self) -> dict[str, list[Turn]]:
         """The turns of each case in the order they were run: plain decoding's where it ran."""
-        label = PLAIN if PLAIN in self.labels else self.labels[0]
+        label = BASELINE if BASELINE in self.labels else self.labels[0]
         chosen = [turn for turn in self.turns.values() if turn.label == label]
         found: dict[str, list[Turn]] = {}
         for turn in sorted(chosen, key=lambda t: (t.stream_index, t.turn)):

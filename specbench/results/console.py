@@ -1,23 +1,51 @@
-"""The table a run prints: a rendering of ``summary.json``, nothing computed here."""
+"""Tables on a terminal; the one of a run is ``summary.json`` printed, nothing is computed here."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from specbench.results import records
+from specbench.results.estimate import Estimate, numeric_columns
+from specbench.results.wording import verdict_words
 from specbench.storage import jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
+
+    import pandas as pd
+
+    from specbench.results.summary_schema import Pair, Summary, SummaryRow
+    from specbench.storage.jsonl import JsonObject
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 160
+_SHOWN_FILES = (
+    records.SUMMARY,
+    records.CASES,
+    records.ERRORS,
+    records.DISTURBED,
+    records.STEPS,
+    records.MANIFEST,
+)
+# What fits on a screen: the pairs of seven labels.
+_MOST_PAIRS = 21
 
-Justify: TypeAlias = Literal["left", "right"]
+
+def rich_table(frame: pd.DataFrame, title: str = "", caption: str = "") -> Table:
+    """A frame of text and estimates for a terminal; columns of numbers stand to the right."""
+    # Text, because brackets in a plain string would be taken for markup.
+    table = Table(title=Text(title) if title else None, caption_justify="left")
+    table.caption = Text(caption) if caption else None
+    for heading, right in zip(frame, numeric_columns(frame), strict=True):
+        table.add_column(Text(str(heading)), justify="right" if right else "left")
+    for row in frame.itertuples(index=False, name=None):
+        table.add_row(*(Text(str(cell)) for cell in row))
+    return table
 
 
 def print_folder(folder: Path, console: Console | None = None) -> None:
@@ -26,7 +54,7 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
         console = Console(soft_wrap=False)
         if not console.is_terminal:
             console = Console(width=_WIDTH, soft_wrap=False)
-    summary = jsonl.read_json(folder / records.SUMMARY)
+    summary = cast("Summary", jsonl.read_json(folder / records.SUMMARY))
     console.print(render(summary["rows"], summary.get("caption", "")))
     pairs = summary.get("pairs") or []
     if 0 < len(pairs) <= _MOST_PAIRS:
@@ -41,113 +69,70 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
     )
 
 
-_SHOWN_FILES = (
-    records.SUMMARY,
-    records.CASES,
-    records.ERRORS,
-    records.DISTURBED,
-    records.STEPS,
-    records.MANIFEST,
-)
-# What fits on a screen: the pairs of seven labels.
-_MOST_PAIRS = 21
-
-
-def render(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
+def render(rows: Sequence[SummaryRow], caption: str = "") -> Table:
     """Rows of ``summary.json`` as a rich table, one section per task, the whole run last."""
-    from specbench.results.statistics import task_order  # scipy takes long to import
+    import pandas as pd  # it and scipy take long to import
 
-    table = Table(caption=caption or None, caption_justify="left", show_lines=False)
+    from specbench.results.statistics import task_order
+
+    shown = sorted(rows, key=lambda row: task_order(row["task"]))
     energy = any(row.get("joules_per_token") is not None for row in rows)
-    for heading, justify in (*_COLUMNS, *([_ENERGY] if energy else [])):
-        table.add_column(heading, justify=justify, no_wrap="[95 %]" not in heading)
-    tasks = sorted({row["task"] for row in rows}, key=task_order)
-    for task in tasks:
-        chosen = [row for row in rows if row["task"] == task]
-        for i, row in enumerate(chosen):
-            table.add_row(
-                task if i == 0 else "",
-                row["label"],
-                str(row["n_cases"]),
-                _number(row["mat"], 2),
-                _number(row["tokens_per_s"], 1),
-                _ratio(row["speedup"], row.get("speedup_ci")),
-                _ratio(row["geomean_speedup"], row.get("geomean_speedup_ci")),
-                # Summaries from before these columns lack them.
-                *(_number(row.get(key), 2) for key in _FOOTING),
-                _verdicts(row["lossless"]),
-                *([_number(row["joules_per_token"], 2)] if energy else []),
-                end_section=i == len(chosen) - 1,
-            )
-    return table
-
-
-def render_pairs(pairs: Sequence[Mapping[str, Any]]) -> Table:
-    """``pairs`` of ``summary.json`` as a rich table: who is faster, who ties, what stays unseen."""
-    table = Table(
-        caption="Ratio of decode speeds, geometric mean over cases. p: sign-flip permutation test, "
-        "corrected for the number of pairs (Holm). tie: the whole interval within "
-        f"{pairs[0]['margin']:.0%}. detectable: smallest ratio shown with a power of 80 %.",
-        caption_justify="left",
+    tasks = [row["task"] for row in shown]
+    begins = [task != before for task, before in zip(tasks, [None, *tasks], strict=False)]
+    frame = pd.DataFrame(
+        [
+            {"task": row["task"] if new else "", **_cells(row, energy)}
+            for row, new in zip(shown, begins, strict=True)
+        ],
+        dtype=object,
     )
-    for heading, justify in _PAIR_COLUMNS:
-        table.add_column(heading, justify=justify)
-    for pair in pairs:
-        table.add_row(
-            pair["first"],
-            pair["second"],
-            _ratio(pair["ratio"], pair["ratio_ci"], digits=3),
-            _number(pair["p_holm"], 4),
-            pair["verdict"],
-            _number(pair["detectable"], 3),
-        )
+    table = rich_table(frame, caption=caption)
+    for column, heading in zip(table.columns, frame, strict=True):
+        column.no_wrap = "[95 %]" not in str(heading)
+    for line, end in zip(table.rows, [*begins[1:], True], strict=False):
+        line.end_section = end
     return table
 
 
-_COLUMNS: tuple[tuple[str, Justify], ...] = (
-    ("task", "left"),
-    ("label", "left"),
-    ("cases", "right"),
-    ("MAT", "right"),
-    ("tokens/s", "right"),
-    ("speedup [95 %]", "right"),
-    ("geo. mean [95 %]", "right"),
-    ("/ eager ar", "right"),
-    ("/ graph ar", "right"),
-    ("bandwidth", "right"),
-    ("lossless", "left"),
-)
-_FOOTING = ("speedup_eager", "speedup_graph", "bandwidth_share")
-_ENERGY: tuple[str, Justify] = ("J/token", "right")
-_PAIR_COLUMNS: tuple[tuple[str, Justify], ...] = (
-    ("first", "left"),
-    ("second", "left"),
-    ("ratio [95 %]", "right"),
-    ("p (Holm)", "right"),
-    ("first is", "left"),
-    ("detectable", "right"),
-)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _ratio(value: float | None, interval: Sequence[float] | None, digits: int = 2) -> str:
-    if value is None or interval is None or any(bound is None for bound in interval):
-        return _number(value, digits)
-    low, high = (f"{bound:.{digits}f}" for bound in interval)
-    return f"{value:.{digits}f} [{low}, {high}]"
-
-
-def _verdicts(counts: Mapping[str, int]) -> str:
-    """``12 equal, 1 near tie``; kinds that did not occur are left out."""
-    words = {
-        "equal": "equal",
-        "near_tie": "near tie",
-        "bug": "BUG",
-        "not_audited": "not audited",
-        "lossy": "lossy",
+def _cells(row: SummaryRow, energy: bool) -> dict[str, str | Estimate]:
+    # Summaries from before some of the columns lack them.
+    known = cast("JsonObject", row).get
+    return {
+        "label": row["label"],
+        "cases": str(row["n_cases"]),
+        "MAT": Estimate(row["mat"]),
+        "tokens/s": Estimate(row["tokens_per_s"], digits=1),
+        "speedup [95 %]": Estimate(row["speedup"], known("speedup_ci")),
+        "geo. mean [95 %]": Estimate(row["geomean_speedup"], known("geomean_speedup_ci")),
+        "/ eager ar": Estimate(known("speedup_eager")),
+        "/ graph ar": Estimate(known("speedup_graph")),
+        "bandwidth": Estimate(known("bandwidth_share")),
+        "lossless": verdict_words(row["lossless"]),
+        **({"J/token": Estimate(known("joules_per_token"))} if energy else {}),
     }
-    parts = [f"{counts[kind]} {word}" for kind, word in words.items() if counts.get(kind)]
-    return ", ".join(parts) or "not audited"
+
+
+def render_pairs(pairs: Sequence[Pair]) -> Table:
+    """``pairs`` of ``summary.json`` as a rich table: who is faster, who ties, what stays unseen."""
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        [
+            {
+                "first": pair["first"],
+                "second": pair["second"],
+                "ratio [95 %]": Estimate(pair["ratio"], pair["ratio_ci"], digits=3),
+                "p (Holm)": Estimate(pair["p_holm"], digits=4),
+                "first is": pair["verdict"],
+                "detectable": Estimate(pair["detectable"], digits=3),
+            }
+            for pair in pairs
+        ],
+        dtype=object,
+    )
+    caption = (
+        "Ratio of decode speeds, geometric mean over cases. p: sign-flip permutation test, "
+        "corrected for the number of pairs (Holm). tie: the whole interval within "
+        f"{pairs[0]['margin']:.0%}. detectable: smallest ratio shown with a power of 80 %."
+    )
+    return rich_table(frame, caption=caption)

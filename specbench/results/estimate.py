@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from specbench.results.statistics import Interval
 
 ABSENT = "–"
-
 
 # An interval of two cases reaches from nothing to hundreds of times the value.
 FEWEST = 3
@@ -47,3 +48,18 @@ class Estimate:
         """Whether the interval is narrower than any of a few cases can be: a thousandth of it."""
         low, high = self.interval or (0.0, 1.0)
         return high - low <= 1e-3 * abs(high)
+
+
+def numeric_columns(frame: pd.DataFrame) -> list[bool]:
+    """Whether each column of a table's frame holds numbers, and so stands to the right."""
+    return [len(frame) > 0 and all(map(_is_number, frame[name])) for name in frame]
+
+
+def _is_number(cell: object) -> bool:
+    if isinstance(cell, Estimate) or cell == ABSENT:
+        return True
+    try:
+        float(str(cell))
+    except ValueError:
+        return False
+    return True

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from specbench.storage.jsonl import JsonObject
+
 SCHEMA_VERSION = 1
 
 MANIFEST = "manifest.json"
@@ -148,7 +150,7 @@ class CaseRecord:
     cpu_waiting: float | None = None
     cpu_others: float | None = None
     cpu_load: float | None = None
-    gpu: Sequence[Mapping[str, Any]] | None = None
+    gpu: Sequence[JsonObject] | None = None
     energy_j: float | None = None
     attempt: int = 0
     disturbed_by: str = ""
@@ -186,7 +188,7 @@ class CaseRecord:
         """What identifies the record within its run."""
         return (self.repeat, self.case_id, self.turn, self.label)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A plain dict for one line of ``cases.jsonl``; a gap that is not finite becomes None."""
         line = asdict(self)
         gap = self.lossless.gap
@@ -197,7 +199,7 @@ class CaseRecord:
         return line
 
     @staticmethod
-    def from_json(line: Mapping[str, Any]) -> CaseRecord:
+    def from_json(line: JsonObject) -> CaseRecord:
         """The record of a line. Keys this version does not know are ignored.
 
         Raises:
@@ -286,12 +288,12 @@ class StepTrace:
     sources: Sequence[Sequence[int]] | None = None
     step_s: Sequence[float] | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A plain dict for one line of ``steps.jsonl``."""
         return asdict(self)
 
 
-def write_steps(path: Path, traces: Iterable[Mapping[str, Any]]) -> None:
+def write_steps(path: Path, traces: Iterable[JsonObject]) -> None:
     """Write traces (as :meth:`StepTrace.to_json` gives them) as parquet, one row per step."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -333,7 +335,7 @@ def read_records(path: Path) -> tuple[list[CaseRecord], bool]:
         The records and whether the last line was cut off (and is left out).
 
     Raises:
-        durable.RecordError: a line is no valid record.
+        specbench.storage.jsonl.RecordError: a line is no valid record.
     """
     path = path / CASES if path.is_dir() else path
     objects, truncated = jsonl.read_jsonl(path)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.errors import ConfigurationError
 from specbench.results.records import CaseRecord
@@ -25,7 +25,9 @@ from specbench.results.statistics import untimed_blocks
 from specbench.results.tasks import task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from specbench.storage.jsonl import JsonObject
 
 UNKNOWN_TOKEN = -1  # stands for each new token of a file that has none
 UNKNOWN_SCOPE = "unknown"
@@ -89,7 +91,7 @@ def to_answers(
     blocks: Iterable[tuple[int, str]],
     model_id: str,
     decode: Callable[[Sequence[int]], str],
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """The lines of one label's file.
 
     Args:
@@ -145,7 +147,7 @@ class Source:
     position: int = 0
 
 
-def from_answer(line: Mapping[str, Any], source: Source, stream_index: int) -> list[CaseRecord]:
+def from_answer(line: JsonObject, source: Source, stream_index: int) -> list[CaseRecord]:
     """The records of one question, a turn each; ``failed`` where their run noted an error.
 
     Raises:
@@ -245,7 +247,7 @@ def _when(tstamp: object) -> str:
     return datetime.datetime.fromtimestamp(tstamp, datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def mean_accept_length(lines: Iterable[Mapping[str, Any]]) -> float | None:
+def mean_accept_length(lines: Iterable[JsonObject]) -> float | None:
     """The mean accepted tokens as their ``speed.py`` prints it: over all steps of all questions."""
     lengths = [int(n) for line in lines for n in line["choices"][0]["accept_lengths"]]
     return sum(lengths) / len(lengths) if lengths else None

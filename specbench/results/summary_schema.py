@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from specbench.results.statistics.bootstrap import Interval
+    from specbench.storage.jsonl import JsonObject
 
 
 class SummaryRow(TypedDict):
@@ -54,13 +55,13 @@ class SummaryRow(TypedDict):
 
 def number(row: SummaryRow, key: str) -> float | None:
     """A number by a key that is a variable."""
-    found: float | None = cast("Mapping[str, Any]", row)[key]
+    found: float | None = cast("JsonObject", row)[key]
     return found
 
 
 def interval(row: SummaryRow, key: str) -> Interval | None:
     """The 95 % interval of a number; None too where it has none by nature."""
-    found: Interval | None = cast("Mapping[str, Any]", row).get(f"{key}_ci")
+    found: Interval | None = cast("JsonObject", row).get(f"{key}_ci")
     return found
 
 

@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import zlib
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from specbench.errors import ArtifactError
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from specbench.storage.jsonl import JsonObject
 
 MAGIC = b"SBARRAYS"
 
@@ -32,6 +34,13 @@ _BLOCK = 1 << 24
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
+class _Section(TypedDict):
+    dtype: str
+    shape: list[int]
+    offset: int
+    crc32: int
+
+
 def write_array_file(
     path: Path,
     *,
@@ -39,7 +48,7 @@ def write_array_file(
     version: int,
     tokenizer_hash: str,
     arrays: Mapping[str, Array],
-    header: Mapping[str, Any],
+    header: Mapping[str, object],
 ) -> None:
     """Write ``path`` in one go and flush it to disk; whoever calls makes it appear atomically.
 
@@ -51,7 +60,7 @@ def write_array_file(
         arrays: the arrays by name; memory maps are copied block by block.
         header: further JSON-ready facts, given back by `read_header`.
     """
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, _Section] = {}
     plain = {name: _little_endian(array) for name, array in arrays.items()}
     offset = 0
     for name, array in plain.items():
@@ -79,7 +88,7 @@ def write_array_file(
         os.fsync(handle.fileno())
 
 
-def read_header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> JsonObject:
     """The header of an array file, without its arrays.
 
     Raises:
@@ -97,13 +106,13 @@ def read_header(path: Path) -> dict[str, Any]:
         raise ArtifactError(f"cannot read {path}: {error}") from error
     if len(text) != length or zlib.crc32(text) != checksum:
         raise ArtifactError(f"{path} is truncated or damaged in its header; build it again.")
-    header: dict[str, Any] = json.loads(text)
+    header: JsonObject = json.loads(text)
     return header
 
 
 def open_array_file(
     path: Path, *, kind: str, version: int, tokenizer_hash: str | None
-) -> tuple[dict[str, Any], dict[str, Array]]:
+) -> tuple[JsonObject, dict[str, Array]]:
     """Map the arrays of ``path`` read-only, after checking what they are.
 
     Every array's checksum is computed, which also brings the pages into memory, so that the first

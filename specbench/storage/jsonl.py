@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specbench.errors import ConfigurationError, SpecBenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+
+# What a file holds before it becomes a typed value.
+JsonObject: TypeAlias = dict[str, Any]
 
 
 class RecordError(ConfigurationError):
@@ -38,7 +42,7 @@ class JsonlWriter:
         with reporting(path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
+    def append(self, lines: Iterable[JsonObject]) -> None:
         """Write a group of objects, one line each.
 
         Raises:
@@ -63,7 +67,7 @@ class JsonlWriter:
             self._fd = -1
 
 
-def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], bool]:
+def read_jsonl(path: Path) -> tuple[list[JsonObject], bool]:
     """The objects of a file and whether its last line was cut off (and is left out).
 
     Raises:
@@ -74,7 +78,7 @@ def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], bool]:
     lines = path.read_bytes().split(b"\n")
     # A whole file ends in a newline, so whatever follows the last newline was cut off.
     truncated = bool(lines.pop())
-    objects: list[dict[str, Any]] = []
+    objects: list[JsonObject] = []
     for number, line in enumerate(lines, start=1):
         try:
             value = json.loads(line)
@@ -91,7 +95,7 @@ def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], bool]:
     return objects, truncated
 
 
-def rewrite_jsonl(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+def rewrite_jsonl(path: Path, lines: Iterable[JsonObject]) -> None:
     """Replace a file by the given lines, all at once."""
     write_text(path, "".join(_dump_line(line) for line in lines))
 
@@ -101,7 +105,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """A json object from a file.
 
     Raises:
@@ -129,7 +133,7 @@ def write_text(path: Path, text: str) -> None:
         os.replace(temporary, path)
 
 
-def _dump_line(line: Mapping[str, Any]) -> str:
+def _dump_line(line: JsonObject) -> str:
     return json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
 

@@ -173,8 +173,7 @@ class EventBackend(Protocol):
     def elapsed_s(self, first: Any, second: Any) -> float:
         """Seconds between two recorded events that the device has passed."""
 
-    def synchronize(self) -> None:
-        """Wait until the device has done all work."""
+    def synchronize(self) -> None: ...
 
 
 class CudaClock(Clock):
@@ -231,7 +230,6 @@ class TorchEvents:
         return event
 
     def record(self, event: Any) -> None:
-        """Record in the stream that is current now, where the engine launches its work."""
         event.record(self._cuda.current_stream(self._device))
 
     def elapsed_s(self, first: Any, second: Any) -> float:
@@ -239,7 +237,6 @@ class TorchEvents:
         return float(first.elapsed_time(second)) * 1e-3
 
     def synchronize(self) -> None:
-        """Wait for all streams of the device."""
         self._cuda.synchronize(self._device)
 
 

@@ -75,7 +75,6 @@ class SystemMonitor:
         self._first = self._read()
 
     def begin(self) -> None:
-        """The turn is about to begin."""
         self._first = self._read()
 
     def end(self) -> Interference:

@@ -61,7 +61,6 @@ class Gpus:
         return float(sum(readings)) * 1e-3
 
     def close(self) -> None:
-        """Give NVML back."""
         if self._handles:
             self._handles = []
             self._nvml.nvmlShutdown()

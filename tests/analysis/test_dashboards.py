@@ -27,7 +27,7 @@ def runs():
 
 @pytest.fixture(scope="module")
 def compared(runs):
-    return dashboards.subject(runs, entity="team")
+    return dashboards.subject_of(runs, entity="team")
 
 
 def parts(made, kind):
@@ -46,7 +46,9 @@ def names(made):
 
 @pytest.mark.parametrize("make", [dashboards.workspace, dashboards.report])
 def test_every_panel_shows_a_key_that_is_sent(make, compared, runs):
-    sent = {key for comparison in make_comparisons(runs) for key in publish.metrics(comparison)}
+    sent = {
+        key for comparison in make_comparisons(runs) for key in publish.summary_metrics(comparison)
+    }
     shown = names(dashboards.description(make(compared)))
     assert shown <= sent
     for figure in dashboards.FIGURES:
@@ -83,7 +85,7 @@ def test_a_figure_that_no_run_has_gets_no_panel():
     pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
     without = load_runs([GOLDEN / "experiments" / "ngrammys_figure2"])
     assert {run.timing for run in without} == {"none"}
-    made = dashboards.description(dashboards.workspace(dashboards.subject(without)))
+    made = dashboards.description(dashboards.workspace(dashboards.subject_of(without)))
     assert all(name.rsplit("/", 1)[1] in ("mat", *dashboards.VERDICTS) for name in names(made))
     assert next(part["name"] for part in parts(made, "Section")).startswith("MAT")
 
@@ -92,8 +94,8 @@ def test_entity_and_project_come_from_the_runs_where_none_is_given(runs):
     node = {"name": "wandb", "entity": "ours", "project": "theirs"}
     runs[0].manifest.config["logger"] = node
     try:
-        made = dashboards.subject(runs)
-        given = dashboards.subject(runs, "me", "mine")
+        made = dashboards.subject_of(runs)
+        given = dashboards.subject_of(runs, "me", "mine")
     finally:
         del runs[0].manifest.config["logger"]
     assert (made.entity, made.project) == ("ours", "theirs")

@@ -19,6 +19,7 @@ from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.style import bar_style, line_style
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, usable_runs
+from specbench.results.estimate import Estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "records"
@@ -167,7 +168,7 @@ EYES = (
     ],
     ids=",".join,
 )
-def test_methods_of_one_artifact_have_hues_that_any_eye_tells_apart(together):
+def test_methods_of_one_picture_have_hues_that_any_eye_tells_apart(together):
     for one, other in itertools.combinations(together, 2):
         colours = [bar_style(method)["facecolor"] for method in (one, other)]
         far = min(np.linalg.norm(_seen(colours[0], m) - _seen(colours[1], m)) for m in EYES)
@@ -243,13 +244,15 @@ def test_error_bars_are_the_intervals():
 
 
 def test_a_heatmap_writes_numbers_and_intervals_and_says_where_there_are_none():
-    grid = heatmaps.HeatmapGrid("g", [[1.0, None]], ["r"], ["a", "b"], [[(0.5, 1.5), None]])
+    grid = heatmaps.HeatmapGrid(
+        "g", [[Estimate(1.0, (0.5, 1.5)), Estimate(None)]], ["r"], ["a", "b"]
+    )
     axes = heatmaps.heatmaps([grid], "x", "y", "unit", "t", "c").axes[0]
     assert [text.get_text() for text in axes.texts] == ["1.00", "0.50\n1.50", "–"]
 
 
 def test_the_papers_three_heatmaps_stand_side_by_side_on_a_page():
-    grid = heatmaps.HeatmapGrid("g", [[1.0] * 7] * 5, list("abcde"), list("abcdefg"))
+    grid = heatmaps.HeatmapGrid("g", [[Estimate(1.0)] * 7] * 5, list("abcde"), list("abcdefg"))
     figure = heatmaps.heatmaps([grid] * 3, "x", "y", "unit", "t", "c")
     figure.draw_without_rendering()
     assert len({round(axes.get_position().y0, 3) for axes in figure.axes[:3]}) == 1
@@ -257,7 +260,9 @@ def test_the_papers_three_heatmaps_stand_side_by_side_on_a_page():
 
 
 def test_stacks_add_up():
-    rows = {"ar": {"draft": (0.25, (0.2, 0.3)), "verify": (0.75, None), "none": (0.0, None)}}
+    rows = {
+        "ar": {"draft": Estimate(0.25, (0.2, 0.3)), "verify": Estimate(0.75), "none": Estimate(0)}
+    }
     axes = stacked_bars.stacked_bars(rows, "share", "t", "c").axes[0]
     widths = [bar.get_width() for bar in axes.patches if bar.get_width() < 1]
     assert widths == [0.25, 0.75]
@@ -265,7 +270,7 @@ def test_stacks_add_up():
 
 
 def test_a_part_that_is_nearly_all_does_not_hide_the_others():
-    rows = {"ar": {"verify": (0.98, None), "draft": (0.0002, (0.0001, 0.0003))}}
+    rows = {"ar": {"verify": Estimate(0.98), "draft": Estimate(0.0002, (0.0001, 0.0003))}}
     below = stacked_bars.stacked_bars(rows, "share", "t", "c").axes[1]
     assert below.get_xscale() == "log"
     assert [label.get_text() for label in below.get_yticklabels()] == ["verify", "draft"]
@@ -273,10 +278,14 @@ def test_a_part_that_is_nearly_all_does_not_hide_the_others():
     assert low < 0.0002 < 0.98 < high
 
 
+@pytest.fixture(scope="module")
+def experiments():
+    return usable_runs([ROOT / "tests/golden/experiments"], surfaces=True)[0]
+
+
 @pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda reproduction: reproduction.name)
-def test_every_reproduction_s_figures_are_drawn_with_caption_and_units(reproduction):
-    runs, _ = usable_runs([ROOT / "tests/golden/experiments"], surfaces=True)
-    members = [run for run in runs if run.experiment in reproduction.experiments]
+def test_every_reproduction_s_figures_are_drawn_with_caption_and_units(reproduction, experiments):
+    members = [run for run in experiments if run.experiment in reproduction.experiments]
     drawn = list(reproduction.figures(members))
     if "figure" in reproduction.name:
         assert drawn

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.runs.load import find_runs, frame, load_runs, usable_runs
+from analysis.runs.load import find_runs, load_runs, usable_runs
 from specbench.errors import ResultsError
 from specbench.storage.jsonl import RecordError
 
@@ -57,15 +57,6 @@ def test_a_run_on_gpus(results):
     (run,) = load_runs([results / "b"])
     assert run.hardware == "2 NVIDIA RTX 4090"
     assert run.code == "commit 0123456789 with changes"
-
-
-def test_the_frame_is_tidy(results):
-    table = frame(load_runs([results]))
-    assert len(table) == 2 * 224
-    assert set(table["run"]) == {str(results / "b"), str(results / "sweep" / "a")}
-    assert "output_ids" not in table
-    assert table["verdict"].value_counts()["near_tie"] == 2 * 2
-    assert table.loc[table["status"] == "ok", "n_new"].min() >= 8
 
 
 class TestIncompleteRuns:

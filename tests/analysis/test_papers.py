@@ -120,7 +120,7 @@ def test_tables_by_task_have_speeds_with_intervals_and_claims(name, method, clai
     runs = load_runs([FIXTURES / name])
     ((reproduction, members),), _ = by_reproduction(runs)
     page = reproduction.tables(members)[0]
-    rows = [dict(zip(page.headings, row, strict=True)) for row in page.rows]
+    rows = page.frame.to_dict("records")
     row = next(row for row in rows if row["method"] == method)
     assert row["tokens/s [95 %]"].interval is not None
     assert (row["claimed tokens/s"], row["claimed on"]) == (claimed, where)
@@ -244,13 +244,13 @@ def test_two_cases_give_no_interval(run):
     few = [record for record in own if record.case_id in cases[:2]]
     assert (mat(few).interval, tokens_per_s(few).interval) == (None, None)
     assert str(mat(few)).endswith("[–]")
-    page = ResultTable("t", "c", ["MAT [95 %]"], [[mat(few)]], ["a note"])
+    page = ResultTable.of("t", "c", [{"MAT [95 %]": mat(few)}], ["a note"])
     assert page.foot[0] == "a note"
     assert "fewer than 3 cases" in page.foot[1]
 
 
 def test_an_interval_without_width_is_said():
-    page = ResultTable("t", "c", ["x"], [[Estimate(0.71, (0.71, 0.71))]], [])
+    page = ResultTable.of("t", "c", [{"x": Estimate(0.71, (0.71, 0.71))}])
     assert str(page.rows[0][0]) == "0.71 [=]"
     assert "no width" in page.foot[0]
     assert str(Estimate(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
@@ -306,8 +306,9 @@ def test_parts_of_the_stream_hold_every_turn_in_order(run):
 
 
 def test_csv_gives_bounds_columns_of_their_own():
-    rows = [["pld", Estimate(1.5, (1.25, 2.0))], ["ar", Estimate(None)], ["sam", "–"]]
-    text = to_csv([ResultTable("t", "c", ["method", "MAT [95 %]"], rows, [])])
+    mats = {"pld": Estimate(1.5, (1.25, 2.0)), "ar": Estimate(None), "sam": "–"}
+    rows = [{"method": method, "MAT [95 %]": cell} for method, cell in mats.items()]
+    text = to_csv([ResultTable.of("t", "c", rows)])
     assert text.splitlines() == ["method,MAT,MAT low,MAT high", "pld,1.5,1.25,2", "ar,,,", "sam,,,"]
 
 
@@ -315,15 +316,15 @@ def test_csv_gives_bounds_columns_of_their_own():
 
 
 def draft_model_rows(change):
-    """Cells of the sheet of resources by method, after ``change`` of every record's counters."""
+    """Cells of the table of resources by method, after ``change`` of every record's counters."""
     runs = load_runs([FIXTURES / "draft_models"])
     for run in runs:
         run.records[:] = [
             replace(r, drafter=change(r.method, r.drafter)) if r.method != "ar" else r
             for r in run.records
         ]
-    sheet = draft_models._sheets(runs)[0]
-    return {row[1]: dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows}
+    table = draft_models._tables(runs)[0]
+    return {row["method"]: row for row in table.frame.to_dict("records")}
 
 
 COUNTED = ["hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "devices"]
@@ -353,8 +354,8 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
     column = "draft share [95 %]"
 
     def share():
-        sheet = draft_models._sheets([phased])[0]
-        return {row[1]: row[sheet.headings.index(column)].value for row in sheet.rows}
+        table = draft_models._tables([phased])[0].frame
+        return {row["method"]: row[column].value for row in table.to_dict("records")}
 
     emulated = share()
     assert min(emulated.values()) > 0
@@ -382,9 +383,9 @@ def test_table_3_compares_speed_on_its_own_model_and_hardware():
 def test_table_3_shows_no_draft_where_there_is_none():
     (run,) = load_runs([FIXTURES / "card_table3"])
     run.records[:] = [replace(r, drafter={}) if r.label == "sps" else r for r in run.records]
-    (sheet,) = card._table3([run])
-    row = next(dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows if row[1] == "sps")
-    for heading in sheet.headings:
+    (table,) = card._table3([run])
+    (row,) = table.frame[table.frame["method"] == "sps"].to_dict("records")
+    for heading in table.frame:
         if "draft" in heading and "claimed" not in heading:
             cell = row[heading]
             assert cell == "–" or cell.value is None, heading

@@ -134,13 +134,13 @@ def test_the_likeliest_ids_are_sent_where_they_were_recorded(run, fake):
 
 def test_runs_of_an_experiment_share_its_name_as_their_group(run):
     run.manifest.overrides = ["experiment=cacheback_table1", "seed=1"]
-    assert publish.identity(run)["group"] == "cacheback_table1"
+    assert publish.describe_run(run).group == "cacheback_table1"
 
 
 def test_pictures_are_the_figures_command_s(run, tmp_path):
     assert figures.main([str(run.path), "-o", str(tmp_path / "drawn")]) == 0
     (comparison,) = make_comparisons([run], None)
-    made = publish.pictures(comparison, tmp_path / "sent")
+    made = publish.save_pictures(comparison, tmp_path / "sent")
     for name, stem in (("speedup", "speedup_by_task"), ("mat", "mat")):
         (drawn,) = (tmp_path / "drawn").glob(f"*_{stem}.png")
         assert made[name].read_bytes() == drawn.read_bytes()
@@ -203,9 +203,9 @@ def test_a_run_that_was_killed_and_resumed_keeps_its_id(run, fake):
 
 def test_settings_given_win_over_the_runs_own(run):
     run.manifest.config["logger"] = {"name": "wandb", "project": "own", "mode": "disabled"}
-    assert publish.settings(run)["project"] == "own"
-    assert publish.settings(run, {"project": "given"})["project"] == "given"
-    assert publish.settings(run, {"project": "given"})["mode"] == "offline"
+    assert publish.logger_settings(run).project == "own"
+    assert publish.logger_settings(run, {"project": "given"}).project == "given"
+    assert publish.logger_settings(run, {"project": "given"}).mode == "offline"
 
 
 def test_a_refusal_is_reported_and_the_others_go_on(run, tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from analysis.tabular import provenance
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import Estimate
+from specbench.results.estimate import Estimate, numeric_columns
 from tests.analysis import browser
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -178,16 +178,17 @@ def test_runs_that_agree_in_their_surroundings_share_them(run, tmp_path):
 
 def test_settings_are_listed_once_with_their_runs(run, tmp_path):
     shutil.copytree(run.path, tmp_path / "other")
-    sheets = {sheet.title: sheet for sheet in provenance.settings(load_runs([tmp_path]))}
-    assert list(sheets) == ["ar", "cacheback", "pld"]
-    assert [str(row[0]) for row in sheets["cacheback"].rows] == ["cacheback", "no_frozen"]
-    assert [str(row[-1]) for row in sheets["cacheback"].rows] == ["2", "2"]
+    tables = {table.title: table for table in provenance.settings(load_runs([tmp_path]))}
+    assert list(tables) == ["ar", "cacheback", "pld"]
+    assert [str(row[0]) for row in tables["cacheback"].rows] == ["cacheback", "no_frozen"]
+    assert [str(row[-1]) for row in tables["cacheback"].rows] == ["2", "2"]
 
 
 def test_columns_of_numbers_are_told_from_words():
-    shown = ResultTable("", "", ["a", "b", "c"], [["x", "1.5", Estimate(2.0)], ["–", "–", "–"]], [])
-    assert report.numeric_columns(shown) == [False, True, True]
-    assert report.numeric_columns(ResultTable("", "", ["a"], [], [])) == [False]
+    rows = [{"a": "x", "b": "1.5", "c": Estimate(2.0)}, {"a": "–", "b": "–", "c": "–"}]
+    shown = ResultTable.of("", "", rows).frame
+    assert numeric_columns(shown) == [False, True, True]
+    assert numeric_columns(shown[:0]) == [False] * 3
 
 
 def test_nothing_to_show_exits_2(tmp_path, capsys):

@@ -31,7 +31,7 @@ def write(folder, timing, seconds, cases=("a", "b")):
 
 
 def test_by_hand(tmp_path, capsys):
-    # Estimate 2.0 and 4.0 times; predicted 2.2 (+10 %) and 3.8 (-5 %): the median error is 7.5 %.
+    # Measured 2.0 and 4.0 times; predicted 2.2 (+10 %) and 3.8 (-5 %): the median error is 7.5 %.
     live = write(tmp_path / "live", "measured", {"ar": 4.0, "pld": 2.0, "sam": 1.0})
     again = write(tmp_path / "again", "predicted", {"ar": 4.18, "pld": 1.9, "sam": 1.1})
     found = residuals.residuals(*load_runs([live]), *load_runs([again]))

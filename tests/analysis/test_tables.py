@@ -15,7 +15,7 @@ import pytest
 from analysis import tables
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import load_runs
-from analysis.tabular.comparison_tables import settings_sheet
+from analysis.tabular.comparison_tables import settings_table
 from analysis.tabular.table import ResultTable, to_latex, to_markdown, to_rich
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,21 +154,21 @@ def test_rows_that_only_the_run_tells_apart_name_it(results):
     shutil.copytree(results / "one", results / "sweep" / "one")
     groups = make_comparisons(load_runs([results]))
     columns = {"setting": lambda entry: entry.label}
-    page = settings_sheet("t", groups, columns)
-    assert page.headings[:2] == ["run", "setting"]
+    page = settings_table("t", groups, columns)
+    assert [*page.frame][:2] == ["run", "setting"]
     rows = [tuple(row[:2]) for row in page.rows]
     assert len(set(rows)) == len(rows)
     assert (str(results / "sweep" / "one"), "pld") in rows, "the folders have one name"
     assert ("–", "medusa") in rows
-    alone = settings_sheet("t", make_comparisons(load_runs([results / "sweep"])), columns)
-    assert alone.headings[0] == "setting"
+    alone = settings_table("t", make_comparisons(load_runs([results / "sweep"])), columns)
+    assert alone.frame.columns[0] == "setting"
 
 
 def test_several_runs_in_one_table_are_told_apart(results):
     shutil.copytree(results / "one", results / "two")
     (group,) = make_comparisons(load_runs([results]))
-    page = tables.sheet(group)
-    assert page.headings[:2] == ["run", "method"]
+    page = tables.comparison_table(group)
+    assert [*page.frame][:2] == ["run", "method"]
     assert [row[0] for row in page.rows[:8]] == ["one"] * 4 + ["two"] * 4
 
 
@@ -226,7 +226,7 @@ def test_a_run_without_baseline(results):
     kept = [line for line in path.read_text().splitlines() if '"label":"ar"' not in line]
     path.write_text("\n".join(kept) + "\n")
     (group,) = make_comparisons(load_runs([results]))
-    row = tables.sheet(group).rows[0]
+    row = tables.comparison_table(group).rows[0]
     assert row[0] == "cacheback"
     assert row[1:7] == ["–"] * 6
     assert "–" in str(row[9])
@@ -244,8 +244,8 @@ def test_csv_has_the_claim_of_each_task(results, capsys):
     assert len(rows) == 4 * 7
 
 
-PAGE = ResultTable(
-    "a_b", "50 % & more", ["method", "x"], [["no_frozen", "1 [0.9, 1.1] | –"]], ["n#1"]
+PAGE = ResultTable.of(
+    "a_b", "50 % & more", [{"method": "no_frozen", "x": "1 [0.9, 1.1] | –"}], ["n#1"]
 )
 
 
@@ -263,5 +263,5 @@ def test_the_terminal_shows_brackets_as_they_are():
     from rich.console import Console
 
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(to_rich(ResultTable("t", "c", ["method"], [["[bold]x[/bold]"]], [])))
+    console.print(to_rich(ResultTable.of("t", "c", [{"method": "[bold]x[/bold]"}])))
     assert "[bold]x[/bold]" in console.export_text()

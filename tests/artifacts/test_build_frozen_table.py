@@ -4,7 +4,7 @@ import pytest
 
 from methods.cacheback import Cacheback
 from scripts import build_artifact as script
-from specbench.artifacts import resolve, text_files
+from specbench.artifacts import corpora, resolve
 from specbench.errors import NeedsNotMet
 from specbench.index.lru.frozen_table import FrozenTable
 from tests.contract.driver import WordTokenizer
@@ -34,7 +34,7 @@ def arguments(corpus, *more):
 
 
 def test_blank_lines_separate_documents(corpus):
-    assert list(text_files.file_texts([corpus])) == [
+    assert list(corpora.file_texts([corpus])) == [
         "the cat sat on the mat\nand the cat slept\n",
         "a dog came\n",
         "the cat sat still\n",
@@ -42,10 +42,10 @@ def test_blank_lines_separate_documents(corpus):
 
 
 def test_a_text_without_blank_lines_is_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_files, "PIECE", 10)
+    monkeypatch.setattr(corpora, "PIECE", 10)
     path = tmp_path / "long.txt"
     path.write_text("one two\n" * 50, encoding="utf-8")
-    pieces = list(text_files.file_texts([path]))
+    pieces = list(corpora.file_texts([path]))
     assert "".join(pieces) == path.read_text(encoding="utf-8")
     assert max(map(len, pieces)) <= 16
 

@@ -16,7 +16,7 @@ import hydra.utils
 import numpy as np
 from omegaconf import OmegaConf
 
-from specbench.artifacts import bigram_table, installed_text, resolve
+from specbench.artifacts import bigram_table, corpora, resolve
 from specbench.config.compare import with_parts
 from specbench.config.compose import compose, option_names
 from specbench.config.knobs import check_method
@@ -113,7 +113,7 @@ def toy_context(
     """A context whose artifacts are built by their own builders, from a few made-up paragraphs."""
     words = np.random.default_rng(5).zipf(1.4, (40, 60)) % 90
     paragraphs = [" ".join(f"w{i}" for i in row) for row in words]
-    monkeypatch.setattr(installed_text, "installed_prose", lambda: iter([("toy", paragraphs)]))
+    monkeypatch.setattr(corpora, "installed_prose", lambda: iter([("toy", paragraphs)]))
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
     monkeypatch.setattr(
         bigram_table, "load_beside", lambda _: tiny_model("llama", vocab_size=VOCABULARY)

@@ -1,6 +1,6 @@
 """Sampled output follows the target's distribution, whoever drafts, in texts of 1 to 4 tokens.
 
-``tests/sampling_distributions.py`` says by which statistics. What is covered; `GRID` below is this
+``tests/decoding/distributions.py`` says by which statistics. What is covered; `GRID` below is this
 table for the machine, and the first tests hold it against what there is:
 
 =============  =============================================================================
@@ -39,7 +39,7 @@ from scipy import stats
 from specbench.config.schema import VERIFIERS
 from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import Sampling, Uniforms, sample
-from specbench.decoding.structs import DraftTree, Proposal, Verdict
+from specbench.decoding.structs import DraftTree, Proposal
 from specbench.decoding.tree import row_depths, sibling_table
 from specbench.decoding.verify import (
     GreedyVerifier,
@@ -52,8 +52,8 @@ from specbench.errors import CaseFailed
 from specbench.models.scores import Scores
 from specbench.results.records import LOSSY_VERIFIERS
 from specbench.system.clock import NullClock
-from tests import sampling_distributions as exact
-from tests.sampling_distributions import (
+from tests.decoding import distributions as exact
+from tests.decoding.distributions import (
     DRAFTS,
     DRAWN,
     P_LEAST,
@@ -66,7 +66,7 @@ from tests.sampling_distributions import (
     table,
     worst_p,
 )
-from tests.table_models import TableTarget
+from tests.decoding.table_models import TableTarget
 
 # verifier: (drafts compared by chi-square, drafts compared token for token)
 GRID = {
@@ -331,11 +331,11 @@ class NoResidual(RejectionVerifier):
     """After a rejection draws from all of the target's distribution, not from what is left."""
 
     def verify(self, tree, scores):
-        verdict, choices = super().verify(tree, scores)
+        verdict = super().verify(tree, scores)
         row = int(verdict.path[-1]) + 1 if len(verdict.path) else 0
         again = self._draw(scores.logits[row : row + 1], self._uniforms.take(1))
         verdict.tokens[-1] = int(again[0])
-        return verdict, choices
+        return verdict
 
 
 class SiblingsAgain(RejectionVerifier):
@@ -362,10 +362,11 @@ class AlwaysOnce(MatchVerifier):
     """Accepts as if the draft's distribution were the target's."""
 
     def verify(self, tree, scores):
-        verdict, choices = super().verify(tree, scores)
+        verdict = super().verify(tree, scores)
         if not len(verdict.path):
-            verdict = Verdict(np.array([0]), np.append(tree.tokens[0], verdict.tokens))
-        return verdict, choices
+            tokens = np.append(tree.tokens[0], verdict.tokens)
+            verdict = replace(verdict, path=np.array([0]), tokens=tokens)
+        return verdict
 
 
 def typical(sampling):
@@ -429,10 +430,10 @@ def test_typical_acceptance_by_hand():
     tree = DraftTree(np.array([2, 2, 0]), np.array([-1, 0, 1]))
     verifier = TypicalVerifier(sampling, epsilon=0.09, delta=0.3)
     verifier.begin(0)
-    verdict, choices = verifier.verify(tree, Scores(rows.log()))
+    verdict = verifier.verify(tree, Scores(rows.log()))
     assert verdict.path.tolist() == [0]
     assert verdict.tokens[0] == 2 and verdict.tokens[1] in (0, 1)
-    assert choices.tolist() == [0, 0, 0, 0]
+    assert verdict.next_tokens.tolist() == [0, 0, 0, 0]
 
 
 def test_lossy_verifiers_are_known_to_the_records():

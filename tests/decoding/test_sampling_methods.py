@@ -44,12 +44,12 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import MatchVerifier, RejectionVerifier
 from specbench.system.clock import NullClock
-from tests import sampling_distributions as exact
 from tests.conftest import VOCAB as TINY_VOCAB
 from tests.conftest import tiny_draft
 from tests.contract import driver
-from tests.sampling_distributions import P_LEAST, SAMPLINGS, VOCAB
-from tests.table_models import TableDraft, TableTarget, table
+from tests.decoding import distributions as exact
+from tests.decoding.distributions import P_LEAST, SAMPLINGS, VOCAB
+from tests.decoding.table_models import TableDraft, TableTarget, table
 
 NAMES = [name for name in driver.method_names() if driver.instantiate(name).needs.sampling]
 

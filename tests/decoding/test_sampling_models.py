@@ -21,8 +21,8 @@ from specbench.models.scores import Scores
 from specbench.models.target import Target
 from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB
+from tests.decoding.distributions import P_LEAST, worst_p
 from tests.decoding.test_engine import Adversary
-from tests.sampling_distributions import P_LEAST, worst_p
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

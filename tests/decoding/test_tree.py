@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specbench.decoding.structs import BonusProposal, DraftTree, Proposal
 from specbench.decoding.tree import (
     BAD_PARENT,
     VALID,
@@ -52,6 +53,7 @@ parents_lists = st.lists(st.floats(0, 1), max_size=40).map(
 )
 
 
+@settings(deadline=None)  # the first example may compile
 @given(parents_lists)
 def test_both_implementations_agree(parents):
     depths, visible = geometry(parents)
@@ -66,6 +68,51 @@ def test_a_parent_after_its_child_is_refused():
     for parents in ([0], [-1, 1], [-2]):
         n = np.zeros(len(parents), dtype=np.int64)
         assert fill_tree(n, np.array(parents), NO_AUX, 5, *buffers) == BAD_PARENT
+
+
+def paths(tree: DraftTree) -> list[tuple]:
+    """Every node by what leads to it: the reference, which knows no indices."""
+    found: list[tuple] = []
+    for i, parent in enumerate(tree.parents.tolist()):
+        own = (
+            int(tree.tokens[i]),
+            bool(tree.aux[i]) if tree.aux is not None else None,
+            tree.probs.q[tree.probs.row[i]].tolist() if tree.probs is not None else None,
+            int(tree.sources[i]) if tree.sources is not None else None,
+        )
+        found.append((*(found[parent] if parent >= 0 else ()), own))
+    return found
+
+
+@given(parents_lists, st.integers(0, 10_000), st.booleans(), st.booleans())
+def test_a_part_of_a_tree_has_the_same_nodes_on_the_same_paths(parents, seed, bare, on_device):
+    rng = np.random.default_rng(seed)
+    n = len(parents)
+    tokens = rng.integers(0, 9, n)
+    described = dict(
+        aux=rng.random(n) < 0.3,
+        probs=Proposal(torch.rand(3, 9), rng.integers(0, 3, n)),
+        sources=rng.integers(0, 4, n),
+    )
+    tree = DraftTree(
+        torch.from_numpy(tokens) if on_device else tokens,
+        np.array(parents, dtype=np.int64),
+        rows=(n, 1),
+        bonus=BonusProposal(1, torch.rand(9)),
+        **({} if bare else described),
+    )
+    kept = []
+    for i, parent in enumerate(parents):
+        if (parent < 0 or parent in kept) and rng.random() < 0.8:
+            kept.append(i)
+    for nodes in (kept, range(n), range(n // 2), ()):
+        part = tree.take(np.array(nodes, dtype=np.int64))
+        assert paths(part) == [paths(tree)[i] for i in nodes]
+        assert isinstance(part.tokens, type(tree.tokens))
+        assert (part.aux is None) == (part.probs is None) == (part.sources is None) == bare
+        if len(nodes) < n:
+            assert part.rows is None and part.bonus is None
+    assert tree.take(np.arange(n)) is tree
 
 
 def match(tokens, parents, choices, aux=None) -> list[int]:
@@ -90,6 +137,7 @@ def test_longest_match_by_hand():
     assert match([], [], [3]) == []
 
 
+@settings(deadline=None)
 @given(parents_lists, st.integers(0, 10_000))
 def test_longest_match_against_the_definition(parents, seed):
     rng = np.random.default_rng(seed)

@@ -4,49 +4,91 @@ from __future__ import annotations
 
 import importlib
 import re
-from pathlib import Path
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 import methods
 from methods.union import Union
+from specbench import paths
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError
 from specbench.system.clock import NullClock
-from tests.table_models import TableDraft, TableTarget, table
+from tests.contract import driver
+from tests.decoding.table_models import TableDraft, TableTarget, table
 
-ROOT = Path(__file__).resolve().parents[2]
 PATTERN = re.compile(r"^```(?:python|yaml)\n(# (\S+\.(?:py|yaml))[^\n]*\n.*?)^```$", re.S | re.M)
 
 
-@pytest.fixture
-def written(tmp_path, monkeypatch):
-    """Writes the code blocks under their own names, makes them importable; configs by method."""
-    blocks = PATTERN.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+EXAMPLES = ("successor_walk", "likeliest_chain")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder with the project's ``conf/`` and the files of the examples."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    shutil.copytree(paths.PROJECT / "conf", folder / "conf")
+    blocks = PATTERN.findall((paths.PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    written = {name for _, name in blocks}
+    assert written == {f for e in EXAMPLES for f in (f"methods/{e}.py", f"conf/method/{e}.yaml")}
     for text, name in blocks:
-        path = tmp_path / name
+        assert not (paths.PROJECT / name).exists(), "an example must not hide a method"
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    modules = list((tmp_path / "methods").glob("*.py"))
-    yamls = list((tmp_path / "conf" / "method").glob("*.yaml"))
-    assert {module.stem for module in modules} == {yaml.stem for yaml in yamls}
-    hidden = [module.name for module in modules if (ROOT / "methods" / module.name).exists()]
-    assert not hidden, "an example must not hide a method"
-    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "methods")])
-    importlib.invalidate_caches()
-    return {yaml.stem: OmegaConf.load(yaml) for yaml in yamls}
+    return folder
 
 
 @pytest.fixture
-def example(written):
-    """The configuration of the method that learns from tokens."""
-    return written["successor_walk"]
+def make(root, monkeypatch):
+    """Makes an example, composed and instantiated as every method is."""
+    monkeypatch.setattr(paths, "CONF_DIR", root / "conf")
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(root / "methods")])
+    importlib.invalidate_caches()
+    return driver.instantiate
+
+
+SUITE = """
+import sys, pytest, methods
+from pathlib import Path
+from specbench import paths
+root = Path(sys.argv[1])
+paths.CONF_DIR = root / "conf"
+methods.__path__.append(str(root / "methods"))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["tests/contract"],
+        pytest.param(
+            [
+                "tests/methods/test_draft_methods.py",
+                "tests/methods/test_union_drafts.py",
+                "tests/decoding/test_sampling_methods.py",
+            ],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["contract", "draft_model"],
+)
+def test_the_tests_find_the_examples_and_pass(root, tests):
+    """Two files each, and nothing else was edited."""
+    names = [*EXAMPLES, "experiment"]
+    options = [str(root), *tests, "-k", " or ".join(names)]
+    done = subprocess.run(
+        [sys.executable, "-c", SUITE, *options], cwd=paths.PROJECT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 10
 
 
 def decode(drafter, stream, n_prompt):
@@ -80,9 +122,9 @@ def decode(drafter, stream, n_prompt):
     return committed_per_step
 
 
-def test_the_example_drafts_a_periodic_stream_in_full(example):
+def test_the_example_drafts_a_periodic_stream_in_full(make):
     """Prompt 1 2 3 1, first new token 2: every later token follows its last successor."""
-    drafter = instantiate(example)
+    drafter = make("successor_walk")
     drafter.setup(DraftContext(vocab_size=16, eos_ids=frozenset({0})))
     drafter.reset()
     stream = [1, 2, 3] * 20
@@ -91,9 +133,9 @@ def test_the_example_drafts_a_periodic_stream_in_full(example):
     assert accepted == [9] * 6 + [1]
 
 
-def test_the_example_learns_across_the_border_of_a_step_and_forgets(example):
+def test_the_example_learns_across_the_border_of_a_step_and_forgets(make):
     """5 9 is first seen as (last token of one step, first of the next)."""
-    drafter = instantiate(example)
+    drafter = make("successor_walk")
     # Prompt 5, first new token 9. Two empty drafts commit 7, then 5; 9 -> 7 and 7 -> 5 lie over the
     # borders of steps. With them the third draft is 9 7 5 ...; without, it would be 9 alone.
     assert decode(drafter, [5, 9, 7, 5, 9, 7, 5], n_prompt=1) == [1, 1, 3]
@@ -102,20 +144,19 @@ def test_the_example_learns_across_the_border_of_a_step_and_forgets(example):
     assert len(drafter.propose(state)) == 0
 
 
-def test_the_example_refuses_a_knob_out_of_range(example):
-    example.num_tokens = 0
+def test_the_example_refuses_a_knob_out_of_range(make):
     with pytest.raises(Exception) as caught:
-        instantiate(example)
+        make("successor_walk", num_tokens=0)
     cause = caught.value.__cause__ or caught.value
     assert isinstance(cause, ConfigurationError)
     assert "method.num_tokens=0" in str(cause)
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "in_a_union"])
-def test_the_example_with_a_draft_model_is_exact(written, alone):
+def test_the_example_with_a_draft_model_is_exact(make, alone):
     """The draft is the target with some noise; it asserts that its cache holds the text."""
-    drafter = instantiate(written["likeliest_chain"])
-    walk = instantiate(written["successor_walk"])
+    drafter = make("likeliest_chain")
+    walk = make("successor_walk")
     method = drafter if alone else Union(drafters=[walk, drafter], max_nodes=8)
     logits = table(0, 8, 3.0)
     draft = TableDraft(logits + 0.7 * table(1, 8))
@@ -129,24 +170,3 @@ def test_the_example_with_a_draft_model_is_exact(written, alone):
     assert found.n_target_passes < 0.8 * expected.n_target_passes
     counts = {key.rpartition(".")[2]: value for key, value in found.drafter.items()}
     assert 0 < counts["draft_forwards"] <= counts["draft_tokens"]
-
-
-def test_the_lists_that_the_recipe_names_are_there():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    recipe = text.partition("To be added to by hand")[2].partition("\n## ")[0]
-    lines = re.findall(r"^- .*?(?=^- |\Z)", recipe, re.S | re.M)
-    assert len(lines) == 5
-    for line in lines:
-        words = re.findall(r"`([^`]+)`", line)
-        folder, names = Path(), []
-        for word in words:
-            if word.endswith((".py", ".yaml")):
-                path = Path(word)
-                folder = path.parent if path.parent.name else folder
-                source = (ROOT / folder / path.name).read_text(encoding="utf-8")
-                for name in names:
-                    assert re.search(rf"^{name}\b.*[=:]", source, re.M), (name, word)
-                if path.parent.name:
-                    names = []
-            elif re.fullmatch(r"[A-Z_]+|compare", word):
-                names.append(word)

@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from scripts.shown import DOCUMENTS, FIGURES, SHOWN, fingerprint, index, with_tables
-from scripts.shown_tables import TABLES
 from specbench.paths import PROJECT
 
 TABLE = re.compile(r"(?:^|\n)([^\n]*)\n\n(\|(?:.*\n)+?)(?!\|)")
@@ -42,7 +41,7 @@ def test_a_number_that_was_typed_is_found():
 
 def test_index_code_and_documents_name_the_same_tables_and_figures():
     names = [found[2] for name in DOCUMENTS for found in SHOWN.finditer(text(name))]
-    assert sorted(names) == sorted(index()["tables"]) == sorted(TABLES)
+    assert sorted(names) == sorted(index()["tables"])
     assert sorted(images()) == sorted(index()["figures"])
     assert len(FIGURES) == len(index()["figures"])
 

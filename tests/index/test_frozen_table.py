@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench.artifacts import frozen_table, installed_text
+from specbench.artifacts import corpora, frozen_table
 from specbench.errors import ArtifactError
 from specbench.index.lru.frozen_table import FrozenTable
 from specbench.index.lru.ngram_counts import WindowCounter, frequent_followers
@@ -175,7 +175,7 @@ def test_prose_is_told_from_code():
 
     Short one.
     """
-    assert list(installed_text.paragraphs(text)) == [
+    assert list(corpora.paragraphs(text)) == [
         "This function returns the number of words in the sentence that was given to it, and "
         "nothing else."
     ]

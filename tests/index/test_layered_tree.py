@@ -13,14 +13,14 @@ class ToyDraft:
     """A draft model in the plainest form: every text has logits of its own, so scores never tie."""
 
     def __init__(self, seed, vocab_size):
-        self.seed, self.vocab_size, self.logits = seed, vocab_size, {}
+        self.seed, self.vocab_size, self.cache = seed, vocab_size, {}
         self.text, self.nodes = (), []
 
     def logits(self, text):
-        if text not in self.logits:
+        if text not in self.cache:
             random = np.random.default_rng([self.seed, *text])
-            self.logits[text] = torch.from_numpy(random.normal(0, 2, self.vocab_size))
-        return self.logits[text]
+            self.cache[text] = torch.from_numpy(random.normal(0, 2, self.vocab_size))
+        return self.cache[text]
 
     def forward(self, tokens, parents):
         self.nodes += [

@@ -31,15 +31,17 @@ def test_every_kernel_gives_the_plain_product(kind, bias):
 
 def test_rows_choose_the_kernel(monkeypatch):
     calls = []
-    for kind in ("plain", "transposed"):
+    kinds = autotune.available_kernels()
+    first, last = kinds[0], kinds[-1]
+    for kind in {first, last}:
         real = autotune.KERNELS[kind]
         monkeypatch.setitem(
             autotune.KERNELS, kind, lambda *a, k=kind, f=real: (calls.append(k), f(*a))[1]
         )
-    layer = packed_linear.PackedLinear(nn.Linear(4, 4), {1: "plain", 8: "transposed"})
+    layer = packed_linear.PackedLinear(nn.Linear(4, 4), {1: first, 8: last})
     for rows in (1, 2, 8, 9):
         layer(torch.randn(rows, 4))
-    assert calls == ["plain", "transposed", "transposed", "transposed"]
+    assert calls == [first, last, last, last]
 
 
 def test_a_packed_model_gives_the_same_logits(everything_packed, tmp_path):
@@ -160,18 +162,18 @@ def test_the_plan_is_measured_once_and_kept(tmp_path, monkeypatch):
     assert autotune.load_plan(weights, tmp_path) == plan
 
 
-def test_an_unpacked_kernel_must_win_clearly():
+def test_the_plain_kernel_must_win_clearly():
     slow = dict.fromkeys(autotune.ROW_BUCKETS, 10.0)
-    times = {"plain": dict(slow), "transposed": dict(slow), "onednn": dict.fromkeys(slow, 4.0)}
-    times["transposed"][2] = 3.5  # within noise of 4.0
-    times["transposed"][4] = 2.0
+    times = {"plain": slow, "onednn": dict.fromkeys(slow, 4.0)}
+    slow[2] = 3.5  # within noise of 4.0
+    slow[4] = 2.0
     chosen = autotune._choose(times)
-    assert chosen[2] == "onednn" and chosen[4] == "transposed" and chosen[128] == "onednn"
+    assert chosen[2] == "onednn" and chosen[4] == "plain" and chosen[128] == "onednn"
 
 
 def test_without_a_gain_nothing_is_packed():
     same = dict.fromkeys(autotune.ROW_BUCKETS, 1.0)
-    times = {"plain": same, "transposed": dict.fromkeys(same, 2.0), "mkl": dict.fromkeys(same, 1.5)}
+    times = {"plain": same, "onednn": dict.fromkeys(same, 2.0), "panels": dict.fromkeys(same, 1.5)}
     assert set(autotune._choose(times).values()) == {"plain"}
 
 

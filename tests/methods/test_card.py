@@ -10,7 +10,7 @@ from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError
 from specbench.system.clock import NullClock
-from tests.table_models import TableDraft, TableTarget, table
+from tests.decoding.table_models import TableDraft, TableTarget, table
 
 VOCAB = 8
 PROMPT = np.array([3, 1, 4], dtype=np.int64)

@@ -20,8 +20,8 @@ from specbench.models.target import Target
 from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
 from tests.contract import driver
+from tests.decoding.distributions import P_LEAST, worst_p
 from tests.decoding.test_engine import engine
-from tests.sampling_distributions import P_LEAST, worst_p
 
 # Every method with a draft model, found by its needs, and variants of some.
 METHODS = driver.with_draft_model() | {

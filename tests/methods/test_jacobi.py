@@ -9,7 +9,7 @@ from methods.jacobi import Jacobi
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.errors import ConfigurationError
 from tests.conftest import ARCHITECTURES, VOCAB
-from tests.methods.decoding import continued, decode, markov_rule, plain, play
+from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
 
 def jacobi(vocab_size=VOCAB, seed=0, **knobs):

@@ -11,7 +11,7 @@ from specbench.errors import ConfigurationError
 from specbench.index.ngram.lookahead_window import tree_shape
 from specbench.index.ngram.pool import NgramPool
 from tests.conftest import ARCHITECTURES, VOCAB
-from tests.methods.decoding import continued, decode, markov_rule, plain, play
+from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
 
 def lookahead(vocab_size=VOCAB, seed=0, **knobs):

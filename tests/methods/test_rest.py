@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from methods.rest import Retrieval
 from scripts import build_artifact as script
-from specbench.artifacts import hub_corpora, installed_text
+from specbench.artifacts import corpora
 from specbench.artifacts.datastore import build_datastore, build_default
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DecodeState, DraftContext
@@ -256,7 +256,7 @@ class WordTokenizer:
 
 def test_the_bundled_default_is_made_of_installed_text(tmp_path, monkeypatch):
     prose = [("python", ["a bb ccc", "dddd a bb"]), ("numpy", ["ccc"])]
-    monkeypatch.setattr(installed_text, "installed_prose", lambda: iter(prose))
+    monkeypatch.setattr(corpora, "installed_prose", lambda: iter(prose))
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
     build_default(WordTokenizer(), tmp_path / "d.bin", None)
     store = Datastore.open(tmp_path / "d.bin", "toy")
@@ -265,11 +265,11 @@ def test_the_bundled_default_is_made_of_installed_text(tmp_path, monkeypatch):
 
 
 def test_texts_of_rows():
-    assert list(hub_corpora.row_texts("x", None)) == ["x"]
-    assert list(hub_corpora.row_texts(["x", "y"], None)) == ["x", "y"]
-    assert list(hub_corpora.row_texts([{"from": "human", "value": "x"}], "value")) == ["x"]
+    assert list(corpora.row_texts("x", None)) == ["x"]
+    assert list(corpora.row_texts(["x", "y"], None)) == ["x", "y"]
+    assert list(corpora.row_texts([{"from": "human", "value": "x"}], "value")) == ["x"]
     with pytest.raises(ConfigurationError, match="ultrachat"):
-        list(hub_corpora.hub_texts("ultrachatt", None))
+        list(corpora.hub_texts("ultrachatt", None))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from specbench.decoding.structs import (
 )
 from specbench.errors import ArtifactError, ConfigurationError
 from tests.conftest import ARCHITECTURES, VOCAB
-from tests.methods.decoding import continued, decode, markov_rule, plain, play
+from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
 DYNAMIC, STATIC, AUXILIARY = 0, 1, 2
 

@@ -11,8 +11,8 @@ from specbench.errors import ConfigurationError
 from specbench.index.suffix.tree import SuffixTree
 from specbench.index.suffix.tree_kernels import FREED, TAIL, speculate
 from tests.conftest import ARCHITECTURES, VOCAB
-from tests.methods.decoding import continued, decode, markov_rule, plain, play
 from tests.methods.suffix_reference import PlainSuffixTree
+from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
 LOCAL, GLOBAL = 0, 1
 

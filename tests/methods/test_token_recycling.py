@@ -22,7 +22,7 @@ from specbench.index.tree.static_tree import (
     tree_of_levels,
 )
 from tests.conftest import ARCHITECTURES, VOCAB
-from tests.methods.decoding import decode, plain
+from tests.methods.toy_turns import decode, plain
 
 RULES = ("last", "first", "parallel")
 

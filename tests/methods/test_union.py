@@ -27,7 +27,7 @@ from specbench.decoding.structs import (
 )
 from specbench.errors import ConfigurationError
 from tests.conftest import ARCHITECTURES, VOCAB
-from tests.methods.decoding import continued, decode, markov_rule, plain, play
+from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
 
 @dataclass(kw_only=True, eq=False)

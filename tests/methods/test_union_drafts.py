@@ -19,7 +19,7 @@ from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
 from specbench.errors import ConfigurationError
 from specbench.system.clock import NullClock
 from tests.contract import driver
-from tests.table_models import TableDraft, TableTarget, table
+from tests.decoding.table_models import TableDraft, TableTarget, table
 
 VOCAB = 8
 PROMPT = np.array([3, 1, 4], dtype=np.int64)

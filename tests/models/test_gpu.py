@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from methods.random_drafts import RandomDrafts
-from scripts import gpu_methods
-from scripts.gpu_toys import TOKENIZER, ToyFiles
+from scripts.gpu import methods as gpu_methods
+from scripts.gpu.toys import TOKENIZER, ToyFiles
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.lossless import audit_output

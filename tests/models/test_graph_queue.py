@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from specbench.decoding import tree as tree_module
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DraftTree, Needs
+from specbench.decoding.structs import NO_TOKENS, DraftTree, Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
 from specbench.models.graph_target import GraphTarget
@@ -162,10 +163,10 @@ def test_buffers_are_loaded_again_only_when_their_pass_is_done(late, rng):
     scores = [queued.forward(int(tree.tokens[0]), tree) for tree in trees]
     assert late.log == ["queued", *["read", "queued"] * 3]
     for tree, found in zip(trees, scores, strict=True):
-        verdict, choices = verifier.verify(tree, exact.forward(int(tree.tokens[0]), tree))
+        verdict = verifier.verify(tree, exact.forward(int(tree.tokens[0]), tree))
         path, own = found.verified
         assert path.tolist() == verdict.path.tolist()
-        assert own.tolist() == choices.tolist()
+        assert own.tolist() == verdict.next_tokens.tolist()
     assert late.log.count("read") == 4
     _ = scores[-1].verified
     assert late.log.count("read") == 4
@@ -210,7 +211,7 @@ def test_keep_waits_where_nobody_has(late):
 def test_ids_on_the_device_are_refused_when_the_outcome_is_read(late, monkeypatch):
     """The host cannot look at them before the pass."""
     _, queued = pair()
-    monkeypatch.setattr(GraphTarget, "_host_tokens", lambda target, _: target._ids[:0])
+    monkeypatch.setattr(tree_module, "host_tokens", lambda _: NO_TOKENS)
     monkeypatch.setattr(StaticPass, "_ship", late.real["_ship"])  # those ids are written behind it
     tree = DraftTree(torch.tensor([VOCAB]), np.array([-1]))
     scores = queued.forward(3, tree)
@@ -283,7 +284,7 @@ def test_steps_reuse_their_buffers(batch, monkeypatch, rng):
                 step.outputs = outputs
 
     def commit(tree: DraftTree, scores: object) -> int:
-        verdict, _ = verifier.verify(tree, scores)
+        verdict = verifier.verify(tree, scores)
         target.commit(tree, verdict.path)
         return int(verdict.tokens[-1])
 

@@ -84,10 +84,10 @@ def test_padding_changes_no_logit(architecture, tree, n_prompt, seed, pairs):
     got = padded.forward(int(prompt[-1]), tree)
     assert got.logits.shape == wanted.logits.shape
     torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
-    verdict, choices = GreedyVerifier().verify(tree, wanted)
+    verdict = GreedyVerifier().verify(tree, wanted)
     path, own_choices = got.verified
     assert path.tolist() == verdict.path.tolist()
-    assert own_choices.tolist() == choices.tolist()
+    assert own_choices.tolist() == verdict.next_tokens.tolist()
     # The pass moved the accepted rows itself: the caches agree on all that is committed.
     for target in (exact, padded):
         target.commit(tree, verdict.path)
@@ -327,7 +327,7 @@ def test_a_step_copies_once_to_the_host(monkeypatch, pairs, rng):
     monkeypatch.setattr(StaticScores, "verified", counted)
     calls = _counted(monkeypatch, ("item", "tolist", "cpu", "nonzero"))
     tree = DraftTree.chain(rng.integers(0, VOCAB, 5))
-    verdict, _ = GreedyVerifier().verify(tree, padded.forward(3, tree))
+    verdict = GreedyVerifier().verify(tree, padded.forward(3, tree))
     padded.commit(tree, verdict.path)
     assert reads == [1]
     assert asked == [1]

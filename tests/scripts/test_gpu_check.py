@@ -19,7 +19,11 @@ import numpy as np
 import pytest
 import torch
 
-from scripts import gpu_measurements, gpu_methods, gpu_report, gpu_steps
+from scripts.gpu import measurements as gpu_measurements
+from scripts.gpu import methods as gpu_methods
+from scripts.gpu import progress as gpu_progress
+from scripts.gpu import report as gpu_report
+from scripts.gpu import steps as gpu_steps
 from specbench.config.compare import with_parts
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
@@ -207,18 +211,18 @@ def test_numerics_come_second_and_each_part_leaves_the_others_their_time(
     gpu_check, monkeypatch, tmp_path
 ):
     begun = []
-    for name in ("bandwidth", "numerics", "decoding", "pass_by_rows", "draft_passes", "steps"):
+    for name in ("copy_bandwidth", "numerics", "decoding", "pass_by_rows", "draft_passes", "steps"):
         monkeypatch.setattr(
             gpu_check, name, lambda check, *_, name=name: begun.append((name, check.left_s))
         )
     monkeypatch.setattr(gpu_check, "drafters", lambda check: begun.append(("rest", check.left_s)))
     monkeypatch.setattr(gpu_check, "write", lambda check: None)
     clock = mock.Mock(wraps=time, monotonic=lambda: 0.0)  # nothing here takes time
-    monkeypatch.setattr(gpu_check, "time", clock)
+    monkeypatch.setattr(gpu_progress, "time", clock)
     words = ["--device", "cpu", "--out", str(tmp_path)]
     assert gpu_check.main(words) == 0
     names = [name for name, _ in begun]
-    assert names[:2] == ["bandwidth", "numerics"] and names[-2:] == ["steps", "rest"]
+    assert names[:2] == ["copy_bandwidth", "numerics"] and names[-2:] == ["steps", "rest"]
     assert dict(begun)["rest"] == 540
     assert dict(begun)["steps"] == 540 - 40
     assert 170 < dict(begun)["numerics"] < 240
@@ -319,7 +323,7 @@ def test_a_part_that_fails_is_named_and_the_others_go_on(
     def fail(check: object) -> None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr(gpu_check, "bandwidth", fail)
+    monkeypatch.setattr(gpu_check, "copy_bandwidth", fail)
     monkeypatch.setattr(gpu_check, "numerics", lambda check: {"pytest": "1 passed", "skipped": []})
     words = ["--device", "cpu", "--models", "tiny", "--only", "bandwidth,numerics"]
     assert gpu_check.main([*words, "--out", str(tmp_path)]) == 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 
 import numpy as np
@@ -9,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from scripts.draft_model import folder as draft_folder
+from scripts.draft_model import lesson as draft_lesson
 from scripts.draft_model import prompts as draft_prompts
+from scripts.draft_model import score
 from scripts.draft_model import texts as draft_texts
 from scripts.draft_model import train as script
 from specbench.config.compose import compose
@@ -95,7 +99,7 @@ def test_joined_texts_keep_their_borders(target):
 
 def test_the_vocabulary_holds_what_is_frequent_and_what_must_be_kept(target):
     texts = ask(target, PROMPTS)
-    ids = script.frequent_ids(texts, 12, keep=[EOS, 47])
+    ids = draft_lesson.frequent_ids(texts, 12, keep=[EOS, 47])
     assert ids[0] == -1 and len(ids) == 12 == len(set(ids.tolist()))
     assert {EOS, 47} <= set(ids.tolist())
     assert ids.tolist() == sorted(ids.tolist())
@@ -123,8 +127,8 @@ def test_a_layer_that_the_target_lacks_is_refused(target, layers):
 
 def test_a_lesson_asks_nothing_where_the_draft_has_no_word(target):
     texts = ask(target, PROMPTS)
-    ids = script.frequent_ids(texts, 12, keep=[])
-    taught = script.lesson(texts, ids, prompt_weight=0.25)
+    ids = draft_lesson.frequent_ids(texts, 12, keep=[])
+    taught = draft_lesson.lesson(texts, ids, prompt_weight=0.25)
     known = set(ids.tolist())
     for place, first in enumerate(taught.first.tolist()):
         theirs = int(texts.top_ids[place, 0])
@@ -145,7 +149,7 @@ def test_a_lesson_asks_nothing_where_the_draft_has_no_word(target):
 def test_batches_hold_each_text_once_within_the_limit():
     lengths = torch.tensor([3, 50, 4, 8, 40, 3, 3])
     generator = torch.Generator().manual_seed(0)
-    found = script.batches(lengths, 60, generator)
+    found = draft_lesson.batches(lengths, 60, generator)
     assert sorted(i for batch in found for i in batch) == list(range(7))
     assert all(len(b) == 1 or len(b) * int(lengths[b].max()) <= 60 + 8 * len(b) for b in found)
 
@@ -164,8 +168,8 @@ def options_for(folder, *more):
 def taught(target):
     prompts = [[1, *range(a, a + 4)] for a in range(3, 15)]
     texts = ask(target, prompts, limit=8)
-    ids = script.frequent_ids(texts, 30, keep=[EOS])
-    return texts, ids, script.lesson(texts, ids, 0.1)
+    ids = draft_lesson.frequent_ids(texts, 30, keep=[EOS])
+    return texts, ids, draft_lesson.lesson(texts, ids, 0.1)
 
 
 def fresh(target, ids):
@@ -174,7 +178,7 @@ def fresh(target, ids):
 
 
 def agreement(draft, lesson, count):
-    agreed, asked = script.loss_of(draft.eval(), lesson, list(range(count)))[1].tolist()
+    agreed, asked = draft_lesson.loss_of(draft.eval(), lesson, list(range(count)))[1].tolist()
     return agreed / asked
 
 
@@ -221,8 +225,8 @@ def test_training_teaches_and_goes_on_where_it_stopped(
 def test_what_is_written_is_what_is_loaded(target, taught, tmp_path):
     _, ids, _ = taught
     draft = fresh(target, ids)
-    script.write_draft(draft, ids, tmp_path, "the-hash", {"seed": 0})
-    loaded = script.read_draft(tmp_path)
+    draft_folder.write_draft(draft, ids, tmp_path, "the-hash", {"seed": 0})
+    loaded = draft_folder.read_draft(tmp_path)
     assert type(loaded).__name__ == "LlamaForCausalLM"
     for found, written in zip(loaded.parameters(), draft.parameters(), strict=True):
         half_a_step = written.abs().amax(-1, keepdim=True) / 254
@@ -237,7 +241,7 @@ def test_matches_are_the_drafts_first_choices_on_the_text(target, taught):
     tokens = texts.tokens[: texts.starts[1]]
     own = {int(t): i for i, t in enumerate(ids) if t >= 0}
     first = int(texts.prompts[0])
-    found = script.matches_on(draft, tokens, first, ids)
+    found = score.matches_on(draft, tokens, first, ids)
     for j in range(first + 1, len(tokens)):
         read = torch.tensor([[own.get(int(t), 0) for t in tokens[:j]]])
         logits = draft(read).logits[0, -1]
@@ -260,9 +264,9 @@ def test_steps_are_those_of_a_decoding_loop(matches, draft_len):
         committed += accepted + 1
         steps += 1
     found = np.array(matches, dtype=bool)
-    assert script.steps_of(found, draft_len) == steps
+    assert score.steps_of(found, draft_len) == steps
     if steps:
-        assert script.pooled_mat([found], draft_len) == len(matches) / steps
+        assert score.pooled_mat([found], draft_len) == len(matches) / steps
 
 
 def test_missing_groups_are_named(tmp_path):
@@ -285,6 +289,12 @@ def test_prompts_follow_the_seed_and_leave_no_field_open(style):
     assert not [p for p in drawn[0] if "{" in p or "//" in p or "|" in p]
 
 
+def test_the_first_prompts_of_a_training_stay_what_they_are():
+    drawn = [draft_prompts.prompts_of_group(0, group, 48, PROSE) for group in range(24)]
+    found = hashlib.sha256(json.dumps(drawn).encode()).hexdigest()
+    assert found == "7a195414a210f752a8fb6daf0fb70a9d8b2982bb92171b0e43c8b4ddbb2649d8"
+
+
 def test_a_prompt_that_repeats_a_question_is_found():
     question = "Tell me please what the nine small birds of the north eat in winter."
     own = "How do birds live in winter?"
@@ -295,11 +305,11 @@ def test_a_prompt_that_repeats_a_question_is_found():
 def test_a_card_says_what_was_scored_and_forgets_it_with_new_weights(target, taught, tmp_path):
     _, ids, _ = taught
     draft = fresh(target, ids)
-    script.write_draft(draft, ids, tmp_path, "hash", {"seed": 7, "layers": [0, 1]})
-    script.write_card(tmp_path, {"specbench": {"overall": "MAT 1.7"}})
+    draft_folder.write_draft(draft, ids, tmp_path, "hash", {"seed": 7, "layers": [0, 1]})
+    draft_folder.write_card(tmp_path, {"specbench": {"overall": "MAT 1.7"}})
     card = (tmp_path / "README.md").read_text()
     assert "| seed | 7 |" in card and "| layers | 0, 1 |" in card and "- overall: MAT 1.7" in card
-    script.write_draft(draft, ids, tmp_path, "hash", {"seed": 8})
+    draft_folder.write_draft(draft, ids, tmp_path, "hash", {"seed": 8})
     card = (tmp_path / "README.md").read_text()
     assert "| seed | 8 |" in card and "MAT 1.7" not in card
 
@@ -307,11 +317,11 @@ def test_a_card_says_what_was_scored_and_forgets_it_with_new_weights(target, tau
 def test_no_prompt_of_a_held_out_text_is_learnt(target):
     prompts = [[1, 5, 9], *[[1, a] for a in range(3, 26)], [1, 5, 9], [1, 44]]
     texts = ask(target, prompts)
-    held, learnt = script.split(texts)
+    held, learnt = draft_lesson.split(texts)
     assert held.nonzero()[:, 0].tolist() == [0, 24]
     assert (~learnt).nonzero()[:, 0].tolist() == [0, 24]
     texts = ask(target, [*prompts[:24], [1, 44], [1, 5, 9]])
-    _, learnt = script.split(texts)
+    _, learnt = draft_lesson.split(texts)
     assert (~learnt).nonzero()[:, 0].tolist() == [0, 24, 25]
 
 
@@ -328,11 +338,11 @@ def test_compared_prompts_are_the_trainings_own():
 
 
 def test_the_shipped_draft_is_complete():
-    folder = script.DRAFT_FOLDER
+    folder = draft_folder.DRAFT_FOLDER
     size = sum(path.stat().st_size for path in folder.iterdir())
     assert size <= 32_100_000  # weights of 32 MB at most, and what belongs to them
     assert (folder / "int8.safetensors").stat().st_size <= 32_000_000
-    draft = script.read_draft(folder)
+    draft = draft_folder.read_draft(folder)
     ids = load_file(folder / "id_map.safetensors")["ids"]
     assert len(ids) == draft.config.vocab_size
     assert ids[0] == -1 and (ids[1:].diff() > 0).all()

@@ -43,7 +43,7 @@ class GreedyVerifier:
             choices = to_host(choices)[0]
         return int(finite(choices[-1:])[0])
 
-    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray]:
+    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
         """Longest branch of ``tree`` that agrees with the target's greedy choices.
 
         Raises:
@@ -53,17 +53,19 @@ class GreedyVerifier:
         if verified is not None:
             path, choices = verified
             finite(choices)
-            return Verdict(path, choices[np.concatenate(([0], path + 1))]), choices
+            return Verdict(path, choices[np.concatenate(([0], path + 1))], choices)
         choices, tokens, _ = choices_and_tokens(tree, scores)
-        return self._agreement(tree, tokens, choices), choices
+        return self._agreement(tree, tokens, choices, choices)
 
-    def _agreement(self, tree: DraftTree, tokens: IntArray, choices: IntArray) -> Verdict:
-        """The longest branch of ``tokens`` that agrees with ``choices`` ``[n + 1]``."""
+    def _agreement(
+        self, tree: DraftTree, tokens: IntArray, chosen: IntArray, greedy: IntArray
+    ) -> Verdict:
+        """The longest branch of ``tokens`` that agrees with what was ``chosen [n + 1]``."""
         if len(tokens) > len(self._path):
             self._path = np.empty(2 * len(tokens), dtype=np.int64)
         aux = NO_AUX if tree.aux is None else tree.aux
-        count = longest_match(tokens, tree.parents, aux, choices, self._path)
+        count = longest_match(tokens, tree.parents, aux, chosen, self._path)
         rows = np.zeros(count + 1, dtype=np.int64)  # the root and the accepted nodes
         rows[1:] = self._path[:count] + 1
         # What the target chooses at a matched row is the token of the node below it.
-        return Verdict(rows[1:] - 1, choices[rows])
+        return Verdict(rows[1:] - 1, chosen[rows], greedy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch
 from specbench.errors import CaseFailed
 
 if TYPE_CHECKING:
-    from specbench.arrays import IntArray
+    from specbench.arrays import Array, IntArray
     from specbench.decoding.structs import DraftTree, Verdict
 
 
@@ -22,7 +22,7 @@ class PassScores(Protocol):
         """Ids are in ``[0, vocab_size)``."""
 
     @property
-    def logits(self) -> Any:
+    def logits(self) -> torch.Tensor:
         """``[n + 1, vocab]`` of root and nodes."""
 
     @property
@@ -50,12 +50,8 @@ class Verifier(Protocol):
     def first(self, scores: PassScores) -> int:
         """The first new token, from the scores of the prompt's last position."""
 
-    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray | None]:
-        """Accepted path with the token after it, and the greedy choice of every row if known.
-
-        The second is the greedy choice under sampling too, never a drawn token: a drafter that saw
-        what the verifier would have drawn elsewhere would know its random numbers.
-        """
+    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
+        """The accepted path, the token after it, and the greedy choice of every row."""
 
 
 def row_by_row(logits: torch.Tensor) -> bool:
@@ -67,7 +63,7 @@ def row_by_row(logits: torch.Tensor) -> bool:
     return logits.device.type == "cpu"
 
 
-def to_host(*parts: torch.Tensor) -> list[np.ndarray[Any, Any]]:
+def to_host(*parts: torch.Tensor) -> list[Array]:
     """Bring tensors of one device to the host by one copy, flattened; ids and floats may mix."""
     if len(parts) == 1:
         return [parts[0].flatten().cpu().numpy()]
@@ -84,7 +80,7 @@ def to_host(*parts: torch.Tensor) -> list[np.ndarray[Any, Any]]:
 
 def choices_and_tokens(
     tree: DraftTree, scores: PassScores, *more: torch.Tensor
-) -> tuple[IntArray, IntArray, list[np.ndarray[Any, Any]]]:
+) -> tuple[IntArray, IntArray, list[Array]]:
     """Greedy choices ``[n + 1]``, draft tokens ``[n]`` and ``more``, by one copy to the host.
 
     Raises:

@@ -11,7 +11,7 @@ children. Drawing first takes one random number per committed token instead of o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from specbench.decoding.verify.greedy import GreedyVerifier
 from specbench.decoding.verify.interface import choices_and_tokens, row_by_row
 
 if TYPE_CHECKING:
-    from specbench.arrays import IntArray
+    from specbench.arrays import FloatArray, IntArray
     from specbench.decoding.sampling import Sampling
     from specbench.decoding.structs import DraftTree, Verdict
     from specbench.decoding.verify.interface import PassScores
@@ -49,7 +49,6 @@ class MatchVerifier(GreedyVerifier):
         self._uniforms = Uniforms()
 
     def begin(self, seed: int) -> None:
-        """Start the turn's sequence of random numbers."""
         self._uniforms.begin(seed)
 
     @torch.inference_mode()
@@ -63,7 +62,7 @@ class MatchVerifier(GreedyVerifier):
         return int(self._draw(scores.logits[-1:], self._uniforms.take(1))[0])
 
     @torch.inference_mode()
-    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray]:
+    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
         """Longest branch of ``tree`` that agrees with what the target draws.
 
         Raises:
@@ -78,11 +77,11 @@ class MatchVerifier(GreedyVerifier):
         else:
             ids = self._draw(logits, uniforms)
             choices, tokens, (drawn,) = choices_and_tokens(tree, scores, ids)
-        verdict = self._agreement(tree, tokens, drawn)
+        verdict = self._agreement(tree, tokens, drawn, choices)
         self._uniforms.take(len(verdict.tokens))
-        return verdict, choices
+        return verdict
 
-    def _draw(self, logits: torch.Tensor, uniforms: np.ndarray[Any, Any]) -> torch.Tensor:
+    def _draw(self, logits: torch.Tensor, uniforms: FloatArray) -> torch.Tensor:
         """``[r]`` one token per row of ``logits [r, vocab]``."""
         on_device = to_device(uniforms, logits.device)
         return sample(self._sampling.probs(logits), on_device)
@@ -92,7 +91,7 @@ class MatchVerifier(GreedyVerifier):
         tree: DraftTree,
         tokens: IntArray,
         logits: torch.Tensor,
-        uniforms: np.ndarray[Any, Any],
+        uniforms: FloatArray,
     ) -> IntArray:
         """``[n + 1]`` drawn tokens, -1 at rows that no agreement leads to; level by level."""
         drawn = np.full(len(tokens) + 1, -1, dtype=np.int64)

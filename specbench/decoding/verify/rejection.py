@@ -59,7 +59,7 @@ class RejectionVerifier(MatchVerifier):
     lossless = True
 
     @torch.inference_mode()
-    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray]:
+    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
         """The accepted path of ``tree`` and the token drawn after it.
 
         Raises:
@@ -100,8 +100,8 @@ class RejectionVerifier(MatchVerifier):
 
         nodes, after = descend(children, node_uniforms, judged, rows)
         if after is None:  # the bonus proposal
-            return Verdict(nodes[:-1], tokens[nodes]), choices
-        return Verdict(nodes, np.append(tokens[nodes], after)), choices
+            return Verdict(nodes[:-1], tokens[nodes], choices)
+        return Verdict(nodes, np.append(tokens[nodes], after), choices)
 
 
 def descend(

@@ -25,7 +25,6 @@ from specbench.decoding.verify.interface import choices_and_tokens
 from specbench.decoding.verify.match import MatchVerifier
 
 if TYPE_CHECKING:
-    from specbench.arrays import IntArray
     from specbench.decoding.sampling import Sampling
     from specbench.decoding.structs import DraftTree
     from specbench.decoding.verify.interface import PassScores
@@ -51,7 +50,7 @@ class TypicalVerifier(MatchVerifier):
         self._epsilon, self._delta = epsilon, delta
 
     @torch.inference_mode()
-    def verify(self, tree: DraftTree, scores: PassScores) -> tuple[Verdict, IntArray]:
+    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
         """Longest branch of likely enough tokens, and a likely enough one after it.
 
         Raises:
@@ -76,4 +75,4 @@ class TypicalVerifier(MatchVerifier):
         path = np.empty(n, dtype=np.int64)
         nodes = path[: longest_accepted(tree.parents, accepted, path)]
         row = int(nodes[-1]) + 1 if len(nodes) else 0
-        return Verdict(nodes, np.append(tokens[nodes], host[1][row])), choices
+        return Verdict(nodes, np.append(tokens[nodes], host[1][row]), choices)

@@ -7,7 +7,7 @@ file. Nothing in it changes while decoding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+    from specbench.arrays import Array
+
 
 KIND = "frozen_table"
 VERSION = 1

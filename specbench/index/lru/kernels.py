@@ -46,7 +46,7 @@ _SHIFT = np.uint64(29)
 
 
 @njit(cache=True, inline="always")
-def mix(state: Any, token: Any) -> Any:
+def _mix(state: Any, token: Any) -> Any:
     """The state after one more token: multiply, then fold the high bits into the low ones."""
     mixed = (state ^ (np.uint64(token) + _SEED)) * _MIX
     return mixed ^ (mixed >> _SHIFT)
@@ -55,9 +55,9 @@ def mix(state: Any, token: Any) -> Any:
 @njit(cache=True, inline="always")
 def hash_tokens(seed: Any, tokens: Any, start: Any, count: Any) -> Any:
     """Hash of ``tokens[start : start + count]`` as uint64; ``seed`` tells owners apart."""
-    state = mix(np.uint64(0), seed)
+    state = _mix(np.uint64(0), seed)
     for i in range(start, start + count):
-        state = mix(state, tokens[i])
+        state = _mix(state, tokens[i])
     return state
 
 

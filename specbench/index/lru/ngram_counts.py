@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+    from specbench.arrays import Array
+
 
 # Windows per run, and per merged range: with 4-grams about 150 MB of arrays while sorting.
 CHUNK = 1 << 22

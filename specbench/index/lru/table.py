@@ -15,7 +15,7 @@ capacities, so an empty table of any capacity takes kilobytes.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,9 @@ from specbench.index.lru.kernels import (
     rechain,
 )
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+if TYPE_CHECKING:
+    from specbench.arrays import Array
+
 
 _FIRST_SIZE = 1024
 _INDEX_LIMIT = 2**31 - 1

@@ -8,7 +8,7 @@ again), so it is not stored. The unigram ranking comes from the model's embeddin
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,20 +20,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-    from transformers import PreTrainedModel
+
+    from specbench.arrays import Array
 
     Progress = Callable[[str, int, int], None]
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 KIND = "bigram_table"
 VERSION = 1
 # Ids kept per token: the paper's largest k, so that one table serves its whole grid.
 TOP = 25
 
-
-# Values of each parameter that tell models apart.
-_SAMPLE = 4
 # Far beyond the rounding of any dtype, far below the difference of two trainings.
 _TOLERANCE = 0.02
 
@@ -45,7 +42,7 @@ class BigramTable(NamedTuple):
         bigrams: ``[vocab, K]`` int32: the most probable next ids after each id, best first; the
             smaller id on ties.
         unigrams: ``[K]`` int32: the ids that `rank_unigrams` puts first.
-        sample: values of the model's parameters, see `sample_weights`.
+        sample: some of the model's weights, see ``specbench.models.weights``.
         bos: whether the begin token preceded each id.
     """
 
@@ -83,13 +80,16 @@ class BigramTable(NamedTuple):
             header={**header, "bos": self.bos},
         )
 
-    def check_model(self, model: PreTrainedModel, path: Path) -> None:
+    def check_model(self, found: Array, path: Path) -> None:
         """Refuse a table that was built from other weights (in whatever dtype).
+
+        Args:
+            found: ``sample_weights`` of the run's model.
+            path: the table's file.
 
         Raises:
             ArtifactError: it was.
         """
-        found = sample_weights(model)
         scale = np.abs(self.sample).max(initial=0.0)
         if found.shape != self.sample.shape or not np.allclose(
             found, self.sample, rtol=_TOLERANCE, atol=_TOLERANCE**2 * scale
@@ -100,16 +100,6 @@ class BigramTable(NamedTuple):
                 "model for MODEL: python scripts/build_artifact.py bigram_table --model MODEL "
                 "--out FILE, and run with method.bigram_table=FILE"
             )
-
-
-def sample_weights(model: PreTrainedModel) -> Array:
-    """A few values of every parameter, evenly spaced, as float32: what tells two models apart."""
-    values = []
-    for _, parameter in sorted(model.named_parameters(), key=lambda item: item[0]):
-        flat = parameter.detach().reshape(-1)
-        step = max(1, len(flat) // _SAMPLE)
-        values.append(flat[::step][:_SAMPLE].float().cpu().numpy())
-    return np.concatenate(values)
 
 
 def embedding_weight(embeddings: Any) -> torch.Tensor:

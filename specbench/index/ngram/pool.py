@@ -6,15 +6,13 @@ walk over a token's few n-grams, forgetting everything one pass over the counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import njit
 
 if TYPE_CHECKING:
-    from specbench.arrays import IntArray
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+    from specbench.arrays import Array, IntArray
 
 
 @njit(cache=True)

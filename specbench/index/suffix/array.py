@@ -9,11 +9,13 @@ look-ups are in `specbench.index.suffix.array_queries`.
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+if TYPE_CHECKING:
+    from specbench.arrays import Array
+
 
 # Between two documents, so that nothing is found across their border; below every id, as the end
 # of a text is below everything.

@@ -15,14 +15,14 @@ there. `specbench.index.suffix.static_automaton` freezes it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from specbench.index.lru.kernels import mix
+if TYPE_CHECKING:
+    from specbench.arrays import Array
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 NONE = -1
 START = 0
@@ -56,9 +56,21 @@ class AutomatonArrays(NamedTuple):
     meta: Array
 
 
+# The hash of `specbench.index.lru.kernels`, again: an edit there would leave stale code here.
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(29)
+
+
+@njit(cache=True, inline="always")
+def _mix(state: Any, token: Any) -> Any:
+    mixed = (state ^ (np.uint64(token) + _SEED)) * _MIX
+    return mixed ^ (mixed >> _SHIFT)
+
+
 @njit(cache=True, inline="always")
 def _bucket(state: Any, token: Any, mask: Any) -> Any:
-    return np.int64(mix(mix(np.uint64(0), state), token) & np.uint64(mask))
+    return np.int64(_mix(_mix(np.uint64(0), state), token) & np.uint64(mask))
 
 
 @njit(cache=True)

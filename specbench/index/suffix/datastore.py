@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from specbench.arrays import Array
+
     Progress = Callable[[str, int, int], None]
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 KIND = "datastore"
 VERSION = 1

@@ -11,7 +11,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from specbench.index.suffix.array import SEPARATOR, build_suffix_array
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+    from specbench.arrays import Array
+
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ off its beginning, and a look-up is a short scan and a binary search, without a 
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from specbench.arrays import Array
     from specbench.index.suffix.automaton import SuffixAutomaton
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 KIND = "static_automaton"
 VERSION = 1

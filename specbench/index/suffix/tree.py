@@ -11,7 +11,7 @@ evicted for their room. `specbench.index.suffix.tree_kernels` has the rules in d
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,9 @@ from specbench.index.suffix.tree_kernels import (
     remove,
 )
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+if TYPE_CHECKING:
+    from specbench.arrays import Array
+
 
 _FIRST_SIZE = 1024
 # Text positions are kept modulo 2³², of which any size below is a divisor.

@@ -125,8 +125,8 @@ def part_view(place: Any, parents: Any, n_verified: Any, path: Any) -> Any:
         path: accepted ones among them.
 
     Returns:
-        ``[kept]`` the part's nodes that were verified; their parents among themselves; ``[kept]``
-        the verified nodes they became; the part's nodes (among the kept) on the accepted path.
+        ``[kept]`` the part's nodes that were verified; ``[kept]`` the verified nodes they became;
+        the part's nodes (among the kept) on the accepted path.
     """
     n = len(place)
     kept = np.empty(n, dtype=np.int64)
@@ -152,6 +152,6 @@ def part_view(place: Any, parents: Any, n_verified: Any, path: Any) -> Any:
                 for k in range(depth, -1, -1):
                     own[k] = at
                     at = new_parents[at]
-                return kept[:m].copy(), new_parents[:m].copy(), rows[:m].copy(), own
+                return kept[:m].copy(), rows[:m].copy(), own
     none = np.empty(0, dtype=np.int64)
-    return kept[:m].copy(), new_parents[:m].copy(), rows[:m].copy(), none
+    return kept[:m].copy(), rows[:m].copy(), none

@@ -6,7 +6,7 @@ Runs write it when they end, and merging writes it for the shards of a run toget
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION
 from specbench.results.statistics import roofline
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from specbench.results.manifest import RunManifest
     from specbench.results.records import CaseRecord
     from specbench.results.summary_schema import Summary, SummaryRow
+    from specbench.storage.jsonl import JsonObject
 
 _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
@@ -27,7 +28,7 @@ _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
 
 def run_summary(
     records: Sequence[CaseRecord],
-    errors: Sequence[Mapping[str, Any]],
+    errors: Sequence[JsonObject],
     manifest: RunManifest,
 ) -> Summary:
     """What ``summary.json`` holds.
@@ -68,13 +69,13 @@ def run_summary(
     }
 
 
-def exit_code(records: Sequence[CaseRecord], errors: Sequence[Mapping[str, Any]]) -> int:
+def exit_code(records: Sequence[CaseRecord], errors: Sequence[JsonObject]) -> int:
     """0, or 1 where a case failed or an output is not what plain decoding gives."""
     return int(bool(errors) or any(record.lossless.verdict == "bug" for record in records))
 
 
 def _failures(
-    records: Sequence[CaseRecord], errors: Sequence[Mapping[str, Any]], labels: Sequence[str]
+    records: Sequence[CaseRecord], errors: Sequence[JsonObject], labels: Sequence[str]
 ) -> list[str]:
     notes = []
     failed = {(r.case_id, r.label) for r in records if r.status == "failed"}
@@ -112,7 +113,7 @@ def _verdicts(records: Sequence[CaseRecord], baseline: str | None, dtype: str) -
     return notes
 
 
-def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, Any]) -> list[str]:
+def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, float | None]) -> list[str]:
     notes = []
     again = {(r.repeat, r.case_id) for r in records if r.attempt}
     if again:
@@ -143,7 +144,7 @@ def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, Any]) -> li
     return notes
 
 
-def _rule(limits: Mapping[str, Any]) -> str:
+def _rule(limits: Mapping[str, float | None]) -> str:
     """The rule by which turns are disturbed, in a sentence; empty where it is not known."""
     words = {
         "steal": "{:.0%} of the CPU time stolen",

@@ -1,0 +1,97 @@
+"""The cost surface of a run: how long a target pass takes, by rows and cached tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from specbench.results.estimate import Estimate
+from specbench.storage import jsonl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Times of one kind of pass over a grid.
+
+    Attributes:
+        axes: values by name, in the order of the samples' axes.
+        samples_s: seconds ``[*axes, repeats]``.
+    """
+
+    axes: Mapping[str, Sequence[int]]
+    samples_s: FloatArray
+
+    @property
+    def repeats(self) -> int:
+        return int(self.samples_s.shape[-1])
+
+
+@dataclass(frozen=True)
+class Surface:
+    """``surface.json`` of a run, as far as tables and figures show it.
+
+    Attributes:
+        passes: by kind: ``prefill`` over ``context``, ``tree`` over ``rows`` and ``context``,
+            ``batch`` over ``k``, ``w`` and ``context``; what was not measured is missing.
+        drafting_us: microseconds of propose and observe in a step, by label and context.
+    """
+
+    passes: Mapping[str, PassTimes]
+    drafting_us: Mapping[tuple[str, int], float]
+
+    @classmethod
+    def read(cls, path: Path) -> Surface:
+        """The surface in a file.
+
+        Raises:
+            specbench.storage.jsonl.RecordError: the file cannot be read.
+        """
+        file = jsonl.read_json(path)
+        kinds = [kind for kind in ("prefill", "tree", "batch") if file.get(kind)]
+        times = {
+            kind: PassTimes(file[kind]["axes"], np.asarray(file[kind]["samples_s"], dtype=float))
+            for kind in kinds
+        }
+        drafting = {
+            (row["label"], row["context"]): float(row["step_us"])
+            for row in file.get("drafting") or ()
+            if "step_us" in row
+        }
+        return cls(times, drafting)
+
+    @property
+    def has_slowdowns(self) -> bool:
+        """Whether batch passes were timed, that of a single token among them."""
+        batch = self.passes.get("batch")
+        return batch is not None and 1 in batch.axes["k"] and 0 in batch.axes["w"]
+
+    def slowdowns(self, context: int, seed: int) -> dict[tuple[int, int], Estimate]:
+        """By (k, w): time of a batch pass over that of a pass of one token at the same context.
+
+        The interval is that of the ratio of medians over the repeated passes (bootstrap).
+        """
+        batch = self.passes["batch"]
+        ks, ws = batch.axes["k"], batch.axes["w"]
+        samples = batch.samples_s[:, :, batch.axes["context"].index(context), :]
+        repeats = batch.repeats
+        drawn = np.random.default_rng(seed).integers(0, repeats, (_RESAMPLES, repeats))
+        one = samples[ks.index(1), ws.index(0)]
+        cells = {}
+        for i, k in enumerate(ks):
+            for j, w in enumerate(ws):
+                ratios = np.median(samples[i, j][drawn], axis=-1) / np.median(one[drawn], axis=-1)
+                low, high = np.quantile(ratios, (0.025, 0.975))
+                known = repeats > 1 and (k, w) != (1, 0)
+                value = float(np.median(samples[i, j]) / np.median(one))
+                cells[k, w] = Estimate(value, (float(low), float(high)) if known else None)
+        return cells

@@ -1,0 +1,76 @@
+"""The folder of a trained draft model: weights, vocabulary, how it was made, and its card."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from specbench.models import int8_checkpoint
+from specbench.models.draft_loading import ID_MAP_FILE
+from specbench.paths import ASSETS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+DRAFT_FOLDER = ASSETS / "draft_smollm2_135m"
+FACTS = "training.json"
+CARD = """# Draft model for SmolLM2-135M-Instruct
+
+Made by `python -m scripts.draft_model.train` (docs/draft_model.md): a plain `LlamaForCausalLM`, its
+matrices kept as bytes with a scale a row (`specbench/models/int8_checkpoint.py`), cut out of the
+target and trained on the target's answers to this project's own prompts, none from a benchmark.
+`id_map.safetensors` holds the target's id of each of its ids; its first row stands for every id
+left out. There is no tokenizer: it is the target's.
+
+| | |
+|---|---|
+{rows}
+{scores}
+Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct). This page
+is written by the script from `training.json`, whose row on prompts was added by hand.
+"""
+
+
+def write_draft(
+    draft: PreTrainedModel, ids: torch.Tensor, folder: Path, made_for: str, facts: dict[str, Any]
+) -> None:
+    """Weights in bytes, configuration, vocabulary and how it was made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft.config.tokenizer_hash = made_for
+    int8_checkpoint.save(draft, folder)
+    save_file({"ids": ids}, folder / ID_MAP_FILE)
+    (folder / FACTS).unlink(missing_ok=True)
+    write_card(folder, facts)
+
+
+def read_draft(folder: Path) -> PreTrainedModel:
+    """The draft as it was written, rounding included."""
+    draft = int8_checkpoint.load(folder, dtype=torch.float32, attention="sdpa")
+    draft.eval()
+    return draft
+
+
+def write_card(folder: Path, facts: dict[str, Any]) -> None:
+    """Add facts to those of a draft, and write its card anew from all of them."""
+    path = folder / FACTS
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known |= facts
+    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    rows = "\n".join(
+        f"| {name.replace('_', ' ')} | {', '.join(map(str, v)) if isinstance(v, list) else v} |"
+        for name, v in known.items()
+        if not isinstance(v, dict)
+    )
+    scores = "".join(
+        f"\n{name.replace('_', ' ')}:\n\n"
+        + "\n".join(f"- {key}: {value}" for key, value in found.items())
+        + "\n"
+        for name, found in known.items()
+        if isinstance(found, dict)
+    )
+    (folder / "README.md").write_text(CARD.format(rows=rows, scores=scores), encoding="utf-8")

@@ -1,0 +1,139 @@
+"""What a draft model is worth: MAT on recorded answers, and the time of a pass."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from scripts.draft_model.folder import read_draft, write_card
+from specbench.config.compose import compose
+from specbench.decoding.structs import DraftTree
+from specbench.errors import ConfigurationError
+from specbench.models import loading
+from specbench.models.draft_loading import ID_MAP_FILE, read_id_map
+from specbench.models.draft_model import DraftModel
+from specbench.models.target import Target
+from specbench.results.records import CASES, read_records
+
+if TYPE_CHECKING:
+    import argparse
+
+    from transformers import PreTrainedModel
+
+
+@torch.inference_mode()
+def matches_on(
+    draft: PreTrainedModel, tokens: torch.Tensor, first: int, ids: torch.Tensor
+) -> np.ndarray:
+    """For each token of an answer after its first: whether the draft's likeliest token is it.
+
+    A draft of any length is accepted up to the first miss, and up to there what it was drafted from
+    is the text itself: one pass over the text tells what every step would have accepted.
+
+    Args:
+        draft: the draft model.
+        tokens: ``[n]`` ids of the target, prompt and answer.
+        first: place of the answer's first token.
+        ids: the draft's vocabulary, see ``frequent_ids``.
+    """
+    own = torch.zeros(int(max(ids.max(), tokens.max())) + 1, dtype=torch.long)
+    own[ids[1:]] = torch.arange(1, len(ids))
+    rows = own[tokens.long()][None, :-1].to(draft.device)
+    hidden = draft.model(input_ids=rows, use_cache=False).last_hidden_state[0, first:]
+    logits = draft.lm_head(hidden)
+    logits[:, 0] = -torch.inf
+    return (ids[logits.argmax(-1).cpu()] == tokens[first + 1 :]).numpy()
+
+
+def steps_of(matches: np.ndarray, draft_len: int) -> int:
+    """Steps of greedy decoding with chains of ``draft_len`` tokens.
+
+    Args:
+        matches: from ``matches_on``; a step commits the matches in front, and one token more.
+        draft_len: tokens of a chain.
+    """
+    steps = at = 0
+    while at < len(matches):
+        miss = np.flatnonzero(~matches[at : at + draft_len])
+        at += (int(miss[0]) if len(miss) else draft_len) + 1
+        steps += 1
+    return steps
+
+
+def pooled_mat(matches: list[np.ndarray], draft_len: int) -> float:
+    """New tokens after the first over steps, over all texts; NaN where there is no step."""
+    steps = sum(steps_of(m, draft_len) for m in matches)
+    return sum(map(len, matches)) / steps if steps else float("nan")
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """MAT of the written draft on the recorded `ar` outputs of a run; goes into the card too."""
+    found, _ = read_records(options.evaluate / CASES)
+    plain = [r for r in found if r.label == "ar" and r.status != "failed" and r.repeat == 0]
+    if not plain:
+        raise ConfigurationError(f"{options.evaluate} has no finished `ar` records.")
+    draft = read_draft(options.out)
+    ids = load_file(options.out / ID_MAP_FILE)["ids"]
+    by_task: dict[str, list[np.ndarray]] = {}
+    for record in plain:
+        tokens = torch.tensor([*record.prompt_ids, *record.output_ids])
+        by_task.setdefault(str(record.task), []).append(
+            matches_on(draft, tokens, len(record.prompt_ids), ids)
+        )
+    by_task["overall"] = [m for found in by_task.values() for m in found]
+    scores: dict[str, Any] = {}
+    for task, matches in by_task.items():
+        agreement = np.concatenate(matches).mean()
+        scores[task] = (
+            f"MAT {pooled_mat(matches, options.draft_len):.3f}, agreement {agreement:.3f}, "
+            f"{len(matches)} turns"
+        )
+        print(f"{task:16} {scores[task]}")
+    name = f"{plain[0].dataset}_chains_of_{options.draft_len}"
+    write_card(options.out, {name: scores})
+
+
+def pass_times(folder: Path, context: int = 256, repeats: int = 60) -> tuple[float, float]:
+    """Median seconds of a one-token pass of target and draft, taken in turns, linears packed.
+
+    The draft's is a whole step as methods take it: ids translated, one node fed, logits over its
+    own ids.
+    """
+    cfg = compose(["model=smollm2_135m"])
+
+    def packed(network: PreTrainedModel) -> Target:
+        return Target(
+            network,
+            max_len=context + 8,
+            max_nodes=1,
+            packed_bytes=2_000_000_000,
+            cache_dir=Path(cfg.cache_dir),
+        )
+
+    target = packed(loading.load_model(cfg).model)
+    draft = DraftModel(
+        packed(read_draft(folder)),
+        target_vocab=target.vocab_size,
+        id_map=read_id_map(folder),
+        max_nodes=1,
+    )
+    tokens = np.random.default_rng(0).integers(3, target.vocab_size, context)
+    target.prefill(tokens)
+    draft.begin(tokens)
+    node, above = tokens[:1], np.array([-1])
+    times: list[list[float]] = [[], []]
+    for _ in range(repeats):
+        start = time.perf_counter()
+        target.forward(int(tokens[0]), DraftTree.empty())
+        middle = time.perf_counter()
+        draft.extend(node, above, own=True)
+        times[0].append(middle - start)
+        times[1].append(time.perf_counter() - middle)
+        draft.drop_nodes()
+    return statistics.median(times[0]), statistics.median(times[1])

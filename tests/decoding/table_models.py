@@ -1,0 +1,125 @@
+"""Target and draft models that are tables: logits depend on the last two tokens alone.
+
+Fast enough for the thousands of turns that a test of distributions takes. The draft checks what
+the real one cannot: that its cache holds what was committed, and that nodes are where they are said
+to be.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specbench.models.scores import Scores
+
+
+def table(seed: int, vocab_size: int, spread: float = 1.5) -> torch.Tensor:
+    """``[vocab, vocab, vocab]`` random logits by the last two tokens."""
+    numbers = np.random.default_rng(seed).normal(0, spread, (vocab_size,) * 3)
+    return torch.from_numpy(numbers).float()
+
+
+class TableTarget:
+    """What the engine asks of a target."""
+
+    device = torch.device("cpu")
+    n_parameters = 10
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.table = logits
+
+    def prefill(self, prompt, *, all_logits=False):
+        self.text = prompt.tolist()
+        if all_logits:  # before the first token stands itself
+            before = [self.text[0], *self.text[:-1]]
+            return Scores(self.table[before, self.text])
+        return Scores(self.table[self.text[-2], self.text[-1]][None])
+
+    def forward(self, root, tree, *, hidden_layers=()):
+        self.root = int(root)
+        pairs = [(self.text[-1], self.root)]
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            assert -1 <= parent < len(pairs) - 1
+            pairs.append((pairs[parent + 1][1], token))
+        before, last = zip(*pairs, strict=True)
+        return Scores(self.table[list(before), list(last)])
+
+    def commit(self, tree, path):
+        self.text += [self.root, *(int(tree.tokens[i]) for i in path)]
+
+    def free_rows(self):
+        return 1000
+
+
+class TableDraft:
+    """``specbench.models.draft_model.DraftModel`` in the plainest form; nodes are whole texts."""
+
+    device = torch.device("cpu")
+    n_parameters = 1000
+    context_length = None
+
+    def __init__(self, logits: torch.Tensor, room: int = 10**6, max_nodes: int = 10**6) -> None:
+        self.table, self.vocab_size, self._room = logits, len(logits), room
+        self._max_nodes = max_nodes
+        self.forwards = self.tokens = 0
+        self.text: list[int] = []
+        self.nodes: list[list[int]] = []
+        self.fed: list[int] = []  # rows of every pass
+        self._generator = torch.Generator()
+
+    def begin(self, tokens, seed=0):
+        self.forwards = self.tokens = 0
+        self.text, self.nodes, self.fed = tokens.tolist(), [], []
+        self._generator.manual_seed(seed + 77)
+
+    def free_rows(self, length):
+        return self._room - length
+
+    def _logits(self, texts):
+        return torch.stack([self.table[text[-2], text[-1]] for text in texts])
+
+    def _count(self, rows):
+        self.forwards += 1
+        self.tokens += rows
+        self.fed.append(rows)
+
+    def catch_up(self, tokens, *, own=False):
+        self.nodes = []
+        text = tokens.tolist()
+        assert text[: len(self.text)] == self.text, "the cache holds another text"
+        if len(text) > len(self.text):
+            self._count(len(text) - len(self.text))
+        self.text = text
+        return self._logits([text])[0]
+
+    def extend(self, tokens, parents, *, own=False):
+        first = len(self.nodes)
+        for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+            assert -1 <= parent < len(self.nodes)
+            self.nodes.append((self.text if parent < 0 else self.nodes[parent]) + [token])
+        assert len(self.nodes) <= self._max_nodes
+        self._count(len(tokens))
+        return self._logits(self.nodes[first:])
+
+    def commit_path(self, path, survivors=None):
+        for node in path.tolist():
+            assert self.nodes[node][:-1] == self.text, "not a path"
+            self.text = self.nodes[node]
+        kept = [] if survivors is None else [self.nodes[i] for i in survivors.tolist()]
+        assert all(node[: len(self.text)] == self.text for node in kept)
+        self.nodes = kept
+
+    def drop_nodes(self):
+        self.nodes = []
+
+    def draw(self, probs):
+        return torch.multinomial(probs, 1, generator=self._generator).squeeze(1)
+
+    def to_target_ids(self, ids):
+        return ids
+
+    def to_target_vocab(self, values, fill=0.0):
+        return values
+
+    def report(self):
+        return {"draft_forwards": self.forwards, "draft_tokens": self.tokens, "devices": 1}

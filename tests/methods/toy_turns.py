@@ -1,0 +1,77 @@
+"""Turns decoded with a drafter: by a target that is a plain function, and by a tiny model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DecodeState, StepOutcome
+from specbench.decoding.tree import longest_match
+from specbench.decoding.verify import GreedyVerifier
+from specbench.system.clock import NullClock
+
+NO_AUX = np.empty(0, dtype=np.bool_)
+
+
+def markov_rule(seed, vocab_size=6, order=2):
+    """A target whose next token depends on the last ``order`` tokens: it soon repeats itself."""
+    table = np.random.default_rng(seed).integers(0, vocab_size, vocab_size**order)
+
+    def rule(text):
+        state = 0
+        for token in text[-order:]:
+            state = state * vocab_size + token
+        return int(table[state])
+
+    return rule
+
+
+def continued(rule, prompt, n):
+    """What ``rule`` says after ``prompt``, one token after the other."""
+    text = list(prompt)
+    for _ in range(n):
+        text.append(rule(text))
+    return text[len(prompt) :]
+
+
+def play(drafter, prompt, n, rule):
+    """One turn against ``rule``: the answer, and the tokens committed and tree of every step."""
+    state = DecodeState(np.array(prompt, dtype=np.int64), n)
+    state.commit(np.array([rule(list(prompt))], dtype=np.int64))
+    drafter.begin(state)
+    steps = []
+    while state.remaining > 0:
+        tree = drafter.propose(state)
+        assert len(tree) <= drafter.needs.max_nodes
+        text = state.tokens.tolist()
+        branches, next_tokens = [], [rule(text)]
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            branches.append((branches[parent] if parent >= 0 else []) + [token])
+            next_tokens.append(rule(text + branches[-1]))
+        choices = np.array(next_tokens, dtype=np.int64)
+        path = np.empty(len(tree), dtype=np.int64)
+        aux = NO_AUX if tree.aux is None else tree.aux
+        path = path[: longest_match(tree.tokens, tree.parents, aux, choices, path)]
+        last = path[-1] + 1 if len(path) else 0
+        committed = np.concatenate((tree.tokens[path], choices[last : last + 1]))
+        committed = committed[: state.remaining]
+        state.commit(committed)
+        state.step += 1
+        drafter.observe(
+            state, StepOutcome(tree, path, committed, choices, finished=state.remaining == 0)
+        )
+        steps.append((committed.tolist(), tree))
+    drafter.end(state)
+    return state.new_tokens.tolist(), steps
+
+
+def decode(target, drafter, prompt, n, eos=frozenset()):
+    """One turn with the engine; the drafter is set up, and reset where it should be."""
+    engine = Engine(target, GreedyVerifier(), eos_ids=eos, clock=NullClock)
+    return engine.decode(prompt, drafter, max_new_tokens=n)
+
+
+def plain(target, prompt, n, eos=frozenset()):
+    """The output of plain greedy decoding."""
+    return decode(target, Drafter(name="ar"), prompt, n, eos).output_ids
