@@ -66,7 +66,7 @@ class Scorer:
 
     def __init__(self, traces: Traces, surface: CostSurface, share: float, seed: int) -> None:
         config = compose([f"model={traces.config['model']['name']}"])
-        self._player = Replayer(
+        self._replayer = Replayer(
             traces,
             surface,
             model=config.model,
@@ -109,8 +109,8 @@ class Scorer:
             if isinstance(error.__cause__, ConfigurationError):
                 return None
             raise
-        drafter = self._player.admit(drafter)
-        played = self._player.play_all(drafter, turns)
+        drafter = self._replayer.prepare(drafter)
+        played = self._replayer.replay_turns(drafter, turns)
         tokens = sum(len(p.decoded.output_ids) - 1 for p in played)
         return tokens / sum(p.decode_s for p in played)
 
