@@ -30,10 +30,11 @@ from specbench.results import summary_schema
 from specbench.results.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from analysis.runs.comparisons import Comparison
     from analysis.runs.load import Run
+    from specbench.storage.jsonl import JsonObject
 
 UNREACHABLE = 3  # exit code where W&B cannot be used online
 FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS, CANDIDATES, SURFACE)
@@ -100,7 +101,7 @@ class LoggerSettings:
     folder: str | None = None
 
 
-def logger_settings(run: Run, given: Mapping[str, Any] | None = None) -> LoggerSettings:
+def logger_settings(run: Run, given: JsonObject | None = None) -> LoggerSettings:
     """The ``logger`` node given now, else the run's own, with defaults for what it lacks."""
     node = given or run.manifest.config.get("logger") or {}
     known = [f.name for f in fields(LoggerSettings)]
@@ -150,7 +151,7 @@ def save_pictures(comparison: Comparison, folder: Path) -> dict[str, Path]:
     return drawn
 
 
-def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
+def publish(run: Run, given: JsonObject | None = None) -> str:
     """Send a run folder to W&B, or lay it down for ``wandb sync``.
 
     Args:

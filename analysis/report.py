@@ -67,7 +67,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One artifact of a paper, or the runs that share model, data and hardware."""
+    """One reproduction of a paper, or the runs that share model, data and hardware."""
 
     title: str
     tables: Sequence[ResultTable]
@@ -79,10 +79,10 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
 
     Args:
         runs: as :func:`analysis.runs.load.usable_runs` gives them.
-        estimator: of the tables that belong to no artifact, and of the summary.
+        estimator: of the tables that belong to no reproduction, and of the summary.
     """
     recorded = [run for run in runs if run.records]
-    groups = make_comparisons(recorded, estimator)
+    comparisons = make_comparisons(recorded, estimator)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -98,12 +98,12 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
         shown = list(sections(runs, estimator))
     return environment.get_template(TEMPLATE).render(
         lead=lead(recorded or runs),
-        warnings=warnings(groups),
-        summary=summary(groups),
+        warnings=warnings(comparisons),
+        summary=summary(comparisons),
         sections=shown,
-        claims=claims(groups),
+        claims=claims(comparisons),
         rule=VERDICT_RULE,
-        lossless=lossless(groups),
+        lossless=lossless(comparisons),
         settings=settings(recorded),
         surroundings=environments(runs),
         sources=sources(runs),
@@ -121,10 +121,10 @@ def lead(runs: Sequence[Run]) -> str:
     return " ".join(words) + "."
 
 
-def warnings(groups: Iterable[Comparison]) -> list[tuple[str, str]]:
+def warnings(comparisons: Iterable[Comparison]) -> list[tuple[str, str]]:
     """What a reader must know before any number: in a word, and how much of it there is."""
-    runs = [run for group in groups for run in group.runs]
-    entries = [entry for group in groups for entry in group.entries]
+    runs = [run for comparison in comparisons for run in comparison.runs]
+    entries = [entry for comparison in comparisons for entry in comparison.entries]
     # All labels of a run lose the same cases.
     lost = {str(entry.run.path): entry.overall for entry in entries}.values()
     timed_all_the_same = sum(row["n_disturbed"] for row in lost if row["disturbed_counted"])
@@ -156,11 +156,11 @@ def warnings(groups: Iterable[Comparison]) -> list[tuple[str, str]]:
     ]
 
 
-def summary(groups: Iterable[Comparison]) -> ResultTable:
-    """A row per group: the label that did best there, and how it stands to the claims."""
+def summary(comparisons: Iterable[Comparison]) -> ResultTable:
+    """A row per comparison: the label that did best there, and how it stands to the claims."""
     rows: list[dict[str, Cell]] = []
-    for group in groups:
-        entries = [entry for entry in group.drafting if not entry.run.phases]
+    for comparison in comparisons:
+        entries = [entry for entry in comparison.drafting if not entry.run.phases]
         if not entries:
             continue
         key = "speedup" if any(e.overall["speedup"] is not None for e in entries) else "mat"
@@ -172,16 +172,16 @@ def summary(groups: Iterable[Comparison]) -> ResultTable:
         agreed = ", ".join(f"{n} {verdict}" for verdict, n in sorted(verdicts.items()))
         rows.append(
             {
-                "model and data": group.title,
-                "best": group.name_of(best),
+                "model and data": comparison.title,
+                "best": comparison.name_of(best),
                 "speedup [95 %]": best.measured("speedup"),
                 **context_cells(best.overall),
                 "MAT [95 %]": best.measured("mat"),
                 "cases": str(best.overall["n_cases"]),
                 "lossless (all labels)": verdict_words(counts),
                 "verdicts on claims": agreed or ABSENT,
-                "times": group.runs[0].timing,
-                "hardware": group.runs[0].hardware,
+                "times": comparison.runs[0].timing,
+                "hardware": comparison.runs[0].hardware,
             }
         )
     text = (
@@ -193,18 +193,20 @@ def summary(groups: Iterable[Comparison]) -> ResultTable:
 
 
 def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
-    """The artifacts of the papers first, then every group of other runs.
+    """The reproductions of the papers first, then every comparison of other runs.
 
     Drawn one after the other, within :data:`analysis.plots.style.RC`.
     """
     made, others = by_reproduction(runs)
-    for artifact, members in made:
-        pictures = [picture(figure) for _, figure in artifact.figures(members)]
-        yield Section(artifact.place, list(artifact.tables(members)), pictures)
-    for group in make_comparisons(others, estimator):
-        tables = [t for t in (comparison_table(group), pairs_table(group)) if t is not None]
-        figures = (draw(group) for draw in FIGURES.values())
-        yield Section(group.title, tables, [picture(f) for f in figures if f is not None])
+    for reproduction, members in made:
+        pictures = [picture(figure) for _, figure in reproduction.figures(members)]
+        yield Section(reproduction.place, list(reproduction.tables(members)), pictures)
+    for comparison in make_comparisons(others, estimator):
+        tables = [
+            t for t in (comparison_table(comparison), pairs_table(comparison)) if t is not None
+        ]
+        figures = (draw(comparison) for draw in FIGURES.values())
+        yield Section(comparison.title, tables, [picture(f) for f in figures if f is not None])
 
 
 def picture(figure: Figure) -> Picture:
@@ -223,11 +225,11 @@ def picture(figure: Figure) -> Picture:
     return Picture(words[TITLE], words[CAPTION], shows, uri, round(figure.get_figwidth() * 96))
 
 
-def claims(groups: Iterable[Comparison]) -> ResultTable:
+def claims(comparisons: Iterable[Comparison]) -> ResultTable:
     """Every label for which something is claimed, beside what was measured."""
     rows: list[dict[str, Cell]] = []
-    for group in groups:
-        for entry in group.drafting:
+    for comparison in comparisons:
+        for entry in comparison.drafting:
             claim = entry.claim
             if claim is None:
                 continue
@@ -238,8 +240,8 @@ def claims(groups: Iterable[Comparison]) -> ResultTable:
             ]
             rows.append(
                 {
-                    "model and data": group.title,
-                    "method": group.name_of(entry),
+                    "model and data": comparison.title,
+                    "method": comparison.name_of(entry),
                     "MAT [95 %]": entry.measured("mat"),
                     "claimed MAT": claimed[0],
                     "speedup [95 %]": entry.measured("speedup"),
@@ -253,19 +255,19 @@ def claims(groups: Iterable[Comparison]) -> ResultTable:
     return ResultTable.of("Claimed and measured", VERDICT_RULE, rows)
 
 
-def lossless(groups: Iterable[Comparison]) -> ResultTable:
+def lossless(comparisons: Iterable[Comparison]) -> ResultTable:
     """Turns of every label by verdict."""
     rows: list[dict[str, Cell]] = [
         {
-            "model and data": group.title,
-            "method": group.name_of(entry),
+            "model and data": comparison.title,
+            "method": comparison.name_of(entry),
             **{
                 kind.replace("_", " "): str(entry.overall["lossless"].get(kind, 0))
                 for kind in (*VERDICTS, "lossy")
             },
         }
-        for group in groups
-        for entry in group.drafting
+        for comparison in comparisons
+        for entry in comparison.drafting
     ]
     text = (
         "Turns. Equal: the tokens of plain decoding. Near tie: other tokens, but each is within "

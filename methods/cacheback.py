@@ -119,7 +119,6 @@ class Cacheback(Drafter):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """What ``DraftTree.sources`` counts: the tables in their order."""
         return tuple(entry.kind for entry in self._plan)
 
     @property

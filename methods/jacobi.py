@@ -95,7 +95,6 @@ class Jacobi(Drafter):
         self._block = self._filled(state, guesses)
 
     def _filled(self, state: DecodeState, guesses: IntArray) -> IntArray:
-        """A block that begins with ``guesses``."""
         missing = self.block_len - len(guesses)
         if self.fill == "prompt":
             new = state.buffer[self._random.integers(0, state.n_prompt, missing)]

@@ -121,7 +121,6 @@ class NGrammys(Drafter):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """What ``DraftTree.sources`` counts; a row's rank is its place among its source's."""
         return ("context", "unigram" if self.strategy == "unigram" else "bigram")
 
     @property

@@ -87,7 +87,6 @@ class Ouroboros(Drafter):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Where draft nodes come from."""
         return ("draft", "phrase")
 
     @property

@@ -118,7 +118,6 @@ class SuffixAutomatonDecoding(Composite):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """What ``DraftTree.sources`` counts."""
         return ("dynamic", "static", "auxiliary")
 
     @property
@@ -211,7 +210,6 @@ class SuffixAutomatonDecoding(Composite):
         return _named(DraftTree.chain(draft), source)
 
     def _read(self, state: DecodeState, begin: int) -> None:
-        """Add the tokens from position ``begin`` on to the text."""
         if self._dynamic is not None:
             self._dynamic.extend(state.buffer, begin, state.length)
         if self._static is not None:

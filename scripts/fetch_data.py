@@ -106,7 +106,6 @@ def _lines(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line."""
     names = fetchable()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -26,11 +26,11 @@ from analysis import figures, tables
 from analysis.papers import REPRODUCTIONS
 from specbench.config.compose import compose
 from specbench.errors import SpecBenchError, unknown_name
+from specbench.paths import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROOT = Path(__file__).resolve().parents[1]
 _STAND_IN = ("dataset=demo", "dataset.sample=stratified")
 # Its cost surface is what the experiments with predicted times (runner.surface=measure) need too;
 # where they find it, they do not measure it again.
@@ -38,7 +38,7 @@ _SURFACE = "ngrammys_figure1"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the highest exit code of what was run."""
+    """Returns the highest exit code of what was run."""
     options = _parser().parse_intermixed_args(arguments)  # words may stand on both sides
     if options.list:
         for artifact in REPRODUCTIONS:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     codes, minutes = {}, {}
     for name in names:
         command = [
-            sys.executable, str(ROOT / "run.py"), f"experiment={name}",
+            sys.executable, str(PROJECT / "run.py"), f"experiment={name}",
             f"paths.results={options.results}", *overrides,
         ]  # fmt: skip
         sys.stdout.write(f"\n=== {' '.join(command[1:])}\n")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -18,9 +19,9 @@ CLAIMED = "claimed"  # in a legend
 TITLE, CAPTION = "title", "caption"  # ids of a figure's words, for a page that sets them itself
 
 
-def legend_of(all_axes: Sequence[Axes]) -> dict[str, Any]:
+def legend_of(all_axes: Sequence[Axes]) -> dict[str, Artist]:
     """Handles by name, each once; claims last, because what was measured comes first."""
-    handles: dict[str, Any] = {}
+    handles: dict[str, Artist] = {}
     for axes in all_axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
@@ -28,7 +29,7 @@ def legend_of(all_axes: Sequence[Axes]) -> dict[str, Any]:
 
 
 def finish(
-    figure: Figure, title: str, caption: str, legend: Mapping[str, Any] | None = None
+    figure: Figure, title: str, caption: str, legend: Mapping[str, Artist] | None = None
 ) -> None:
     """Title and legend above, caption below; ``savefig.bbox=tight`` keeps them in the picture."""
     inches, height = figure.get_size_inches()

@@ -9,7 +9,9 @@ of Okabe and Ito without yellow, which is no line on white, and two dark ones of
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, TypeAlias
+
+Keywords: TypeAlias = dict[str, Any]  # arguments of matplotlib
 
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 _BLUE, _RED, _PURPLE, _WINE, _INDIGO = "#0072B2", "#D55E00", "#CC79A7", "#882255", "#332288"
@@ -57,7 +59,7 @@ _PARTS = (
 # What sets several settings of one method apart within a figure.
 _VARIANTS = ("", "oo", "**", "++", "O", "o")
 
-RC: dict[str, Any] = {
+RC: Keywords = {
     "figure.dpi": 100,
     "savefig.dpi": 200,
     "savefig.bbox": "tight",
@@ -104,7 +106,7 @@ def bar_style(method: str, variant: int = 0) -> dict[str, str]:
     }
 
 
-def line_style(method: str, variant: int = 0, claimed: bool = False) -> dict[str, Any]:
+def line_style(method: str, variant: int = 0, claimed: bool = False) -> Keywords:
     """Keyword arguments of a line with markers.
 
     Args:
@@ -123,7 +125,7 @@ def line_style(method: str, variant: int = 0, claimed: bool = False) -> dict[str
     }
 
 
-def claimed_style(method: str | None = None) -> dict[str, Any]:
+def claimed_style(method: str | None = None) -> Keywords:
     """Keyword arguments of a paper's single values; without a method, as the legend shows them."""
     return {
         "linestyle": "none",

@@ -26,7 +26,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import yaml
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from analysis.runs.load import Knobs, Run
     from specbench.results.summary_schema import SummaryRow
+    from specbench.storage.jsonl import JsonObject
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
 MAT_TOLERANCE = 0.05
@@ -142,7 +143,7 @@ class _ExhibitMust(TypedDict):
     source: str
     hardware: str
     dataset: str
-    claims: list[dict[str, Any]]
+    claims: list[JsonObject]
 
 
 class _Exhibit(_ExhibitMust, total=False):
@@ -210,7 +211,7 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def _take_values(entry: dict[str, Any], known: Set[str], place: str) -> dict[str, dict[str, float]]:
+def _take_values(entry: JsonObject, known: Set[str], place: str) -> dict[str, dict[str, float]]:
     """Take the metrics out of an entry that follows the rules: by metric and task."""
     metrics = entry.keys() & known
     unknown = entry.keys() - known - _CLAIM_KEYS

@@ -17,6 +17,8 @@ from specbench.results.records import CASES, DONE, MANIFEST, CaseRecord, read_re
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from specbench.storage.jsonl import JsonObject
+
 # A method's settings, by name; each method has its own.
 Knobs: TypeAlias = "Mapping[str, Any]"
 
@@ -159,7 +161,7 @@ class Run:
         return [gpu["name"] for gpu in machine.get("gpus", [])]
 
     @property
-    def _timed_on(self) -> tuple[ModelInfo, Mapping[str, Any]]:
+    def _timed_on(self) -> tuple[ModelInfo, JsonObject]:
         """Model and hardware that the times belong to: the cost surface's, else the run's."""
         surface = self.manifest.surface
         if surface is None:

@@ -15,6 +15,7 @@ from analysis.runs.comparisons import (
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, FEWEST, Estimate
 from specbench.results.statistics import compare_pairs
+from specbench.results.tasks import HEADINGS
 from specbench.results.wording import verdict_words
 
 if TYPE_CHECKING:
@@ -22,15 +23,6 @@ if TYPE_CHECKING:
 
     from analysis.tabular.table import Cell
     from specbench.results.summary_schema import SummaryRow
-
-_TASK_NAMES = {
-    "mt_bench": "MT",
-    "translation": "Trans",
-    "summarization": "Sum",
-    "qa": "QA",
-    "math_reasoning": "Math",
-    "rag": "RAG",
-}
 
 
 def context_cells(row: SummaryRow) -> dict[str, Cell]:
@@ -43,14 +35,14 @@ def context_cells(row: SummaryRow) -> dict[str, Cell]:
     }
 
 
-def comparison_table(group: Comparison) -> ResultTable:
+def comparison_table(comparison: Comparison) -> ResultTable:
     """The wide form that papers use: a row per label, a column per task."""
-    names = run_names(group.runs) if len(group.runs) > 1 else {}
-    tasks = group.tasks if len(group.tasks) > 1 else []
+    names = run_names(comparison.runs) if len(comparison.runs) > 1 else {}
+    tasks = comparison.tasks if len(comparison.tasks) > 1 else []
     rows: list[dict[str, Cell]] = []
-    for entry in group.entries:
+    for entry in comparison.entries:
         by_task = {
-            _TASK_NAMES.get(task, task): _number(entry.rows[task]["speedup"])
+            HEADINGS.get(task, task): _number(entry.rows[task]["speedup"])
             if task in entry.rows
             else ABSENT
             for task in tasks
@@ -58,12 +50,16 @@ def comparison_table(group: Comparison) -> ResultTable:
         where = {"run": names[entry.run.path]} if names else {}
         rows.append({**where, "method": entry.label, **by_task, **_result_cells(entry, True)})
     # Per-task numbers of a claim would be taken for measured ones here.
-    rows += [{"method": claim.method, **_not_run_cells(claim)} for claim in group.not_run]
+    rows += [{"method": claim.method, **_not_run_cells(claim)} for claim in comparison.not_run]
     notes = [
-        *(_note(entry.label, entry.claim) for entry in group.entries if entry.claim is not None),
-        *(_note(claim.method, claim) for claim in group.not_run),
+        *(
+            _note(entry.label, entry.claim)
+            for entry in comparison.entries
+            if entry.claim is not None
+        ),
+        *(_note(claim.method, claim) for claim in comparison.not_run),
     ]
-    return ResultTable.of(group.title, caption(group), rows, with_rule(notes))
+    return ResultTable.of(comparison.title, caption(comparison), rows, with_rule(notes))
 
 
 def _result_cells(entry: ComparedLabel, geomean: bool = False) -> dict[str, Cell]:
@@ -90,11 +86,11 @@ def _note(who: str, claim: Claim) -> str:
     return f"{who}: claimed by {claim.describe()}."
 
 
-def task_table(group: Comparison, title: str) -> ResultTable:
+def task_table(comparison: Comparison, title: str) -> ResultTable:
     """The long form: a row per task and label, every number with its interval and claim."""
     rows: list[dict[str, Cell]] = []
-    for task in group.tasks:
-        for entry in group.entries:
+    for task in comparison.tasks:
+        for entry in comparison.entries:
             row = entry.rows.get(task)
             if row is None or entry.label == entry.run.baseline:
                 continue
@@ -102,7 +98,7 @@ def task_table(group: Comparison, title: str) -> ResultTable:
             rows.append(
                 {
                     "data": task,
-                    "method": group.name_of(entry),
+                    "method": comparison.name_of(entry),
                     "MAT [95 %]": entry.measured("mat", task),
                     "speedup [95 %]": entry.measured("speedup", task),
                     **context_cells(row),
@@ -142,7 +138,7 @@ def _apart(
 
 def settings_table(
     title: str,
-    groups: Sequence[Comparison],
+    comparisons: Sequence[Comparison],
     columns: Mapping[str, Callable[[ComparedLabel], str]],
     text: str = "",
     beside: Sequence[Claim] = (),
@@ -151,19 +147,19 @@ def settings_table(
 
     Args:
         title: above the table.
-        groups: of one kind; a group is one model on one data set.
+        comparisons: of one kind; a comparison is one model on one data set.
         columns: heading and text of what sets the rows apart, e.g. a knob's value.
         text: what the caption says before the conditions.
         beside: claims about no data set of ours, which follow below for orientation.
     """
-    entries = [entry for group in groups for entry in _in_order(group, columns)]
+    entries = [entry for comparison in comparisons for entry in _in_order(comparison, columns)]
     apart = _apart(entries, columns)
     rows: list[dict[str, Cell]] = []
     for entry in entries:
         place = {heading: of(entry) for heading, of in {**apart, **columns}.items()}
         rows.append({**place, **_result_cells(entry)})
     notes = [_note(entry.label, entry.claim) for entry in entries if entry.claim is not None]
-    not_run = [(claim, NOT_RUN) for group in groups for claim in group.not_run]
+    not_run = [(claim, NOT_RUN) for comparison in comparisons for claim in comparison.not_run]
     for claim, why in [*not_run, *((claim, OTHER_MODEL) for claim in beside)]:
         where = {"model": claim.model, "data": claim.dataset}
         variant = f" ({claim.setting})" if claim in beside and claim.setting else ""
@@ -175,7 +171,7 @@ def settings_table(
             }
         )
         notes.append(_note(claim.method, claim))
-    conditions = "\n".join(caption(group) for group in groups)
+    conditions = "\n".join(caption(comparison) for comparison in comparisons)
     caption_text = "\n".join(filter(None, [text, conditions]))
     return ResultTable.of(title, caption_text, rows, with_rule(notes))
 
@@ -199,11 +195,11 @@ def _all_claimed(claim: Claim | None) -> dict[str, Cell]:
 
 
 def _in_order(
-    group: Comparison, columns: Mapping[str, Callable[[ComparedLabel], str]]
+    comparison: Comparison, columns: Mapping[str, Callable[[ComparedLabel], str]]
 ) -> list[ComparedLabel]:
     """As a run has its labels; several runs by what sets them apart, the baseline first."""
-    entries = rows_once(group)
-    if len(group.runs) == 1:
+    entries = rows_once(comparison)
+    if len(comparison.runs) == 1:
         return entries
 
     def key(entry: ComparedLabel) -> tuple[bool, list[list[tuple[str, int]]]]:
@@ -220,11 +216,11 @@ def natural(text: str) -> list[tuple[str, int]]:
     return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", text)]
 
 
-def rows_once(group: Comparison) -> list[ComparedLabel]:
-    """The group's entries; the baseline, which every run of a sweep has, only once."""
+def rows_once(comparison: Comparison) -> list[ComparedLabel]:
+    """The comparison's entries; the baseline, which every run of a sweep has, only once."""
     seen = False
     entries = []
-    for entry in group.entries:
+    for entry in comparison.entries:
         if entry.label == entry.run.baseline:
             if seen:
                 continue
@@ -233,11 +229,11 @@ def rows_once(group: Comparison) -> list[ComparedLabel]:
     return entries
 
 
-def pairs_table(group: Comparison) -> ResultTable | None:
+def pairs_table(comparison: Comparison) -> ResultTable | None:
     """Every label of a run against every other; None where no run has two."""
-    names = run_names(group.runs) if len(group.runs) > 1 else {}
+    names = run_names(comparison.runs) if len(comparison.runs) > 1 else {}
     rows: list[dict[str, Cell]] = []
-    for run in group.runs:
+    for run in comparison.runs:
         for pair in compare_pairs(run.records, run.labels, seed=run.seed):
             few = pair["n_cases"] < FEWEST
             rows.append(
@@ -263,7 +259,7 @@ def pairs_table(group: Comparison) -> ResultTable | None:
         f"interval lies within {pair['margin']:.0%}. detectable: smallest ratio shown with a power "
         "of 80 %."
     )
-    return ResultTable.of(f"{group.title}: pairs", text, rows)
+    return ResultTable.of(f"{comparison.title}: pairs", text, rows)
 
 
 def _number(value: float | None, digits: int = 2) -> str:

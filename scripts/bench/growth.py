@@ -186,16 +186,13 @@ def measure_builds(seed: int) -> list[dict[str, Any]]:
     adding = seconds(lambda: ring.add(parts[0]))
     rebuild = adding + seconds(ring.wait)
     ring.close()
-    return [
-        {"what": "suffix array", "size": 10**7, "s": round(array, 6)},
-        {"what": "static automaton", "size": 10**7, "s": round(automaton, 6)},
-        {"what": "SSD: background rebuild", "size": 10**6, "s": round(rebuild, 6)},
-        {
-            "what": "SSD: what it costs the request that ends",
-            "size": 10**6,
-            "s": round(adding, 6),
-        },
+    found = [
+        ("suffix array", 10**7, array),
+        ("static automaton", 10**7, automaton),
+        ("SSD: background rebuild", 10**6, rebuild),
+        ("SSD: what it costs the request that ends", 10**6, adding),
     ]
+    return [{"what": what, "size": size, "s": round(s, 6)} for what, size, s in found]
 
 
 def measure_recycling(seed: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 # Whole rows also where the output is not a terminal.
-console = Console(width=120)
+console = Console(width=130)
 
 
 def seconds(call: Callable[[], object]) -> float:

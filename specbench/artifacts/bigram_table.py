@@ -148,9 +148,6 @@ def build_default(
     """The bundled model's table, in a few minutes; a killed build goes on where it was.
 
     Args:
-        tokenizer: the model's tokenizer, loaded from the folder that holds the model, too.
-        out_path: the file to write.
-        progress: see `build_table`.
         top: next ids kept.
         bos: put the begin token before each id.
     """

@@ -35,13 +35,7 @@ def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
 
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
-    """The bundled model's datastore, from the prose of installed documentation.
-
-    Args:
-        tokenizer: a transformers tokenizer.
-        out_path: the file to write.
-        progress: see `build_datastore`.
-    """
+    """The bundled model's datastore, from the prose of installed documentation."""
     from specbench.artifacts.corpora import documentation
     from specbench.models.loading import tokenizer_hash
 

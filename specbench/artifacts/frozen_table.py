@@ -37,7 +37,6 @@ def count_texts(
     """Tokenise ``texts`` (one is one document, without special tokens) and count their windows.
 
     Args:
-        texts: the documents; read lazily.
         tokenizer: a transformers tokenizer.
         counter: where the windows are counted.
         max_tokens: stop after about so many.
@@ -85,12 +84,7 @@ def build_from_texts(
     """Count texts and keep what is frequent.
 
     Args:
-        texts: the documents.
         tokenizer: a transformers tokenizer.
-        leader_len: tokens of a leader.
-        follower_len: tokens of a follower.
-        leader_capacity: leaders kept.
-        follower_capacity: followers kept per leader.
         corpus: JSON-ready facts about the texts, for the header.
         keep_windows: probability that a window is counted.
         max_tokens: stop after about so many tokens.
@@ -131,14 +125,7 @@ def build_from_texts(
 
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None, **params: Any) -> None:
-    """The bundled model's table, from the prose of installed documentation, in under a minute.
-
-    Args:
-        tokenizer: a transformers tokenizer.
-        out_path: the file to write.
-        progress: see `build_from_texts`.
-        params: leader_len, follower_len, leader_capacity, follower_capacity.
-    """
+    """The bundled model's table, from the prose of installed documentation, in under a minute."""
     from specbench.artifacts.corpora import documentation
     from specbench.models.loading import tokenizer_hash
 

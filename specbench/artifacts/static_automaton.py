@@ -46,7 +46,6 @@ class DocumentAutomaton:
         self._growing = SuffixAutomaton()
 
     def add(self, ids: Sequence[int] | Array) -> None:
-        """Add one document."""
         document = np.array([*ids, *self._end], dtype=np.int64)
         self._growing.start_document()
         self._growing.extend(document, 0, len(document))
@@ -73,7 +72,6 @@ def build_from_texts(
     """The automaton of texts, each a document.
 
     Args:
-        texts: the documents; read lazily.
         tokenizer: a transformers tokenizer.
         corpus: JSON-ready facts about the texts, for the header.
         max_tokens: stop after about so many tokens.
@@ -131,13 +129,7 @@ def _finished(
 
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
-    """The bundled model's automaton, from the prose of installed documentation.
-
-    Args:
-        tokenizer: a transformers tokenizer.
-        out_path: the file to write.
-        progress: see `build_from_texts`.
-    """
+    """The bundled model's automaton, from the prose of installed documentation."""
     from specbench.artifacts.corpora import documentation
     from specbench.models.loading import tokenizer_hash
 

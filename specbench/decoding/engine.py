@@ -23,7 +23,6 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.decoding.tree import tree_depth
 from specbench.errors import CaseFailed, unknown_name
 from specbench.system.clock import Clock, Timings, make_clock
 
@@ -87,12 +86,12 @@ class _Trace:
         self.sources: list[list[int]] | None = None
         self.aux = 0
 
-    def add(self, tree: DraftTree, path: IntArray, committed: int) -> None:
+    def add(self, tree: DraftTree, depth: int, path: IntArray, committed: int) -> None:
         aux = 0 if tree.aux is None else int(tree.aux.sum())
         self.aux += aux
         self.committed.append(committed)
         self.drafted.append(len(tree) - aux)
-        self.depth.append(tree_depth(tree.parents))
+        self.depth.append(depth)
         if tree.sources is not None:
             if self.sources is None:
                 self.sources = [[] for _ in self.committed[:-1]]
@@ -105,9 +104,6 @@ class Engine:
     """Runs drafters against one target.
 
     Args:
-        target: the target.
-        verifier: decides acceptance.
-        eos_ids: ids that end an answer.
         context_length: tokens the model can hold; no answer grows beyond it.
         overlap: when drafters with ``needs.overlap`` do their parallel part: ``serial`` (after the
             pass; the same schedule, hence the same tokens), ``thread`` (the pass runs in another
@@ -244,7 +240,7 @@ class Engine:
                 finished=finished,
             ),
         )
-        trace.add(tree, path, len(committed))
+        trace.add(tree, int(scores.depths.max()), path, len(committed))
         clock.phase("observe")
         return finished
 

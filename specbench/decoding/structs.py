@@ -100,7 +100,7 @@ class DraftTree:
         return _EMPTY
 
     @staticmethod
-    def chain(tokens: IntArray) -> DraftTree:
+    def chain(tokens: IntArray | torch.Tensor) -> DraftTree:
         """A single branch: ``tokens[0]`` follows the root, and so on."""
         n = len(tokens)
         return DraftTree(tokens, _CHAIN[:n] if n <= len(_CHAIN) else np.arange(-1, n - 1))

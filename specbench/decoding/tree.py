@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 NO_AUX: BoolArray = np.empty(0, dtype=np.bool_)  # stands for: no auxiliary node
+ROOT_ALONE: IntArray = np.zeros(1, dtype=np.int64)  # depths where there is no draft
 
 VALID, BAD_PARENT, BAD_TOKEN, BAD_AUX = 0, 1, 2, 3
 
@@ -120,29 +121,6 @@ def longest_match(
             accepted[i] = tokens[i] == next_tokens[parents[i] + 1]
     count: int = longest_accepted(parents, accepted, path)
     return count
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def tree_depth(parents: IntArray) -> int:
-    """Nodes on the longest branch of a tree with ``parents [n]``; 0 without nodes."""
-    n = len(parents)
-    depth = np.ones(n, dtype=np.int64)
-    deepest = 0
-    for i in range(n):
-        if parents[i] >= 0:
-            depth[i] = depth[parents[i]] + 1
-        deepest = max(deepest, depth[i])
-    return deepest
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def row_depths(parents: IntArray) -> IntArray:
-    """``[n + 1]`` depths of the root (row 0, depth 0) and of the n nodes below it."""
-    n = len(parents)
-    depths = np.zeros(n + 1, dtype=np.int64)
-    for i in range(n):
-        depths[i + 1] = depths[parents[i] + 1] + 1
-    return depths
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]

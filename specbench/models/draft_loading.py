@@ -49,7 +49,7 @@ def load_draft_model(
     Args:
         draft: the ``pair.draft`` node.
         model: the ``model`` node of the target.
-        target: the target, loaded.
+        target: what verifies.
         tokenizer: the target's.
         max_len: longest text.
         max_nodes: nodes of the largest draft tree that is held at once.
@@ -96,7 +96,7 @@ def load_draft_model(
     described.device = str(device)
     described.parameters = drafter.n_parameters
     described.vocab_size = drafter.vocab_size
-    described.packed = dict(drafter.packed_weights)
+    described.packed = own.packed_weights
     described.passes = dict(drafter.passes)
     return drafter, described
 

@@ -130,10 +130,6 @@ class DraftModel:
         self._target.cache.clear()
 
     @property
-    def packed_weights(self) -> Mapping[str, Any]:
-        return self._target.packed_weights
-
-    @property
     def passes(self) -> Mapping[str, Any]:
         return self._target.describe()
 

@@ -178,17 +178,18 @@ class GraphTarget(Target):
             return super().forward(root, tree, hidden_layers=hidden_layers)
         n, length = len(tree), self.cache.length
         self._check(tree)
+        depths = self._geometry.depths[: n + 1]
         if in_rows:
             self.cache.broadcast()
             step.load_rows(root, tree, length)
             step.run()
-            return StaticScores(step.logits, n + 1, step.select)
+            return StaticScores(step.logits, n + 1, step.select, depths=depths)
         step.load(root, tree, self._geometry.depths, self._geometry.visible, length)
         step.run()
         if not self.commits:
-            return StaticScores(step.logits, n + 1)
+            return StaticScores(step.logits, n + 1, depths=depths)
         self._outcome = step.outcome
-        return StaticScores(step.logits, n + 1, outcome=step.outcome)
+        return StaticScores(step.logits, n + 1, outcome=step.outcome, depths=depths)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the root's row and the rows of the accepted path.
@@ -222,14 +223,6 @@ class GraphTarget(Target):
     ) -> torch.Tensor:
         logits: torch.Tensor = self._call(tokens, positions, plan).logits
         return logits
-
-    @property
-    def hidden_value(self) -> float:
-        return self._hidden_value
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        return self._windows
 
     def describe(self) -> dict[str, Any]:
         """What was captured and what ran eagerly and why; for the run's manifest."""

@@ -26,15 +26,8 @@ class KVCache:
     ``batch=1`` this is the ``[2 * layers, kv_heads, max_len, head_dim]`` tensor of the design; a
     larger batch is the N-Grammys layout, whose rows all hold the same committed text.
 
-    Layers on several devices (``device_map``) get one such tensor for each device.
-
-    Args:
-        layer_devices: the device of each layer.
-        batch: rows of the batch layout.
-        kv_heads: key/value heads.
-        max_len: committed tokens plus the rows of one pass.
-        head_dim: size of a head.
-        dtype: the model's dtype.
+    Layers on several devices (``device_map``) get one such tensor for each device. ``max_len``
+    counts committed tokens and the rows of one pass.
     """
 
     def __init__(
@@ -87,12 +80,7 @@ class KVCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one layer's new rows behind those there are and return all rows up to them.
-
-        Args:
-            keys: ``[batch, kv_heads, rows, head_dim]``.
-            values: same shape.
-            layer: layer index.
+        """Write a layer's new rows ``[batch, kv_heads, rows, head_dim]`` behind those there are.
 
         Returns:
             Views ``[batch, kv_heads, length + retained + rows, head_dim]`` of keys and values.

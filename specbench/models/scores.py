@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specbench.decoding.tree import ROOT_ALONE
 from specbench.errors import CaseFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from specbench.arrays import IntArray
+
+
+def greedy_ids(logits: torch.Tensor) -> torch.Tensor:
+    """``[rows]`` the largest logit's id, the smallest id on ties; -1 where it is not finite."""
+    ids = logits.argmax(-1)
+    top = logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    return torch.where(torch.isfinite(top), ids, -1)
 
 
 class Scores:
@@ -21,17 +29,19 @@ class Scores:
         raw: logits as the pass returned them, ``[rows, vocab]``.
         select: row numbers of root and nodes within ``raw``, or None where they are in order.
         hidden: hidden states ``[rows, hidden]`` by layer, as asked for.
+        depths: ``[n + 1]`` of root and nodes, until the next pass.
     """
 
-    __slots__ = ("hidden", "raw", "select")
+    __slots__ = ("depths", "hidden", "raw", "select")
 
     def __init__(
         self,
         raw: torch.Tensor,
         select: torch.Tensor | None = None,
         hidden: Mapping[int, torch.Tensor] | None = None,
+        depths: IntArray = ROOT_ALONE,
     ) -> None:
-        self.raw, self.select, self.hidden = raw, select, hidden
+        self.raw, self.select, self.hidden, self.depths = raw, select, hidden, depths
 
     @property
     def vocab_size(self) -> int:
@@ -48,13 +58,8 @@ class Scores:
         return self.raw if self.select is None else self.raw.index_select(0, self.select)
 
     def greedy(self) -> torch.Tensor:
-        """``[n + 1]`` on the device: the largest logit's id, the smallest id on ties.
-
-        -1 stands for a row whose largest logit is not finite.
-        """
-        ids = self.raw.argmax(-1)
-        top = self.raw.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-        ids = torch.where(torch.isfinite(top), ids, -1)
+        """``[n + 1]`` on the device, see `greedy_ids`."""
+        ids = greedy_ids(self.raw)
         return ids if self.select is None else ids.index_select(0, self.select)
 
 
@@ -122,6 +127,7 @@ class StaticScores(Scores):
         rows: root and nodes.
         select: as for ``Scores``.
         outcome: of a pass that verifies; else None.
+        depths: as for ``Scores``.
     """
 
     __slots__ = ("_outcome", "_rows")
@@ -132,8 +138,9 @@ class StaticScores(Scores):
         rows: int,
         select: torch.Tensor | None = None,
         outcome: Outcome | None = None,
+        depths: IntArray = ROOT_ALONE,
     ) -> None:
-        super().__init__(raw if select is not None else raw[:rows], select)
+        super().__init__(raw if select is not None else raw[:rows], select, depths=depths)
         self._rows = rows
         self._outcome = outcome
 

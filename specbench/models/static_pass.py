@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from specbench.kernels.attention import AttentionPlan
-from specbench.models.scores import Outcome, Scores, batch_select
+from specbench.models.scores import Outcome, batch_select, greedy_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,25 +37,20 @@ class FixedShapeTarget(Protocol):
     Attributes:
         cache: holds the text; a shape writes its rows there.
         vocab_size: ids are in ``[0, vocab_size)``.
+        device: where passes run.
         dtype: of the weights and masks.
+        hidden_value: what a mask holds where attention must not look.
+        windows: lengths of the sliding windows that some layers have.
         commits: whether a pass verifies its draft and moves the accepted rows itself.
     """
 
     cache: KVCache
     vocab_size: int
+    device: torch.device
     dtype: torch.dtype
+    hidden_value: float
+    windows: tuple[int, ...]
     commits: bool
-
-    @property
-    def hidden_value(self) -> float:
-        """What a mask holds where attention must not look."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """Lengths of the sliding windows that some layers have."""
 
     def capture_stream(self) -> torch.cuda.Stream:
         """Where graphs are captured."""
@@ -98,12 +93,9 @@ class FixedShape:
     def _masks(
         self, seen: torch.Tensor, positions: torch.Tensor, of_keys: Callable[[], torch.Tensor]
     ) -> AttentionPlan:
-        """Masks of a pass.
+        """Masks of a pass whose rows see ``seen [rows, keys]``, windows aside.
 
-        Args:
-            seen: ``[rows, keys]`` bool, windows aside.
-            positions: ``[rows]``.
-            of_keys: called for ``[keys]`` positions where a window hides something.
+        ``of_keys`` gives the positions of the keys; it is called where a window hides something.
         """
         hidden = self._target.hidden_value
         mask = torch.zeros(seen.shape, dtype=self._target.dtype, device=seen.device)
@@ -143,13 +135,7 @@ class FixedShape:
 
 
 class StaticNodes(FixedShape):
-    """A pass over new nodes of a tree that grows behind the committed text, see ``Target.extend``.
-
-    Args:
-        target: whose model and cache it uses.
-        rows: rows of the pass; the first ``n`` are nodes, the others padding.
-        keys: cached rows that attention looks at, padding included.
-    """
+    """A pass over new nodes of a tree that grows behind the text, see ``Target.extend``."""
 
     def __init__(self, target: FixedShapeTarget, rows: int, keys: int) -> None:
         super().__init__(target, rows, keys)
@@ -163,14 +149,7 @@ class StaticNodes(FixedShape):
     def load(
         self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, length: int
     ) -> None:
-        """Bring nodes into the buffers; arguments as for ``Target.extend``.
-
-        Args:
-            ids: ``[n]``.
-            visible: ``[n, held + n]``, or None for a chain.
-            depths: ``[held + n]``.
-            length: committed rows of the cache.
-        """
+        """Bring nodes behind ``length`` committed rows into the buffers, see ``Target.extend``."""
         n, total = len(ids), len(depths)
         first = length + total - n
         self._tokens.zero_()
@@ -196,10 +175,7 @@ class StaticPass(FixedShape):
     """A step of the target: root and tree, acceptance and the rows that stay.
 
     Args:
-        target: whose model and cache it uses.
-        rows: rows of the pass; the first ``n + 1`` are root and nodes, the others padding.
-        keys: cached rows that attention looks at, padding included.
-        batch: rows of the batch layout; 1 for a tree.
+        batch: rows of the batch layout; 1 for a tree. The others as for ``FixedShape``.
     """
 
     def __init__(self, target: FixedShapeTarget, rows: int, keys: int, batch: int = 1) -> None:
@@ -232,14 +208,10 @@ class StaticPass(FixedShape):
     def load(
         self, root: int, tree: DraftTree, depths: IntArray, visible: BoolArray, length: int
     ) -> None:
-        """Bring a tree into the buffers; waits for their last pass where nobody has.
+        """Bring a tree behind ``length`` committed rows into the buffers; device ids stay there.
 
-        Args:
-            root: the last committed token.
-            tree: the draft; ids on the device stay there.
-            depths: ``[>= n + 1]`` of root and nodes.
-            visible: ``[>= n + 1, >= n + 1]`` ancestor matrix.
-            length: committed rows of the cache.
+        Waits for the buffers' last pass where nobody has. ``depths`` and ``visible`` are those of
+        ``TreeGeometry``.
         """
         self.land()
         n, host = len(tree), self._host.numpy()
@@ -314,7 +286,7 @@ class StaticPass(FixedShape):
             logits = target.run(tokens, positions.expand(self.batch, -1), plan).flatten(0, 1)
         if not self._verifies:
             return (logits,)
-        choices = Scores(logits).greedy()
+        choices = greedy_ids(logits)
         parent_rows = self.numbers[ids:parents]
         candidates = self.numbers[deep:candidate].bool()
         path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)

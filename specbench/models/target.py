@@ -44,7 +44,7 @@ class Target:
     """A causal language model with an exact, rewindable cache.
 
     Args:
-        model: a loaded causal LM in eval mode.
+        model: a loaded causal LM.
         max_len: longest text (prompt and answer).
         max_nodes: nodes of the largest draft tree.
         batch: rows of the batch layout.
@@ -75,7 +75,7 @@ class Target:
         self._head_dim = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        self._windows = window_sizes(model)
+        self.windows = window_sizes(model)
         self._layer_devices = self._find_layer_devices(config.num_hidden_layers)
         install(model)
         self.packed_weights = packed_weights(model)  # another target may have packed it before
@@ -148,7 +148,7 @@ class Target:
         )
         self._mask = torch.zeros(rows, length, dtype=self.dtype, device=self.device)
         self._mask_span = (0, 0)
-        self._hidden_value = torch.finfo(self.dtype).min
+        self.hidden_value = torch.finfo(self.dtype).min
         self._geometry = TreeGeometry(max_nodes=rows - 1)
         self._ids = np.zeros(rows, dtype=np.int64)
         self._key_positions = torch.arange(length, device=self.device)
@@ -182,7 +182,7 @@ class Target:
         self.cache.reset()
         positions = self._key_positions[:n]
         plan = AttentionPlan(causal=True)
-        for window in self._windows:
+        for window in self.windows:
             if n > window:
                 behind = positions[:, None] - positions[None, :]
                 seen = (behind >= 0) & (behind < window)
@@ -254,7 +254,7 @@ class Target:
         plan = AttentionPlan()
         if visible is not None:
             plan.mask = torch.nn.functional.pad(self._additive(visible), (past, 0))[None, None]
-        for window in self._windows:
+        for window in self.windows:
             if past + len(depths) > window:
                 keys = torch.cat([self._key_positions[:past], depths + past])
                 seen = positions[:, None] - keys[None, :] < window
@@ -271,9 +271,6 @@ class Target:
             root: the last committed token, whose keys and values are not cached yet.
             tree: the draft.
             hidden_layers: hidden states to hand over (0 is the embedding's output).
-
-        Returns:
-            Scores of the root and of each node.
 
         Raises:
             CaseFailed: the tree is malformed or a token is outside the vocabulary.
@@ -304,7 +301,7 @@ class Target:
         plan = self._plan(rows, visible, positions)
         out = self._call(ids[None], positions[None], plan, hidden=bool(hidden_layers))
         hidden = {i: out.hidden_states[i][0] for i in hidden_layers} if hidden_layers else None
-        return Scores(out.logits[0], hidden=hidden)
+        return Scores(out.logits[0], hidden=hidden, depths=self._geometry.depths[:rows])
 
     def _forward_rows(self, root: int, tree: DraftTree) -> Scores:
         """The batch layout: k rows of root + w draft tokens under plain causal attention."""
@@ -320,7 +317,8 @@ class Target:
         out = self._call(to_device(rows, self.device), positions.expand(k, -1), plan)
         if (k, w) not in self._selects:
             self._selects[k, w] = batch_select(k, w + 1, self.device)
-        return Scores(out.logits.flatten(0, 1), self._selects[k, w])
+        depths = self._geometry.depths[: len(tree) + 1]
+        return Scores(out.logits.flatten(0, 1), self._selects[k, w], depths=depths)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the root's row and the rows of the accepted path."""
@@ -348,7 +346,7 @@ class Target:
 
     def _additive(self, seen: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~seen, self._hidden_value)
+        return mask.masked_fill_(~seen, self.hidden_value)
 
     def _plan(
         self, rows: int, visible: torch.Tensor | None, positions: torch.Tensor
@@ -363,10 +361,10 @@ class Target:
             start, end = self._mask_span
             self._mask[:, start:end] = 0.0
             own = self._mask[:rows, past : past + rows]
-            own.masked_fill_(~visible, self._hidden_value)
+            own.masked_fill_(~visible, self.hidden_value)
             self._mask_span = (past, past + rows)
             plan.mask = self._mask[None, None, :rows, : past + rows]
-        for window in self._windows:
+        for window in self.windows:
             if past + rows > window:
                 keys = torch.cat([self._key_positions[:past], positions])
                 seen = positions[:, None] - keys[None, :] < window

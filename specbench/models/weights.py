@@ -84,11 +84,6 @@ def source(model: ModelConfig) -> tuple[str | Path, dict[str, Any]]:
 def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> None:
     """Check that a folder holds a config and all its weight files.
 
-    Args:
-        folder: what was named.
-        key: by which key.
-        remedy: what else could be typed.
-
     Raises:
         WeightsNotFound: something is missing.
     """

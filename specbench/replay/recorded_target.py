@@ -16,7 +16,7 @@ import torch
 
 from specbench.decoding.composite import Composite
 from specbench.decoding.structs import DraftTree
-from specbench.decoding.tree import TreeGeometry
+from specbench.decoding.tree import ROOT_ALONE, TreeGeometry
 from specbench.errors import CaseFailed
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class RecordedScores:
     hidden = None
     verified = None
 
-    def __init__(self, choices: IntArray, vocab_size: int) -> None:
-        self._choices = choices
+    def __init__(self, choices: IntArray, vocab_size: int, depths: IntArray = ROOT_ALONE) -> None:
+        self._choices, self.depths = choices, depths
         self.vocab_size = vocab_size
 
     def greedy(self) -> IntArray:
@@ -113,8 +113,8 @@ class RecordedTarget:
         self._geometry.read(tree, self._vocab_size)
         k, width = (1, n + 1) if tree.rows is None else (tree.rows[0], tree.rows[1] + 1)
         self.passes.append((k, width, self._n_prompt + self._done))
-        choices = self._output[self._done + 1 + self._geometry.depths[: n + 1]]
-        return RecordedScores(choices, self._vocab_size)
+        depths = self._geometry.depths[: n + 1]
+        return RecordedScores(self._output[self._done + 1 + depths], self._vocab_size, depths)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Go on behind the accepted path."""

@@ -14,8 +14,9 @@ from specbench.results.records import MANIFEST, SCHEMA_VERSION
 from specbench.storage import jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
+
+    from specbench.storage.jsonl import JsonObject
 
 BASELINE = "ar"  # the label of plain decoding
 
@@ -27,18 +28,18 @@ _ALWAYS = {"always": True}
 class _Node:
     """A JSON object with known keys; each class below lists them."""
 
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: JsonObject = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: JsonObject) -> Self:
         """The node that a JSON object holds."""
         known = {f.name for f in fields(cls)} - {"extra"}
         values = {key: value for key, value in data.items() if key in known}
         return cls(**values, extra={k: v for k, v in data.items() if k not in known})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A plain dict; keys without a value are left out unless readers look for them."""
-        found: dict[str, Any] = {}
+        found: JsonObject = {}
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name == "extra" or (value is None and not f.metadata.get("always")):
@@ -74,8 +75,8 @@ class DraftInfo(_Node):
     device: str | None = None
     parameters: int | None = None
     vocab_size: int | None = None
-    packed: dict[str, Any] | None = None
-    passes: dict[str, Any] | None = None
+    packed: JsonObject | None = None
+    passes: JsonObject | None = None
 
 
 @dataclass(kw_only=True)
@@ -113,26 +114,26 @@ class ModelInfo(_Node):
     parameters: int | None = None
     weight_bytes: int | None = None
     copy_bytes_per_s: float | None = None
-    packed: dict[str, Any] | None = None
-    passes: dict[str, Any] | None = None
+    packed: JsonObject | None = None
+    passes: JsonObject | None = None
     overlap: str | None = None
     overlapping: list[str] | None = None
     threads: int | None = None
-    artefacts: dict[str, dict[str, Any]] | None = None
+    artefacts: dict[str, JsonObject] | None = None
     drafts: dict[str, DraftInfo] = field(default_factory=dict)
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
     measured: dict[str, dict[str, int]] = field(default_factory=dict)
-    peers: dict[str, Any] | None = None
+    peers: JsonObject | None = None
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: JsonObject) -> Self:
         """The model's part of a manifest."""
         drafts = {
             label: DraftInfo.from_json(draft) for label, draft in (data.get("drafts") or {}).items()
         }
         return super().from_json({**data, "drafts": drafts})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """As every node; what labels add is left out where none ran (a replay, a cost surface)."""
         found = super().to_json()
         if not self.memory:
@@ -148,8 +149,8 @@ class LabelInfo(_Node):
     method: str | None = None
     method_version: int | None = None
     state_scope: str | None = None
-    knobs: dict[str, Any] = field(default_factory=dict)
-    pair: dict[str, Any] | None = field(default=None, metadata=_ALWAYS)
+    knobs: JsonObject = field(default_factory=dict)
+    pair: JsonObject | None = field(default=None, metadata=_ALWAYS)
 
 
 @dataclass(kw_only=True)
@@ -188,33 +189,33 @@ class RunManifest(_Node):
     run_key: str | None = None
     status: str | None = None
     exit_code: int | None = field(default=None, metadata=_ALWAYS)
-    config: dict[str, Any] = field(default_factory=dict)
-    identity: dict[str, Any] | None = None
+    config: JsonObject = field(default_factory=dict)
+    identity: JsonObject | None = None
     overrides: list[str] = field(default_factory=list)
     labels: dict[str, LabelInfo] = field(default_factory=dict)
     baseline: str | None = field(default=None, metadata=_ALWAYS)
     seed: int = 0
     n_cases: int | None = None
     prompt_set_hash: str | None = None
-    hardware: dict[str, Any] = field(default_factory=dict)
+    hardware: JsonObject = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    git: dict[str, Any] | None = field(default=None, metadata=_ALWAYS)
+    git: JsonObject | None = field(default=None, metadata=_ALWAYS)
     forced_resume: bool = False
     starts: list[Start] = field(default_factory=list)
     model: ModelInfo | None = None
     ended_at: str | None = None
-    surface: dict[str, Any] | None = None
-    traces: dict[str, Any] | None = None
+    surface: JsonObject | None = None
+    traces: JsonObject | None = None
     replay: dict[str, str] | None = None
     replay_s: float | None = None
     notes: list[str] | None = None
     synthetic: bool | None = None
-    imported: dict[str, Any] | None = None
+    imported: JsonObject | None = None
     merged_from: list[str] | None = None
     mixed_conditions: list[str] | None = None
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: JsonObject) -> Self:
         """The manifest that a file's JSON object holds.
 
         Raises:

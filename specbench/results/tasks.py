@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-# Spec-Bench's six, in the order of its tables.
-TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
-
+# Spec-Bench's six, in the order of its tables, with the headings of their columns.
+HEADINGS = {
+    "mt_bench": "MT",
+    "translation": "Trans",
+    "summarization": "Sum",
+    "qa": "QA",
+    "math_reasoning": "Math",
+    "rag": "RAG",
+}
+TASKS = tuple(HEADINGS)
 
 MT_BENCH_CATEGORIES = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

@@ -85,11 +85,9 @@ class Clock:
         self._start()
 
     def prefill_done(self) -> None:
-        """The prompt pass is over."""
         self._mark(PREFILL)
 
     def setup_done(self) -> None:
-        """The drafter has indexed the prompt; the first step begins."""
         self._mark(SETUP)
 
     def phase(self, name: str) -> None:
@@ -98,11 +96,9 @@ class Clock:
             self._mark(name)
 
     def step_done(self) -> None:
-        """A step is over, its ``observe`` included."""
         self._mark(STEP)
 
     def finish_begin(self) -> None:
-        """The last step is over; the drafter's ``end`` follows."""
         self._mark(FINISH)
 
     def end(self) -> Timings:
@@ -136,7 +132,7 @@ class NullClock(Clock):
     def _mark(self, name: str) -> None:
         self._names.append(name)
 
-    def _seconds(self) -> Sequence[float]:
+    def _seconds(self) -> list[float]:
         return [0.0] * len(self._names)
 
 

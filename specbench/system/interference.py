@@ -58,13 +58,7 @@ class _Reading:
 
 
 class SystemMonitor:
-    """Compares two moments.
-
-    Args:
-        gpus: the run's GPUs, where there are any.
-        energy: read their energy counters too.
-        proc: where the system's counters are.
-    """
+    """Compares two moments."""
 
     def __init__(
         self, gpus: Gpus | None = None, *, energy: bool = False, proc: Path = _PROC

@@ -28,12 +28,7 @@ _THROTTLE = {
 
 
 class Gpus:
-    """The GPUs of a run, open in NVML until :meth:`close`.
-
-    Args:
-        nvml: the module ``pynvml``, initialised.
-        handles: of the GPUs.
-    """
+    """The GPUs of a run, open in NVML (the module ``pynvml``) until :meth:`close`."""
 
     def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
         self._nvml = nvml

@@ -107,8 +107,8 @@ def test_runs_share_a_table_only_if_they_may_be_compared(results):
         shutil.copytree(results / "one", results / name)
     edit_records(results / "three", lambda record: {**record, "model": "mistral7b"})
     edit_manifest(results / "four", hardware={"cpu": "Another CPU", "cpus_usable": 8, "gpus": []})
-    groups = make_comparisons(load_runs([results]))
-    assert sorted(tuple(run.path.name for run in group.runs) for group in groups) == [
+    comparisons = make_comparisons(load_runs([results]))
+    assert sorted(tuple(run.path.name for run in each.runs) for each in comparisons) == [
         ("four",), ("one", "two"), ("three",),
     ]  # fmt: skip
 
@@ -127,11 +127,11 @@ def test_runs_of_different_size_do_not_share_a_table(results):
     limit = {"generation": {"temperature": 0.0, "max_new_tokens": 24}}
     edit_manifest(results / "shorter", config={**config, **limit})
     edit_records(results / "mixed", lambda r: {**r, "stream_index": 99 - r["stream_index"]})
-    groups = make_comparisons(load_runs([results]))
-    assert sorted(tuple(run.path.name for run in group.runs) for group in groups) == [
+    comparisons = make_comparisons(load_runs([results]))
+    assert sorted(tuple(run.path.name for run in each.runs) for each in comparisons) == [
         ("again", "mixed", "one"), ("fewer",), ("shorter",),
     ]  # fmt: skip
-    (shorter,) = [group for group in groups if group.runs[0].path.name == "shorter"]
+    (shorter,) = [each for each in comparisons if each.runs[0].path.name == "shorter"]
     assert "23 cases of at most 24 new tokens a turn" in caption(shorter)
 
 
@@ -146,15 +146,15 @@ def test_shards_of_a_run_share_a_table(results):
     for name, rest in (("one", 0), ("two", 1)):
         edit_manifest(results / name, prompt_set_hash="abc")
         keep_cases(results / name, lambda record, rest=rest: int(record["case_id"]) % 2 == rest)
-    (group,) = make_comparisons(load_runs([results]))
-    assert [run.path.name for run in group.runs] == ["one", "two"]
+    (comparison,) = make_comparisons(load_runs([results]))
+    assert [run.path.name for run in comparison.runs] == ["one", "two"]
 
 
 def test_rows_that_only_the_run_tells_apart_name_it(results):
     shutil.copytree(results / "one", results / "sweep" / "one")
-    groups = make_comparisons(load_runs([results]))
+    comparisons = make_comparisons(load_runs([results]))
     columns = {"setting": lambda entry: entry.label}
-    page = settings_table("t", groups, columns)
+    page = settings_table("t", comparisons, columns)
     assert [*page.frame][:2] == ["run", "setting"]
     rows = [tuple(row[:2]) for row in page.rows]
     assert len(set(rows)) == len(rows)
@@ -166,15 +166,15 @@ def test_rows_that_only_the_run_tells_apart_name_it(results):
 
 def test_several_runs_in_one_table_are_told_apart(results):
     shutil.copytree(results / "one", results / "two")
-    (group,) = make_comparisons(load_runs([results]))
-    page = tables.comparison_table(group)
+    (comparison,) = make_comparisons(load_runs([results]))
+    page = tables.comparison_table(comparison)
     assert [*page.frame][:2] == ["run", "method"]
     assert [row[0] for row in page.rows[:8]] == ["one"] * 4 + ["two"] * 4
 
 
 def test_the_caption_tells_all_that_belongs_to_the_numbers(results):
-    (group,) = make_comparisons(load_runs([results]))
-    text = caption(group)
+    (comparison,) = make_comparisons(load_runs([results]))
+    text = caption(comparison)
     for words in (
         "SYNTHETIC RECORDS, not a measurement", "vicuna7b (float32, greedy) on specbench",
         "23 cases, 2 repeats", "1 dropped because one label failed",
@@ -192,8 +192,8 @@ def test_a_bug_is_shouted(results):
         return record
 
     edit_records(results / "one", spoil)
-    (group,) = make_comparisons(load_runs([results]))
-    assert "2 BUG" in caption(group), "both turns of the case"
+    (comparison,) = make_comparisons(load_runs([results]))
+    assert "2 BUG" in caption(comparison), "both turns of the case"
 
 
 def test_the_same_hardware_lets_speed_be_compared(results):
@@ -202,8 +202,8 @@ def test_the_same_hardware_lets_speed_be_compared(results):
         hardware={"cpu": "c", "gpus": [{"name": "NVIDIA GeForce RTX 4090"}]},
         model={"device": "cuda:0", "dtype": "float16"},
     )
-    (group,) = make_comparisons(load_runs([results]))
-    verdicts = {entry.label: entry.verdict() for entry in group.entries}
+    (comparison,) = make_comparisons(load_runs([results]))
+    verdicts = {entry.label: entry.verdict() for entry in comparison.entries}
     assert verdicts["cacheback"] == verdicts["no_frozen"] == "reproduced"
     assert verdicts["pld"] == "MAT only", "its claim is from another GPU"
     assert verdicts["ar"] == ""
@@ -225,8 +225,8 @@ def test_a_run_without_baseline(results):
     path = results / "one" / "cases.jsonl"
     kept = [line for line in path.read_text().splitlines() if '"label":"ar"' not in line]
     path.write_text("\n".join(kept) + "\n")
-    (group,) = make_comparisons(load_runs([results]))
-    row = tables.comparison_table(group).rows[0]
+    (comparison,) = make_comparisons(load_runs([results]))
+    row = tables.comparison_table(comparison).rows[0]
     assert row[0] == "cacheback"
     assert row[1:7] == ["–"] * 6
     assert "–" in str(row[9])

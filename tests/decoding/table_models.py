@@ -19,6 +19,14 @@ def table(seed: int, vocab_size: int, spread: float = 1.5) -> torch.Tensor:
     return torch.from_numpy(numbers).float()
 
 
+def plain_depths(parents) -> np.ndarray:
+    """``[n + 1]`` depths of the root and of the nodes below it, one after another."""
+    depths = [0]
+    for parent in parents.tolist():
+        depths.append(depths[parent + 1] + 1)
+    return np.array(depths)
+
+
 class TableTarget:
     """What the engine asks of a target."""
 
@@ -42,7 +50,7 @@ class TableTarget:
             assert -1 <= parent < len(pairs) - 1
             pairs.append((pairs[parent + 1][1], token))
         before, last = zip(*pairs, strict=True)
-        return Scores(self.table[list(before), list(last)])
+        return Scores(self.table[list(before), list(last)], depths=plain_depths(tree.parents))
 
     def commit(self, tree, path):
         self.text += [self.root, *(int(tree.tokens[i]) for i in path)]

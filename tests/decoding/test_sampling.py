@@ -40,7 +40,7 @@ from specbench.config.schema import VERIFIERS
 from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import Sampling, Uniforms, sample
 from specbench.decoding.structs import DraftTree, Proposal
-from specbench.decoding.tree import row_depths, sibling_table
+from specbench.decoding.tree import sibling_table
 from specbench.decoding.verify import (
     GreedyVerifier,
     MatchVerifier,
@@ -460,7 +460,7 @@ def test_device_tokens_outside_the_vocabulary_fail_the_case(verifier):
     proposal = Proposal(torch.full((1, VOCAB), 1 / VOCAB), np.zeros(1, dtype=np.int64))
     tree = DraftTree(torch.tensor([VOCAB]), np.array([-1]), probs=proposal)
     with pytest.raises(CaseFailed, match="outside the vocabulary"):
-        made.verify(tree, Scores(table(0)[0, :2]))
+        made.verify(tree, Scores(table(0)[0, :2], depths=np.array([0, 1])))
 
 
 # -- probabilities and draws -----------------------------------------------------------------------
@@ -514,10 +514,9 @@ def test_a_turns_numbers_come_in_order_and_are_not_the_seeds_own():
     assert not np.isclose(ahead, own).any() and not np.isclose(1 - ahead, own).any()
 
 
-def test_geometry_by_hand():
+def test_children_by_hand():
     parents = np.array([-1, -1, 0, 0, 1, 4])
     aux = np.array([False, False, False, True, False, False])
-    assert row_depths(parents).tolist() == [0, 1, 1, 2, 2, 2, 3]
     assert sibling_table(parents, aux).tolist() == [
         [0, 1], [2, -1], [4, -1], [-1, -1], [-1, -1], [5, -1], [-1, -1],
     ]  # fmt: skip

@@ -22,6 +22,7 @@ from specbench.models.target import Target
 from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB
 from tests.decoding.distributions import P_LEAST, worst_p
+from tests.decoding.table_models import plain_depths
 from tests.decoding.test_engine import Adversary
 
 
@@ -82,7 +83,8 @@ class PathTarget:
         self.paths = [(*self.path, self.root)]
         for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
             self.paths.append((*self.paths[parent + 1], token))
-        return Scores(torch.stack([self.rows[path] for path in self.paths]))
+        rows = torch.stack([self.rows[path] for path in self.paths])
+        return Scores(rows, depths=plain_depths(tree.parents))
 
     def commit(self, tree, path):
         self.path = self.paths[int(path[-1]) + 1 if len(path) else 0]

@@ -2,8 +2,8 @@
 
     python tests/golden/make_records.py tests/golden
 
-Nothing in them was measured, and their manifests and every table made of them say so. Same bytes at
-every XX
+Nothing in them was measured, and their manifests and every table made of them say so. Every
+call writes the same bytes.
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@ from typing import ClassVar
 
 import pytest
 
+from specbench.config import validate
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord, Lossless
 from specbench.results.statistics import (
+    ESTIMATORS,
     compare_pairs,
     exit_code,
     run_summary,
@@ -91,6 +93,10 @@ class TestByHand:
         assert found["speedup"] == pytest.approx(fast / plain)
         assert found["geomean_speedup"] == pytest.approx((2.0 * 1.5) ** 0.5)
         assert found["estimator"] == "specbench"
+
+    def test_the_configuration_knows_the_same_estimators(self):
+        # Analysis may not import the configuration, which stands below the results.
+        assert validate._ONE_OF["estimator"] == ESTIMATORS
 
     def test_unknown_estimator(self):
         with pytest.raises(ValueError, match="estimator 'mean'"):

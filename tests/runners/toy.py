@@ -35,8 +35,9 @@ MEASURE = MeasureConfig(disturbed=DisturbedConfig(None, None, None, 0.0))
 class FormulaScores:
     logits = hidden = verified = None
 
-    def __init__(self, choices):
-        self._choices = np.asarray(choices, dtype=np.int64)
+    def __init__(self, texts):
+        self._choices = np.array([FormulaTarget.next_token(text) for text in texts])
+        self.depths = np.array([len(text) - len(texts[0]) for text in texts])
 
     def greedy(self):
         return self._choices
@@ -47,20 +48,21 @@ class FormulaTarget:
 
     device = "cpu"
 
-    def _next(self, text):
+    @staticmethod
+    def next_token(text):
         a, b, c = ([0, 0, *text])[-3:]
         return (3 * a + 5 * b + 7 * c + 1) % (VOCAB - 1)
 
     def prefill(self, prompt, *, all_logits=False):
         self.text = [int(token) for token in prompt]
-        return FormulaScores([self._next(self.text)])
+        return FormulaScores([self.text])
 
     def forward(self, root, tree, *, hidden_layers=()):
         self._root = root
         texts = [[*self.text, int(root)]]
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             texts.append([*texts[parent + 1], int(token)])
-        return FormulaScores([self._next(text) for text in texts])
+        return FormulaScores(texts)
 
     def commit(self, tree, path):
         self.text += [int(self._root), *(int(tree.tokens[i]) for i in path)]

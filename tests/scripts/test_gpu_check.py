@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import re
 import subprocess
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from scripts import gpu_check
 from scripts.gpu import measurements as gpu_measurements
 from scripts.gpu import methods as gpu_methods
 from scripts.gpu import progress as gpu_progress
@@ -35,17 +35,15 @@ from tests.contract.driver import compose_method, method_names
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def gpu_check():
-    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "scripts" / "gpu_check.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def trial(folder):
+    """A check of the tiny model on the CPU."""
+    words = ["--device", "cpu", "--models", "tiny", "--out", str(folder)]
+    return gpu_check.Check(gpu_check.arguments(words))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # machines that do other work beside it
-def test_a_trial_on_the_cpu(gpu_check, tmp_path):
+def test_a_trial_on_the_cpu(tmp_path):
     code = gpu_check.main(
         ["--device", "cpu", "--models", "tiny", "--tokens", "24", "--repeats", "1",
          "--contexts", "32,64", "--only", "bandwidth,decoding,rows,drafts,steps",
@@ -76,9 +74,7 @@ def test_a_trial_on_the_cpu(gpu_check, tmp_path):
     assert (tmp_path / "gpu_check.png").stat().st_size > 5000
 
 
-def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(
-    gpu_check, tmp_path, monkeypatch
-):
+def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(tmp_path, monkeypatch):
     """Not that of making an engine, whose clock records thousands of events, nor the prompt's."""
     made, decoded = [], []
     real_init, real_decode = gpu_measurements.Engine.__init__, gpu_measurements.Engine.decode
@@ -95,8 +91,7 @@ def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(
 
     monkeypatch.setattr(gpu_measurements.Engine, "__init__", init)
     monkeypatch.setattr(gpu_measurements.Engine, "decode", decode)
-    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
-    check = gpu_check.Check(gpu_check.arguments(words))
+    check = trial(tmp_path)
     check.results["bandwidth"] = {"copy_gb_per_s": 2.0}
     found = gpu_measurements.decoding(check, "tiny", tokens=6, repeats=1)
     assert made == [0, 0] and len(decoded) == 4
@@ -107,15 +102,12 @@ def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(
 
 
 @pytest.mark.parametrize("replay_s", [1e-9, 9.0])
-def test_a_step_outside_the_pass_is_the_larger_of_two_counts(
-    gpu_check, tmp_path, monkeypatch, replay_s
-):
+def test_a_step_outside_the_pass_is_the_larger_of_two_counts(tmp_path, monkeypatch, replay_s):
     """By phases all of the host's work before the launch is the pass; by bare replays none is."""
     monkeypatch.setattr(gpu_steps, "STEP_METHODS", ("pld",))
     monkeypatch.setattr(gpu_methods, "names", lambda: ["pld"])
     monkeypatch.setattr(gpu_steps, "replay_s", lambda *_: replay_s)
-    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
-    check = gpu_check.Check(gpu_check.arguments(words))
+    check = trial(tmp_path)
     check.part("steps", lambda: gpu_steps.steps(check, "tiny", "tiny"))
     found = check.results["steps"]["pld"]
     step_us = sum(found["us_per_step"].values())
@@ -126,10 +118,8 @@ def test_a_step_outside_the_pass_is_the_larger_of_two_counts(
     assert f" | {larger:.1%} | ≤ 8 % |" in (tmp_path / "gpu_check.md").read_text()
 
 
-def test_bare_replays_are_of_the_shapes_that_the_passes_had(gpu_check, tmp_path, monkeypatch):
-    check = gpu_check.Check(
-        gpu_check.arguments(["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)])
-    )
+def test_bare_replays_are_of_the_shapes_that_the_passes_had(tmp_path, monkeypatch):
+    check = trial(tmp_path)
     target = gpu_steps.WatchedTarget(
         gpu_measurements.load(check, "tiny"), capture=False, max_len=64, max_nodes=15
     )
@@ -151,10 +141,8 @@ def test_a_tree_below_half_its_budget_is_named():
     assert gpu_report._nodes(half | {"nodes_per_step": 32.4}) == "32.4, below half of 95"
 
 
-def test_the_steps_text_branches_and_its_answer_says_its_words(gpu_check, tmp_path):
-    check = gpu_check.Check(
-        gpu_check.arguments(["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)])
-    )
+def test_the_steps_text_branches_and_its_answer_says_its_words(tmp_path):
+    check = trial(tmp_path)
     words = np.arange(7, 37)
     prompt = gpu_steps.branching(words, np.random.default_rng(0))
     after = {w: set(prompt[1:][prompt[:-1] == w].tolist()) for w in words}
@@ -167,18 +155,17 @@ def test_the_steps_text_branches_and_its_answer_says_its_words(gpu_check, tmp_pa
     assert set(out) <= set(words.tolist())
 
 
-def short_of_time(gpu_check, monkeypatch, tmp_path, answers):
+def short_of_time(monkeypatch, tmp_path, answers):
     """A check that has time so many times when asked, and then none."""
-    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
-    check = gpu_check.Check(gpu_check.arguments(words))
+    check = trial(tmp_path)
     left = iter([1000.0] * answers)
     monkeypatch.setattr(gpu_check.Check, "left_s", property(lambda _: next(left, 0.4)))
     return check
 
 
-def test_contexts_for_which_no_time_is_left_are_left_out_whole(gpu_check, monkeypatch, tmp_path):
+def test_contexts_for_which_no_time_is_left_are_left_out_whole(monkeypatch, tmp_path):
     asked = 2 * (1 + len(gpu_measurements.ROWS))  # for a context, by both engines
-    check = short_of_time(gpu_check, monkeypatch, tmp_path, asked + 5)
+    check = short_of_time(monkeypatch, tmp_path, asked + 5)
     points = gpu_measurements.pass_by_rows(check, "tiny", (16, 32, 64))
     assert {p["context"] for p in points} == {16}
     assert len(points) == 2 * len(gpu_measurements.ROWS)
@@ -191,8 +178,8 @@ def test_contexts_for_which_no_time_is_left_are_left_out_whole(gpu_check, monkey
         gpu_measurements.pass_by_rows(check, "tiny", (16,))
 
 
-def test_a_draft_pass_without_time_is_a_gap_in_its_table(gpu_check, monkeypatch, tmp_path):
-    check = short_of_time(gpu_check, monkeypatch, tmp_path, 5)
+def test_a_draft_pass_without_time_is_a_gap_in_its_table(monkeypatch, tmp_path):
+    check = short_of_time(monkeypatch, tmp_path, 5)
     check.results["drafts tiny"] = gpu_measurements.draft_passes(check, "tiny")
     assert [p["engine"] for p in check.results["drafts tiny"]] == ["eager"] * 4 + ["graph"]
     assert "drafts tiny, graph, 64 nodes" in check.missing
@@ -200,16 +187,14 @@ def test_a_draft_pass_without_time_is_a_gap_in_its_table(gpu_check, monkeypatch,
     assert row.endswith("| – |")
 
 
-def test_decoding_makes_fewer_repeats_where_time_is_short(gpu_check, monkeypatch, tmp_path):
-    check = short_of_time(gpu_check, monkeypatch, tmp_path, 1)
+def test_decoding_makes_fewer_repeats_where_time_is_short(monkeypatch, tmp_path):
+    check = short_of_time(monkeypatch, tmp_path, 1)
     monkeypatch.setattr(gpu_measurements.time, "perf_counter", iter(range(10**6)).__next__)
     assert gpu_measurements.decoding(check, "tiny", tokens=4, repeats=5)["tokens_per_s"]
     assert check.missing == {"decoding tiny, more repeats": "2 of 5 made, 0 s were left"}
 
 
-def test_numerics_come_second_and_each_part_leaves_the_others_their_time(
-    gpu_check, monkeypatch, tmp_path
-):
+def test_numerics_come_second_and_each_part_leaves_the_others_their_time(monkeypatch, tmp_path):
     begun = []
     for name in ("copy_bandwidth", "numerics", "decoding", "pass_by_rows", "draft_passes", "steps"):
         monkeypatch.setattr(
@@ -231,9 +216,8 @@ def test_numerics_come_second_and_each_part_leaves_the_others_their_time(
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_the_rows_are_cost_surfaces_too(gpu_check, tmp_path, monkeypatch, on_gpu):
-    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path / "out")]
-    check = gpu_check.Check(gpu_check.arguments(words))
+def test_the_rows_are_cost_surfaces_too(tmp_path, monkeypatch, on_gpu):
+    check = trial(tmp_path / "out")
     model = gpu_measurements.load(check, "tiny")
     target = gpu_measurements.engines(check, model, max_len=64, max_nodes=1)["graph"]
     monkeypatch.setattr(gpu_measurements, "SURFACES", tmp_path / "surfaces")
@@ -292,15 +276,13 @@ def facts(drafter):
 
 
 @pytest.mark.slow  # a process of its own
-def test_every_test_for_a_gpu_can_be_read_without_hydra_and_the_pytest_plugins(gpu_check, tmp_path):
+def test_every_test_for_a_gpu_can_be_read_without_hydra_and_the_pytest_plugins(tmp_path):
     """And a run in which all of them were skipped is not taken for a success."""
     blocked = ("hydra", "omegaconf", "hypothesis", "pytest_timeout", "xdist")
     (tmp_path / "sitecustomize.py").write_text(
         f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n"
     )
-    check = gpu_check.Check(
-        gpu_check.arguments(["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)])
-    )
+    check = trial(tmp_path)
     real = subprocess.run
 
     def without(*words, env, **options):
@@ -317,9 +299,7 @@ def test_every_test_for_a_gpu_can_be_read_without_hydra_and_the_pytest_plugins(g
     ("message", "said"),
     [("no such kernel\nmore", "RuntimeError: no such kernel"), ("", "RuntimeError")],
 )
-def test_a_part_that_fails_is_named_and_the_others_go_on(
-    message, said, gpu_check, tmp_path, monkeypatch
-):
+def test_a_part_that_fails_is_named_and_the_others_go_on(message, said, tmp_path, monkeypatch):
     def fail(check: object) -> None:
         raise RuntimeError(message)
 
@@ -333,10 +313,9 @@ def test_a_part_that_fails_is_named_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_part_leaves_no_weights_behind(gpu_check, tmp_path, fails):
+def test_a_part_leaves_no_weights_behind(tmp_path, fails):
     """Objects that hold each other live until a collection; the next model needs the room."""
-    words = ["--device", "cpu", "--models", "tiny", "--out", str(tmp_path)]
-    check = gpu_check.Check(gpu_check.arguments(words))
+    check = trial(tmp_path)
     alive = []
 
     def work():
@@ -357,7 +336,7 @@ def test_a_part_leaves_no_weights_behind(gpu_check, tmp_path, fails):
     assert alive[0]() is None
 
 
-def test_a_machine_without_a_gpu_is_told_what_to_type(gpu_check, tmp_path, capsys, monkeypatch):
+def test_a_machine_without_a_gpu_is_told_what_to_type(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu_check.torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stop:
         gpu_check.main(["--out", str(tmp_path)])
@@ -375,9 +354,7 @@ def test_a_machine_without_a_gpu_is_told_what_to_type(gpu_check, tmp_path, capsy
     ],
     ids=str,
 )
-def test_arguments_that_mean_nothing_are_refused_with_what_does(
-    words, said, gpu_check, tmp_path, capsys
-):
+def test_arguments_that_mean_nothing_are_refused_with_what_does(words, said, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         gpu_check.main(["--device", "cpu", *words, "--out", str(tmp_path)])
     assert stop.value.code == 2

@@ -330,13 +330,6 @@ def test_what_a_data_file_asks_is_found_in_every_known_form():
     assert asked == ["a", "b", "c"]
 
 
-def test_compared_prompts_are_the_trainings_own():
-    style, prompts = draft_prompts.prompts_of_group(0, 4, 3, PROSE)
-    maker = draft_prompts.PromptMaker(4, PROSE)
-    assert style == draft_prompts.STYLES[4]
-    assert prompts == [maker.draw(style) for _ in range(3)]
-
-
 def test_the_shipped_draft_is_complete():
     folder = draft_folder.DRAFT_FOLDER
     size = sum(path.stat().st_size for path in folder.iterdir())

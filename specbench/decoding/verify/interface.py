@@ -26,6 +26,10 @@ class PassScores(Protocol):
         """``[n + 1, vocab]`` of root and nodes."""
 
     @property
+    def depths(self) -> IntArray:
+        """``[n + 1]`` of root and nodes, until the next pass."""
+
+    @property
     def verified(self) -> tuple[IntArray, IntArray] | None:
         """Accepted path ``[a]`` and greedy choices ``[n + 1]``, where the pass itself verified."""
 

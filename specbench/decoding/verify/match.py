@@ -18,7 +18,6 @@ import torch
 
 from specbench.decoding.device import to_device
 from specbench.decoding.sampling import Uniforms, sample
-from specbench.decoding.tree import row_depths
 from specbench.decoding.verify.greedy import GreedyVerifier
 from specbench.decoding.verify.interface import choices_and_tokens, row_by_row
 
@@ -68,7 +67,7 @@ class MatchVerifier(GreedyVerifier):
         Raises:
             CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
         """
-        depths = row_depths(tree.parents)
+        depths = scores.depths
         uniforms = self._uniforms.peek(int(depths.max()) + 1)[depths]
         logits = scores.logits
         if row_by_row(logits):

@@ -78,22 +78,13 @@ class FrozenTable:
 
     @classmethod
     def empty(cls, leader_len: int = 1, follower_len: int = 1) -> FrozenTable:
-        """A table that knows nothing."""
         return cls.from_followers(
             np.empty((0, leader_len)), np.zeros(1), np.empty((0, follower_len))
         )
 
     @classmethod
     def open(cls, path: Path, tokenizer_hash: str | None = None) -> FrozenTable:
-        """Map a table from its file.
-
-        Args:
-            path: the file.
-            tokenizer_hash: of the tokenizer in use; None takes any.
-
-        Raises:
-            ArtifactError: no such table, another tokenizer or version (both are named), damaged.
-        """
+        """Map a table from its file; arguments and errors are those of `open_array_file`."""
         header, arrays = open_array_file(
             path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash
         )
@@ -118,12 +109,10 @@ class FrozenTable:
 
     @property
     def leader_len(self) -> int:
-        """Tokens of a leader."""
         return int(self.arrays.leaders.shape[1])
 
     @property
     def follower_len(self) -> int:
-        """Tokens of a follower."""
         return int(self.arrays.followers.shape[1])
 
     def followers(self, leader: tuple[int, ...]) -> list[tuple[int, ...]]:

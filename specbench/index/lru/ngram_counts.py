@@ -129,7 +129,6 @@ class WindowCounter:
         self._folder.cleanup()
 
     def add(self, tokens: list[int] | Array) -> None:
-        """Count the windows of one document."""
         document = np.asarray(tokens, dtype=np.int32)
         self.n_documents += 1
         self.n_tokens += len(document)
@@ -206,9 +205,6 @@ def frequent_followers(
 
     Args:
         counter: the counted windows, of leader and follower together.
-        leader_len: tokens of a leader.
-        leader_capacity: leaders kept.
-        follower_capacity: followers kept per leader.
         progress: called with the windows merged so far and an estimate of all.
     """
     width = counter.packing.width

@@ -86,8 +86,6 @@ class LruTable:
     """One table; see the module's text for its rules.
 
     Args:
-        leader_len: tokens of a leader.
-        follower_len: tokens of a follower.
         leader_capacity: leaders at most.
         follower_capacity: followers of one leader at most.
     """
@@ -117,7 +115,6 @@ class LruTable:
         rechain(self.arrays)
 
     def clear(self) -> None:
-        """Forget all entries; the arrays keep their size."""
         _, _, leader_buckets, follower_buckets, meta = self.arrays
         leader_buckets.fill(NONE)
         follower_buckets.fill(NONE)
@@ -125,12 +122,10 @@ class LruTable:
         meta[[FREE_LEADER, FREE_FOLLOWER, MOST_RECENT, LEAST_RECENT]] = NONE
 
     def __len__(self) -> int:
-        """Leaders stored."""
         return int(self.arrays.meta[LEADERS])
 
     @property
     def n_followers(self) -> int:
-        """Followers stored, over all leaders."""
         return int(self.arrays.meta[FOLLOWERS])
 
     def insert_windows(self, tokens: Array, begin: int, end: int) -> bool:

@@ -53,15 +53,7 @@ class BigramTable(NamedTuple):
 
     @staticmethod
     def open(path: Path, tokenizer_hash: str | None) -> BigramTable:
-        """Map a file.
-
-        Args:
-            path: the file.
-            tokenizer_hash: what it must have been built for; None takes any.
-
-        Raises:
-            ArtifactError: wrong kind, version or tokenizer (both are named), or a damaged file.
-        """
+        """Map a file; arguments and errors are those of `open_array_file`."""
         header, arrays = open_array_file(
             path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash
         )

@@ -47,15 +47,7 @@ class Datastore(NamedTuple):
 
     @staticmethod
     def open(path: Path, tokenizer_hash: str | None) -> Datastore:
-        """Map a file.
-
-        Args:
-            path: the file.
-            tokenizer_hash: what it must have been built for; None takes any.
-
-        Raises:
-            ArtifactError: wrong kind, version or tokenizer (both are named), or a damaged file.
-        """
+        """Map a file; arguments and errors are those of `open_array_file`."""
         _, arrays = open_array_file(path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash)
         return Datastore(arrays["tokens"], arrays["suffixes"], arrays["offsets"])
 

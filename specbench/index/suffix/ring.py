@@ -55,7 +55,6 @@ class TokenRing:
         return np.concatenate((self._buffer[begin:], self._buffer[:begin]))
 
     def restore(self, tokens: Array) -> None:
-        """Hold exactly ``tokens`` (an earlier snapshot)."""
         self._buffer[: len(tokens)] = tokens
         self.written = len(tokens)
 
@@ -145,7 +144,6 @@ class RingIndex:
 
     @property
     def staleness(self) -> Staleness:
-        """How far the array is behind."""
         built = self.current
         missing = self._requests - built.requests
         seconds = self._clock() - built.begun if missing else 0.0
@@ -177,12 +175,10 @@ class RingIndex:
             self._job = self._pool.submit(self._rebuild_until_fresh)
 
     def wait(self) -> None:
-        """Return when no rebuild is under way."""
         if self._job is not None:
             self._job.result()
 
     def clear(self) -> None:
-        """Forget every request since `start_with`."""
         with self._lock:
             self._epoch += 1
             self._ring.restore(self._start.tokens)
@@ -229,7 +225,6 @@ class RingIndex:
             )
 
     def close(self) -> None:
-        """Wait for a rebuild under way and end the thread."""
         if self._pool is not None:
             self._pool.shutdown()
 

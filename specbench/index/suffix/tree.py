@@ -97,7 +97,6 @@ class SuffixTree:
         self.clear()
 
     def __len__(self) -> int:
-        """Tokens stored."""
         return int(self.arrays.meta[TAIL]) - self._begins[0] if self._begins else 0
 
     @property
@@ -112,11 +111,9 @@ class SuffixTree:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
     def clear(self) -> None:
-        """Forget all requests; the arrays keep their size."""
         nodes, buckets, _, _, meta = self.arrays
         buckets.fill(NONE)
         meta[[NODES, GROWING, TAIL]] = 0
@@ -165,7 +162,6 @@ class SuffixTree:
             self.end_request()
 
     def count(self, tokens: Array) -> int:
-        """Occurrences of ``[≤ depth]`` tokens in the stored requests."""
         node, _ = locate(self.arrays, np.asarray(tokens, dtype=np.int64), 0, len(tokens))
         return 0 if node == NONE else int(self.arrays.nodes[node, COUNT])
 

@@ -73,7 +73,6 @@ class AdjacencyMatrix:
         self._columns = torch.arange(k, device=device)
 
     def clear(self) -> None:
-        """Forget all candidates."""
         self.rows.zero_()
 
     def prepare(self, tree: StaticTree) -> None:

@@ -49,7 +49,6 @@ class _Layer:
         return len(self.tokens)
 
     def only(self, places: IntArray, parents: IntArray) -> _Layer:
-        """The nodes at ``places``, below ``parents``."""
         return _Layer(
             self.tokens[places],
             parents,
@@ -82,19 +81,16 @@ class LayeredTree:
 
     @property
     def rooted(self) -> bool:
-        """Whether there is a root to grow from."""
         return bool(self._layers)
 
     @property
     def depth(self) -> int:
-        """Layers below the root."""
         return max(len(self._layers) - 1, 0)
 
     def __len__(self) -> int:
         return sum(map(len, self._layers[1:]))
 
     def clear(self) -> None:
-        """Drop everything, the root too."""
         self._layers = []
 
     def restart(self, logits: torch.Tensor) -> None:

@@ -85,12 +85,10 @@ class StaticTree:
 
     @property
     def n_ranks(self) -> int:
-        """Candidates a node must have for this tree to be filled."""
         return 1 + max((path[-1] for path in self.paths), default=-1)
 
     @property
     def level_sizes(self) -> list[int]:
-        """Nodes of each depth."""
         return [len(ranks) for _, ranks in self.levels]
 
 
