@@ -19,18 +19,27 @@ from analysis.runs.command import with_runs
 from analysis.runs.comparisons import ComparedLabel, Comparison, make_comparisons, run_names
 from analysis.tabular.comparison_tables import comparison_table, pairs_table
 from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
-from specbench.results.records import VERDICTS
 from specbench.results.statistics import ESTIMATORS
+from specbench.results.summary_schema import interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.runs.load import Run
-    from specbench.results.statistics import Interval
     from specbench.results.summary_schema import SummaryRow
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 260
+
+
+_COLUMNS = (
+    "run model dtype dataset hardware synthetic task label method state_scope n_cases n_dropped "
+    "n_disturbed mat mat_low mat_high tokens_per_s end_to_end_tokens_per_s estimator speedup "
+    "speedup_low speedup_high geomean_speedup geomean_low geomean_high speedup_eager "
+    "speedup_eager_low speedup_eager_high speedup_graph speedup_graph_low speedup_graph_high "
+    "bandwidth_share equal near_tie bug not_audited claimed_speedup claimed_mat claimed_model "
+    "claimed_hardware claimed_source verdict"
+)
 
 
 def records_csv(comparisons: Sequence[Comparison]) -> str:
@@ -42,39 +51,26 @@ def records_csv(comparisons: Sequence[Comparison]) -> str:
         for entry in comparison.entries
         for task, row in entry.rows.items()
     )
-    return str(frame.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
+    columns = _COLUMNS.split()
+    return str(frame.to_csv(index=False, columns=columns, lineterminator="\n", float_format="%.6g"))
 
 
 def _csv_cells(entry: ComparedLabel, task: str, row: SummaryRow) -> dict[str, object]:
-    run, claim, lossless = entry.run, entry.claim, row["lossless"]
+    run, claim = entry.run, entry.claim
+    bounds = {
+        f"{key.removesuffix('_speedup')}_{end}": bound
+        for key in ("mat", "speedup", "geomean_speedup", "speedup_eager", "speedup_graph")
+        for end, bound in zip(("low", "high"), interval(row, key) or (None, None), strict=True)
+    }
     return {
+        **row,
+        **row["lossless"],
+        **bounds,
         "model": run.model,
         "dtype": run.dtype,
         "dataset": run.dataset,
         "hardware": run.hardware,
         "synthetic": run.synthetic,
-        "task": task,
-        "label": entry.label,
-        "method": row["method"],
-        "state_scope": row["state_scope"],
-        "n_cases": row["n_cases"],
-        "n_dropped": row["n_dropped"],
-        "n_disturbed": row["n_disturbed"],
-        "mat": row["mat"],
-        **_bounds("mat", row["mat_ci"]),
-        "tokens_per_s": row["tokens_per_s"],
-        "end_to_end_tokens_per_s": row["end_to_end_tokens_per_s"],
-        "estimator": row["estimator"],
-        "speedup": row["speedup"],
-        **_bounds("speedup", row["speedup_ci"]),
-        "geomean_speedup": row["geomean_speedup"],
-        **_bounds("geomean", row["geomean_speedup_ci"]),
-        "speedup_eager": row["speedup_eager"],
-        **_bounds("speedup_eager", row["speedup_eager_ci"]),
-        "speedup_graph": row["speedup_graph"],
-        **_bounds("speedup_graph", row["speedup_graph_ci"]),
-        "bandwidth_share": row["bandwidth_share"],
-        **{kind: lossless[kind] for kind in VERDICTS},
         "claimed_speedup": claim and claim.value("speedup", task),
         "claimed_mat": claim and claim.value("mat", task),
         "claimed_model": claim and claim.model,
@@ -82,11 +78,6 @@ def _csv_cells(entry: ComparedLabel, task: str, row: SummaryRow) -> dict[str, ob
         "claimed_source": claim and f"{claim.title}, {claim.source}",
         "verdict": entry.verdict(task),
     }
-
-
-def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
-    low, high = interval or (None, None)
-    return {f"{name}_low": low, f"{name}_high": high}
 
 
 _SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}

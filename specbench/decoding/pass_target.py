@@ -19,10 +19,6 @@ class StepScores(PassScores, Protocol):
     """Scores of a pass, with what drafters may ask for."""
 
     @property
-    def logits(self) -> torch.Tensor:
-        """``[n + 1, vocab]``."""
-
-    @property
     def hidden(self) -> Mapping[int, torch.Tensor] | None:
         """Hidden states by layer."""
 

@@ -224,14 +224,6 @@ class GraphTarget(Target):
         logits: torch.Tensor = self._call(tokens, positions, plan).logits
         return logits
 
-    @property
-    def hidden_value(self) -> float:
-        return self._hidden_value
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        return self._windows
-
     def describe(self) -> dict[str, Any]:
         """What was captured and what ran eagerly and why; for the run's manifest."""
         return {"engine": "graph", "graphs": list(self.graphs), "eager": dict(self.reasons)}

@@ -37,25 +37,20 @@ class FixedShapeTarget(Protocol):
     Attributes:
         cache: holds the text; a shape writes its rows there.
         vocab_size: ids are in ``[0, vocab_size)``.
+        device: where passes run.
         dtype: of the weights and masks.
+        hidden_value: what a mask holds where attention must not look.
+        windows: lengths of the sliding windows that some layers have.
         commits: whether a pass verifies its draft and moves the accepted rows itself.
     """
 
     cache: KVCache
     vocab_size: int
+    device: torch.device
     dtype: torch.dtype
+    hidden_value: float
+    windows: tuple[int, ...]
     commits: bool
-
-    @property
-    def hidden_value(self) -> float:
-        """What a mask holds where attention must not look."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """Lengths of the sliding windows that some layers have."""
 
     def capture_stream(self) -> torch.cuda.Stream:
         """Where graphs are captured."""

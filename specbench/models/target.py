@@ -75,7 +75,7 @@ class Target:
         self._head_dim = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        self._windows = window_sizes(model)
+        self.windows = window_sizes(model)
         self._layer_devices = self._find_layer_devices(config.num_hidden_layers)
         install(model)
         self.packed_weights = packed_weights(model)  # another target may have packed it before
@@ -148,7 +148,7 @@ class Target:
         )
         self._mask = torch.zeros(rows, length, dtype=self.dtype, device=self.device)
         self._mask_span = (0, 0)
-        self._hidden_value = torch.finfo(self.dtype).min
+        self.hidden_value = torch.finfo(self.dtype).min
         self._geometry = TreeGeometry(max_nodes=rows - 1)
         self._ids = np.zeros(rows, dtype=np.int64)
         self._key_positions = torch.arange(length, device=self.device)
@@ -182,7 +182,7 @@ class Target:
         self.cache.reset()
         positions = self._key_positions[:n]
         plan = AttentionPlan(causal=True)
-        for window in self._windows:
+        for window in self.windows:
             if n > window:
                 behind = positions[:, None] - positions[None, :]
                 seen = (behind >= 0) & (behind < window)
@@ -254,7 +254,7 @@ class Target:
         plan = AttentionPlan()
         if visible is not None:
             plan.mask = torch.nn.functional.pad(self._additive(visible), (past, 0))[None, None]
-        for window in self._windows:
+        for window in self.windows:
             if past + len(depths) > window:
                 keys = torch.cat([self._key_positions[:past], depths + past])
                 seen = positions[:, None] - keys[None, :] < window
@@ -346,7 +346,7 @@ class Target:
 
     def _additive(self, seen: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~seen, self._hidden_value)
+        return mask.masked_fill_(~seen, self.hidden_value)
 
     def _plan(
         self, rows: int, visible: torch.Tensor | None, positions: torch.Tensor
@@ -361,10 +361,10 @@ class Target:
             start, end = self._mask_span
             self._mask[:, start:end] = 0.0
             own = self._mask[:rows, past : past + rows]
-            own.masked_fill_(~visible, self._hidden_value)
+            own.masked_fill_(~visible, self.hidden_value)
             self._mask_span = (past, past + rows)
             plan.mask = self._mask[None, None, :rows, : past + rows]
-        for window in self._windows:
+        for window in self.windows:
             if past + rows > window:
                 keys = torch.cat([self._key_positions[:past], positions])
                 seen = positions[:, None] - keys[None, :] < window

@@ -10,10 +10,13 @@ what they mean; `grow_tree` has the order in which a tree is drafted.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
+
+if TYPE_CHECKING:
+    from specbench.arrays import Array
 
 NONE = -1
 
@@ -46,14 +49,14 @@ _SHIFT = np.uint64(29)
 
 
 @njit(cache=True, inline="always")
-def _mix(state: Any, token: Any) -> Any:
+def _mix(state: int, token: int) -> np.uint64:
     """The state after one more token: multiply, then fold the high bits into the low ones."""
     mixed = (state ^ (np.uint64(token) + _SEED)) * _MIX
     return mixed ^ (mixed >> _SHIFT)
 
 
 @njit(cache=True, inline="always")
-def hash_tokens(seed: Any, tokens: Any, start: Any, count: Any) -> Any:
+def hash_tokens(seed: int, tokens: Array, start: int, count: int) -> int:
     """Hash of ``tokens[start : start + count]`` as uint64; ``seed`` tells owners apart."""
     state = _mix(np.uint64(0), seed)
     for i in range(start, start + count):
@@ -62,7 +65,7 @@ def hash_tokens(seed: Any, tokens: Any, start: Any, count: Any) -> Any:
 
 
 @njit(cache=True)
-def find_leader(table: Any, key: Any, start: Any) -> Any:
+def find_leader(table: tuple[Array, ...], key: Array, start: int) -> np.int64:
     """Slot of the leader ``key[start : start + leader_len]``, or -1."""
     leaders, _, buckets, _, meta = table
     length = meta[LEADER_LEN]
@@ -81,7 +84,7 @@ def find_leader(table: Any, key: Any, start: Any) -> Any:
 
 
 @njit(cache=True)
-def touch_leader(table: Any, slot: Any) -> None:
+def touch_leader(table: tuple[Array, ...], slot: int) -> None:
     """Make a leader the most recent one."""
     leaders, _, _, _, meta = table
     if meta[MOST_RECENT] == slot:
@@ -96,7 +99,7 @@ def touch_leader(table: Any, slot: Any) -> None:
 
 
 @njit(cache=True)
-def _push_leader(leaders: Any, meta: Any, slot: Any) -> None:
+def _push_leader(leaders: Array, meta: Array, slot: int) -> None:
     recent = meta[MOST_RECENT]
     leaders[slot, NEWER] = NONE
     leaders[slot, OLDER] = recent
@@ -108,7 +111,7 @@ def _push_leader(leaders: Any, meta: Any, slot: Any) -> None:
 
 
 @njit(cache=True)
-def _unchain(entries: Any, buckets: Any, bucket: Any, slot: Any) -> None:
+def _unchain(entries: Array, buckets: Array, bucket: int, slot: int) -> None:
     if buckets[bucket] == slot:
         buckets[bucket] = entries[slot, CHAIN]
         return
@@ -119,7 +122,7 @@ def _unchain(entries: Any, buckets: Any, bucket: Any, slot: Any) -> None:
 
 
 @njit(cache=True)
-def _follower_bucket(table: Any, slot: Any) -> Any:
+def _follower_bucket(table: tuple[Array, ...], slot: int) -> int:
     _, followers, _, buckets, meta = table
     hashed = hash_tokens(
         followers[slot, OWNER], followers[slot], FOLLOWER_TOKENS, meta[FOLLOWER_LEN]
@@ -128,7 +131,7 @@ def _follower_bucket(table: Any, slot: Any) -> Any:
 
 
 @njit(cache=True)
-def _free_follower(table: Any, slot: Any) -> None:
+def _free_follower(table: tuple[Array, ...], slot: int) -> None:
     _, followers, _, buckets, meta = table
     _unchain(followers, buckets, _follower_bucket(table, slot), slot)
     followers[slot, OLDER] = meta[FREE_FOLLOWER]
@@ -137,7 +140,7 @@ def _free_follower(table: Any, slot: Any) -> None:
 
 
 @njit(cache=True)
-def _evict_leader(table: Any) -> None:
+def _evict_leader(table: tuple[Array, ...]) -> None:
     leaders, followers, buckets, _, meta = table
     slot = meta[LEAST_RECENT]
     follower = np.int64(leaders[slot, FIRST])
@@ -159,7 +162,7 @@ def _evict_leader(table: Any) -> None:
 
 
 @njit(cache=True)
-def _take_slot(entries: Any, meta: Any, used: Any, free: Any, fresh: Any) -> Any:
+def _take_slot(entries: Array, meta: Array, used: int, free: int, fresh: int) -> int:
     slot = meta[free]
     if slot != NONE:
         meta[free] = entries[slot, OLDER]
@@ -171,7 +174,7 @@ def _take_slot(entries: Any, meta: Any, used: Any, free: Any, fresh: Any) -> Any
 
 
 @njit(cache=True)
-def _put_leader(table: Any, tokens: Any, start: Any) -> Any:
+def _put_leader(table: tuple[Array, ...], tokens: Array, start: int) -> int:
     leaders, _, buckets, _, meta = table
     slot = find_leader(table, tokens, start)
     if slot != NONE:
@@ -194,7 +197,7 @@ def _put_leader(table: Any, tokens: Any, start: Any) -> Any:
 
 
 @njit(cache=True)
-def _unlink_follower(leaders: Any, followers: Any, owner: Any, slot: Any) -> None:
+def _unlink_follower(leaders: Array, followers: Array, owner: int, slot: int) -> None:
     newer, older = followers[slot, NEWER], followers[slot, OLDER]
     if newer == NONE:
         leaders[owner, FIRST] = older
@@ -207,7 +210,7 @@ def _unlink_follower(leaders: Any, followers: Any, owner: Any, slot: Any) -> Non
 
 
 @njit(cache=True)
-def _push_follower(leaders: Any, followers: Any, owner: Any, slot: Any) -> None:
+def _push_follower(leaders: Array, followers: Array, owner: int, slot: int) -> None:
     recent = leaders[owner, FIRST]
     followers[slot, NEWER] = NONE
     followers[slot, OLDER] = recent
@@ -219,7 +222,7 @@ def _push_follower(leaders: Any, followers: Any, owner: Any, slot: Any) -> None:
 
 
 @njit(cache=True)
-def _put_follower(table: Any, owner: Any, tokens: Any, start: Any) -> None:
+def _put_follower(table: tuple[Array, ...], owner: int, tokens: Array, start: int) -> None:
     leaders, followers, _, buckets, meta = table
     length = meta[FOLLOWER_LEN]
     bucket = hash_tokens(owner, tokens, start, length) & np.uint64(len(buckets) - 1)
@@ -252,7 +255,7 @@ def _put_follower(table: Any, owner: Any, tokens: Any, start: Any) -> None:
 
 
 @njit(cache=True)
-def insert_windows(table: Any, tokens: Any, begin: Any, end: Any) -> Any:
+def insert_windows(table: tuple[Array, ...], tokens: Array, begin: int, end: int) -> int:
     """Insert the windows that end at ``begin .. end - 1``; returns where room ran out, or end."""
     leaders, followers, _, _, meta = table
     leader_len, window = meta[LEADER_LEN], meta[LEADER_LEN] + meta[FOLLOWER_LEN]
@@ -270,7 +273,7 @@ def insert_windows(table: Any, tokens: Any, begin: Any, end: Any) -> Any:
 
 
 @njit(cache=True)
-def rechain(table: Any) -> None:
+def rechain(table: tuple[Array, ...]) -> None:
     """Rebuild the hash chains after the buckets were replaced, by walking the recency lists."""
     leaders, followers, leader_buckets, follower_buckets, meta = table
     leader = meta[MOST_RECENT]
@@ -289,7 +292,7 @@ def rechain(table: Any) -> None:
 
 
 @njit(cache=True)
-def find_frozen(table: Any, key: Any, start: Any) -> Any:
+def find_frozen(table: tuple[Array, ...], key: Array, start: int) -> np.int64:
     """Index of the leader ``key[start : start + leader_len]``, or -1."""
     leaders, buckets, _, _ = table
     length = leaders.shape[1]
@@ -309,7 +312,7 @@ def find_frozen(table: Any, key: Any, start: Any) -> Any:
 
 
 @njit(cache=True)
-def index_leaders(leaders: Any, buckets: Any) -> None:
+def index_leaders(leaders: Array, buckets: Array) -> None:
     """Fill a frozen table's empty hash index."""
     mask = np.int64(len(buckets) - 1)
     for index in range(len(leaders)):
@@ -321,7 +324,7 @@ def index_leaders(leaders: Any, buckets: Any) -> None:
 
 
 @njit(cache=True, inline="always")
-def _append(work: Any, counters: Any, parent: Any, token: Any, source: Any) -> Any:
+def _append(work: Array, counters: Array, parent: int, token: int, source: int) -> int:
     node = counters[_NODES] + 1
     counters[_NODES] = node
     counters[_ROOM] -= 1
@@ -342,7 +345,13 @@ def _append(work: Any, counters: Any, parent: Any, token: Any, source: Any) -> A
 
 @njit(cache=True)
 def _add(
-    work: Any, counters: Any, leaf: Any, follower: Any, count: Any, merge: Any, source: Any
+    work: Array,
+    counters: Array,
+    leaf: np.int64,
+    follower: Array,
+    count: int,
+    merge: int,
+    source: int,
 ) -> None:
     """Hang the first ``count`` tokens of ``follower`` below ``leaf``."""
     if not merge and counters[_ROOM] < count:
@@ -369,7 +378,7 @@ def _add(
 
 
 @njit(cache=True)
-def _read_key(work: Any, leaf: Any, buffer: Any, length: Any, key: Any) -> Any:
+def _read_key(work: Array, leaf: int, buffer: Array, length: int, key: Array) -> int:
     """Fill ``key`` from its end with the last tokens of text and path; returns how many."""
     size = len(key)
     filled = 0
@@ -387,7 +396,7 @@ def _read_key(work: Any, leaf: Any, buffer: Any, length: Any, key: Any) -> Any:
 
 
 @njit(cache=True)
-def _emit(work: Any, n: Any) -> Any:
+def _emit(work: Array, n: int) -> Array:
     out = np.empty((3, n), dtype=np.int64)
     work[0, _PLACE] = -1
     place = 0
@@ -409,17 +418,17 @@ def _emit(work: Any, n: Any) -> Any:
 
 @njit(cache=True)
 def grow_tree(
-    buffer: Any,
-    length: Any,
-    budget: Any,
-    reserve: Any,
-    merge: Any,
-    order: Any,
-    dynamic: Any,
-    frozen: Any,
-    work: Any,
-    key: Any,
-) -> Any:
+    buffer: Array,
+    length: int,
+    budget: int,
+    reserve: int,
+    merge: int,
+    order: Array,
+    dynamic: Array,
+    frozen: Array,
+    work: Array,
+    key: Array,
+) -> int:
     """Grow one draft tree below the last of ``buffer[:length]``.
 
     The order is the reference's. A leaf is asked in all tables at once. Their followers are taken

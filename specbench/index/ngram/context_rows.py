@@ -6,10 +6,13 @@ function's own file only, not in what it calls in another one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
+
+if TYPE_CHECKING:
+    from specbench.arrays import Array
 
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -17,7 +20,7 @@ _SHIFT = np.uint64(29)
 
 
 @njit(cache=True)
-def _hash(text: Any, start: Any, count: Any) -> Any:
+def _hash(text: Array, start: int, count: int) -> np.uint64:
     state = _SEED
     for i in range(start, start + count):
         state = (state ^ np.uint64(text[i])) * _MIX
@@ -26,7 +29,7 @@ def _hash(text: Any, start: Any, count: Any) -> Any:
 
 
 @njit(cache=True)
-def _equal(text: Any, one: Any, other: Any, count: Any) -> Any:
+def _equal(text: Array, one: int, other: int, count: int) -> bool:
     for i in range(count):  # noqa: SIM110 (numba compiles no generator expressions)
         if text[one + i] != text[other + i]:
             return False
@@ -34,7 +37,7 @@ def _equal(text: Any, one: Any, other: Any, count: Any) -> Any:
 
 
 @njit(cache=True)
-def context_rows(text: Any, length: Any, query: Any, width: Any, rows: Any) -> Any:
+def context_rows(text: Array, length: int, query: int, width: int, rows: Array) -> int:
     """What followed the text's last tokens earlier, the most frequent first.
 
     Only whole windows of ``query + width`` tokens inside the text count. Of equally frequent ones,
@@ -103,7 +106,7 @@ def context_rows(text: Any, length: Any, query: Any, width: Any, rows: Any) -> A
 
 
 @njit(cache=True)
-def table_rows(table: Any, firsts: Any, width: Any, rows: Any, done: Any) -> Any:
+def table_rows(table: Array, firsts: Array, width: int, rows: Array, done: int) -> int:
     """Rows that begin with given tokens and go on with each token's most probable next one.
 
     Rows equal to one of the ``done`` rows already there are left out.
@@ -142,7 +145,9 @@ def table_rows(table: Any, firsts: Any, width: Any, rows: Any, done: Any) -> Any
 
 
 @njit(cache=True)
-def merge_rows(rows: Any, count: Any, width: Any, tokens: Any, parents: Any, owners: Any) -> Any:
+def merge_rows(
+    rows: Array, count: int, width: int, tokens: Array, parents: Array, owners: Array
+) -> int:
     """The tree of rows whose common beginnings are shared.
 
     Args:

@@ -6,7 +6,7 @@ walk over a token's few n-grams, forgetting everything one pass over the counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @njit(cache=True)
-def insert_grams(grams: Any, counts: Any, new: Any) -> None:
+def insert_grams(grams: Array, counts: Array, new: Array) -> None:
     """Insert ``new [m, 1 + n]`` (token, then its n-gram) row by row; an n-gram is put last."""
     n = grams.shape[2]
     for row in range(len(new)):

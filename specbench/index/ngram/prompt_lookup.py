@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from numba import njit
+
+if TYPE_CHECKING:
+    from specbench.arrays import Array
 
 # Which match is taken, and whether its continuation may be short.
 OLDEST_FULL, OLDEST, NEWEST = 0, 1, 2
@@ -12,8 +15,8 @@ OLDEST_FULL, OLDEST, NEWEST = 0, 1, 2
 
 @njit(cache=True)
 def find_continuation(
-    tokens: Any, length: Any, longest: Any, shortest: Any, count: Any, rule: Any
-) -> Any:
+    tokens: Array, length: int, longest: int, shortest: int, count: int, rule: int
+) -> tuple[int, int]:
     """Where the last tokens occurred before, trying n-grams from ``longest`` to ``shortest``.
 
     Args:

@@ -11,14 +11,17 @@ continuations are neighbours and are counted without a hash table.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
 
+if TYPE_CHECKING:
+    from specbench.arrays import Array
+
 
 @njit(cache=True)
-def _compare(tokens: Any, position: Any, text: Any, start: Any, count: Any) -> Any:
+def _compare(tokens: Array, position: int, text: Array, start: int, count: int) -> int:
     """Order of the suffix at ``position``, cut to ``count`` tokens, and the query."""
     available = min(count, len(tokens) - position)
     for i in range(available):
@@ -29,7 +32,9 @@ def _compare(tokens: Any, position: Any, text: Any, start: Any, count: Any) -> A
 
 
 @njit(cache=True)
-def find_range(tokens: Any, suffixes: Any, text: Any, start: Any, count: Any) -> Any:
+def find_range(
+    tokens: Array, suffixes: Array, text: Array, start: int, count: int
+) -> tuple[int, int]:
     """Where the suffixes that begin with ``text[start : start + count]`` are: ``[first, last)``."""
     low, high = 0, len(suffixes)
     # The second search need not look beyond what the first one saw to be larger.
@@ -57,7 +62,7 @@ def find_range(tokens: Any, suffixes: Any, text: Any, start: Any, count: Any) ->
 
 
 @njit(cache=True)
-def _ends(token: Any, ends: Any) -> Any:
+def _ends(token: int, ends: Array) -> bool:
     for end in ends:  # noqa: SIM110 (numba compiles no generator expressions)
         if token == end:
             return True
@@ -65,7 +70,7 @@ def _ends(token: Any, ends: Any) -> Any:
 
 
 @njit(cache=True)
-def _usable(tokens: Any, start: Any, count: Any, ends: Any) -> Any:
+def _usable(tokens: Array, start: int, count: int, ends: Array) -> int:
     """Tokens of a continuation: up to ``count``, to the document's end, or to an end token."""
     available = min(count, len(tokens) - start)
     for i in range(available):
@@ -78,7 +83,7 @@ def _usable(tokens: Any, start: Any, count: Any, ends: Any) -> Any:
 
 
 @njit(cache=True)
-def _same(tokens: Any, one: Any, other: Any, count: Any) -> Any:
+def _same(tokens: Array, one: int, other: int, count: int) -> bool:
     for i in range(count):  # noqa: SIM110 (numba compiles no generator expressions)
         if tokens[one + i] != tokens[other + i]:
             return False
@@ -87,17 +92,17 @@ def _same(tokens: Any, one: Any, other: Any, count: Any) -> Any:
 
 @njit(cache=True)
 def frequent_continuation(
-    tokens: Any,
-    suffixes: Any,
-    text: Any,
-    length: Any,
-    longest: Any,
-    shortest: Any,
-    count: Any,
-    limit: Any,
-    ends: Any,
-    out: Any,
-) -> Any:
+    tokens: Array,
+    suffixes: Array,
+    text: Array,
+    length: int,
+    longest: int,
+    shortest: int,
+    count: int,
+    limit: int,
+    ends: Array,
+    out: Array,
+) -> tuple[int, int]:
     """What most often followed the text's last tokens, for the longest query with any match.
 
     Args:
@@ -146,9 +151,9 @@ def frequent_continuation(
 
 @njit(cache=True)
 def _gather(
-    tokens: Any, suffixes: Any, first: Any, last: Any, skip: Any, limit: Any, even: Any,
-    rows: Any, sizes: Any, done: Any,
-) -> Any:  # fmt: skip
+    tokens: Array, suffixes: Array, first: int, last: int, skip: int, limit: int, even: bool,
+    rows: Array, sizes: Array, done: int,
+) -> int:  # fmt: skip
     """Copy the continuations of a range behind the ``done`` rows there are; how many there are."""
     total = last - first
     taken = min(total, limit)
@@ -169,7 +174,7 @@ def _gather(
 
 
 @njit(cache=True)
-def _agreement(rows: Any, sizes: Any, one: Any, other: Any) -> Any:
+def _agreement(rows: Array, sizes: Array, one: int, other: int) -> int:
     count = min(sizes[one], sizes[other])
     for i in range(count):
         if rows[one, i] != rows[other, i]:
@@ -178,7 +183,7 @@ def _agreement(rows: Any, sizes: Any, one: Any, other: Any) -> Any:
 
 
 @njit(cache=True)
-def _merge(rows: Any, sizes: Any, order: Any, begin: Any, middle: Any, end: Any) -> None:
+def _merge(rows: Array, sizes: Array, order: Array, begin: int, middle: int, end: int) -> None:
     """Merge two sorted stretches of ``order``: of equals, the first stretch's come first."""
     merged = np.empty(end - begin, dtype=order.dtype)
     left, right = begin, middle
@@ -202,7 +207,7 @@ def _merge(rows: Any, sizes: Any, order: Any, begin: Any, middle: Any, end: Any)
 
 
 @njit(cache=True)
-def _rank_prefixes(rows: Any, sizes: Any, order: Any, kept: Any) -> Any:
+def _rank_prefixes(rows: Array, sizes: Array, order: Array, kept: Array) -> int:
     """The most frequent prefixes of sorted continuations.
 
     More frequent ones come first, of equals shorter ones, of equals those that sort first; so a
@@ -248,7 +253,7 @@ def _rank_prefixes(rows: Any, sizes: Any, order: Any, kept: Any) -> Any:
 
 
 @njit(cache=True)
-def _cut(rows: Any, order: Any, kept: Any, n_kept: Any, choices: Any) -> Any:
+def _cut(rows: Array, order: Array, kept: Array, n_kept: int, choices: int) -> int:
     """REST's ``cut_to_choices``: drop prefixes with most distinct tokens until the sum fits.
 
     The sum counts the distinct tokens of every prefix, shared ones again and again. Of prefixes
@@ -283,10 +288,10 @@ def _cut(rows: Any, order: Any, kept: Any, n_kept: Any, choices: Any) -> Any:
 
 @njit(cache=True)
 def retrieve_tree(
-    tokens: Any, suffixes: Any, offsets: Any, text: Any, length: Any, longest: Any, shortest: Any,
-    limit: Any, even: Any, choices: Any, cut: Any, rows: Any, sizes: Any, out_tokens: Any,
-    out_parents: Any,
-) -> Any:  # fmt: skip
+    tokens: Array, suffixes: Array, offsets: Array, text: Array, length: int, longest: int,
+    shortest: int, limit: int, even: bool, choices: int, cut: bool, rows: Array, sizes: Array,
+    out_tokens: Array, out_parents: Array,
+) -> tuple[int, int]:  # fmt: skip
     """REST's draft tree for the longest span of the text's last tokens that occurs anywhere.
 
     Args:

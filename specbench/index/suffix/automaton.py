@@ -15,7 +15,7 @@ there. `specbench.index.suffix.static_automaton` freezes it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -63,18 +63,18 @@ _SHIFT = np.uint64(29)
 
 
 @njit(cache=True, inline="always")
-def _mix(state: Any, token: Any) -> Any:
+def _mix(state: int, token: int) -> np.uint64:
     mixed = (state ^ (np.uint64(token) + _SEED)) * _MIX
     return mixed ^ (mixed >> _SHIFT)
 
 
 @njit(cache=True, inline="always")
-def _bucket(state: Any, token: Any, mask: Any) -> Any:
+def _bucket(state: int, token: int, mask: int) -> np.int64:
     return np.int64(_mix(_mix(np.uint64(0), state), token) & np.uint64(mask))
 
 
 @njit(cache=True)
-def find_edge(automaton: Any, state: Any, token: Any) -> Any:
+def find_edge(automaton: tuple[Array, ...], state: int, token: int) -> np.int64:
     """Index of the transition from ``state`` by ``token``, or -1."""
     _, edges, buckets, _ = automaton
     mask = len(buckets) - 1
@@ -88,7 +88,7 @@ def find_edge(automaton: Any, state: Any, token: Any) -> Any:
 
 
 @njit(cache=True)
-def _place_edge(edges: Any, buckets: Any, edge: Any) -> None:
+def _place_edge(edges: Array, buckets: Array, edge: int) -> None:
     mask = len(buckets) - 1
     at = _bucket(edges[edge, SOURCE], edges[edge, TOKEN], mask)
     while buckets[at] != NONE:
@@ -97,7 +97,7 @@ def _place_edge(edges: Any, buckets: Any, edge: Any) -> None:
 
 
 @njit(cache=True)
-def _add_edge(automaton: Any, source: Any, token: Any, target: Any) -> None:
+def _add_edge(automaton: tuple[Array, ...], source: int, token: int, target: int) -> None:
     states, edges, buckets, meta = automaton
     edge = meta[EDGES]
     meta[EDGES] += 1
@@ -110,7 +110,7 @@ def _add_edge(automaton: Any, source: Any, token: Any, target: Any) -> None:
 
 
 @njit(cache=True)
-def _add_state(automaton: Any, length: Any, end: Any) -> Any:
+def _add_state(automaton: tuple[Array, ...], length: int, end: int) -> int:
     states, _, _, meta = automaton
     state = meta[STATES]
     meta[STATES] += 1
@@ -123,7 +123,7 @@ def _add_state(automaton: Any, length: Any, end: Any) -> Any:
 
 
 @njit(cache=True)
-def _clone(automaton: Any, above: Any, token: Any) -> Any:
+def _clone(automaton: tuple[Array, ...], above: np.int64, token: int) -> np.int64:
     """Split off the target of ``above`` by ``token`` what is as short as that transition says."""
     states, edges, _, _ = automaton
     whole = np.int64(edges[find_edge(automaton, above, token), TARGET])
@@ -145,7 +145,7 @@ def _clone(automaton: Any, above: Any, token: Any) -> Any:
 
 
 @njit(cache=True)
-def extend(automaton: Any, tokens: Any, begin: Any, end: Any) -> None:
+def extend(automaton: tuple[Array, ...], tokens: Array, begin: int, end: int) -> None:
     """Add ``tokens[begin:end]``, which the arrays must have room for."""
     states, edges, _, meta = automaton
     for position in range(begin, end):
@@ -180,7 +180,9 @@ def extend(automaton: Any, tokens: Any, begin: Any, end: Any) -> None:
 
 
 @njit(cache=True)
-def repeated_suffix(automaton: Any, n_tokens: Any, room: Any) -> Any:
+def repeated_suffix(
+    automaton: tuple[Array, ...], n_tokens: np.int64, room: int
+) -> tuple[np.int64, np.int64]:
     """The longest suffix of the text that occurred before.
 
     Args:
@@ -208,7 +210,7 @@ def repeated_suffix(automaton: Any, n_tokens: Any, room: Any) -> Any:
 
 
 @njit(cache=True)
-def _rehash(edges: Any, n_edges: Any, buckets: Any) -> None:
+def _rehash(edges: Array, n_edges: int, buckets: Array) -> None:
     for edge in range(n_edges):
         _place_edge(edges, buckets, edge)
 

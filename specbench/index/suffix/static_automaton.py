@@ -55,14 +55,14 @@ class StaticArrays(NamedTuple):
 
 
 @njit(cache=True)
-def _total_counts(links: Any, by_length: Any, counts: Any) -> None:
+def _total_counts(links: Array, by_length: Array, counts: Array) -> None:
     for i in range(len(by_length) - 1, 0, -1):
         state = by_length[i]
         counts[links[state]] += counts[state]
 
 
 @njit(cache=True)
-def _order_edges(offsets: Any, tokens: Any, targets: Any, counts: Any) -> None:
+def _order_edges(offsets: Array, tokens: Array, targets: Array, counts: Array) -> None:
     """Bring the transitions of every state into the file's order, in place."""
     for state in range(len(offsets) - 1):
         begin, end = offsets[state], offsets[state + 1]
@@ -81,7 +81,7 @@ def _order_edges(offsets: Any, tokens: Any, targets: Any, counts: Any) -> None:
 
 
 @njit(cache=True)
-def find_target(automaton: Any, state: Any, token: Any) -> Any:
+def find_target(automaton: tuple[Array, ...], state: int, token: int) -> np.int64:
     """The state after ``state`` and ``token``, or -1."""
     _, _, _, offsets, tokens, targets = automaton
     low, high = np.int64(offsets[state]), np.int64(offsets[state + 1])
@@ -102,7 +102,7 @@ def find_target(automaton: Any, state: Any, token: Any) -> Any:
 
 
 @njit(cache=True)
-def follow(automaton: Any, cursor: Any, text: Any, begin: Any, end: Any) -> None:
+def follow(automaton: tuple[Array, ...], cursor: Array, text: Array, begin: int, end: int) -> None:
     """Move a cursor over ``text[begin:end]``, amortised O(1) look-ups a token.
 
     Args:
@@ -130,7 +130,9 @@ def follow(automaton: Any, cursor: Any, text: Any, begin: Any, end: Any) -> None
 
 
 @njit(cache=True)
-def grow_best_first(automaton: Any, state: Any, budget: Any, per_depth: Any) -> Any:
+def grow_best_first(
+    automaton: tuple[Array, ...], state: np.int64, budget: int, per_depth: int
+) -> Array:
     """The most probable continuations of a state as a tree.
 
     A node's probability is the product of count(child) / count(parent) along its path. The most
@@ -177,7 +179,7 @@ def grow_best_first(automaton: Any, state: Any, budget: Any, per_depth: Any) -> 
 
 
 @njit(cache=True)
-def most_frequent_chain(automaton: Any, state: Any, budget: Any) -> Any:
+def most_frequent_chain(automaton: tuple[Array, ...], state: np.int64, budget: int) -> Array:
     """``[≤ budget]`` int64 tokens: always the most frequent continuation."""
     _, _, _, offsets, tokens, targets = automaton
     out = np.empty(budget, dtype=np.int64)

@@ -15,10 +15,13 @@ Invariants, on which everything here rests:
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import njit
+
+if TYPE_CHECKING:
+    from specbench.arrays import Array
 
 NONE = -1
 ROOT = 0
@@ -39,25 +42,25 @@ _SHIFT = np.uint64(29)
 
 
 @njit(cache=True, inline="always")
-def _mix(state: Any, token: Any) -> Any:
+def _mix(state: int, token: int) -> np.uint64:
     mixed = (state ^ (np.uint64(token) + _SEED)) * _MIX
     return mixed ^ (mixed >> _SHIFT)
 
 
 @njit(cache=True, inline="always")
-def _bucket(parent: Any, token: Any, buckets: Any) -> Any:
+def _bucket(parent: int, token: int, buckets: Array) -> int:
     return _mix(_mix(np.uint64(0), parent), token) & np.uint64(len(buckets) - 1)
 
 
 @njit(cache=True)
-def _hash(nodes: Any, buckets: Any, node: Any) -> None:
+def _hash(nodes: Array, buckets: Array, node: int) -> None:
     bucket = _bucket(nodes[node, PARENT], nodes[node, TOKEN], buckets)
     nodes[node, CHAIN] = buckets[bucket]
     buckets[bucket] = node
 
 
 @njit(cache=True)
-def _unhash(nodes: Any, buckets: Any, node: Any) -> None:
+def _unhash(nodes: Array, buckets: Array, node: int) -> None:
     bucket = _bucket(nodes[node, PARENT], nodes[node, TOKEN], buckets)
     if buckets[bucket] == node:
         buckets[bucket] = nodes[node, CHAIN]
@@ -69,7 +72,7 @@ def _unhash(nodes: Any, buckets: Any, node: Any) -> None:
 
 
 @njit(cache=True)
-def rehash(tree: Any) -> None:
+def rehash(tree: tuple[Array, ...]) -> None:
     """Fill empty buckets with all nodes."""
     nodes, buckets, _, _, meta = tree
     for node in range(1, meta[FRESH]):
@@ -78,7 +81,7 @@ def rehash(tree: Any) -> None:
 
 
 @njit(cache=True)
-def _child(nodes: Any, buckets: Any, parent: Any, token: Any) -> Any:
+def _child(nodes: Array, buckets: Array, parent: int, token: int) -> np.int64:
     """The child whose edge begins with ``token``, or -1; the most frequent one is tried first."""
     node = np.int64(nodes[parent, FIRST])
     if node == NONE or nodes[node, TOKEN] == token:
@@ -93,7 +96,7 @@ def _child(nodes: Any, buckets: Any, parent: Any, token: Any) -> Any:
 
 
 @njit(cache=True)
-def _insert_before(nodes: Any, parent: Any, node: Any, after: Any) -> None:
+def _insert_before(nodes: Array, parent: int, node: int, after: int) -> None:
     """Make ``node`` a child of ``parent`` in front of ``after``; -1 is the end."""
     before = nodes[parent, LAST] if after == NONE else nodes[after, PREV]
     nodes[node, NEXT] = after
@@ -109,7 +112,7 @@ def _insert_before(nodes: Any, parent: Any, node: Any, after: Any) -> None:
 
 
 @njit(cache=True)
-def _take_out(nodes: Any, node: Any) -> None:
+def _take_out(nodes: Array, node: int) -> None:
     parent, before, after = nodes[node, PARENT], nodes[node, PREV], nodes[node, NEXT]
     if nodes[parent, SINGLE] == node:
         nodes[parent, SINGLE] = after
@@ -124,7 +127,7 @@ def _take_out(nodes: Any, node: Any) -> None:
 
 
 @njit(cache=True)
-def _take_place(nodes: Any, node: Any, old: Any) -> None:
+def _take_place(nodes: Array, node: int, old: int) -> None:
     """Put ``node`` where ``old`` is among its siblings; ``old`` is in no list afterwards."""
     parent, before, after = nodes[old, PARENT], nodes[old, PREV], nodes[old, NEXT]
     nodes[node, PARENT] = parent
@@ -143,7 +146,7 @@ def _take_place(nodes: Any, node: Any, old: Any) -> None:
 
 
 @njit(cache=True)
-def _count_up(nodes: Any, node: Any) -> None:
+def _count_up(nodes: Array, node: int) -> None:
     parent = nodes[node, PARENT]
     nodes[node, COUNT] += 1
     count = nodes[node, COUNT]
@@ -163,7 +166,7 @@ def _count_up(nodes: Any, node: Any) -> None:
 
 
 @njit(cache=True)
-def _count_down(nodes: Any, node: Any) -> None:
+def _count_down(nodes: Array, node: int) -> None:
     parent = nodes[node, PARENT]
     nodes[node, COUNT] -= 1
     count = nodes[node, COUNT]
@@ -183,7 +186,7 @@ def _count_down(nodes: Any, node: Any) -> None:
 
 
 @njit(cache=True)
-def _new_node(nodes: Any, meta: Any, begin: Any, token: Any) -> Any:
+def _new_node(nodes: Array, meta: Array, begin: int, token: int) -> int:
     node = meta[FREED]
     if node == NONE:
         node = meta[FRESH]
@@ -202,7 +205,7 @@ def _new_node(nodes: Any, meta: Any, begin: Any, token: Any) -> Any:
 
 
 @njit(cache=True)
-def _free(nodes: Any, meta: Any, node: Any) -> None:
+def _free(nodes: Array, meta: Array, node: int) -> None:
     nodes[node, COUNT] = 0
     nodes[node, NEXT] = meta[FREED]
     meta[FREED] = node
@@ -210,7 +213,7 @@ def _free(nodes: Any, meta: Any, node: Any) -> None:
 
 
 @njit(cache=True)
-def _advance(tree: Any, node: Any, token: Any, position: Any) -> Any:
+def _advance(tree: tuple[Array, ...], node: int, token: int, position: int) -> int:
     """Move one growing suffix from the end of ``node`` over the token at ``position``."""
     nodes, buckets, text, _, meta = tree
     child = _child(nodes, buckets, node, token)
@@ -263,7 +266,7 @@ def _advance(tree: Any, node: Any, token: Any, position: Any) -> Any:
 
 
 @njit(cache=True)
-def _join(nodes: Any, buckets: Any, meta: Any, node: Any, child: Any) -> None:
+def _join(nodes: Array, buckets: Array, meta: Array, node: int, child: int) -> None:
     """Make ``node`` and its only child one node, the child; its BEGIN is left as it was."""
     _unhash(nodes, buckets, node)
     _unhash(nodes, buckets, child)
@@ -276,7 +279,7 @@ def _join(nodes: Any, buckets: Any, meta: Any, node: Any, child: Any) -> None:
 
 
 @njit(cache=True)
-def append(tree: Any, tokens: Any, begin: Any, end: Any) -> None:
+def append(tree: tuple[Array, ...], tokens: Array, begin: int, end: int) -> None:
     """Add ``tokens[begin:end]`` to the request in progress; there must be room for them."""
     _, _, text, active, meta = tree
     depth = len(active)
@@ -294,7 +297,7 @@ def append(tree: Any, tokens: Any, begin: Any, end: Any) -> None:
 
 
 @njit(cache=True)
-def remove(tree: Any, begin: Any, end: Any) -> None:
+def remove(tree: tuple[Array, ...], begin: int, end: int) -> None:
     """Take the oldest request, stored at positions ``begin`` to ``end``, out of the tree."""
     nodes, buckets, text, active, meta = tree
     mask = len(text) - 1
@@ -332,7 +335,9 @@ def remove(tree: Any, begin: Any, end: Any) -> None:
 
 
 @njit(cache=True)
-def locate(tree: Any, tokens: Any, begin: Any, end: Any) -> Any:
+def locate(
+    tree: tuple[Array, ...], tokens: Array, begin: int, end: int
+) -> tuple[np.int64, np.int64]:
     """Node and place in its edge where ``tokens[begin:end]`` leads from the root, or (-1, 0)."""
     nodes, buckets, text, _, _ = tree
     mask = len(text) - 1
@@ -352,7 +357,9 @@ def locate(tree: Any, tokens: Any, begin: Any, end: Any) -> Any:
 
 
 @njit(cache=True)
-def _draft_path(tree: Any, node: Any, used: Any, budget: Any, least: Any, out: Any) -> Any:
+def _draft_path(
+    tree: tuple[Array, ...], node: np.int64, used: np.int64, budget: int, least: float, out: Array
+) -> tuple[int, float]:
     nodes, _, text, _, _ = tree
     mask = len(text) - 1
     probability = 1.0
@@ -380,14 +387,16 @@ def _draft_path(tree: Any, node: Any, used: Any, budget: Any, least: Any, out: A
 
 
 @njit(cache=True)
-def _draft_tree(tree: Any, node: Any, used: Any, budget: Any, least: Any, out: Any) -> Any:
+def _draft_tree(
+    tree: tuple[Array, ...], node: np.int64, used: np.int64, budget: int, least: float, out: Array
+) -> tuple[int, float]:
     nodes, _, text, _, _ = tree
     mask = len(text) - 1
     score = 0.0
     n = 0
     found = 0
     # Minus probability, order of discovery, node, tokens of its edge used, draft node.
-    heap = [(-1.0, 0, node, used, np.int64(NONE))]
+    heap: Any = [(-1.0, 0, node, used, np.int64(NONE))]
     while n < budget and len(heap) > 0:
         minus, order, node, used, above = heapq.heappop(heap)
         place = np.int64(NONE)
@@ -414,15 +423,15 @@ def _draft_tree(tree: Any, node: Any, used: Any, budget: Any, least: Any, out: A
 
 @njit(cache=True)
 def speculate(
-    tree: Any,
-    tokens: Any,
-    length: Any,
-    factor: Any,
-    offset: Any,
-    longest: Any,
-    least: Any,
-    branching: Any,
-) -> Any:
+    tree: tuple[Array, ...],
+    tokens: Array,
+    length: int,
+    factor: float,
+    offset: float,
+    longest: int,
+    least: float,
+    branching: bool,
+) -> tuple[float, Array]:
     """The best draft over all suffixes of a text that the tree knows.
 
     A suffix of p tokens may draft ``int(factor × p + offset)`` tokens. A draft's score is the sum
@@ -452,7 +461,7 @@ def speculate(
             node, used = locate(tree, tokens, length - p, length)
             if node == NONE:
                 break
-        budget = min(longest, np.int64(factor * p + offset))
+        budget: Any = min(longest, np.int64(factor * p + offset))
         # No node counts for more than 1.
         if budget <= 0 or budget < best_score:
             continue

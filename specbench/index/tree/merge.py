@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
+
+if TYPE_CHECKING:
+    from specbench.arrays import Array
 
 NONE = -1
 LEFT_OUT = -2
@@ -15,7 +18,7 @@ _AUX_COST = 1e-6
 
 
 @njit(cache=True)
-def _costs(parents: Any, aux: Any, offsets: Any, depth_cost: Any) -> Any:
+def _costs(parents: Array, aux: Array, offsets: Array, depth_cost: float) -> Array:
     """Each node's cost: along its path, its rank among its siblings plus ``depth_cost``."""
     cost = np.zeros(len(parents), dtype=np.float64)
     children = np.zeros(len(parents) + 1, dtype=np.int64)
@@ -35,15 +38,15 @@ def _costs(parents: Any, aux: Any, offsets: Any, depth_cost: Any) -> Any:
 
 @njit(cache=True)
 def merge_trees(
-    tokens: Any,
-    parents: Any,
-    aux: Any,
-    offsets: Any,
-    budget: Any,
-    quotas: Any,
-    depth_cost: Any,
-    by_part: Any,
-) -> Any:
+    tokens: Array,
+    parents: Array,
+    aux: Array,
+    offsets: Array,
+    budget: int,
+    quotas: Array,
+    depth_cost: float,
+    by_part: bool,
+) -> tuple[Array, Array, Array]:
     """One trie of the nodes of several trees, equal branches shared.
 
     Nodes are taken one after the other; a node whose branch is in the trie already is shared and
@@ -115,7 +118,9 @@ def merge_trees(
 
 
 @njit(cache=True)
-def part_view(place: Any, parents: Any, n_verified: Any, path: Any) -> Any:
+def part_view(
+    place: Array, parents: Array, n_verified: int, path: Array
+) -> tuple[Array, Array, Array]:
     """What became of one part's tree.
 
     Args:

@@ -68,7 +68,6 @@ class Pooled:
     phases: dict[str, dict[str, dict[str, float]]]
 
     def of_task(self, task: str) -> Pooled:
-        """The part that belongs to a task."""
         chosen = [i for i, name in enumerate(self.tasks) if name == task]
         return Pooled(
             tasks=[task] * len(chosen),
@@ -173,7 +172,6 @@ def _add_up(turns: Sequence[CaseRecord], untimed: set[Block]) -> list[float]:
 
 
 def _add_phases(turns: Iterable[CaseRecord]) -> dict[str, float]:
-    """Seconds by phase over all turns."""
     sums: dict[str, float] = {}
     for turn in turns:
         for name, seconds in (turn.phase_s or {}).items():

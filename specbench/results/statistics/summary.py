@@ -242,7 +242,6 @@ class _Sample:
         return {name: seconds / total for name, seconds in sums.items()} if total else None
 
     def tokens_per_s(self, label: str) -> float | None:
-        """Speed by the estimator."""
         totals = self._pooled.totals[label]
         if self._estimator == "specbench":
             return _finite(ratio_of_totals(self._question_speeds(label), totals[:, WALL] > 0))
@@ -266,7 +265,6 @@ class _Sample:
         return (1.0 if self._pooled.totals[label][:, timed].any() else None), None
 
     def speedup(self, label: str, baseline: str) -> tuple[float | None, Interval | None]:
-        """The headline number by the estimator, with its interval."""
         if self._estimator == "specbench":
             return self._quotient([self._question_speeds(label)], [self._question_speeds(baseline)])
         ours, theirs = self._pooled.totals[label], self._pooled.totals[baseline]
@@ -276,7 +274,6 @@ class _Sample:
         )
 
     def geomean(self, first: str, second: str) -> tuple[float | None, Interval | None]:
-        """Geometric mean of per-case speed ratios, with its interval."""
         logs, counted = self._logs(first, second)
         if not counted.any():
             return None, None
@@ -311,7 +308,6 @@ class _Sample:
     def _quotient(
         self, above: Sequence[FloatArray], below: Sequence[FloatArray]
     ) -> tuple[float | None, Interval | None]:
-        """A product of totals over another, with its interval."""
         value = 1.0
         for up, down in zip(above, below, strict=True):
             value *= ratio_of_totals(up, down)
