@@ -165,7 +165,7 @@ def _replay(run: OpenRun) -> None:
     kinds = {r.label: replay_kind(r.drafter, traces) for r in run.runs}
     for method_run in run.runs:
         method_run.drafter = replayer.prepare(method_run.drafter)
-    manifest.model = ModelInfo.from_json(traces.model)
+    manifest.model = ModelInfo.from_json(dict(traces.model))
     manifest.traces = {
         "run_key": traces.run_key,
         "sha": traces.sha,
