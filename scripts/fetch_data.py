@@ -36,7 +36,6 @@ _TIMEOUT_S = 30
 
 
 def fetchable() -> list[str]:
-    """Names of the data sets that can be fetched."""
     return [name for name in option_names("dataset") if compose([f"dataset={name}"]).dataset.fetch]
 
 

@@ -16,14 +16,12 @@ console = Console(width=130)
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Seconds of one call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """Milliseconds of one call."""
     return 1e3 * seconds(call)
 
 

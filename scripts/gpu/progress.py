@@ -54,6 +54,5 @@ class Progress:
         return times
 
     def wait(self) -> None:
-        """Until the device has done all work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
