@@ -28,13 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import (
-    DecodeState,
-    DraftContext,
-    DraftTree,
-    Needs,
-    StepOutcome,
-)
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.errors import unknown_name
 
 if TYPE_CHECKING:

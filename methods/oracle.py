@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import (
-    NO_TOKENS,
-    DecodeState,
-    DraftContext,
-    DraftTree,
-    Needs,
-)
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, Needs
 
 if TYPE_CHECKING:
     from specbench.arrays import IntArray

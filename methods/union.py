@@ -26,13 +26,7 @@ import numpy as np
 
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import (
-    NO_TOKENS,
-    DecodeState,
-    DraftTree,
-    Needs,
-    StepOutcome,
-)
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.index.tree.merge import merge_trees, part_view
 

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench.errors import ConfigurationError
-from specbench.index.ngram.bigram_table import (
-    TOP,
-    BigramTable,
-    digest,
-    embedding_weight,
-)
+from specbench.index.ngram.bigram_table import TOP, BigramTable, digest, embedding_weight
 from specbench.models.weights import sample_weights
 
 if TYPE_CHECKING:
