@@ -65,9 +65,9 @@ def hash_tokens(seed: int, tokens: Array, start: int, count: int) -> int:
 
 
 @njit(cache=True, inline="always")
-def _equal(one: Array, first: int, other: Array, second: int, count: int) -> bool:
+def _equal(rows: Array, row: int, column: int, key: Array, start: int, count: int) -> bool:
     for i in range(count):  # noqa: SIM110 (numba compiles no generator expressions)
-        if one[first + i] != other[second + i]:
+        if rows[row, column + i] != key[start + i]:
             return False
     return True
 
@@ -80,7 +80,7 @@ def find_leader(table: tuple[Array, ...], key: Array, start: int) -> np.int64:
     bucket = hash_tokens(0, key, start, length) & np.uint64(len(buckets) - 1)
     slot = np.int64(buckets[bucket])
     while slot != NONE:
-        if _equal(leaders[slot], LEADER_TOKENS, key, start, length):
+        if _equal(leaders, slot, LEADER_TOKENS, key, start, length):
             return slot
         slot = np.int64(leaders[slot, CHAIN])
     return np.int64(NONE)
@@ -99,7 +99,7 @@ def touch_leader(table: tuple[Array, ...], slot: int) -> None:
 # ``ends``: of ``meta`` for the leaders, of its leader's row for each list of followers.
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _push(entries: Array, ends: Array, most: int, least: int, slot: int) -> None:
     """Put ``slot`` at the recent end."""
     recent = ends[most]
@@ -112,7 +112,7 @@ def _push(entries: Array, ends: Array, most: int, least: int, slot: int) -> None
     ends[most] = slot
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _unlink(entries: Array, ends: Array, most: int, least: int, slot: int) -> None:
     newer, older = entries[slot, NEWER], entries[slot, OLDER]
     if newer == NONE:
@@ -213,7 +213,7 @@ def _put_follower(table: tuple[Array, ...], owner: int, tokens: Array, start: in
     bucket = hash_tokens(owner, tokens, start, length) & np.uint64(len(buckets) - 1)
     slot = np.int64(buckets[bucket])
     while slot != NONE:
-        same = _equal(followers[slot], FOLLOWER_TOKENS, tokens, start, length)
+        same = _equal(followers, slot, FOLLOWER_TOKENS, tokens, start, length)
         if same and followers[slot, OWNER] == owner:
             if followers[slot, NEWER] != NONE:
                 _unlink(followers, leaders[owner], FIRST, LAST, slot)
@@ -281,7 +281,7 @@ def find_frozen(table: tuple[Array, ...], key: Array, start: int) -> np.int64:
     at = np.int64(hash_tokens(0, key, start, length) & np.uint64(mask))
     while buckets[at] != NONE:
         index = np.int64(buckets[at])
-        if _equal(leaders[index], 0, key, start, length):
+        if _equal(leaders, index, 0, key, start, length):
             return index
         at = (at + 1) & mask
     return np.int64(NONE)
