@@ -11,9 +11,11 @@ import argparse
 import hashlib
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, DONE, ERRORS, SUMMARY, CaseRecord, read_records
@@ -31,7 +33,7 @@ from specbench.results.statistics import OVERALL, summarise
 from specbench.storage import jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.
 
@@ -117,11 +119,13 @@ def _no_text(tokens: Sequence[int]) -> str:
     return ""
 
 
-def _decoder(model: object) -> Callable[[Sequence[int]], str]:
+def _decoder(model: Mapping[str, Any]) -> Callable[[Sequence[int]], str]:
     from specbench.models.loading import load_tokenizer  # brings torch
 
     try:
-        tokenizer = load_tokenizer(model)
+        # What older runs wrote besides says nothing about the tokenizer.
+        known = {f.name: model[f.name] for f in fields(ModelConfig) if f.name in model}
+        tokenizer = load_tokenizer(ModelConfig(**known))
     except SpecBenchError as error:
         raise ConfigurationError(
             f"{error} Without its tokenizer the answers' text cannot be written; --no-text leaves "

@@ -109,8 +109,8 @@ class Scorer:
             if isinstance(error.__cause__, ConfigurationError):
                 return None
             raise
-        drafter = self._replayer.admit(drafter)
-        played = self._replayer.play_all(drafter, turns)
+        drafter = self._replayer.prepare(drafter)
+        played = self._replayer.replay_turns(drafter, turns)
         tokens = sum(len(p.decoded.output_ids) - 1 for p in played)
         return tokens / sum(p.decode_s for p in played)
 

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import socket
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,12 @@ def begin(job: Job, labels: dict[str, LabelInfo], machine: Mapping[str, Any]) ->
         folder_id=secrets.token_hex(8),  # the run key is that of every machine's same command
         run_key=job.run_key,
         status="running",
-        config=dict(job.config),
+        config=asdict(job.config),
         identity=dict(job.identity),
         overrides=list(job.overrides),
         labels=labels,
         baseline=job.baseline,
-        seed=job.config["seed"],
+        seed=job.config.seed,
         n_cases=len(job.cases),
         prompt_set_hash=cases.prompt_set_hash(job.cases),
         hardware=machine["hardware"],

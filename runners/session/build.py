@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.config.schema import VERIFIERS, packed_bytes, verifier_name
 from specbench.decoding.verify import (
@@ -20,10 +20,10 @@ from specbench.models.target import Target
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from omegaconf import DictConfig
     from transformers import PreTrainedModel
 
     from runners.session.method_runs import MethodRun
+    from specbench.config.schema import RunConfig, VerifierConfig
     from specbench.decoding.sampling import Sampling
     from specbench.decoding.verify import Verifier
 
@@ -34,7 +34,7 @@ ENGINES = ("auto", "eager", "graph")
 
 def make_target(
     model: PreTrainedModel,
-    config: DictConfig,
+    config: RunConfig,
     *,
     max_len: int,
     max_nodes: int,
@@ -50,23 +50,38 @@ def make_target(
     ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
     ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
     """
-    sizes = {"max_len": max_len, "max_nodes": max_nodes, "batch": batch}
     if config.engine.name not in ENGINES:
         raise unknown_name("engine", config.engine.name, ENGINES)
+    reason = None
     if config.engine.name == "graph" or (config.engine.name == "auto" and _on_cuda(model)):
         reason = no_graphs(model)
         if reason is None:
-            verifier = verifier_name(config.verifier.name, float(config.generation.temperature))
+            verifier = verifier_name(config.verifier.name, config.generation.temperature)
             commits = verifier == "greedy"
-            return GraphTarget(model, commits=commits, drafts=drafts, layouts=layouts, **sizes)
+            return GraphTarget(
+                model,
+                max_len=max_len,
+                max_nodes=max_nodes,
+                batch=batch,
+                commits=commits,
+                drafts=drafts,
+                layouts=layouts,
+            )
         log.warning("engine=graph runs eagerly: %s", reason)
-        return Target(model, reason=reason, **sizes, **_packed_weights(config))
-    return Target(model, **sizes, **_packed_weights(config))
+    return Target(
+        model,
+        max_len=max_len,
+        max_nodes=max_nodes,
+        batch=batch,
+        reason=reason,
+        packed_bytes=packed_bytes(config.engine.packed),
+        cache_dir=Path(config.cache_dir),
+    )
 
 
-def batch_layouts(contenders: Sequence[MethodRun]) -> list[tuple[int, int]]:
+def batch_layouts(runs: Sequence[MethodRun]) -> list[tuple[int, int]]:
     """Batch rows, and rows of each with the root's, of all labels that run in a batch layout."""
-    needs = [c.drafter.needs for c in contenders if c.drafter.needs.batch > 1]
+    needs = [c.drafter.needs for c in runs if c.drafter.needs.batch > 1]
     return sorted({(need.batch, need.max_nodes // need.batch + 1) for need in needs})
 
 
@@ -74,14 +89,7 @@ def _on_cuda(model: PreTrainedModel) -> bool:
     return model.device.type == "cuda"
 
 
-def _packed_weights(config: DictConfig) -> dict[str, Any]:
-    return {
-        "packed_bytes": packed_bytes(config.engine.packed),
-        "cache_dir": Path(config.cache_dir),
-    }
-
-
-def build_verifier(config: DictConfig, sampling: Sampling) -> Verifier:
+def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
     """The verifier that the ``verifier`` group names.
 
     Args:
@@ -91,7 +99,7 @@ def build_verifier(config: DictConfig, sampling: Sampling) -> Verifier:
     Raises:
         ConfigurationError: an unknown name.
     """
-    name = verifier_name(str(config.name), sampling.temperature)
+    name = verifier_name(config.name, sampling.temperature)
     if name == "greedy":
         return GreedyVerifier()
     if name == "match":
@@ -99,5 +107,7 @@ def build_verifier(config: DictConfig, sampling: Sampling) -> Verifier:
     if name == "rejection":
         return RejectionVerifier(sampling)
     if name == "typical":
-        return TypicalVerifier(sampling, epsilon=float(config.epsilon), delta=float(config.delta))
+        assert config.epsilon is not None
+        assert config.delta is not None
+        return TypicalVerifier(sampling, epsilon=config.epsilon, delta=config.delta)
     raise unknown_name("verifier", name, VERIFIERS)

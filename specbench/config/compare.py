@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.compose import compose, option_names
-from specbench.config.draft import draft_node
+from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
 from specbench.errors import ConfigurationError, unknown_name
 
@@ -58,7 +58,7 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     result.method = OmegaConf.merge(composed.method, knobs)
-    chosen = next((c for c in (cfg, composed) if draft_node(c.pair.draft, cfg.model)), composed)
+    chosen = next((c for c in (cfg, composed) if draft_weights(c.pair.draft, cfg.model)), composed)
     result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})
     OmegaConf.set_struct(result, True)
     check_method(result.method)

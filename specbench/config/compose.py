@@ -20,7 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
-from specbench.config.schema import RunConfig
+from specbench.config.schema import RUNNERS, RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,7 +83,10 @@ def and_others(need: str, without: str, entries: Sequence[Any]) -> ListConfig:
 
 
 # Importing this module is what makes the schema and the resolvers known to Hydra.
-ConfigStore.instance().store(name="_schema", node=RunConfig)
+_store = ConfigStore.instance()
+_store.store(name="_schema", node=RunConfig)
+for _name, _keys in RUNNERS.items():
+    _store.store(group="runner", name=f"_{_name}", node=_keys)
 OmegaConf.register_new_resolver("specbench.pair", pair_name, replace=True)
 OmegaConf.register_new_resolver("specbench.chosen", chosen, replace=True)
 OmegaConf.register_new_resolver("specbench.and_others", and_others, replace=True)
@@ -105,3 +108,10 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         if known is None:
             raise
         raise known from error
+
+
+def typed(cfg: DictConfig) -> RunConfig:
+    """The configuration as dataclasses, interpolations resolved: what a run works with."""
+    config = OmegaConf.to_object(cfg)
+    assert isinstance(config, RunConfig)
+    return config

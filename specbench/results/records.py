@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from specbench.storage import jsonl
@@ -157,6 +157,26 @@ class CaseRecord:
     started_at: str = ""
     host: str = ""
     forced_resume: bool = False
+
+    def finished(
+        self, output_ids: Sequence[int], committed: Sequence[int], **measured: Any
+    ) -> CaseRecord:
+        """The record of the same turn after it was decoded.
+
+        Args:
+            output_ids: ``[n_new]``.
+            committed: tokens committed by each step, bonus included.
+            measured: other fields.
+        """
+        return replace(
+            self,
+            status="ok",
+            n_new=len(output_ids),
+            output_ids=output_ids,
+            n_target_passes=len(committed),
+            accepted_per_step=committed,
+            **measured,
+        )
 
     @property
     def lossy(self) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specbench.errors import ConfigurationError
@@ -198,13 +198,9 @@ def from_answer(line: JsonObject, source: Source, stream_index: int) -> list[Cas
             raise AnswerError(f"{where}: wall_time is {walls[turn]}.")
         counted = {"decoding_steps": int(steps[turn]), "accept_lengths": own}
         records.append(
-            replace(
-                record,
-                status="ok",
-                n_new=int(new_tokens[turn]),
-                n_target_passes=len(accepted),
-                accepted_per_step=accepted,
-                output_ids=[UNKNOWN_TOKEN] * int(new_tokens[turn]),
+            record.finished(
+                [UNKNOWN_TOKEN] * int(new_tokens[turn]),
+                accepted,
                 wall_s=float(walls[turn]),
                 drafter={"specbench": counted},
             )
