@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.papers import by_reproduction
-from analysis.papers.reproduction import MAT, SPEEDUP, claimed_words, task_panel
+from analysis.papers.reproduction import claimed_words, task_panel
 from analysis.plots.charts import bars
 from analysis.plots.layout import save
 from analysis.plots.style import RC
@@ -30,31 +29,21 @@ __all__ = ["FIGURES", "figures_of", "main", "mean_accepted_tokens", "save", "spe
 
 
 def speedup_by_task(comparison: Comparison) -> Figure | None:
-    """Bars of speedup per task and over the whole run, with 95 % intervals.
-
-    Returns:
-        None where no label has a speedup (a run without a baseline).
-    """
-    panel = task_panel(comparison, "speedup", SPEEDUP)
-    if not panel.series:
-        return None
-    text = _words(comparison, "speedup")
-    return bars([replace(panel, reference=(1.0, "ar"))], comparison.title, text)
-
-
-def _words(comparison: Comparison, key: str) -> str:
-    """The conditions, and whose claims are drawn."""
-    conditions = caption(comparison, speedup=key == "speedup")
-    return "\n".join(filter(None, [conditions, claimed_words([comparison], key)]))
+    """Bars of speedup per task and over the whole run; None without a baseline."""
+    return _task_bars(comparison, "speedup")
 
 
 def mean_accepted_tokens(comparison: Comparison) -> Figure | None:
-    """Bars of MAT per task and over the whole run, with 95 % intervals."""
-    panel = task_panel(comparison, "mat", MAT)
+    """Bars of MAT per task and over the whole run."""
+    return _task_bars(comparison, "mat")
+
+
+def _task_bars(comparison: Comparison, key: str) -> Figure | None:
+    panel = task_panel(comparison, key)
     if not panel.series:
         return None
-    text = _words(comparison, "mat")
-    return bars([panel], comparison.title, text)
+    words = [caption(comparison, speedup=key == "speedup"), claimed_words([comparison], key)]
+    return bars([panel], comparison.title, "\n".join(filter(None, words)))
 
 
 FIGURES = {"speedup_by_task": speedup_by_task, "mat": mean_accepted_tokens}
