@@ -11,22 +11,18 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.publish import logger_settings, summary_metrics
 from analysis.runs.command import with_runs
-from analysis.runs.comparisons import make_comparisons
+from analysis.runs.comparisons import Comparison, make_comparisons
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
 from specbench.results.statistics import OVERALL, task_order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from analysis.runs.comparisons import Comparison
-    from analysis.runs.load import Run
 
 TITLE = "Speculative decoding compared"
 # What panels show, with its name and unit, in the order of the sections.

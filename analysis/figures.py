@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
+from matplotlib.figure import Figure
 
 from analysis.papers import by_reproduction
 from analysis.papers.reproduction import MAT, SPEEDUP, claimed_words, task_panel
@@ -22,13 +24,7 @@ from analysis.plots.layout import save
 from analysis.plots.style import RC
 from analysis.runs.command import with_runs
 from analysis.runs.comparisons import Comparison, caption, make_comparisons
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from matplotlib.figure import Figure
-
-    from analysis.runs.load import Run
+from analysis.runs.load import Run
 
 __all__ = ["FIGURES", "figures_of", "main", "mean_accepted_tokens", "save", "speedup_by_task"]
 

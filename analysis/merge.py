@@ -13,9 +13,9 @@ import os
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,9 +35,7 @@ from specbench.results.records import (
 )
 from specbench.results.statistics import exit_code, run_summary
 from specbench.storage import jsonl
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from specbench.storage.jsonl import JsonObject
 
 # What must be the same for records to stand in one table.
 _SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline", "labels")
@@ -200,7 +198,7 @@ def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManif
     )
 
 
-def _lines(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
+def _lines(runs: Sequence[Run], name: str) -> list[JsonObject]:
     return [line for run in runs for line in jsonl.read_jsonl(run.path / name)[0]]
 
 

@@ -14,27 +14,22 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 
 from analysis import cost_surfaces
 from analysis.figures import mean_accepted_tokens, save, speedup_by_task
 from analysis.plots.style import RC
-from analysis.runs.comparisons import caption, make_comparisons
-from analysis.runs.load import SURFACE, load_runs, load_surfaces
+from analysis.runs.comparisons import Comparison, caption, make_comparisons
+from analysis.runs.load import SURFACE, Run, load_runs, load_surfaces
 from specbench.errors import ConfigurationError, ResultsError
 from specbench.results import summary_schema
 from specbench.results.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.runs.comparisons import Comparison
-    from analysis.runs.load import Run
-    from specbench.storage.jsonl import JsonObject
+from specbench.storage.jsonl import JsonObject
 
 UNREACHABLE = 3  # exit code where W&B cannot be used online
 FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS, CANDIDATES, SURFACE)

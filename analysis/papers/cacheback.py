@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from analysis.papers.reproduction import (
     MAT,
     SPEEDUP,
+    Pictures,
     Reproduction,
     captions,
     claimed_comparisons,
@@ -22,14 +23,9 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.papers.reproduction import Pictures
-    from analysis.runs.load import Run
-    from analysis.tabular.table import ResultTable
+from analysis.tabular.table import ResultTable
 
 PAPER = "cacheback"
 _LENGTHS = ("leader_len", "follower_len")

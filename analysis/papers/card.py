@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from analysis.papers.reproduction import (
     MAT,
     SPEEDUP,
+    Pictures,
     Reproduction,
     by_model,
     captions,
@@ -17,7 +18,8 @@ from analysis.papers.reproduction import (
     speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
-from analysis.runs.claims import NOT_RUN, load_claims
+from analysis.runs.claims import NOT_RUN, Claim, load_claims
+from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import (
     draft_passes,
     draft_share,
@@ -28,17 +30,10 @@ from analysis.runs.drafting import (
     rows_of_target_pass,
 )
 from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import context_cells, settings_table, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.papers.reproduction import Pictures
-    from analysis.runs.claims import Claim
-    from analysis.runs.comparisons import ComparedLabel, Comparison
-    from analysis.runs.load import Run
 
 PAPER = "card"
 _GPUS_TEXT = (

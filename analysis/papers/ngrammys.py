@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from analysis.papers.ngrammys_rows import FIGURE4
 from analysis.papers.reproduction import (
     SPEEDUP,
+    Pictures,
     Reproduction,
+    Sweep,
     by_model,
     captions,
     claimed_comparisons,
@@ -19,9 +21,10 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
-from analysis.runs.claims import NOT_RUN, OTHER_MODEL, claim_of_setting, compare, load_claims
-from analysis.runs.comparisons import caption
+from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim, claim_of_setting, compare, load_claims
+from analysis.runs.comparisons import ComparedLabel, Comparison, caption
 from analysis.runs.estimates import over_repeats
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import (
     claimed_cells,
     context_cells,
@@ -31,14 +34,6 @@ from analysis.tabular.comparison_tables import (
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
 from specbench.results.statistics import OVERALL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from analysis.papers.reproduction import Pictures, Sweep
-    from analysis.runs.claims import Claim
-    from analysis.runs.comparisons import ComparedLabel, Comparison
-    from analysis.runs.load import Run
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"

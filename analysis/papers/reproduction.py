@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from analysis.plots.charts import Panel, Point, Series
 from analysis.runs.claims import load_claims
-from analysis.runs.comparisons import caption, conditions, make_comparisons
+from analysis.runs.comparisons import (
+    ComparedLabel,
+    Comparison,
+    caption,
+    conditions,
+    make_comparisons,
+)
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import natural
+from analysis.tabular.table import ResultTable
 from specbench.errors import ResultsError
-from specbench.results.estimate import ABSENT
+from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.statistics import OVERALL
 from specbench.results.summary_schema import number
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from matplotlib.figure import Figure
-
-    from analysis.runs.comparisons import ComparedLabel, Comparison
-    from analysis.runs.load import Run
-    from analysis.tabular.table import ResultTable
-    from specbench.results.estimate import Estimate
-
-    # Pictures with what is added to their files' names.
-    Pictures = Iterable[tuple[str, Figure]]
-
+# Pictures with what is added to their files' names.
+Pictures = Iterable[tuple[str, Figure]]
 
 MAT = "MAT (tokens per target pass;\naxis from 1)"
 SPEEDUP = "speedup over ar (ratio of tokens/s)"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from analysis.papers.reproduction import (
     MAT,
+    Pictures,
     Reproduction,
     captions,
     claimed_comparisons,
@@ -14,19 +15,13 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
-from analysis.runs.claims import load_claims
+from analysis.runs.claims import Claim, load_claims
+from analysis.runs.comparisons import ComparedLabel
 from analysis.runs.estimates import mat, tokens_per_s, usable_turns
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import settings_table
 from analysis.tabular.table import Cell, ResultTable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.papers.reproduction import Pictures
-    from analysis.runs.claims import Claim
-    from analysis.runs.comparisons import ComparedLabel
-    from analysis.runs.load import Run
-    from specbench.results.estimate import Estimate
+from specbench.results.estimate import Estimate
 
 PAPER = "ssd"
 _WARM = "cache of megabytes"  # the post's words for a store that has filled

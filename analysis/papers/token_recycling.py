@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from analysis.papers.reproduction import (
     MAT,
     SPEEDUP,
+    Pictures,
     Reproduction,
     captions,
     claimed_comparisons,
@@ -18,17 +19,12 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.plots.stacked_bars import stacked_bars
+from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.estimates import phase_s, pooled_ratio
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
 from analysis.tabular.table import Cell, ResultTable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from analysis.papers.reproduction import Pictures
-    from analysis.runs.comparisons import ComparedLabel, Comparison
-    from analysis.runs.load import Run
-    from specbench.results.estimate import Estimate
+from specbench.results.estimate import Estimate
 
 PAPER = "token_recycling"
 _FIGURE3_TEXT = (

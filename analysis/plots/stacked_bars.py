@@ -5,9 +5,10 @@ Where one part is nearly all, the others are hardly seen in the bars; by ratios 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, LogLocator
@@ -16,13 +17,7 @@ from analysis.plots.layout import finish, legend_of
 from analysis.plots.style import REFERENCE, part_style, row_marker
 from specbench.results.estimate import Estimate
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from matplotlib.axes import Axes
-
-    Rows = Mapping[str, Mapping[str, Estimate]]
-
+Rows = Mapping[str, Mapping[str, Estimate]]
 
 _NOTHING = Estimate(None)
 

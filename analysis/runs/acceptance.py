@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from analysis.runs.estimates import pooled_ratio, steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from specbench.results.estimate import Estimate
-    from specbench.results.records import CaseRecord
+from specbench.results.estimate import Estimate
+from specbench.results.records import CaseRecord
 
 
 def by_depth(

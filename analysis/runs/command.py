@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from analysis.runs.load import usable_runs
+from analysis.runs.load import Run, usable_runs
 from specbench.errors import SpecBenchError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
-
-    from analysis.runs.load import Run
 
 
 def with_runs(options: argparse.Namespace, show: Callable[[Sequence[Run]], int]) -> int:

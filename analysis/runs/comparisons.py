@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_claims
 from analysis.runs.estimates import tokens_per_s, usable_turns
+from analysis.runs.load import Run
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
+from specbench.results.records import CaseRecord
 from specbench.results.statistics import OVERALL, summarise, task_order
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
-from specbench.results.summary_schema import interval, number
+from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.wording import TIMES, verdict_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from analysis.runs.load import Knobs, Run
-    from specbench.results.records import CaseRecord
-    from specbench.results.summary_schema import SummaryRow
+from specbench.storage.jsonl import JsonObject
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class ComparedLabel:
         return self.overall["method"]
 
     @property
-    def knobs(self) -> Knobs:
+    def knobs(self) -> JsonObject:
         return self.run.knobs(self.label)
 
     @property

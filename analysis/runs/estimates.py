@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specbench.results.estimate import FEWEST, Estimate
+from specbench.results.records import CaseRecord
 from specbench.results.statistics import (
     Resamples,
     log_interval,
@@ -16,12 +17,6 @@ from specbench.results.statistics import (
     strata_of,
     untimed_blocks,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from specbench.results.records import CaseRecord
-
 
 STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
 

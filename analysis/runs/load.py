@@ -5,22 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
 
 from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, DONE, MANIFEST, CaseRecord, read_records
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from specbench.storage.jsonl import JsonObject
-
-# A method's settings, by name; each method has its own.
-Knobs: TypeAlias = "Mapping[str, Any]"
+from specbench.storage.jsonl import JsonObject
 
 SURFACE = "surface.json"  # of a cost run, in place of records
 
@@ -200,7 +193,7 @@ class Run:
         """Bytes of weights and caches by model (``target``, ``draft``) that a label needs."""
         return self._loaded.memory.get(label, {})
 
-    def knobs(self, label: str) -> Knobs:
+    def knobs(self, label: str) -> JsonObject:
         return self.manifest.labels.get(label, LabelInfo()).knobs
 
 
