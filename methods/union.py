@@ -37,7 +37,6 @@ from specbench.errors import ConfigurationError, unknown_name
 from specbench.index.tree.merge import merge_trees, part_view
 
 if TYPE_CHECKING:
-
     from specbench.arrays import IntArray
     from specbench.decoding.structs import DraftContext
 
