@@ -11,7 +11,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -21,7 +20,7 @@ from analysis.papers.reproduction import claimed_words, task_panel
 from analysis.plots.charts import bars
 from analysis.plots.layout import save
 from analysis.plots.style import RC
-from analysis.runs.command import with_runs
+from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, caption, make_comparisons
 from analysis.runs.load import Run
 
@@ -75,29 +74,18 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    options = _parser().parse_args(arguments)
-    return with_runs(options, lambda runs: _draw(runs, options))
+    parser = runs_parser("figures", "Figures of runs, as PNG and SVG.")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
+    return with_runs(parser.parse_args(arguments), _draw)
 
 
 def _draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
     folder = options.output or options.runs[0] / "figures"
-    context: Any = matplotlib.rc_context(RC)
-    with context:
+    with matplotlib.rc_context(RC):
         for stem, figure in figures_of(runs):
             for path in save(figure, folder, stem):
                 sys.stdout.write(f"{path}\n")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.figures", description="Figures of runs, as PNG and SVG."
-    )
-    add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders of them")
-    add("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
-    add("--incomplete", action="store_true", help="also show runs that have not reached their end")
-    return parser
 
 
 if __name__ == "__main__":
