@@ -16,18 +16,14 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specbench.errors import ConfigurationError
 from specbench.results.records import CaseRecord
 from specbench.results.statistics import untimed_blocks
 from specbench.results.tasks import task_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from specbench.storage.jsonl import JsonObject
+from specbench.storage.jsonl import JsonObject
 
 UNKNOWN_TOKEN = -1  # stands for each new token of a file that has none
 UNKNOWN_SCOPE = "unknown"

@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from scipy import stats
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from specbench.arrays import FloatArray, IntArray
-
+from specbench.arrays import FloatArray, IntArray
 
 Interval: TypeAlias = tuple[float, float]
 

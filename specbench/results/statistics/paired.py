@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from specbench.arrays import FloatArray
-    from specbench.results.statistics.bootstrap import Interval
+from specbench.arrays import FloatArray
+from specbench.results.statistics.bootstrap import Interval
 
 # Up to this many cases all 2^n sign patterns are tried; above, a sample of them.
 _EXACT_CASES = 16

@@ -7,15 +7,10 @@ floor is partly the baseline's slowness: compiled engines reach 65-70 % of an A1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from specbench.results.manifest import BASELINE, ModelInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from specbench.results.manifest import RunManifest
+from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 
 SLOW_BASELINE = 0.5  # share of the bandwidth below which a table warns
 ENGINES = ("eager", "graph")

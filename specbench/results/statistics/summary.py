@@ -26,12 +26,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from specbench.arrays import FloatArray
 from specbench.results.manifest import BASELINE
-from specbench.results.records import VERDICTS
+from specbench.results.records import VERDICTS, CaseRecord
 from specbench.results.statistics.aggregate import (
     COMMITTED,
     DECODE,
@@ -56,14 +58,8 @@ from specbench.results.statistics.bootstrap import (
 )
 from specbench.results.statistics.paired import equivalence, holm, sign_flip_p
 from specbench.results.statistics.roofline import BaselineContext
+from specbench.results.summary_schema import Pair, SummaryRow
 from specbench.results.tasks import TASKS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from specbench.arrays import FloatArray
-    from specbench.results.records import CaseRecord
-    from specbench.results.summary_schema import Pair, SummaryRow
 
 OVERALL = "overall"
 ESTIMATORS = ("paired", "specbench")
