@@ -68,12 +68,7 @@ class Section:
 
 
 def page(runs: Sequence[Run], estimator: str | None = None) -> str:
-    """The whole page.
-
-    Args:
-        runs: as :func:`analysis.runs.load.usable_runs` gives them.
-        estimator: of the tables that belong to no reproduction, and of the summary.
-    """
+    """The whole page; the estimator is that of the summary and of runs of no reproduction."""
     recorded = [run for run in runs if run.records]
     comparisons = make_comparisons(recorded, estimator)
     environment = jinja2.Environment(

@@ -137,14 +137,7 @@ def _grid_table(words: str) -> Callable[[Sequence[Run]], list[ResultTable]]:
 
 
 def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)") -> Pictures:
-    """One figure per model; of each data set a heatmap per strategy, layout and other setting.
-
-    Args:
-        runs: a sweep over k and w.
-        key: of the number in a summary's row.
-        unit: what the number is.
-        place: for the title.
-    """
+    """One figure per model; of each data set a heatmap per strategy, layout and other setting."""
     for model, comparisons in by_model(_comparisons(runs)):
         found = [
             (comparison, sweep)

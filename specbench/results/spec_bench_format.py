@@ -88,11 +88,11 @@ def to_answers(
     model_id: str,
     decode: Callable[[Sequence[int]], str],
 ) -> list[JsonObject]:
-    """The lines of one label's file.
+    """The lines of one label's file, of one repeat and in the order of ``blocks``.
 
     Args:
         records: of one label.
-        blocks: which of its blocks, of one repeat, in the order of the file.
+        blocks: which of its blocks.
         model_id: what the file calls the label.
         decode: from new tokens to the answer's text.
     """

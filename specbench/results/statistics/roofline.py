@@ -72,12 +72,7 @@ def baseline_context(manifest: RunManifest) -> BaselineContext:
 
 
 def notes(manifest: RunManifest, reached: float | None) -> list[str]:
-    """Lines for the table about its baseline, with a warning where that is slow.
-
-    Args:
-        manifest: of the run.
-        reached: share of the bandwidth that the baseline takes, None where not known.
-    """
+    """Lines about the baseline, which takes this share of the bandwidth; a warning where slow."""
     model = _subject(manifest)
     engine = _engine(model)
     found = []

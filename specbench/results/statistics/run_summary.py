@@ -26,13 +26,7 @@ def run_summary(
     errors: Sequence[JsonObject],
     manifest: RunManifest,
 ) -> Summary:
-    """What ``summary.json`` holds.
-
-    Args:
-        records: of the whole run.
-        errors: lines of ``errors.jsonl``.
-        manifest: of the run; with its ``model`` part where a model was loaded.
-    """
+    """What ``summary.json`` holds; ``errors`` are the lines of ``errors.jsonl``."""
     labels, baseline, seed = list(manifest.labels), manifest.baseline, manifest.seed
     model = manifest.model
     stands_on = roofline.baseline_context(manifest)
