@@ -33,7 +33,7 @@ from specbench.results.records import (
     STEPS,
     SUMMARY,
 )
-from specbench.results.statistics import exit_code, run_summary
+from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 

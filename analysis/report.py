@@ -34,7 +34,7 @@ from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.records import VERDICTS
-from specbench.results.statistics import ESTIMATORS
+from specbench.results.statistics.summary import ESTIMATORS
 from specbench.results.summary_schema import number
 from specbench.results.wording import verdict_words
 

@@ -20,7 +20,7 @@ from analysis.runs.comparisons import ComparedLabel, Comparison, make_comparison
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table
 from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
-from specbench.results.statistics import ESTIMATORS
+from specbench.results.statistics.summary import ESTIMATORS
 from specbench.results.summary_schema import SummaryRow, interval
 
 # Wide enough for all columns where the output is a file or a pipe.

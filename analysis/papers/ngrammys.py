@@ -30,7 +30,7 @@ from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
-from specbench.results.statistics import OVERALL
+from specbench.results.statistics.summary import OVERALL
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"

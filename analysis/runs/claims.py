@@ -34,7 +34,7 @@ import yaml
 from analysis.runs.load import Run
 from specbench.errors import ResultsError
 from specbench.results.estimate import FEWEST
-from specbench.results.statistics import OVERALL
+from specbench.results.statistics.summary import OVERALL
 from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.storage.jsonl import JsonObject
 

@@ -14,8 +14,8 @@ from analysis.runs.load import Run
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import OVERALL, summarise, task_order
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
+from specbench.results.statistics.summary import OVERALL, summarise, task_order
 from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.wording import TIMES, verdict_words
 from specbench.storage.jsonl import JsonObject

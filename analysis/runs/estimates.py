@@ -10,12 +10,12 @@ import numpy as np
 
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import (
+from specbench.results.statistics.aggregate import untimed_blocks
+from specbench.results.statistics.bootstrap import (
     Resamples,
     log_interval,
     ratio_of_totals,
     strata_of,
-    untimed_blocks,
 )
 
 STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")

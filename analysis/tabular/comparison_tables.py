@@ -14,7 +14,7 @@ from analysis.runs.comparisons import (
 )
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, FEWEST, Estimate
-from specbench.results.statistics import compare_pairs
+from specbench.results.statistics.summary import compare_pairs
 from specbench.results.summary_schema import SummaryRow
 from specbench.results.tasks import HEADINGS
 from specbench.results.wording import verdict_words

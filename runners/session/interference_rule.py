@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from specbench.results.statistics import untimed_blocks
+from specbench.results.statistics.aggregate import untimed_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

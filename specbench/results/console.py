@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
@@ -10,17 +12,13 @@ from rich.text import Text
 
 from specbench.results.estimate import Estimate, numeric_columns
 from specbench.results.records import CASES, DISTURBED, ERRORS, MANIFEST, STEPS, SUMMARY
+from specbench.results.summary_schema import Pair, Summary, SummaryRow
 from specbench.results.wording import verdict_words
 from specbench.storage import jsonl
+from specbench.storage.jsonl import JsonObject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     import pandas as pd
-
-    from specbench.results.summary_schema import Pair, Summary, SummaryRow
-    from specbench.storage.jsonl import JsonObject
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 160
@@ -66,7 +64,7 @@ def render(rows: Sequence[SummaryRow], caption: str = "") -> Table:
     """Rows of ``summary.json`` as a rich table, one section per task, the whole run last."""
     import pandas as pd  # it and scipy take long to import
 
-    from specbench.results.statistics import task_order
+    from specbench.results.statistics.summary import task_order
 
     shown = sorted(rows, key=lambda row: task_order(row["task"]))
     energy = any(row.get("joules_per_token") is not None for row in rows)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from specbench.errors import ConfigurationError
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import untimed_blocks
+from specbench.results.statistics.aggregate import untimed_blocks
 from specbench.results.tasks import task_of
 from specbench.storage.jsonl import JsonObject
 

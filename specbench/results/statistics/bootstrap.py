@@ -17,14 +17,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 import numpy as np
 from scipy import stats
 
 from specbench.arrays import FloatArray, IntArray
-
-Interval: TypeAlias = tuple[float, float]
+from specbench.results.estimate import Interval
 
 LEVEL = 0.95
 N_RESAMPLES = 10_000

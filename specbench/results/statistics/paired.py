@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specbench.arrays import FloatArray
-from specbench.results.statistics.bootstrap import Interval
+from specbench.results.estimate import Interval
 
 # Up to this many cases all 2^n sign patterns are tried; above, a sample of them.
 _EXACT_CASES = 16

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from specbench.arrays import FloatArray
+from specbench.results.estimate import Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.records import VERDICTS, CaseRecord
 from specbench.results.statistics.aggregate import (
@@ -48,7 +49,6 @@ from specbench.results.statistics.aggregate import (
 )
 from specbench.results.statistics.bootstrap import (
     N_RESAMPLES,
-    Interval,
     Resamples,
     geometric_mean,
     log_interval,
