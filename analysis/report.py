@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jinja2
 import matplotlib
@@ -25,7 +25,7 @@ from analysis.papers import by_reproduction
 from analysis.plots.layout import CAPTION, TITLE
 from analysis.plots.style import RC
 from analysis.runs.claims import VERDICT_RULE
-from analysis.runs.command import with_runs
+from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import make_comparisons
 from analysis.tabular.comparison_tables import comparison_table, context_cells, pairs_table
 from analysis.tabular.provenance import environments, settings, sources
@@ -93,8 +93,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
     environment.tests["measured"] = lambda cell: isinstance(cell, Estimate)
     environment.filters["numeric"] = numeric_columns
     # As outlines, because the reader's machine need not have the font.
-    context: Any = matplotlib.rc_context(RC | {"svg.fonttype": "path"})
-    with context:
+    with matplotlib.rc_context(RC | {"svg.fonttype": "path"}):
         shown = list(sections(runs, estimator))
     return environment.get_template(TEMPLATE).render(
         lead=lead(recorded or runs),
@@ -280,8 +279,11 @@ def lossless(comparisons: Iterable[Comparison]) -> ResultTable:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    options = _parser().parse_args(arguments)
-    return with_runs(options, lambda runs: _write(runs, options))
+    parser = runs_parser("report", "Runs as one page for a browser.")
+    add = parser.add_argument
+    add("-o", "--output", type=Path, metavar="FILE", default=Path("report.html"))
+    add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
+    return with_runs(parser.parse_args(arguments), _write)
 
 
 def _write(runs: Sequence[Run], options: argparse.Namespace) -> int:
@@ -290,18 +292,6 @@ def _write(runs: Sequence[Run], options: argparse.Namespace) -> int:
     options.output.write_text(text, encoding="utf-8")
     sys.stdout.write(f"{options.output}: {len(text.encode()) / 1024:.0f} KiB\n")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.report", description="Runs as one page for a browser."
-    )
-    add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders of them")
-    add("-o", "--output", type=Path, metavar="FILE", default=Path("report.html"))
-    add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
-    add("--incomplete", action="store_true", help="also show runs that have not reached their end")
-    return parser
 
 
 if __name__ == "__main__":
