@@ -10,43 +10,34 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from runners.job import Runner
+from runners.job import Job, Runner
 from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, close
-from runners.session.method_runs import build_method_runs
-from specbench.config.schema import CostConfig
+from runners.session.drafting_times import drafting_times
+from runners.session.method_runs import MethodRun, build_method_runs
+from specbench.config.schema import CostConfig, RunConfig
+from specbench.data.cases import Case
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError
 from specbench.models import loading
+from specbench.models.target import Target
 from specbench.replay.cost_surface import FREE, CostSurface, Grid
-from specbench.replay.replayer import Replayer
-from specbench.replay.traces import Traces, Turn
 from specbench.results import records
-from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
+from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.storage import jsonl
 from specbench.system import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from omegaconf import DictConfig
-
-    from runners.job import Job
-    from runners.session.method_runs import MethodRun
-    from specbench.config.schema import RunConfig
-    from specbench.data.cases import Case
-    from specbench.models.loading import LoadedModel
-    from specbench.models.target import Target
 
 SURFACE = "surface.json"
 ROUNDS = "rounds.jsonl"
@@ -54,8 +45,6 @@ ROUNDS = "rounds.jsonl"
 log = logging.getLogger(__name__)
 
 _BRANCH = 8  # a node's parent is at most this far before it: branches of mixed length
-_TEXTS, _TEXT_TOKENS = 5, 96  # made-up texts that drafting is timed on, and their new tokens
-_PHRASES, _PHRASE_TOKENS = 24, 6  # they are made of recurring phrases
 _SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -63,11 +52,7 @@ class Cost(Runner):
     """``runner=cost``."""
 
     def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The configuration, its grid checked.
-
-        Raises:
-            ConfigurationError: the grid has no point, or cannot fit into the model's context.
-        """
+        """Check the grid: it has points, and they fit into the model's context."""
         grid = cfg.runner
         for key, least in (("contexts", 1), ("tree_rows", 1), ("batch_k", 1), ("batch_w", 0)):
             values = list(grid[key])
@@ -98,22 +83,12 @@ class Cost(Runner):
         return cfg
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
-        """None are asked.
-
-        Raises:
-            WeightsNotFound: there is no model to measure; says what to type.
-        """
+        """None are asked, but the model must be there."""
         loading.model_files_present(config)
         return ()
 
     def run(self, job: Job) -> int:
-        """Measure the rounds that are missing and write ``surface.json``.
-
-        Raises:
-            ConfigurationError: the model or a method cannot be had, or the finished rounds were
-                measured under other conditions.
-            DiskError: the surface cannot be written.
-        """
+        """Measure the rounds that are missing and write ``surface.json``."""
         with folder.held(job.folder):
             runs = build_method_runs(job)
             machine = environment.describe()
@@ -225,7 +200,7 @@ def _measure(
         prefill=prefill,
         tree=tree,
         batch=batch,
-        drafting=_drafting(config, grid.contexts, runs, loaded, target.vocab_size, rng),
+        drafting=drafting_times(config, grid.contexts, runs, loaded, target.vocab_size, rng),
     )
 
 
@@ -280,13 +255,7 @@ def _batch_passes(
 
 
 class _Rounds:
-    """Finished rounds over a grid, kept on disk as they are made: an interrupted run goes on.
-
-    Args:
-        path: a line per round.
-        wanted: rounds of each kind.
-        warm_all: warm up at every context, not at the first alone.
-    """
+    """Finished rounds over a grid, kept on disk as they are made: an interrupted run goes on."""
 
     def __init__(self, path: Path, wanted: int, *, warm_all: bool) -> None:
         self.done, truncated = jsonl.read_jsonl(path)
@@ -347,66 +316,3 @@ def _random_rows(k: int, w: int, vocab: int, rng: np.random.Generator) -> DraftT
     places = np.arange(k * w)
     parents = np.where(places % w == 0, -1, places - 1) if w else places
     return DraftTree(rng.integers(0, vocab, k * w), parents, rows=(k, w))
-
-
-# --- drafting -------------------------------------------------------------------------------------
-
-
-def _drafting(
-    config: RunConfig,
-    contexts: Sequence[int],
-    runs: Sequence[MethodRun],
-    loaded: LoadedModel,
-    vocab: int,
-    rng: np.random.Generator,
-) -> list[dict[str, Any]]:
-    """Microseconds of propose and observe per step, or why they were not measured."""
-    tokenizer = loaded.tokenizer
-    facts = {
-        "eos_ids": (),
-        "vocab_size": vocab,
-        "tokenizer_hash": "" if tokenizer is None else loading.tokenizer_hash(tokenizer),
-    }
-    rows: list[dict[str, Any]] = []
-    for context in contexts:
-        limit = max(loaded.context_length, context + _TEXT_TOKENS)
-        replayer = Replayer(
-            _made_up_traces({**facts, "context_length": limit}, context, rng),
-            None,
-            model=config.model,
-            cache_dir=Path(config.cache_dir),
-            seed=config.seed,
-        )
-        for run in runs:
-            row = {"label": run.label, "method": run.entry.name, "context": context}
-            try:
-                step_s = replayer.step_s(replayer.prepare(run.drafter))
-            except SpecBenchError as error:
-                rows.append({**row, "skipped": f"not measured: {error}"})
-            else:
-                rows.append({**row, "step_us": 1e6 * step_s})
-    return rows
-
-
-def _made_up_traces(facts: dict[str, Any], context: int, rng: np.random.Generator) -> Traces:
-    """Texts of phrases that recur, so that drafters have something to find."""
-    turns = {}
-    for i in range(_TEXTS):
-        phrases = rng.integers(0, facts["vocab_size"], (_PHRASES, _PHRASE_TOKENS))
-        length = context + _TEXT_TOKENS
-        order = rng.integers(0, _PHRASES, -(-length // _PHRASE_TOKENS))
-        text = phrases[order].reshape(-1)[:length]
-        turns[BASELINE, str(i), 0] = Turn(
-            label=BASELINE,
-            method=BASELINE,
-            task="made_up",
-            category="made_up",
-            case_id=str(i),
-            turn=0,
-            stream_index=i,
-            seed=0,
-            prompt_ids=text[:context],
-            output_ids=text[context:],
-        )
-    config = {"generation": {"max_new_tokens": _TEXT_TOKENS}}
-    return Traces(Path(), facts, config, "", "", turns, (), "")

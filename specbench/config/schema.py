@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from specbench.config.dataset_schema import DatasetConfig  # noqa: TC001 (OmegaConf reads it)
+from specbench.config.dataset_schema import DatasetConfig
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")

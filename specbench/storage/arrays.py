@@ -12,18 +12,14 @@ import json
 import mmap
 import os
 import zlib
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypedDict, TypeVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
 from specbench.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-    from typing import Self
-
-    from specbench.storage.jsonl import JsonObject
+from specbench.storage.jsonl import JsonObject
 
 MAGIC = b"SBARRAYS"
 
@@ -55,6 +51,7 @@ def write_array_file(
     """Write ``path`` in one go and flush it to disk; whoever calls makes it appear atomically.
 
     Args:
+        path: an existing file is overwritten.
         kind: what the arrays are, e.g. ``frozen_table``.
         version: of the kind's layout.
         tokenizer_hash: what the token ids in it belong to.
@@ -114,7 +111,7 @@ def read_header(path: Path) -> JsonObject:
 def open_array_file(
     path: Path, *, kind: str, version: int, tokenizer_hash: str | None
 ) -> tuple[JsonObject, dict[str, Array]]:
-    """Map the arrays of ``path`` read-only, after checking what they are.
+    """The header, and by name the arrays of ``path``, mapped read-only and checked.
 
     Every array's checksum is computed, which also brings the pages into memory, so that the first
     look-up of a timed run does not wait for the disk.

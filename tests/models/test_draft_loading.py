@@ -74,15 +74,15 @@ def test_a_local_checkpoint(load, checkpoint):
         expected = draft.network.double()(input_ids=torch.from_numpy(text)[None]).logits[0, -1]
     torch.testing.assert_close(draft.catch_up(text), expected)
     assert draft.context_length == 512
-    assert (described["id"], described["vocab_size"]) == (str(checkpoint), VOCAB)
-    assert described["weights_hash"] and described["dtype"] == "float64"
-    assert described["parameters"] == sum(p.numel() for p in draft.network.parameters())
+    assert (described.id, described.vocab_size) == (str(checkpoint), VOCAB)
+    assert described.weights_hash and described.dtype == "float64"
+    assert described.parameters == sum(p.numel() for p in draft.network.parameters())
 
 
 def test_random_weights_need_no_checkpoint(load):
     draft, described = load("pair=random_draft", "pair.draft.random.layers=2")
     assert draft.vocab_size == draft.target_vocab == VOCAB
-    assert described["id"] == "random"
+    assert described.id == "random"
     again, _ = load("pair=random_draft", "pair.draft.random.layers=2")
     other, _ = load("pair=random_draft", "pair.draft.random.layers=2", "pair.draft.random.seed=1")
     text = np.array([5, 6, 7])
@@ -146,7 +146,7 @@ def test_a_device_that_is_not_there_is_shared_and_said_so(load, monkeypatch, cap
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with caplog.at_level(logging.WARNING):
         draft, described = load("pair=random_draft", "pair.draft.device=cuda:1")
-    assert described["device"] == "cpu"
+    assert described.device == "cpu"
     assert "pair.draft.device=cuda:1 is not there" in caplog.text
     assert {"devices": 1, "devices_asked": 2}.items() <= draft.report().items()
     draft, _ = load("pair=random_draft", "pair.draft.device=cpu")
