@@ -33,8 +33,9 @@ Recorded for each step (``drafter`` in the records): how many rows either source
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -50,9 +51,6 @@ from specbench.decoding.structs import (
 from specbench.errors import ConfigurationError
 from specbench.index.ngram.bigram_table import TOP, BigramTable
 from specbench.index.ngram.context_rows import context_rows, merge_rows, table_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _STRATEGIES = ("unigram", "bigram", "extended_bigram", "context", "mixed")
 _LAYOUTS = ("batch", "tree")

@@ -29,10 +29,11 @@ State kept: the dynamic automaton of one turn (a later turn's prompt repeats the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
@@ -52,9 +53,6 @@ from specbench.index.suffix.static_automaton import (
     grow_best_first,
     most_frequent_chain,
 )
-
-if TYPE_CHECKING:
-    from specbench.arrays import IntArray
 
 _AUTOMATA = ("both", "dynamic", "static")
 _DYNAMIC, _STATIC, _AUXILIARY = 0, 1, 2

@@ -28,14 +28,15 @@ State kept: the matrix, ``vocab × k`` numbers. Kept over all cases (``state_sco
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DraftTree, Needs
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.errors import ConfigurationError
 from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
 from specbench.index.tree.static_tree import (
@@ -45,12 +46,6 @@ from specbench.index.tree.static_tree import (
     load_tree,
     tree_of_levels,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 
 _BREADTH, _DEPTH = 80, 6  # the paper's tree
 

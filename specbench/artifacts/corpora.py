@@ -14,14 +14,12 @@ import importlib.util
 import platform
 import re
 import sysconfig
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench.errors import ConfigurationError, unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 # Required by this project, directly or through torch, and rich in prose. Import names; the
 # distributions are called the same.

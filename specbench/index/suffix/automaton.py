@@ -15,14 +15,12 @@ there. `specbench.index.suffix.static_automaton` freezes it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-if TYPE_CHECKING:
-    from specbench.arrays import Array
-
+from specbench.arrays import Array
 
 NONE = -1
 START = 0

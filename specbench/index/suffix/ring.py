@@ -9,19 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.index.suffix.array import SEPARATOR, build_suffix_array
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from specbench.arrays import Array
-
 
 log = logging.getLogger(__name__)
 

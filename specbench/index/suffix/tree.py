@@ -11,15 +11,12 @@ evicted for their room. `specbench.index.suffix.tree_kernels` has the rules in d
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.index.suffix import tree_kernels as k  # columns and operations
-
-if TYPE_CHECKING:
-    from specbench.arrays import Array
-
 
 _FIRST_SIZE = 1024
 # Text positions are kept modulo 2³², of which any size below is a divisor.

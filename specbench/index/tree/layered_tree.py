@@ -9,18 +9,14 @@ the next layer is chosen, which costs one copy.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.device import to_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from specbench.arrays import FloatArray, IntArray
 
 ROOT: IntArray = np.zeros(1, dtype=np.int64)
 
