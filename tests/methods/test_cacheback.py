@@ -228,28 +228,6 @@ def test_reset_forgets_the_text_but_not_the_corpus(tmp_path):
     assert pairs(drafter.propose(state)) == [(9, -1)]
 
 
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        ({"total_draft_len": 19}, ["total_draft_len=19", "drafts nothing", "at least 20"]),
-        ({"leader_len": 0}, ["leader_len=0", "at least 1"]),
-        ({"table": "duel"}, ["duel", "dual"]),
-        ({"budget_counts": "papers"}, ["papers", "paper"]),
-        ({"chaining_reserved": -1}, ["chaining_reserved=-1"]),
-        ({"tables": [{"kind": "frozzen"}]}, ["frozzen", "frozen"]),
-        ({"tables": [{"kind": "dynamic", "leader_length": 2}]}, ["leader_length", "leader_len"]),
-        ({"tables": [{"leader_len": 2}]}, ["tables[0]", "kind"]),
-        ({"tables": [{"kind": "dynamic", "follower_len": 0}]}, ["tables[0].follower_len"]),
-        ({"state_scope": "case"}, ["state_scope", "case"]),
-    ],
-)
-def test_bad_knobs_are_refused_with_what_to_type(knobs, words):
-    with pytest.raises(ConfigurationError) as caught:
-        Cacheback(**knobs)
-    for word in words:
-        assert word in str(caught.value)
-
-
 def test_the_smallest_budget_that_drafts_is_accepted():
     assert Cacheback(total_draft_len=20).needs.max_nodes == 19
 

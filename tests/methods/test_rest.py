@@ -227,23 +227,6 @@ def test_another_tokenizer_version_or_a_damaged_file_is_refused(tmp_path):
         ready(cut)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        ({"matches": "evenly"}, ["evenly", "even"]),
-        ({"max_span": 1}, ["max_span=1", "min_span=2"]),
-        ({"choices": 0}, ["choices=0"]),
-        ({"draft_len": 256}, ["draft_len=256"]),
-        ({"max_matches": 2**21}, ["max_matches"]),
-    ],
-)
-def test_bad_knobs_are_refused(knobs, words):
-    with pytest.raises(ConfigurationError) as caught:
-        Retrieval(**knobs)
-    for word in words:
-        assert word in str(caught.value)
-
-
 class WordTokenizer:
     """One id per word, by its length."""
 
