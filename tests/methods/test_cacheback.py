@@ -11,6 +11,7 @@ from specbench.errors import ArtifactError, ConfigurationError
 from specbench.index.lru.frozen_table import FrozenTable
 from specbench.index.lru.kernels import grow_tree, insert_windows, rechain
 from tests.methods.cacheback_reference import PlainFrozen, PlainTable, draft
+from tests.methods.toy_turns import pairs
 
 VOCABULARY = 50
 
@@ -55,10 +56,6 @@ def commit(drafter, state, tokens):
     state.commit(np.array(tokens, dtype=np.int64))
     outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, np.array(tokens, dtype=np.int64), None)
     drafter.observe(state, outcome)
-
-
-def pairs(tree):
-    return list(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True))
 
 
 def test_followers_come_most_recent_first_and_leaves_are_asked_in_turn(tmp_path):
@@ -113,11 +110,8 @@ def test_windows_straddle_the_border_between_prompt_and_answer(tmp_path):
     state = after_prefill(drafter, [1, 2], 3)
     assert drafter._dynamic[0].snapshot() == [((1,), [(2, 3)])]
     commit(drafter, state, [4, 5])
-    assert drafter._dynamic[0].snapshot() == [
-        ((1,), [(2, 3)]),
-        ((2,), [(3, 4)]),
-        ((3,), [(4, 5)]),
-    ]
+    windows = [((1,), [(2, 3)]), ((2,), [(3, 4)]), ((3,), [(4, 5)])]
+    assert drafter._dynamic[0].snapshot() == windows
 
 
 def test_an_empty_step_teaches_nothing(tmp_path):
