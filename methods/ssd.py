@@ -99,16 +99,13 @@ class Spacelike(Drafter):
 
     @property
     def needs(self) -> Needs:
-        files: tuple[Artifact, ...] = ()
-        if self.warm_start is not None:
-            files = (
-                Artifact(
-                    name="warm_start",
-                    builder="",
-                    command="python run.py (its run folder holds a cases.jsonl)",
-                    path=self.warm_start,
-                ),
-            )
+        run = Artifact(
+            name="warm_start",
+            builder="",
+            command="python run.py (its run folder holds a cases.jsonl)",
+            path=self.warm_start,
+        )
+        files = () if self.warm_start is None else (run,)
         return Needs(artifacts=files, max_nodes=self.draft_len)
 
     @property

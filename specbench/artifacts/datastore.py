@@ -60,11 +60,9 @@ def build_datastore(
     """Write a datastore of documents.
 
     Args:
-        documents: token ids; read lazily.
-        path: the file to write; temporary files of its size lie beside it meanwhile.
-        tokenizer_hash: what the ids belong to.
+        documents: token ids below ``vocab_size``; read lazily.
+        path: temporary files of its size lie beside it meanwhile.
         corpus: JSON-ready facts about the documents, for the header.
-        vocab_size: ids must be below it.
         chunk: tokens sorted at once; bounds the memory.
         max_tokens: stop after about so many.
 

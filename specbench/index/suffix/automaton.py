@@ -232,8 +232,7 @@ class SuffixAutomaton:
         return int(self.arrays.meta[TOKENS])
 
     @property
-    def n_states(self) -> int:
-        """States, the start state included."""
+    def n_states(self) -> int:  # with the start
         return int(self.arrays.meta[STATES])
 
     @property
@@ -247,7 +246,6 @@ class SuffixAutomaton:
         states[START] = (0, NONE, NONE, NONE, 0)
 
     def start_document(self) -> None:
-        """What is added next follows nothing."""
         self.arrays.meta[LAST] = START
 
     def extend(self, tokens: Array, begin: int, end: int) -> None:
