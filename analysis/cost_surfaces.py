@@ -7,19 +7,14 @@ and cached tokens.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from matplotlib.figure import Figure
-
-    from analysis.runs.load import Run
+from analysis.runs.load import Run
 
 PASS_COLUMNS = ("kind", "rows", "k", "w", "context", "median_ms")
 _TEXT = (

@@ -13,9 +13,9 @@ import os
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,11 +33,9 @@ from specbench.results.records import (
     STEPS,
     SUMMARY,
 )
-from specbench.results.statistics import exit_code, run_summary
+from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from specbench.storage.jsonl import JsonObject
 
 # What must be the same for records to stand in one table.
 _SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline", "labels")
@@ -45,12 +43,7 @@ _MODEL = ("id", "revision", "weights_hash", "dtype", "tokenizer_hash", "template
 
 
 def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
-    """Join shards.
-
-    Args:
-        paths: the shards' folders, or folders that hold them, searched recursively.
-        output: the folder to make.
-        mixed: accept shards from different hardware, versions or code; the manifest says so.
+    """Join the shards below the paths into a new folder; ``mixed`` accepts different conditions.
 
     Raises:
         ResultsError: a shard is missing, incomplete, there twice or from another run, or
@@ -172,7 +165,6 @@ def _conditions(runs: Sequence[Run], mixed: bool) -> list[str]:
 
 
 def _check_keys(runs: Sequence[Run]) -> None:
-    """Refuse a record that is there twice."""
     counts = Counter(record.key for run in runs for record in run.records)
     twice = [key for key, count in counts.items() if count > 1]
     if twice:
@@ -200,7 +192,7 @@ def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManif
     )
 
 
-def _lines(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
+def _lines(runs: Sequence[Run], name: str) -> list[JsonObject]:
     return [line for run in runs for line in jsonl.read_jsonl(run.path / name)[0]]
 
 

@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from analysis.runs.command import reporting_errors
-from analysis.runs.load import load_runs
+from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.statistics import OVERALL, summarise
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.runs.load import Run
+from specbench.results.statistics.summary import OVERALL, summarise
 
 _LIMIT = 0.07
 

@@ -130,7 +130,7 @@ class NGrammys(Drafter):
 
     @property
     def needs(self) -> Needs:
-        files = ()
+        files: tuple[Artifact, ...] = ()
         if self.strategy != "context":
             params = {"top": max(TOP, self.k), "bos": self.bos}
             options = " ".join(["--bos"] * self.bos + [f"--top {self.k}"] * (params["top"] > TOP))

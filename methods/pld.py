@@ -71,12 +71,11 @@ class PromptLookup(Drafter):
 
     def _searched_lengths(self) -> tuple[int, int]:
         """The n-grams searched first and last; the variant's where a knob says nothing."""
-        longest, shortest = self.max_ngram, self.min_ngram
+        longest, shortest, vllm = self.max_ngram, self.min_ngram, self.variant == "vllm"
         if longest is None:
-            follows = self.variant == "vllm" and shortest is not None
-            longest = shortest if follows else _MAX_NGRAM[self.variant]
+            longest = shortest if vllm and shortest is not None else _MAX_NGRAM[self.variant]
         if shortest is None:
-            shortest = longest if self.variant == "vllm" else 1
+            shortest = longest if vllm else 1
         return longest, shortest
 
     @property

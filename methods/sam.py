@@ -218,7 +218,8 @@ class SuffixAutomatonDecoding(Composite):
     def _dynamic_match(self, state: DecodeState, room: int) -> tuple[int, int]:
         if self._dynamic is None:
             return 0, state.length
-        return repeated_suffix(self._dynamic.arrays, state.length, room)
+        match: tuple[int, int] = repeated_suffix(self._dynamic.arrays, state.length, room)
+        return match
 
     def _static_match(self) -> int:
         return int(self._cursor[1])

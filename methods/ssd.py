@@ -103,7 +103,7 @@ class Spacelike(Drafter):
 
     @property
     def needs(self) -> Needs:
-        files = ()
+        files: tuple[Artifact, ...] = ()
         if self.warm_start is not None:
             files = (
                 Artifact(

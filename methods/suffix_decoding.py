@@ -132,7 +132,7 @@ class SuffixDecoding(Drafter):
         self._global.end_request()
 
     def _speculate(self, tree: SuffixTree, state: DecodeState) -> tuple[float, IntArray]:
-        return speculate(
+        drafted: tuple[float, IntArray] = speculate(
             tree.arrays,
             state.buffer,
             state.length,
@@ -142,3 +142,4 @@ class SuffixDecoding(Drafter):
             float(self.min_token_prob),
             self.draft == "tree",
         )
+        return drafted

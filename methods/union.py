@@ -37,8 +37,6 @@ from specbench.errors import ConfigurationError, unknown_name
 from specbench.index.tree.merge import merge_trees, part_view
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from specbench.arrays import IntArray
     from specbench.decoding.structs import DraftContext
 
@@ -170,7 +168,7 @@ class Union(Composite):
             )
             part.observe(state, seen)
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> dict[str, Any]:
         counts = super().report()
         for what, by_part in (("accepted_from", self._credited), ("found_by", self._found)):
             for name, count in zip(self.source_names, by_part.tolist(), strict=True):

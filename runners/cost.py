@@ -10,40 +10,34 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from runners.job import Job, Runner
 from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, close
-from runners.session.method_runs import build_method_runs
+from runners.session.drafting_times import drafting_times
+from runners.session.method_runs import MethodRun, build_method_runs
+from specbench.config.schema import CostConfig, RunConfig
+from specbench.data.cases import Case
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError
 from specbench.models import loading
+from specbench.models.target import Target
 from specbench.replay.cost_surface import FREE, CostSurface, Grid
-from specbench.replay.replayer import Replayer
-from specbench.replay.traces import Traces, Turn
 from specbench.results import records
-from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
+from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.storage import jsonl
 from specbench.system import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from runners.job import Job
-    from runners.session.method_runs import MethodRun
-    from specbench.data.cases import Case
-    from specbench.models.loading import LoadedModel
-    from specbench.models.target import Target
-
-IN_PROCESS = False
 
 SURFACE = "surface.json"
 ROUNDS = "rounds.jsonl"
@@ -51,129 +45,116 @@ ROUNDS = "rounds.jsonl"
 log = logging.getLogger(__name__)
 
 _BRANCH = 8  # a node's parent is at most this far before it: branches of mixed length
-_TEXTS, _TEXT_TOKENS = 5, 96  # made-up texts that drafting is timed on, and their new tokens
-_PHRASES, _PHRASE_TOKENS = 24, 6  # they are made of recurring phrases
 _SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The configuration, its grid checked.
+class Cost(Runner):
+    """``runner=cost``."""
 
-    Raises:
-        ConfigurationError: the grid has no point, or cannot fit into the model's context.
-    """
-    grid = cfg.runner
-    for key, least in (("contexts", 1), ("tree_rows", 1), ("batch_k", 1), ("batch_w", 0)):
-        values = list(grid[key])
-        if values != sorted(set(values)) or (values and values[0] < least):
+    def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """Check the grid: it has points, and they fit into the model's context."""
+        grid = cfg.runner
+        for key, least in (("contexts", 1), ("tree_rows", 1), ("batch_k", 1), ("batch_w", 0)):
+            values = list(grid[key])
+            if values != sorted(set(values)) or (values and values[0] < least):
+                raise ConfigurationError(
+                    f"runner.{key}={values} is no grid: give ascending whole numbers from {least}, "
+                    f"e.g. runner.{key}=[1,2,4,8]."
+                )
+        if not grid.contexts or not grid.tree_rows or grid.tree_rows[0] != 1:
             raise ConfigurationError(
-                f"runner.{key}={values} is no grid: give ascending whole numbers from {least}, "
-                f"e.g. runner.{key}=[1,2,4,8]."
+                "runner=cost needs runner.contexts and runner.tree_rows, the latter beginning "
+                "with 1 (plain decoding, which all else is compared with)."
             )
-    if not grid.contexts or not grid.tree_rows or grid.tree_rows[0] != 1:
-        raise ConfigurationError(
-            "runner=cost needs runner.contexts and runner.tree_rows, the latter beginning with 1 "
-            "(plain decoding, which all else is compared with)."
+        if bool(grid.batch_k) != bool(grid.batch_w) or bool(grid.batch_k) != bool(
+            grid.batch_contexts
+        ):
+            raise ConfigurationError(
+                "runner.batch_k, runner.batch_w and runner.batch_contexts go together: give all "
+                "three, or leave all three empty."
+            )
+        longest = max([*grid.contexts, *grid.batch_contexts])
+        limit = cfg.model.context_length
+        if limit is not None and longest >= limit:
+            raise ConfigurationError(
+                f"runner.contexts goes up to {longest}, but model={cfg.model.name} holds {limit} "
+                "tokens. Leave out the longest."
+            )
+        return cfg
+
+    def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
+        """None are asked, but the model must be there."""
+        loading.model_files_present(config)
+        return ()
+
+    def run(self, job: Job) -> int:
+        """Measure the rounds that are missing and write ``surface.json``."""
+        with folder.held(job.folder):
+            runs = build_method_runs(job)
+            machine = environment.describe()
+            if (job.folder / ROUNDS).exists():
+                manifest = RunManifest.read(job.folder)
+                check_resume(manifest, machine, force=job.config.resume == "force")
+            else:
+                manifest = begin(job, {run.label: run.describe() for run in runs}, machine)
+            add_start(manifest, 0, 0)
+            manifest.write(job.folder)
+            surface = _measure(job, runs, machine, manifest)
+            surface.write(job.folder / SURFACE)
+            close(manifest, "complete", 0)
+            manifest.write(job.folder)
+            jsonl.write_text(job.folder / records.DONE, "")
+        return 0
+
+    def show(self, path: Path) -> None:
+        """Print a surface's table and how many draft nodes are free."""
+        surface = CostSurface.read(path / SURFACE)
+        console = Console(width=118, soft_wrap=False)
+        hardware = surface.machine["hardware"]
+        on_gpu = str(surface.model["device"]).startswith("cuda")
+        where = hardware["gpus"][0]["name"] if on_gpu else hardware["cpu"]
+        contexts = surface.tree.axes["context"]
+        table = Table(
+            title=f"{surface.model['name']}, {surface.model['dtype']}, {where}: milliseconds of a "
+            "pass"
         )
-    if bool(grid.batch_k) != bool(grid.batch_w) or bool(grid.batch_k) != bool(grid.batch_contexts):
-        raise ConfigurationError(
-            "runner.batch_k, runner.batch_w and runner.batch_contexts go together: give all three, "
-            "or leave all three empty."
-        )
-    longest = max([*grid.contexts, *grid.batch_contexts])
-    limit = cfg.model.context_length
-    if limit is not None and longest >= limit:
-        raise ConfigurationError(
-            f"runner.contexts goes up to {longest}, but model={cfg.model.name} holds {limit} "
-            "tokens. Leave out the longest."
-        )
-    return cfg
-
-
-def questions(cfg: DictConfig) -> tuple[Case, ...]:
-    """None are asked.
-
-    Raises:
-        WeightsNotFound: there is no model to measure; says what to type.
-    """
-    loading.model_files_present(cfg)
-    return ()
-
-
-def run(job: Job) -> int:
-    """Measure the rounds that are missing and write ``surface.json``.
-
-    Raises:
-        ConfigurationError: the model or a method cannot be had, or the finished rounds were
-            measured under other conditions.
-        DiskError: the surface cannot be written.
-    """
-    with folder.held(job.folder):
-        contenders = build_method_runs(job)
-        machine = environment.describe()
-        if (job.folder / ROUNDS).exists():
-            manifest = RunManifest.read(job.folder)
-            check_resume(manifest, machine, force=job.config["resume"] == "force")
-        else:
-            manifest = begin(job, {c.label: c.describe() for c in contenders}, machine)
-        add_start(manifest, 0, 0)
-        manifest.write(job.folder)
-        surface = _measure(job, contenders, machine, manifest)
-        surface.write(job.folder / SURFACE)
-        close(manifest, "complete", 0)
-        manifest.write(job.folder)
-        jsonl.write_text(job.folder / records.DONE, "")
-    return 0
-
-
-def show(path: Path) -> None:
-    """Print a surface's table and how many draft nodes are free."""
-    surface = CostSurface.read(path / SURFACE)
-    console = Console(width=118, soft_wrap=False)
-    hardware = surface.machine["hardware"]
-    on_gpu = str(surface.model["device"]).startswith("cuda")
-    where = hardware["gpus"][0]["name"] if on_gpu else hardware["cpu"]
-    contexts = surface.tree.axes["context"]
-    table = Table(
-        title=f"{surface.model['name']}, {surface.model['dtype']}, {where}: milliseconds of a pass"
-    )
-    table.add_column("cached tokens", justify="right")
-    shown = [r for r in _SHOWN_ROWS if r <= surface.tree.axes["rows"][-1]]
-    for rows in shown:
-        table.add_column(f"{rows} row{'s' if rows > 1 else ''}", justify="right")
-    table.add_column("free nodes", justify="right")
-    for context in contexts:
-        seconds = surface.tree.predict(np.array(shown), np.full(len(shown), context))
-        table.add_row(
-            str(context),
-            *(f"{1e3 * value:.1f}" for value in seconds),
-            str(surface.nodes_within_budget(context)),
-        )
-    console.print(table)
-    for row in surface.drafting:
+        table.add_column("cached tokens", justify="right")
+        shown = [r for r in _SHOWN_ROWS if r <= surface.tree.axes["rows"][-1]]
+        for rows in shown:
+            table.add_column(f"{rows} row{'s' if rows > 1 else ''}", justify="right")
+        table.add_column("free nodes", justify="right")
+        for context in contexts:
+            seconds = surface.tree.predict(np.array(shown), np.full(len(shown), context))
+            table.add_row(
+                str(context),
+                *(f"{1e3 * value:.1f}" for value in seconds),
+                str(surface.nodes_within_budget(context)),
+            )
+        console.print(table)
+        for row in surface.drafting:
+            console.print(
+                f"drafting, {row['label']}, {row['context']} tokens of context: "
+                + (f"{row['step_us']:.1f} µs a step" if "step_us" in row else row["skipped"]),
+                highlight=False,
+            )
+        batch = "none" if surface.batch is None else f"{surface.batch.error:.1%}"
         console.print(
-            f"drafting, {row['label']}, {row['context']} tokens of context: "
-            + (f"{row['step_us']:.1f} µs a step" if "step_us" in row else row["skipped"]),
+            f"relative error between grid points: tree {surface.tree.error:.1%}, batch {batch}, "
+            f"prompt {surface.prefill.error:.1%}",
             highlight=False,
         )
-    batch = "none" if surface.batch is None else f"{surface.batch.error:.1%}"
-    console.print(
-        f"relative error between grid points: tree {surface.tree.error:.1%}, batch {batch}, "
-        f"prompt {surface.prefill.error:.1%}",
-        highlight=False,
-    )
-    free = [surface.nodes_within_budget(context) for context in contexts]
-    console.print(
-        f"free here: {min(free)} to {max(free)} draft nodes (a pass with them takes at most "
-        f"{FREE:.0%} longer than a pass without)",
-        highlight=False,
-    )
-    console.print(f"files: {path}/ ({SURFACE}, {records.MANIFEST})", highlight=False)
+        free = [surface.nodes_within_budget(context) for context in contexts]
+        console.print(
+            f"free here: {min(free)} to {max(free)} draft nodes (a pass with them takes at most "
+            f"{FREE:.0%} longer than a pass without)",
+            highlight=False,
+        )
+        console.print(f"files: {path}/ ({SURFACE}, {records.MANIFEST})", highlight=False)
 
 
 def _measure(
     job: Job,
-    contenders: Sequence[MethodRun],
+    runs: Sequence[MethodRun],
     machine: dict[str, Any],
     manifest: RunManifest,
 ) -> CostSurface:
@@ -181,7 +162,8 @@ def _measure(
     from runners.session.build import make_target
     from specbench.models.graph_target import GraphTarget
 
-    config = OmegaConf.create(dict(job.config))
+    config = job.config
+    assert isinstance(config.runner, CostConfig)
     grid = config.runner
     loaded = loading.load_model(config)
     longest = max([*grid.contexts, *grid.batch_contexts])
@@ -191,24 +173,24 @@ def _measure(
         id=loaded.id,
         revision=loaded.revision,
         weights_hash=loaded.weights_hash,
-        shape=bool(config.model.shape),
+        shape=config.model.shape,
         dtype=loaded.dtype,
         device=loaded.device,
         packed=target.packed_weights,
         threads=torch.get_num_threads(),
     )
     manifest.model = model
-    rng = np.random.default_rng(int(config.seed))
+    rng = np.random.default_rng(config.seed)
     gc.collect()
     gc.freeze()
     # A batch layout is captured at its first pass, once per bucket of keys: warming up captures
     # just those that are measured.
     graphs = isinstance(target, GraphTarget)
-    rounds = _Rounds(job.folder / ROUNDS, int(grid.passes), warm_all=graphs)
-    prefill, tree = _tree_passes(target, list(grid.contexts), list(grid.tree_rows), rounds, rng)
+    rounds = _Rounds(job.folder / ROUNDS, grid.passes, warm_all=graphs)
+    prefill, tree = _tree_passes(target, grid.contexts, grid.tree_rows, rounds, rng)
     batch = None
     if grid.batch_k:
-        k, w, contexts = list(grid.batch_k), list(grid.batch_w), list(grid.batch_contexts)
+        k, w, contexts = grid.batch_k, grid.batch_w, grid.batch_contexts
         target.reserve(longest, max(k) * max(w), max(k))
         batch = _batch_passes(target, k, w, contexts, rounds, rng)
     model.passes = target.describe()  # by now, since shapes that nobody foresaw have run
@@ -218,7 +200,7 @@ def _measure(
         prefill=prefill,
         tree=tree,
         batch=batch,
-        drafting=_drafting(config, contenders, loaded, target.vocab_size, rng),
+        drafting=drafting_times(config, grid.contexts, runs, loaded, target.vocab_size, rng),
     )
 
 
@@ -232,7 +214,7 @@ def _tree_passes(
         times = np.zeros((len(rows), len(contexts)))
         for j in rng.permutation(which):
             prompt = rng.integers(0, target.vocab_size, contexts[j])
-            prompts[j] = _timed(target, lambda prompt=prompt: target.prefill(prompt))
+            prompts[j] = _timed(target, partial(target.prefill, prompt))
             for i in rng.permutation(len(rows)):
                 times[i, j] = _pass_s(target, trees[i], contexts[j])
         return {"prefill_s": prompts.tolist(), "pass_s": times.tolist()}
@@ -273,13 +255,7 @@ def _batch_passes(
 
 
 class _Rounds:
-    """Finished rounds over a grid, kept on disk as they are made: an interrupted run goes on.
-
-    Args:
-        path: a line per round.
-        wanted: rounds of each kind.
-        warm_all: warm up at every context, not at the first alone.
-    """
+    """Finished rounds over a grid, kept on disk as they are made: an interrupted run goes on."""
 
     def __init__(self, path: Path, wanted: int, *, warm_all: bool) -> None:
         self.done, truncated = jsonl.read_jsonl(path)
@@ -340,65 +316,3 @@ def _random_rows(k: int, w: int, vocab: int, rng: np.random.Generator) -> DraftT
     places = np.arange(k * w)
     parents = np.where(places % w == 0, -1, places - 1) if w else places
     return DraftTree(rng.integers(0, vocab, k * w), parents, rows=(k, w))
-
-
-# --- drafting -------------------------------------------------------------------------------------
-
-
-def _drafting(
-    config: DictConfig,
-    contenders: Sequence[MethodRun],
-    loaded: LoadedModel,
-    vocab: int,
-    rng: np.random.Generator,
-) -> list[dict[str, Any]]:
-    """Microseconds of propose and observe per step, or why they were not measured."""
-    tokenizer = loaded.tokenizer
-    facts = {
-        "eos_ids": (),
-        "vocab_size": vocab,
-        "tokenizer_hash": "" if tokenizer is None else loading.tokenizer_hash(tokenizer),
-    }
-    rows: list[dict[str, Any]] = []
-    for context in map(int, config.runner.contexts):
-        limit = max(loaded.context_length, context + _TEXT_TOKENS)
-        player = Replayer(
-            _made_up_traces({**facts, "context_length": limit}, context, rng),
-            None,
-            model=config.model,
-            cache_dir=Path(config.cache_dir),
-            seed=int(config.seed),
-        )
-        for contender in contenders:
-            row = {"label": contender.label, "method": contender.entry.name, "context": context}
-            try:
-                step_s = player.step_s(player.admit(contender.drafter))
-            except SpecBenchError as error:
-                rows.append({**row, "skipped": f"not measured: {error}"})
-            else:
-                rows.append({**row, "step_us": 1e6 * step_s})
-    return rows
-
-
-def _made_up_traces(facts: dict[str, Any], context: int, rng: np.random.Generator) -> Traces:
-    """Texts of phrases that recur, so that drafters have something to find."""
-    turns = {}
-    for i in range(_TEXTS):
-        phrases = rng.integers(0, facts["vocab_size"], (_PHRASES, _PHRASE_TOKENS))
-        length = context + _TEXT_TOKENS
-        order = rng.integers(0, _PHRASES, -(-length // _PHRASE_TOKENS))
-        text = phrases[order].reshape(-1)[:length]
-        turns[BASELINE, str(i), 0] = Turn(
-            label=BASELINE,
-            method=BASELINE,
-            task="made_up",
-            category="made_up",
-            case_id=str(i),
-            turn=0,
-            stream_index=i,
-            seed=0,
-            prompt_ids=text[:context],
-            output_ids=text[context:],
-        )
-    config = {"generation": {"max_new_tokens": _TEXT_TOKENS}}
-    return Traces(Path(), facts, config, "", "", turns, (), "")

@@ -17,73 +17,44 @@ also given as ``drafter_setup_s``.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from runners import offline
-from runners.job import Entry
-from specbench.config.draft import draft_node
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import Needs
+from runners.job import Entry, Job, Runner
+from runners.session.live import run_live
+from runners.session.peer import LOOPS
+from specbench.config.draft import draft_weights
+from specbench.config.schema import HfConfig
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, unknown_name
 from specbench.models import loading
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from runners.job import Job
-    from runners.session.method_runs import MethodRun
-    from runners.session.session import Session
-
 log = logging.getLogger(__name__)
 
-LOOPS = ("generate", "assisted", "prompt_lookup")
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 
-@dataclass(kw_only=True, eq=False)
-class Peer(Drafter):
-    """Stands for one of transformers' loops among the contenders; it drafts nothing for ours.
+class Hf(Runner):
+    """``runner=hf``."""
 
-    Attributes:
-        loop: one of ``LOOPS``.
-    """
+    def run(self, job: Job) -> int:
+        job = replace(job, entries=(*job.entries, *_peers(job)))
+        # torch and transformers, in the child alone
+        from runners.session.transformers_session import load_transformers_session
 
-    loop: str
-    state_scope: str = "turn"
-
-    @property
-    def needs(self) -> Needs:
-        """Greedy decoding alone."""
-        # Assisted generation drafts greedily whatever the temperature, so that its ratio test is
-        # given another distribution than the one that was drawn from.
-        return Needs(tokens_only=False, max_nodes=1, sampling=False)
-
-
-IN_PROCESS = False
-adopt, questions, show = offline.adopt, offline.questions, offline.show
-
-
-def run(job: Job) -> int:
-    """As :func:`runners.offline.run`, with the peers behind the job's own entries.
-
-    Raises:
-        ConfigurationError: a knob is out of range, or a peer cannot work in this run.
-    """
-    return offline.run(replace(job, entries=(*job.entries, *_peers(job))), _make_stage)
+        return run_live(job, load_transformers_session)
 
 
 def _peers(job: Job) -> list[Entry]:
-    knobs = job.config["runner"]["hf"]
-    if knobs["schedule"] is not None and knobs["schedule"] not in SCHEDULES:
-        raise unknown_name("value of runner.hf.schedule:", str(knobs["schedule"]), SCHEDULES)
-    for loop in knobs["loops"] or ():
+    assert isinstance(job.config.runner, HfConfig)
+    knobs = job.config.runner.hf
+    if knobs.schedule is not None and knobs.schedule not in SCHEDULES:
+        raise unknown_name("value of runner.hf.schedule:", knobs.schedule, SCHEDULES)
+    for loop in knobs.loops or ():
         if loop not in LOOPS:
-            raise unknown_name("loop in runner.hf.loops:", str(loop), LOOPS)
-    loops = list(knobs["loops"] or LOOPS)
+            raise unknown_name("loop in runner.hf.loops:", loop, LOOPS)
+    loops = list(knobs.loops or LOOPS)
     reason = _no_assistant(job) if "assisted" in loops else ""
-    if reason and knobs["loops"]:
+    if reason and knobs.loops:
         raise NeedsNotMet(f"runner.hf.loops names assisted, but {reason}.")
     if reason:
         log.warning("hf_assisted is left out: %s", reason)
@@ -93,7 +64,7 @@ def _peers(job: Job) -> list[Entry]:
         label = f"hf_{loop}"
         if label in job.labels:
             raise ConfigurationError(f"the label {label!r} is taken by runner=hf: rename yours.")
-        node = {"_target_": "runners.hf.Peer", "name": f"hf:{loop}", "loop": loop}
+        node = {"_target_": "runners.session.peer.Peer", "name": f"hf:{loop}", "loop": loop}
         entries.append(Entry(label, node))
     return entries
 
@@ -102,26 +73,18 @@ def _no_assistant(job: Job) -> str:
     """Why the run's draft model cannot assist, or an empty text."""
     from specbench.models.draft_loading import ID_MAP_FILE
 
-    node = draft_node(job.config["pair"]["draft"], job.config["model"])
-    if node is None:
+    weights = draft_weights(job.config.pair.draft, job.config.model)
+    if weights is None:
         return "no draft model is named: type pair.draft.path=FOLDER or pair=random_draft"
-    if not node["shape"] and (Path(node["id"]) / ID_MAP_FILE).is_file():
+    if not weights.shape and (Path(weights.id) / ID_MAP_FILE).is_file():
         return (
-            f"the draft {node['id']} has a reduced vocabulary ({ID_MAP_FILE}): transformers hands "
+            f"the draft {weights.id} has a reduced vocabulary ({ID_MAP_FILE}): transformers hands "
             "ids from one model to the other as they are, and refuses two vocabularies of unequal "
             "sizes. Type pair.draft.path=FOLDER or pair.draft.id=HUB_ID of a draft with the "
             "model's own vocabulary, or pair=random_draft"
         )
     try:
-        loading.model_files_present(node)
+        loading.model_files_present(weights)
     except WeightsNotFound as error:
         return str(error).rstrip(".")
     return ""
-
-
-def _make_stage(job: Job, contenders: Sequence[MethodRun]) -> Session:
-    from runners.session.transformers_session import (
-        TransformersSession,  # torch and transformers, where something is measured
-    )
-
-    return TransformersSession(job, contenders)

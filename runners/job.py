@@ -1,46 +1,47 @@
-"""What one job is: plain data that crosses from the parent to the measuring process."""
+"""What one job is, and who does it: data that crosses from the parent to the child process."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from specbench.config.schema import verifier_name
+from omegaconf import DictConfig
+
+from specbench.config.schema import DraftConfig, PairConfig, RunConfig, verifier_name
+from specbench.data import cases
+from specbench.data.cases import Case
+from specbench.models import loading
+from specbench.results import console
 from specbench.results.manifest import BASELINE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from specbench.data.cases import Case
 
 EAGER_BASELINE = "ar_eager"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One contender of a run.
+    """One method of a run.
 
     Attributes:
         label: unique in the run, part of every record's key.
-        method: the composed ``method`` node, ``label`` removed, ready to be instantiated.
+        method: the composed ``method`` node without its ``label``, ready to be instantiated.
         pair: the ``pair`` node (which draft model) that belongs to this method, or None.
     """
 
     label: str
     method: Mapping[str, Any]
-    pair: Mapping[str, Any] | None = None
+    pair: PairConfig | None = None
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return str(self.method["name"])
 
     @property
-    def draft(self) -> Mapping[str, Any]:
-        """The ``pair.draft`` node; names no model where it is empty."""
-        return (self.pair or {}).get("draft") or {}
+    def draft(self) -> DraftConfig:
+        """The ``pair.draft`` node, which may name no model."""
+        return (self.pair or PairConfig()).draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +49,17 @@ class Job:
     """One run of one output folder.
 
     Attributes:
-        config: the composed configuration, interpolations resolved.
+        config: the whole configuration.
         overrides: what was typed.
         identity: the part of ``config`` that may move a number, and ``shard``.
         run_key: the hash of that part; shards of one run share it.
         folder: where the files go; exists.
-        entries: contenders in the order of the interleaving, the baseline first.
+        entries: methods in the order of the interleaving, the baseline first.
         cases: what is asked, in order, all shards.
         shard: ``(i, n)``: this job measures the blocks whose index modulo n is i (from 0).
     """
 
-    config: Mapping[str, Any]
+    config: RunConfig
     overrides: tuple[str, ...]
     identity: Mapping[str, Any]
     run_key: str
@@ -69,25 +70,19 @@ class Job:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels in the order of the interleaving."""
         return tuple(entry.label for entry in self.entries)
 
     @property
     def repeats(self) -> int:
-        """How often every case is measured."""
-        return int(self.config["repeats"])
+        return self.config.repeats
 
     @property
     def greedy(self) -> bool:
-        """Whether the target's most likely token is always taken."""
-        return float(self.config["generation"]["temperature"]) == 0.0
+        return self.config.generation.temperature == 0.0
 
     @property
     def verifier(self) -> str:
-        """The name of who decides acceptance."""
-        return verifier_name(
-            str(self.config["verifier"]["name"]), float(self.config["generation"]["temperature"])
-        )
+        return verifier_name(self.config.verifier.name, self.config.generation.temperature)
 
     @property
     def baseline(self) -> str | None:
@@ -97,8 +92,8 @@ class Job:
     def with_eager_baseline(self) -> Job:
         """This job with the baseline once more, launched pass by pass whatever the engine."""
         own = next(entry for entry in self.entries if entry.label == BASELINE)
-        twin = replace(own, label=EAGER_BASELINE, method={**own.method, "eager": True})
-        return replace(self, entries=(*self.entries, twin))
+        eager = replace(own, label=EAGER_BASELINE, method={**own.method, "eager": True})
+        return replace(self, entries=(*self.entries, eager))
 
     def blocks(self) -> list[CaseBlock]:
         """All blocks of this shard in the order they are measured."""
@@ -109,6 +104,49 @@ class Job:
             for index, case in enumerate(self.cases)
             if index % n == i
         ]
+
+
+class Runner:
+    """A choice of the ``runner`` group: what happens between a configuration and its results.
+
+    Attributes:
+        in_child: it loads a model, so that each job has a child process of its own.
+    """
+
+    in_child = True
+
+    def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """The composed configuration with what the runner's own input decides filled in.
+
+        Raises:
+            ConfigurationError: the runner's keys cannot be used as they are.
+        """
+        return cfg
+
+    def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
+        """What is asked, after a check that the model can be had.
+
+        Raises:
+            WeightsNotFound: there is no model to ask.
+            DatasetError: a file is missing or malformed.
+        """
+        loading.model_files_present(config)
+        return tuple(cases.load_cases(config.dataset, config.data_dir))
+
+    def run(self, job: Job) -> int:
+        """Do what is missing in the job's folder.
+
+        Returns:
+            0, or 1 where a case failed or an output is not what plain decoding gives.
+
+        Raises:
+            ConfigurationError: the job cannot be run as it is, or here; see its subclasses.
+            DiskError: results cannot be written.
+        """
+        raise NotImplementedError
+
+    def show(self, path: Path) -> None:
+        console.print_folder(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,35 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from runners import offline
-from runners.session.blocks import BlockResult
+from runners.job import Job, Runner
+from runners.session.case_records import BlockResult
 from runners.session.method_runs import build_method_runs
+from runners.session.open_run import OpenRun, complete
 from runners.session.replay_blocks import BlockReplayer
+from specbench.config.schema import ReplayConfig, RunConfig
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import EXACT, Replayer, replay_kind
 from specbench.replay.traces import Traces, load_traces
-from specbench.results import console
 from specbench.results.manifest import BASELINE, ModelInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from runners.job import CaseBlock, Job
-    from runners.run_folder.folder import ResultFiles
-    from runners.session.method_runs import MethodRun
-    from specbench.results.manifest import RunManifest
-
-IN_PROCESS = True
-
-show = console.print_folder
 
 _GROUPS = ("model", "dataset", "generation")  # taken from the traces
 # Keys of them that may be typed differently: where things lie, and which cases are replayed.
@@ -52,120 +41,114 @@ _BLOCKS_PER_WRITE = 64  # each write is synced to disk, which takes longer than 
 _NOT_COVERED = 0.01  # share of passes outside the surface's grid from which a note says so
 
 
-def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The configuration with the traces' model, questions, limits and seed.
+class Replay(Runner):
+    """``runner=replay``; loads no model, so the jobs of a sweep share one process."""
 
-    Raises:
-        ConfigurationError: there are no traces, or what was typed contradicts them.
-    """
-    if cfg.runner.traces is None:
-        raise ConfigurationError(
-            "runner=replay needs recorded outputs: type runner.traces=RUN, with the folder of a "
-            "finished greedy run, or a pack made by scripts/export_traces.py."
-        )
-    if cfg.measure.energy:
-        raise ConfigurationError(
-            "measure=energy reads a GPU's counter while a model runs, and runner=replay runs none. "
-            "Type measure=timed."
-        )
-    traces = load_traces(cfg.runner.traces)
-    recorded = traces.config
-    if cfg.model.name != recorded["model"]["name"]:
-        raise ConfigurationError(
-            f"runner.traces={cfg.runner.traces} was recorded with model="
-            f"{recorded['model']['name']}, but this run has model={cfg.model.name}. Type model="
-            f"{recorded['model']['name']}."
-        )
-    if cfg.baseline and BASELINE not in traces.labels:
-        raise ConfigurationError(
-            f"runner.traces={cfg.runner.traces} has no rows of {BASELINE}, only of "
-            f"{', '.join(traces.labels)}. Type baseline=false and replay these labels."
-        )
-    typed = {text.lstrip("+").partition("=")[0] for text in overrides}
-    adopted = cfg.copy()
-    for group in _GROUPS:
-        node = {key: value for key, value in recorded[group].items() if key in cfg[group]}
-        for key in [key for key in node if f"{group}.{key}" in typed]:
-            if f"{group}.{key}" not in _FREE_KEYS and cfg[group][key] != node[key]:
-                raise ConfigurationError(
-                    f"{group}.{key}={cfg[group][key]} contradicts the traces, which were recorded "
-                    f"with {group}.{key}={node[key]}. Leave it out."
-                )
-        node = {key: value for key, value in node.items() if f"{group}.{key}" not in typed}
-        if group in typed and cfg[group].name != recorded[group]["name"]:
+    in_child = False
+
+    def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """The configuration with the traces' model, questions, limits and seed."""
+        if cfg.runner.traces is None:
             raise ConfigurationError(
-                f"{group}={cfg[group].name} contradicts the traces, which were recorded with "
-                f"{group}={recorded[group]['name']}. Leave it out."
+                "runner=replay needs recorded outputs: type runner.traces=RUN, with the folder of "
+                "a finished greedy run, or a pack made by scripts/export_traces.py."
             )
-        adopted[group] = OmegaConf.merge(cfg[group], node)
-    adopted.dataset.path = None  # the questions are in the traces, wherever they came from
-    if "seed" not in typed:
-        adopted.seed = recorded["seed"]
-    adopted.runner.traces_sha = traces.sha
-    if cfg.runner.surface is not None:
-        path = Path(cfg.runner.surface)
-        CostSurface.read(path)
-        adopted.runner.surface_sha = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return adopted
+        if cfg.measure.energy:
+            raise ConfigurationError(
+                "measure=energy reads a GPU's counter while a model runs, and runner=replay runs "
+                "none. Type measure=timed."
+            )
+        traces = load_traces(cfg.runner.traces)
+        recorded = traces.config
+        if cfg.model.name != recorded["model"]["name"]:
+            raise ConfigurationError(
+                f"runner.traces={cfg.runner.traces} was recorded with model="
+                f"{recorded['model']['name']}, but this run has model={cfg.model.name}. Type model="
+                f"{recorded['model']['name']}."
+            )
+        if cfg.baseline and BASELINE not in traces.labels:
+            raise ConfigurationError(
+                f"runner.traces={cfg.runner.traces} has no rows of {BASELINE}, only of "
+                f"{', '.join(traces.labels)}. Type baseline=false and replay these labels."
+            )
+        typed = {text.lstrip("+").partition("=")[0] for text in overrides}
+        resolved = cfg.copy()
+        for group in _GROUPS:
+            node = {key: value for key, value in recorded[group].items() if key in cfg[group]}
+            for key in [key for key in node if f"{group}.{key}" in typed]:
+                if f"{group}.{key}" not in _FREE_KEYS and cfg[group][key] != node[key]:
+                    raise ConfigurationError(
+                        f"{group}.{key}={cfg[group][key]} contradicts the traces, which were "
+                        f"recorded with {group}.{key}={node[key]}. Leave it out."
+                    )
+            node = {key: value for key, value in node.items() if f"{group}.{key}" not in typed}
+            if group in typed and cfg[group].name != recorded[group]["name"]:
+                raise ConfigurationError(
+                    f"{group}={cfg[group].name} contradicts the traces, which were recorded with "
+                    f"{group}={recorded[group]['name']}. Leave it out."
+                )
+            resolved[group] = OmegaConf.merge(cfg[group], node)
+        resolved.dataset.path = None  # the questions are in the traces, wherever they came from
+        if "seed" not in typed:
+            resolved.seed = recorded["seed"]
+        resolved.runner.traces_sha = traces.sha
+        if cfg.runner.surface is not None:
+            path = Path(cfg.runner.surface)
+            CostSurface.read(path)
+            resolved.runner.surface_sha = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        return resolved
+
+    def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
+        """The recorded cases; the ids of a turn's prompt stand for its text."""
+        found = [
+            Case(
+                case_id=case_id,
+                category=turns[0].category,
+                task=turns[0].task,
+                turns=tuple(" ".join(map(str, turn.prompt_ids.tolist())) for turn in turns),
+            )
+            for case_id, turns in _traces(config).cases().items()
+        ]
+        if config.dataset.tasks is not None:
+            wanted = set(config.dataset.tasks)
+            found = [case for case in found if case.task in wanted or case.category in wanted]
+        found = found[: config.dataset.limit]
+        if not found:
+            raise ConfigurationError(
+                f"dataset.tasks={config.dataset.tasks or []} leaves none of the recorded cases."
+            )
+        return tuple(found)
+
+    def run(self, job: Job) -> int:
+        traces = _traces(job.config)
+        for method_run in build_method_runs(job):
+            replay_kind(method_run.drafter, traces)  # refuses before the folder is anybody's
+        return complete(job, _replay)
 
 
-def questions(cfg: DictConfig) -> tuple[Case, ...]:
-    """The recorded cases; the ids of a turn's prompt stand for its text."""
-    found = [
-        Case(
-            case_id=case_id,
-            category=turns[0].category,
-            task=turns[0].task,
-            turns=tuple(" ".join(map(str, turn.prompt_ids.tolist())) for turn in turns),
-        )
-        for case_id, turns in load_traces(cfg.runner.traces).cases().items()
-    ]
-    if cfg.dataset.tasks is not None:
-        wanted = set(cfg.dataset.tasks)
-        found = [case for case in found if case.task in wanted or case.category in wanted]
-    found = found[: cfg.dataset.limit]
-    if not found:
-        raise ConfigurationError(
-            f"dataset.tasks={list(cfg.dataset.tasks or [])} leaves none of the recorded cases."
-        )
-    return tuple(found)
+def _traces(config: RunConfig) -> Traces:
+    assert isinstance(config.runner, ReplayConfig)
+    assert config.runner.traces is not None
+    return load_traces(config.runner.traces)
 
 
-def run(job: Job) -> int:
-    """Replay what is missing in the job's folder.
-
-    Raises:
-        NeedsNotMet: a method needs the model.
-        ConfigurationError: the input cannot be used; see its subclasses.
-    """
-    traces = load_traces(job.config["runner"]["traces"])
-    for contender in build_method_runs(job):
-        replay_kind(contender.drafter, traces)  # refuses before the folder is anybody's
-    return offline.complete(job, _replay)
-
-
-def _replay(
-    job: Job,
-    contenders: Sequence[MethodRun],
-    pending: list[CaseBlock],
-    files: ResultFiles,
-    manifest: RunManifest,
-    forced: bool,
-) -> None:
-    options = job.config["runner"]
-    traces = load_traces(options["traces"])
-    surface = CostSurface.read(Path(options["surface"])) if options["surface"] else None
-    player = Replayer(
+def _replay(run: OpenRun) -> None:
+    job, manifest = run.job, run.manifest
+    traces = _traces(job.config)
+    assert isinstance(job.config.runner, ReplayConfig)
+    path = job.config.runner.surface
+    surface = CostSurface.read(Path(path)) if path else None
+    replayer = Replayer(
         traces,
         surface,
-        model=job.config["model"],
-        cache_dir=Path(job.config["cache_dir"]),
-        seed=int(job.config["seed"]),
+        model=job.config.model,
+        cache_dir=Path(job.config.cache_dir),
+        seed=job.config.seed,
     )
-    kinds = {c.label: replay_kind(c.drafter, traces) for c in contenders}
-    for contender in contenders:
-        contender.drafter = player.admit(contender.drafter)
-    manifest.model = ModelInfo.from_json(traces.model)
+    kinds = {r.label: replay_kind(r.drafter, traces) for r in run.runs}
+    for method_run in run.runs:
+        method_run.drafter = replayer.prepare(method_run.drafter)
+    manifest.model = ModelInfo.from_json(dict(traces.model))
     manifest.traces = {
         "run_key": traces.run_key,
         "sha": traces.sha,
@@ -175,25 +158,25 @@ def _replay(
     manifest.replay = kinds
     if surface is not None:
         manifest.surface = {"model": dict(surface.model), "machine": dict(surface.machine)}
-    replayer = BlockReplayer(job, player, contenders, traces, kinds, forced)
-    replayer.warm_up(int(job.config["measure"]["warmup"]))
-    missing = {(block.repeat, block.case.case_id) for block in pending}
+    blocks = BlockReplayer(
+        job, replayer, run.runs, traces, kinds, surface is not None, manifest.forced_resume
+    )
+    blocks.warm_up(job.config.measure.warmup)
+    missing = {(block.repeat, block.case.case_id) for block in run.pending}
     start = time.perf_counter()
     batch = BlockResult()
     # All blocks, also those that are there already: state kept for a run must go through them.
     for i, block in enumerate(job.blocks()):
-        made = replayer.run(block)
+        made = blocks.run(block)
         if (block.repeat, block.case.case_id) in missing:
-            batch.records += made.records
-            batch.errors += made.errors
-            batch.steps += made.steps
+            batch.extend(made)
         if i % _BLOCKS_PER_WRITE == _BLOCKS_PER_WRITE - 1:
-            files.append(batch.records, batch.errors, batch.steps)
+            run.files.append(batch.records, batch.errors, batch.steps)
             batch = BlockResult()
-    files.append(batch.records, batch.errors, batch.steps)
+    run.files.append(batch.records, batch.errors, batch.steps)
     manifest.replay_s = time.perf_counter() - start
-    manifest.notes = _notes(job, surface, kinds, traces, replayer.covered)
-    manifest.write(job.folder)
+    manifest.notes = _notes(job, surface, kinds, traces, blocks.covered)
+    run.save_manifest()
 
 
 def _notes(
@@ -213,9 +196,9 @@ def _notes(
             f"PREDICTED times: passes by the cost surface of {surface.model['name']} on {where} "
             f"(relative error {surface.tree.error:.1%}), drafting measured on this machine."
         )
-        if surface.model["name"] != job.config["model"]["name"]:
+        if surface.model["name"] != job.config.model.name:
             notes.append(
-                f"outputs are {job.config['model']['name']}'s, costs {surface.model['name']}'s: "
+                f"outputs are {job.config.model.name}'s, costs {surface.model['name']}'s: "
                 "acceptance may differ between the two."
             )
         outside = 1.0 - float(np.mean(covered))

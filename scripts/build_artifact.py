@@ -26,7 +26,7 @@ from scripts.command import add_command, parser_of
 from specbench.artifacts import bigram_table, datastore, frozen_table, resolve, static_automaton
 from specbench.artifacts.corpora import HUB, documentation, file_texts, hub_texts
 from specbench.artifacts.recorded_text import recorded_turns
-from specbench.config.compose import compose
+from specbench.config.compose import compose, typed
 from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError
 from specbench.index.ngram.bigram_table import TOP, digest
@@ -327,7 +327,7 @@ def check(options: argparse.Namespace) -> None:
 def build(options: argparse.Namespace) -> Path:
     check(options)
     kind = KINDS[options.name]
-    cfg = compose([f"model={options.model}", *getattr(options, "overrides", ())])
+    cfg = typed(compose([f"model={options.model}", *getattr(options, "overrides", ())]))
     tokenizer = loading.load_tokenizer(cfg)
     artifact = Artifact(
         options.name,

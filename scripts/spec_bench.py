@@ -9,12 +9,14 @@ import argparse
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from analysis.runs.command import reporting_errors
 from scripts.command import add_command, parser_of
+from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, DONE, ERRORS, SUMMARY, CaseRecord, read_records
@@ -28,7 +30,7 @@ from specbench.results.spec_bench_format import (
     to_answers,
     usable_blocks,
 )
-from specbench.results.statistics import OVERALL, summarise
+from specbench.results.statistics.summary import OVERALL, summarise
 from specbench.storage import jsonl
 
 _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.
@@ -106,11 +108,13 @@ def export_run(options: argparse.Namespace) -> None:
         print("without text: their speed.py cannot count the tokens of a baseline in these files")
 
 
-def _decoder(model: object) -> Callable[[Sequence[int]], str]:
+def _decoder(model: Mapping[str, Any]) -> Callable[[Sequence[int]], str]:
     from specbench.models.loading import load_tokenizer  # brings torch
 
     try:
-        tokenizer = load_tokenizer(model)
+        # What older runs wrote besides says nothing about the tokenizer.
+        known = {f.name: model[f.name] for f in fields(ModelConfig) if f.name in model}
+        tokenizer = load_tokenizer(ModelConfig(**known))
     except SpecBenchError as error:
         raise ConfigurationError(
             f"{error} Without its tokenizer the answers' text cannot be written; --no-text leaves "

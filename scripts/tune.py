@@ -83,7 +83,7 @@ class Scorer:
             if isinstance(error.__cause__, ConfigurationError):
                 return None
             raise
-        played = self._replayer.play_all(self._replayer.admit(drafter), turns)
+        played = self._replayer.replay_turns(self._replayer.prepare(drafter), turns)
         tokens = sum(len(p.decoded.output_ids) - 1 for p in played)
         return tokens / sum(p.decode_s for p in played)
 

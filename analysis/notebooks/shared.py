@@ -11,21 +11,17 @@ import io
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
+from matplotlib.figure import Figure
 
 from analysis.plots.layout import save
 from analysis.plots.style import RC
+from analysis.runs.comparisons import ComparedLabel
 from analysis.runs.load import Run, usable_runs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from matplotlib.figure import Figure
-
-    from analysis.runs.comparisons import ComparedLabel
 
 MOST = 6  # lines or kinds of bars that can be told apart
 
@@ -34,14 +30,7 @@ _shown: Counter[str] = Counter()
 
 
 def runs(*experiments: str) -> list[Run]:
-    """The complete runs below ``RUNS``.
-
-    Args:
-        experiments: only the runs of these; all by default.
-
-    Raises:
-        ResultsError: there are no runs at all.
-    """
+    """The complete runs below ``RUNS``: all, or those of some experiments."""
     paths = os.environ.get("RUNS", "results").split(os.pathsep)
     found, _ = usable_runs(paths)
     return [run for run in found if not experiments or run.experiment in experiments]

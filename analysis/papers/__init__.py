@@ -6,15 +6,11 @@ the name of its experiment; a few need runs of more than one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from analysis.papers import cacheback, card, draft_models, ngrammys, ssd, token_recycling
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.papers.reproduction import Reproduction
-    from analysis.runs.load import Run
+from analysis.papers.reproduction import Reproduction
+from analysis.runs.load import Run
 
 REPRODUCTIONS: tuple[Reproduction, ...] = (
     *cacheback.REPRODUCTIONS,

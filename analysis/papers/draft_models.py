@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from analysis.papers.reproduction import Reproduction, captions
-from analysis.runs.claims import VERDICT_RULE, compare, load_claims
-from analysis.runs.comparisons import conditions, make_comparisons
+from analysis.runs.claims import VERDICT_RULE, Claim, compare, load_claims
+from analysis.runs.comparisons import ComparedLabel, conditions, make_comparisons
 from analysis.runs.drafting import (
     draft_passes,
     draft_share,
@@ -18,18 +19,11 @@ from analysis.runs.drafting import (
     rows_of_target_pass,
 )
 from analysis.runs.estimates import decoded_tokens, pooled_ratio
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import context_cells
-from analysis.tabular.table import ResultTable
+from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.wording import verdict_words
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.runs.claims import Claim
-    from analysis.runs.comparisons import ComparedLabel
-    from analysis.runs.load import Run
-    from analysis.tabular.table import Cell
 
 _TEXT = (
     "Draft passes and draft tokens (rows of those passes): per committed token; the prompt's pass "

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from analysis.papers.reproduction import (
+    Pictures,
     Reproduction,
     by_model,
     captions,
     claimed_comparisons,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.estimates import pooled_ratio
+from analysis.runs.load import Run
 from analysis.tabular.table import Cell, ResultTable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from analysis.papers.reproduction import Pictures
-    from analysis.runs.comparisons import ComparedLabel, Comparison
-    from analysis.runs.load import Run
-    from specbench.results.estimate import Estimate
-    from specbench.results.records import CaseRecord
+from specbench.results.estimate import Estimate
+from specbench.results.records import CaseRecord
 
 PAPER = "ngrammys"
 _FIGURE4_TEXT = (
@@ -36,7 +33,6 @@ _FIGURE4_TEXT = (
 def _share(
     entry: ComparedLabel, counts: Callable[[CaseRecord], Counter[Any]], wanted: Any
 ) -> Estimate:
-    """Share of all counted things that are ``wanted``, over the label's turns."""
     own = [record for record in entry.records if record.drafter]
     return pooled_ratio(
         own,
@@ -62,7 +58,6 @@ def _won(source: str, key: str) -> Callable[[CaseRecord], Counter[Any]]:
 
 
 def _given(source: str) -> Callable[[CaseRecord], Counter[Any]]:
-    """Rows that the source got in each step."""
     return lambda record: Counter(record.drafter[f"rows_{source}"])
 
 

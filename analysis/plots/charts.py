@@ -8,23 +8,18 @@ picture. What the numbers are is the caller's business, how they look is
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from analysis.plots.layout import CLAIMED, finish, legend_of
 from analysis.plots.style import REFERENCE, bar_style, claimed_style, line_style
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from matplotlib.axes import Axes
-
-    from specbench.results.estimate import Estimate
-    from specbench.results.statistics import Interval
+from specbench.results.estimate import Estimate, Interval
 
 HEADROOM = 1.6  # height of a picture over its tallest bar, at most
 

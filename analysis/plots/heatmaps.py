@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
@@ -14,11 +15,6 @@ from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from analysis.plots.layout import finish
 from analysis.plots.style import HEATMAP
 from specbench.results.estimate import Estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from matplotlib.axes import Axes
 
 # Inches: narrow, so that three grids stand side by side as in the papers and are hardly reduced on
 # a page; the interval's ends stand below each other.
@@ -45,13 +41,7 @@ class HeatmapGrid:
     def of(
         cls, title: str, cells: Mapping[tuple[int, int], Estimate], downwards: bool = True
     ) -> HeatmapGrid:
-        """Numbers by the values of two knobs (row, column), of which some may be missing.
-
-        Args:
-            title: above it.
-            cells: the numbers.
-            downwards: whether the first knob grows downwards.
-        """
+        """Numbers by the values of two knobs (row, column), of which some may be missing."""
         rows = sorted({row for row, _ in cells}, reverse=not downwards)
         columns = sorted({column for _, column in cells})
         lines = [[cells.get((row, column), Estimate(None)) for column in columns] for row in rows]

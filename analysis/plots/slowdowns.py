@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from analysis.runs.load import Run
+from analysis.runs.load import Run
 
 
 def slowdown_caption(run: Run, text: str) -> str:

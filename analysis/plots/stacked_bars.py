@@ -5,9 +5,10 @@ Where one part is nearly all, the others are hardly seen in the bars; by ratios 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, LogLocator
@@ -16,28 +17,15 @@ from analysis.plots.layout import finish, legend_of
 from analysis.plots.style import REFERENCE, part_style, row_marker
 from specbench.results.estimate import Estimate
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from matplotlib.axes import Axes
-
-    Rows = Mapping[str, Mapping[str, Estimate]]
-
+Rows = Mapping[str, Mapping[str, Estimate]]
 
 _NOTHING = Estimate(None)
 
 
 def stacked_bars(rows: Rows, xlabel: str, title: str, caption: str, form: str = "{:.0%}") -> Figure:
-    """Stacked horizontal bars: for each row its parts, in their order, with intervals.
+    """Stacked horizontal bars of parts by row, with intervals; below, each part on a log axis.
 
-    Below, the parts one by one on a logarithmic axis.
-
-    Args:
-        rows: by name, the parts' lengths.
-        xlabel: what a length is, with its unit.
-        title: above.
-        caption: below.
-        form: of the number written into a part that has room for it.
+    ``form`` is that of the number written into a part that has room for it.
     """
     named = [(part, cell.value or 0) for row in rows.values() for part, cell in row.items()]
     parts = list(dict.fromkeys(part for part, length in named if length > 0))

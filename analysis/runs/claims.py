@@ -24,23 +24,19 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import yaml
 
+from analysis.runs.load import Run
 from specbench.errors import ResultsError
 from specbench.results.estimate import FEWEST
-from specbench.results.statistics import OVERALL
-from specbench.results.summary_schema import interval, number
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Set
-
-    from analysis.runs.load import Knobs, Run
-    from specbench.results.summary_schema import SummaryRow
-    from specbench.storage.jsonl import JsonObject
+from specbench.results.statistics.summary import OVERALL
+from specbench.results.summary_schema import SummaryRow, interval, number
+from specbench.storage.jsonl import JsonObject
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
 MAT_TOLERANCE = 0.05
@@ -94,8 +90,8 @@ class Claim:
     method: str
     model: str
     values: Mapping[str, Mapping[str, float]]
-    knobs: Knobs = field(default_factory=dict)
-    usual: Knobs = field(default_factory=dict)
+    knobs: JsonObject = field(default_factory=dict)
+    usual: JsonObject = field(default_factory=dict)
     size: float | None = None
     draft: str | None = None
     temperature: float = 0.0
@@ -107,10 +103,9 @@ class Claim:
     speedup_sd: float | None = None
 
     def value(self, metric: str, task: str = OVERALL) -> float | None:
-        """The number for a task, None where the source has none."""
         return self.values.get(metric, {}).get(task)
 
-    def fits(self, knobs: Knobs) -> bool:
+    def fits(self, knobs: JsonObject) -> bool:
         """Whether a label with these settings may stand beside the claim.
 
         A knob of the claim's own must be there; the usual ones count where the run has recorded
@@ -131,7 +126,7 @@ class Claim:
         return all(re.search(self.gpu, name) for name in gpus)
 
     def describe(self) -> str:
-        """Where the numbers come from, in one line."""
+        """Where the numbers come from."""
         title = self.title.partition(":")[0]
         words = [title, self.source, self.model, self.dataset, self.hardware]
         return "; ".join(word for word in words if word)
@@ -151,7 +146,7 @@ class _Exhibit(_ExhibitMust, total=False):
 
     own: bool
     own_of: list[str]
-    settings: dict[str, Knobs]
+    settings: dict[str, JsonObject]
 
 
 # Of a claim, besides its metrics.
@@ -337,15 +332,7 @@ def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list
 def compare(
     claim: Claim | None, row: SummaryRow, model: str, gpus: Sequence[str], task: str
 ) -> str:
-    """The verdict on a row of a summary, by the rule at the head of this module; "" without claim.
-
-    Args:
-        claim: from :func:`find_claim`.
-        row: as :func:`specbench.results.statistics.summarise` gives it.
-        model: of the run.
-        gpus: of the run, by name; empty for a CPU.
-        task: of the row.
-    """
+    """The verdict on a task's row, by the rule at the head of this module; "" without claim."""
     if claim is None:
         return ""
     if claim.model != model:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_claims
 from analysis.runs.estimates import tokens_per_s, usable_turns
+from analysis.runs.load import Run
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
-from specbench.results.statistics import OVERALL, summarise, task_order
+from specbench.results.records import CaseRecord
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
-from specbench.results.summary_schema import interval, number
+from specbench.results.statistics.summary import OVERALL, summarise, task_order
+from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.wording import TIMES, verdict_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from analysis.runs.load import Knobs, Run
-    from specbench.results.records import CaseRecord
-    from specbench.results.summary_schema import SummaryRow
+from specbench.storage.jsonl import JsonObject
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class ComparedLabel:
         return self.overall["method"]
 
     @property
-    def knobs(self) -> Knobs:
+    def knobs(self) -> JsonObject:
         return self.run.knobs(self.label)
 
     @property
@@ -114,10 +111,7 @@ def make_comparisons(
 ) -> list[Comparison]:
     """Summarise the runs and put those that may stand in one table together.
 
-    Args:
-        runs: in the order of the rows.
-        estimator: ``paired`` or ``specbench``; by default the one each run was made with.
-        claims: those that may be compared; all by default.
+    By default with the estimator that each run was made with, and all claims.
     """
     claims = load_claims() if claims is None else claims
     by_key: dict[tuple[Any, ...], list[Run]] = {}
@@ -202,9 +196,7 @@ def _shown(row: SummaryRow) -> SummaryRow:
 def caption(comparison: Comparison, speedup: bool = True) -> str:
     """Model, data, state, hardware, number of cases, verdict on losslessness, code.
 
-    Args:
-        comparison: whose conditions they are.
-        speedup: whether what stands above shows speedups, which are then explained.
+    Speedups are explained where what stands above shows some.
     """
     first = comparison.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from analysis.runs.comparisons import ComparedLabel
 from analysis.runs.estimates import STEP_PHASES, phase_s, pooled_ratio, steps
 from specbench.results.estimate import ABSENT, Estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from analysis.runs.comparisons import ComparedLabel
-    from specbench.results.records import CaseRecord
+from specbench.results.records import CaseRecord
 
 
 def drafter_count(key: str) -> Callable[[CaseRecord], float | None]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from specbench.results.estimate import Estimate
 from specbench.storage import jsonl
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
@@ -51,11 +49,6 @@ class Surface:
 
     @classmethod
     def read(cls, path: Path) -> Surface:
-        """The surface in a file.
-
-        Raises:
-            specbench.storage.jsonl.RecordError: the file cannot be read.
-        """
         file = jsonl.read_json(path)
         kinds = [kind for kind in ("prefill", "tree", "batch") if file.get(kind)]
         times = {

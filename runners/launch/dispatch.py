@@ -9,15 +9,16 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from runners.job import Entry, Job
+from runners.job import Entry, Job, Runner
 from runners.launch import prerequisites
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
@@ -26,13 +27,11 @@ from specbench.config import compose
 from specbench.config.compare import compose_entry, with_parts
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import identity, run_key
+from specbench.config.schema import RUNNERS, RunConfig
 from specbench.config.validate import check_values
 from specbench.data import cases
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError, unknown_name
 from specbench.results.manifest import BASELINE, RunManifest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +46,6 @@ class ExitCode(int):
     """
 
     def __new__(cls, code: int) -> ExitCode:
-        """The code, noted in this process."""
         _codes.append(int(code))
         return super().__new__(cls, code)
 
@@ -58,35 +56,9 @@ class ExitCode(int):
 _codes: list[int] = []
 
 
-class Runner(Protocol):
-    """What a module named by ``conf/runner/<name>.yaml`` has.
-
-    Attributes:
-        IN_PROCESS: it loads no model, so that the jobs of a sweep share one process.
-    """
-
-    IN_PROCESS: bool
-
-    @staticmethod
-    def adopt(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The configuration with what the runner's own input decides filled in."""
-
-    @staticmethod
-    def questions(cfg: DictConfig) -> tuple[cases.Case, ...]:
-        """What is asked, after a check that the rest of the input can be had."""
-
-    @staticmethod
-    def run(job: Job) -> int:
-        """Do what is missing in the job's folder; returns 0 or 1."""
-
-    @staticmethod
-    def show(path: Path) -> None:
-        """Print the result that a complete folder holds."""
-
-
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """How a job was asked for, as far as Hydra alone knows it.
+    """What Hydra alone knows of how a job was asked for.
 
     Attributes:
         overrides: what was typed for this job.
@@ -100,7 +72,6 @@ class Invocation:
 
     @staticmethod
     def from_hydra() -> Invocation:
-        """The invocation of the job that Hydra is running."""
         hydra = HydraConfig.get()
         experiment = hydra.runtime.choices.get("experiment")
         return Invocation(
@@ -154,7 +125,7 @@ def execute(
             where the runner loads no model.
 
     Returns:
-        The exit code of a run that got to its end: 0 or 1.
+        0, or 1 where a case failed or an output is not what plain decoding gives.
 
     Raises:
         ConfigurationError: bad configuration or input.
@@ -163,26 +134,27 @@ def execute(
     runner = _runner(cfg)
     check_values(cfg)
     cfg = prerequisites.ensure(cfg, lambda first: execute(first, Invocation(), launch))
-    cfg = runner.adopt(cfg, invocation.overrides)
+    cfg = runner.resolve_config(cfg, invocation.overrides)
     shard = _parse_shard(cfg.shard)
     entries = resolve_entries(cfg)
     # Shards of one run share its key, so that their records can be put together.
     key = run_key(cfg)
     own = {**identity(cfg), "shard": cfg.shard}
-    path = _output_folder(cfg, invocation, key)
+    config = compose.typed(cfg)
+    path = _output_folder(config, invocation, key)
     if cfg.fresh:
         path = folder.fresh_folder(path)
     else:
         folder.check_owner(path, key, own)
         if folder.is_complete(path):
-            _check_questions(cfg, path, runner)
+            _check_questions(config, path, runner)
             exit_code = _reprint(path, runner)
             publish(cfg.logger, path)
             return exit_code
-    questions = runner.questions(cfg)
+    questions = runner.load_cases(config)
     folder.make_folder(path)
     job = Job(
-        config=OmegaConf.to_container(cfg, resolve=True),
+        config=config,
         overrides=invocation.overrides,
         identity=own,
         run_key=key,
@@ -191,7 +163,7 @@ def execute(
         cases=questions,
         shard=shard,
     )
-    launch = launch or (_run_here if runner.IN_PROCESS else run_in_child)
+    launch = launch or (run_in_child if runner.in_child else _run_here)
     exit_code = launch(runner.run, job)
     if folder.is_complete(path):
         runner.show(path)
@@ -200,7 +172,7 @@ def execute(
 
 
 def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
-    """The contenders: the baseline (unless switched off or chosen itself), the method, compare.
+    """The methods: the baseline (unless switched off or chosen itself), the method, compare.
 
     Raises:
         ConfigurationError: an unknown method or knob, or two entries with one label.
@@ -221,26 +193,20 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
 
 
 def _entry(cfg: DictConfig) -> Entry:
-    method = OmegaConf.to_container(cfg.method, resolve=True)
-    pair = OmegaConf.to_container(cfg.pair, resolve=True)
-    assert isinstance(method, dict)
-    assert isinstance(pair, dict)
+    config = compose.typed(cfg)
+    method = dict(config.method)
     label = str(method.pop("label", None) or method["name"])
-    return Entry(
-        label=label,
-        method=with_parts({str(key): value for key, value in method.items()}),
-        pair={str(key): value for key, value in pair.items()},
-    )
+    return Entry(label, with_parts(method), config.pair)
 
 
-def _check_questions(cfg: DictConfig, path: Path, runner: Runner) -> None:
+def _check_questions(config: RunConfig, path: Path, runner: Runner) -> None:
     """Refuse to show a table for a file of the user's that has changed since it was measured."""
-    if cfg.dataset.path is None:
+    if config.dataset.path is None:
         return  # the project's own data sets are pinned
     measured = RunManifest.read(path).prompt_set_hash
-    if measured != cases.prompt_set_hash(runner.questions(cfg)):
+    if measured != cases.prompt_set_hash(runner.load_cases(config)):
         raise OutputRefused(
-            f"{path} was measured on other questions: {cfg.dataset.path} has changed since. "
+            f"{path} was measured on other questions: {config.dataset.path} has changed since. "
             "Type fresh=true to measure into a new folder."
         )
 
@@ -254,24 +220,25 @@ def _reprint(path: Path, runner: Runner) -> int:
 
 def _runner(cfg: DictConfig) -> Runner:
     name = str(cfg.runner.name)
-    if name not in compose.option_names("runner"):
-        raise unknown_name("runner", name, compose.option_names("runner"))
-    runner: Runner = importlib.import_module(f"runners.{name}")
-    return runner
+    if name not in RUNNERS:
+        raise unknown_name("runner", name, RUNNERS)
+    found: Runner = getattr(importlib.import_module(f"runners.{name}"), name.capitalize())()
+    return found
 
 
 def _run_here(work: Callable[[Job], int], job: Job) -> int:
     return work(job)
 
 
-def _output_folder(cfg: DictConfig, invocation: Invocation, run_key: str) -> Path:
-    label = re.sub(r"[^\w.+-]", "_", str(cfg.method.get("label") or cfg.method.name))
+def _output_folder(config: RunConfig, invocation: Invocation, run_key: str) -> Path:
+    method = config.method
+    label = re.sub(r"[^\w.+-]", "_", str(method.get("label") or method["name"]))
     name = f"{label}-{run_key[:8]}"
-    if cfg.shard is not None:
-        name += "-shard" + str(cfg.shard).replace("/", "of")
-    if cfg.output_dir is None:
-        return Path(cfg.paths.results) / (invocation.experiment or _NO_EXPERIMENT) / name
-    root = Path(cfg.output_dir)
+    if config.shard is not None:
+        name += "-shard" + config.shard.replace("/", "of")
+    if config.output_dir is None:
+        return Path(config.paths.results) / (invocation.experiment or _NO_EXPERIMENT) / name
+    root = Path(config.output_dir)
     return root / name if invocation.multirun else root
 
 

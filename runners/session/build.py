@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from specbench.config.schema import VERIFIERS, packed_bytes, verifier_name
+from transformers import PreTrainedModel
+
+from runners.session.method_runs import MethodRun
+from specbench.config.schema import (
+    VERIFIERS,
+    RunConfig,
+    VerifierConfig,
+    packed_bytes,
+    verifier_name,
+)
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import (
     GreedyVerifier,
     MatchVerifier,
     RejectionVerifier,
     TypicalVerifier,
+    Verifier,
 )
 from specbench.errors import unknown_name
 from specbench.models.graph_target import GraphTarget, no_graphs
 from specbench.models.target import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from omegaconf import DictConfig
-    from transformers import PreTrainedModel
-
-    from runners.session.method_runs import MethodRun
-    from specbench.decoding.sampling import Sampling
-    from specbench.decoding.verify import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ ENGINES = ("auto", "eager", "graph")
 
 def make_target(
     model: PreTrainedModel,
-    config: DictConfig,
+    config: RunConfig,
     *,
     max_len: int,
     max_nodes: int,
@@ -50,23 +51,38 @@ def make_target(
     ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
     ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
     """
-    sizes = {"max_len": max_len, "max_nodes": max_nodes, "batch": batch}
     if config.engine.name not in ENGINES:
         raise unknown_name("engine", config.engine.name, ENGINES)
+    reason = None
     if config.engine.name == "graph" or (config.engine.name == "auto" and _on_cuda(model)):
         reason = no_graphs(model)
         if reason is None:
-            verifier = verifier_name(config.verifier.name, float(config.generation.temperature))
+            verifier = verifier_name(config.verifier.name, config.generation.temperature)
             commits = verifier == "greedy"
-            return GraphTarget(model, commits=commits, drafts=drafts, layouts=layouts, **sizes)
+            return GraphTarget(
+                model,
+                max_len=max_len,
+                max_nodes=max_nodes,
+                batch=batch,
+                commits=commits,
+                drafts=drafts,
+                layouts=layouts,
+            )
         log.warning("engine=graph runs eagerly: %s", reason)
-        return Target(model, reason=reason, **sizes, **_packed_weights(config))
-    return Target(model, **sizes, **_packed_weights(config))
+    return Target(
+        model,
+        max_len=max_len,
+        max_nodes=max_nodes,
+        batch=batch,
+        reason=reason,
+        packed_bytes=packed_bytes(config.engine.packed),
+        cache_dir=Path(config.cache_dir),
+    )
 
 
-def batch_layouts(contenders: Sequence[MethodRun]) -> list[tuple[int, int]]:
+def batch_layouts(runs: Sequence[MethodRun]) -> list[tuple[int, int]]:
     """Batch rows, and rows of each with the root's, of all labels that run in a batch layout."""
-    needs = [c.drafter.needs for c in contenders if c.drafter.needs.batch > 1]
+    needs = [c.drafter.needs for c in runs if c.drafter.needs.batch > 1]
     return sorted({(need.batch, need.max_nodes // need.batch + 1) for need in needs})
 
 
@@ -74,24 +90,13 @@ def _on_cuda(model: PreTrainedModel) -> bool:
     return model.device.type == "cuda"
 
 
-def _packed_weights(config: DictConfig) -> dict[str, Any]:
-    return {
-        "packed_bytes": packed_bytes(config.engine.packed),
-        "cache_dir": Path(config.cache_dir),
-    }
-
-
-def build_verifier(config: DictConfig, sampling: Sampling) -> Verifier:
-    """The verifier that the ``verifier`` group names.
-
-    Args:
-        config: the group's node.
-        sampling: how the target chooses its tokens.
+def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
+    """The verifier that the ``verifier`` group names for this way of sampling.
 
     Raises:
         ConfigurationError: an unknown name.
     """
-    name = verifier_name(str(config.name), sampling.temperature)
+    name = verifier_name(config.name, sampling.temperature)
     if name == "greedy":
         return GreedyVerifier()
     if name == "match":
@@ -99,5 +104,7 @@ def build_verifier(config: DictConfig, sampling: Sampling) -> Verifier:
     if name == "rejection":
         return RejectionVerifier(sampling)
     if name == "typical":
-        return TypicalVerifier(sampling, epsilon=float(config.epsilon), delta=float(config.delta))
+        assert config.epsilon is not None
+        assert config.delta is not None
+        return TypicalVerifier(sampling, epsilon=config.epsilon, delta=config.delta)
     raise unknown_name("verifier", name, VERIFIERS)

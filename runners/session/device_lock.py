@@ -8,20 +8,16 @@ import logging
 import os
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from runners.job import Job
 from specbench.errors import OutputRefused
 from specbench.models import loading
 from specbench.storage import jsonl
 from specbench.system import nvml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from runners.job import Job
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +30,11 @@ def names(job: Job) -> list[str]:
     """What the run computes on: ``cpu``, or the UUIDs of its GPUs."""
     import torch
 
-    model = job.config["model"]
-    device = loading.choose_device(str(model["device"]))
+    model = job.config.model
+    device = loading.choose_device(model.device)
     if device.type != "cuda":
         return [device.type]
-    several = model.get("device_map") is not None
+    several = model.device_map is not None
     indices = range(torch.cuda.device_count()) if several else [device.index or 0]
     return sorted(f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices)
 
@@ -59,8 +55,8 @@ def held(job: Job) -> Iterator[nvml.Gpus | None]:
     """
     devices = names(job)
     with contextlib.ExitStack() as stack:
-        if job.config["measure"]["exclusive"]:
-            folder = Path(job.config["cache_dir"]) / _LOCKS
+        if job.config.measure.exclusive:
+            folder = Path(job.config.cache_dir) / _LOCKS
             for device in devices:  # sorted, so that two jobs never wait for each other
                 stack.enter_context(_lock(folder, device))
         gpus = nvml.open_gpus([device for device in devices if device.startswith("GPU-")])

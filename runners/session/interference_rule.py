@@ -23,18 +23,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specbench.results.statistics import untimed_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from runners.job import CaseBlock, Job
-    from specbench.results.records import CaseRecord
+from runners.job import CaseBlock, Job
+from specbench.config.schema import DisturbedConfig
+from specbench.results.records import CaseRecord
+from specbench.results.statistics.aggregate import untimed_blocks
 
 _HARMFUL_THROTTLING = frozenset(
     {"hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}
@@ -48,19 +46,17 @@ _JUDGED_SHARE = 0.5
 Key = tuple[int, str, int, str]
 
 
-def by_counters(record: CaseRecord, limits: Mapping[str, Any]) -> str:
-    """Why the counters of the record's surroundings call it disturbed; empty if they do not.
+def by_counters(record: CaseRecord, limits: DisturbedConfig) -> str:
+    """Why the counters of the record's surroundings call it noisy; empty if they do not.
 
-    Args:
-        record: one turn; a failed one is never disturbed.
-        limits: ``measure.disturbed`` of the configuration.
+    A failed turn is never noisy.
     """
-    if record.status == "failed" or record.wall_s < limits["shortest_s"]:
+    if record.status == "failed" or record.wall_s < limits.shortest_s:
         return ""
     reasons = []
-    if _above(record.cpu_steal, limits["steal"]):
+    if _above(record.cpu_steal, limits.steal):
         reasons.append(f"the hypervisor took {record.cpu_steal:.0%} of the CPU time")
-    if _above(record.cpu_waiting, limits["waiting"]):
+    if _above(record.cpu_waiting, limits.waiting):
         reasons.append(f"waited {record.cpu_waiting:.2f} s per second for a CPU")
     for gpu in record.gpu or ():
         throttle = sorted(_HARMFUL_THROTTLING.intersection(gpu.get("throttle") or ()))
@@ -78,17 +74,14 @@ def _above(value: float | None, limit: float | None) -> bool:
 def judge(
     records: Sequence[CaseRecord],
     traces: Iterable[Mapping[str, Any]],
-    limits: Mapping[str, Any],
+    limits: DisturbedConfig,
 ) -> dict[Key, CaseRecord]:
-    """The records whose verdict on disturbance changes when all turns are looked at together.
+    """By key the records whose verdict changes when all turns are looked at together.
 
     Args:
         records: of the whole run.
         traces: its lines of ``steps.jsonl``.
         limits: ``measure.disturbed`` of the configuration.
-
-    Returns:
-        By key the record with its new ``status`` and ``disturbed_by``.
     """
     slow = slowdowns(records, traces)
     changed = {}
@@ -97,7 +90,7 @@ def judge(
             continue
         reasons = [by_counters(record, limits)]
         factor = slow.get(record.key)
-        if record.wall_s >= limits["shortest_s"] and _above(factor, limits["slowdown"]):
+        if record.wall_s >= limits.shortest_s and _above(factor, limits.slowdown):
             reasons.append(f"steps took {factor:.2f} times what like steps take")
         why = "; ".join(filter(None, reasons))
         if why != record.disturbed_by:
@@ -156,22 +149,21 @@ def _by_kind(trace: Mapping[str, Any], n_prompt: int) -> dict[_Kind, list[float]
 
 
 def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int) -> list[CaseBlock]:
-    """The disturbed blocks that may be measured again, in the order of the run.
+    """The noisy blocks that may be measured again, in the order of the run.
 
     Args:
-        job: the run; its ``measure`` node has the limits.
+        job: its ``measure`` node has the limits.
         records: judged, of the whole run.
         n_superseded: blocks that were measured again already.
     """
-    measure = job.config["measure"]
+    measure = job.config.measure
     blocks = job.blocks()
     places = untimed_blocks(records)
     tried = {(r.repeat, r.case_id): r.attempt for r in records}
-    left = math.ceil(measure["rerun_share"] * len(blocks)) - n_superseded
+    left = math.ceil(measure.rerun_share * len(blocks)) - n_superseded
     again = [
         block
         for block in blocks
-        if (place := (block.repeat, block.case.case_id)) in places
-        and tried[place] < measure["reruns"]
+        if (place := (block.repeat, block.case.case_id)) in places and tried[place] < measure.reruns
     ]
     return again[: max(0, left)]

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import hydra.utils
 import numpy as np
 
+from runners.job import Entry, Job
 from specbench import paths
-from specbench.config.draft import draft_node
+from specbench.config.draft import draft_weights
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading
 from specbench.results.manifest import LabelInfo
+from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from specbench.storage.arrays import open_array_file, write_array_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from runners.job import Entry, Job
-    from specbench.results.records import CaseRecord
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +46,10 @@ class MethodRun:
 
     @property
     def label(self) -> str:
-        """The label, unique in the run."""
         return self.entry.label
 
     @property
     def scope(self) -> str:
-        """How long the drafter keeps what it learnt."""
         return self.drafter.state_scope
 
     def describe(self) -> LabelInfo:
@@ -64,7 +59,7 @@ class MethodRun:
             method_version=self.drafter.version,
             state_scope=self.scope,
             knobs=dict(self.entry.method),
-            pair=None if self.entry.pair is None else dict(self.entry.pair),
+            pair=None if self.entry.pair is None else asdict(self.entry.pair),
         )
 
 
@@ -98,13 +93,13 @@ def _build(entry: Entry, job: Job) -> Drafter:
     if not needs.sampling and not job.greedy:
         raise NeedsNotMet(
             f"method={entry.name} works only greedily, but generation.temperature="
-            f"{job.config['generation']['temperature']}. Type generation.temperature=0."
+            f"{job.config.generation.temperature}. Type generation.temperature=0."
         )
     if needs.draft_model:
         _check_draft(entry, job)
     if drafter.state_scope == "run" and job.shard[1] > 1:
         raise ConfigurationError(
-            f"shard={job.config['shard']} cannot be combined with state_scope=run (method="
+            f"shard={job.config.shard} cannot be combined with state_scope=run (method="
             f"{entry.name}): every block learns from all before it. Drop shard, or type "
             "method.state_scope=prompt."
         )
@@ -113,11 +108,11 @@ def _build(entry: Entry, job: Job) -> Drafter:
 
 def _check_draft(entry: Entry, job: Job) -> None:
     """Refuse a missing draft model in a second, before anything is loaded."""
-    model = job.config["model"]
-    node = draft_node(entry.draft, model)
-    if node is None:
-        raise NeedsNotMet(_no_draft(entry.name, model["name"], job.config["pair"]["tuned"]))
-    loading.model_files_present(node)
+    config = job.config
+    weights = draft_weights(entry.draft, config.model)
+    if weights is None:
+        raise NeedsNotMet(_no_draft(entry.name, config.model.name, config.pair.tuned))
+    loading.model_files_present(weights)
 
 
 def _no_draft(method: str, model: str, tuned: bool) -> str:
@@ -139,7 +134,7 @@ def _no_draft(method: str, model: str, tuned: bool) -> str:
 
 
 def restore(
-    contender: MethodRun, done: Iterable[CaseRecord], redecode: Callable[[CaseRecord], None]
+    run: MethodRun, done: Iterable[CaseRecord], redecode: Callable[[CaseRecord], None]
 ) -> None:
     """Bring a drafter with ``run`` scope to the state it had after the given turns.
 
@@ -148,70 +143,68 @@ def restore(
     at logits or hidden states decodes them again, untimed.
 
     Args:
-        contender: its drafter is emptied first.
+        run: its drafter is emptied first.
         done: the records of the present repeat; those of other labels and failed ones are skipped.
-        redecode: decodes a record's prompt again with the contender's drafter.
+        redecode: decodes a record's prompt again with the run's drafter.
     """
-    contender.drafter.reset()
-    turns = _learnt_from(contender, done)
-    for record in turns[_reload(contender, turns) :]:
-        if contender.drafter.needs.tokens_only:
-            feed(contender.drafter, record)
+    run.drafter.reset()
+    turns = _learnt_from(run, done)
+    for record in turns[_reload(run, turns) :]:
+        if run.drafter.needs.tokens_only:
+            feed(run.drafter, record)
         else:
             redecode(record)
 
 
-def keep_state(contender: MethodRun, done: Iterable[CaseRecord]) -> None:
+def keep_state(run: MethodRun, done: Iterable[CaseRecord]) -> None:
     """Write what a drafter with ``run`` scope has learnt, where it gives a snapshot; never timed.
 
-    Args:
-        contender: its drafter is between two turns.
-        done: the records of the present repeat, whose turns it has learnt from.
+    The drafter is between two turns; ``done`` are the records of the present repeat.
 
     Raises:
         DiskError: the disk is full or broken.
     """
-    if contender.scope != "run" or contender.state_file is None:
+    if run.scope != "run" or run.state_file is None:
         return
-    arrays = contender.drafter.snapshot()
+    arrays = run.drafter.snapshot()
     if arrays is None:
         return
-    path = contender.state_file
+    path = run.state_file
     partial = path.with_suffix(".partial")
     with jsonl.reporting(path):
         path.parent.mkdir(exist_ok=True)
         write_array_file(
             partial,
             kind=_STATE,
-            version=contender.drafter.version,
+            version=run.drafter.version,
             tokenizer_hash="",  # the folder's run is of one model
             arrays=arrays,
-            header={"turns": _keys(_learnt_from(contender, done)), "method": contender.entry.name},
+            header={"turns": _keys(_learnt_from(run, done)), "method": run.entry.name},
         )
         partial.replace(path)
 
 
-def _reload(contender: MethodRun, turns: Sequence[CaseRecord]) -> int:
+def _reload(run: MethodRun, turns: Sequence[CaseRecord]) -> int:
     """Load a kept state that some of these turns led to; of how many, from the first."""
-    path = contender.state_file
-    if contender.scope != "run" or path is None or not path.is_file():
+    path = run.state_file
+    if run.scope != "run" or path is None or not path.is_file():
         return 0
     try:
         header, arrays = open_array_file(
-            path, kind=_STATE, version=contender.drafter.version, tokenizer_hash=None
+            path, kind=_STATE, version=run.drafter.version, tokenizer_hash=None
         )
     except ArtifactError as error:
-        log.warning("%s: the state is learnt again from the records: %s", contender.label, error)
+        log.warning("%s: the state is learnt again from the records: %s", run.label, error)
         return 0
     known = len(header["turns"])
     if header["turns"] != _keys(turns[:known]):  # of another repeat, or of a block measured again
         return 0
-    contender.drafter.load(arrays)
+    run.drafter.load(arrays)
     return known
 
 
-def _learnt_from(contender: MethodRun, done: Iterable[CaseRecord]) -> list[CaseRecord]:
-    return [r for r in done if r.label == contender.label and r.status != "failed"]
+def _learnt_from(run: MethodRun, done: Iterable[CaseRecord]) -> list[CaseRecord]:
+    return [r for r in done if r.label == run.label and r.status != "failed"]
 
 
 def _keys(turns: Iterable[CaseRecord]) -> list[list[Any]]:

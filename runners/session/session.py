@@ -1,45 +1,43 @@
-"""What all labels of a run share: model, tokenizer, template, engine."""
+"""What all labels of a run share: model, tokenizer, template, engines."""
 
 from __future__ import annotations
 
-import json
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from transformers import PreTrainedTokenizerBase
 
+from runners.job import Job
 from runners.session.build import batch_layouts, build_verifier, make_target
+from runners.session.method_runs import MethodRun
+from specbench.arrays import IntArray
 from specbench.artifacts import resolve
-from specbench.config.draft import draft_node
+from specbench.config.draft import draft_weights
+from specbench.config.schema import DraftConfig, RunConfig
 from specbench.data.chat_templates import PromptTemplate
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
+from specbench.decoding.engine import DecodeResult, Engine
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
-from specbench.decoding.verify import GreedyVerifier, Verifier
+from specbench.decoding.verify import GreedyVerifier
 from specbench.models import loading, weights
 from specbench.models.draft_loading import check_same_tokenizer, load_draft_model
+from specbench.models.draft_model import DraftModel
 from specbench.models.graph_target import GraphTarget
+from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.recording import top_candidates
 from specbench.results.manifest import DraftInfo, ModelInfo
+from specbench.results.records import CaseRecord, Lossless
 from specbench.system import bandwidth
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from runners.job import Job
-    from runners.session.method_runs import MethodRun
-    from specbench.arrays import IntArray
-    from specbench.decoding.engine import DecodeResult
-    from specbench.models.draft_model import DraftModel
-    from specbench.results.records import CaseRecord, Lossless
+LoadedDraft = tuple[DraftModel, DraftInfo]
 
 log = logging.getLogger(__name__)
 
@@ -48,82 +46,74 @@ _RETOKENISED = 1.25
 
 
 class Session:
-    """Model, engine and prompts of a run, loaded once.
+    """Model, engines and prompts of a run, from `load_session`; every drafter is set up.
 
     Args:
-        job: what is run.
-        contenders: their needs decide which artifacts are resolved (before weights are loaded)
-            and how large the engine's buffers are; each drafter is set up.
-
-    Raises:
-        NeedsNotMet: an artifact is missing and cannot be built here, or a draft model has another
-            tokenizer.
-        WeightsNotFound: the model's weights are not to be had.
+        tokenizer, template: of the prompts.
+        files: by label, the artifacts that its drafter reads.
+        model: the target's network; ``target`` runs its passes.
+        drafts: by label, its draft model and what the manifest says of it.
+        max_len: tokens that the buffers hold.
     """
 
-    def __init__(self, job: Job, contenders: Sequence[MethodRun]) -> None:
-        config = OmegaConf.create(dict(job.config))
-        self._max_new_tokens = int(config.generation.max_new_tokens)
-        self._sampling = Sampling.from_config(config.generation)
-        self._tokenizer = loading.load_tokenizer(config)
-        self._tokenizer_hash = loading.tokenizer_hash(self._tokenizer)
-        self._template = PromptTemplate.from_config(self._tokenizer, config)
-        self._files = {c.label: self._artifacts(config, c) for c in contenders}
-        # Before the weights: a large target takes minutes to load.
-        for draft in self._drafts_asked_for(config, contenders):
-            node = draft_node(draft, config.model)
-            if node is not None and not node["shape"]:
-                check_same_tokenizer(node, self._tokenizer)
-        self._model = loading.load_model(config, self._tokenizer)
-        self._max_nodes = max(c.drafter.needs.max_nodes for c in contenders)
-        self._batch = max(c.drafter.needs.batch for c in contenders)
-        self._max_len = self._cap(self._longest_turn(job))
-        self._target = make_target(
-            self._model.model,
-            config,
-            max_len=self._max_len,
-            max_nodes=self._max_nodes,
-            batch=self._batch,
-            layouts=batch_layouts(contenders),
+    def __init__(
+        self,
+        job: Job,
+        runs: Sequence[MethodRun],
+        tokenizer: PreTrainedTokenizerBase,
+        template: PromptTemplate,
+        files: Mapping[str, Mapping[str, Path]],
+        model: LoadedModel,
+        target: Target,
+        drafts: Mapping[str, LoadedDraft],
+        max_len: int,
+    ) -> None:
+        config = job.config
+        self._max_new_tokens = config.generation.max_new_tokens
+        self._tokenizer, self._template = tokenizer, template
+        self._tokenizer_hash = loading.tokenizer_hash(tokenizer)
+        self._files = files
+        self._model, self._target, self._drafts = model, target, drafts
+        self._max_len = max_len
+        self._max_nodes = max(run.drafter.needs.max_nodes for run in runs)
+        self._batch = max(run.drafter.needs.batch for run in runs)
+        self._memory = {run.label: self._memory_of(run) for run in runs}
+        self._measured = {run.label: run.measured for run in runs}
+        self._on_gpu = target.device.type == "cuda"
+        sampling = Sampling.from_config(config.generation)
+        verifier = build_verifier(config.verifier, sampling)
+        make_engine = partial(
+            Engine,
+            eos_ids=model.eos_ids,
+            context_length=model.context_length,
+            overlap=config.engine.overlap,
         )
-        self._draft_models: dict[str, tuple[DraftModel, dict[str, Any]]] = {}
-        self._drafts = {
-            c.label: self._load_draft(config, c) for c in contenders if c.drafter.needs.draft_model
-        }
-        self._memory = {c.label: self._memory_of(c) for c in contenders}
-        self._measured = {c.label: c.measured for c in contenders}
-        self._on_gpu = self._target.device.type == "cuda"
-        verifier = build_verifier(config.verifier, self._sampling)
-        phases = bool(config.measure.phases)
-        self._engine = self._make_engine(config, self._target, verifier, phases=phases)
+        phases = config.measure.phases
+        self._engine = make_engine(target, verifier, phases=phases)
         self._overlapping = (
-            [c.label for c in contenders if c.drafter.needs.overlap]
+            [run.label for run in runs if run.drafter.needs.overlap]
             if phases and self._engine.overlap != "serial"
             else None
         )
-        self._plain_engine = self._make_engine(config, self._target, GreedyVerifier(), phases=False)
-        self._eager_engine, self._eager_target = self._engine, self._target
-        if isinstance(self._target, GraphTarget) and any(c.drafter.needs.eager for c in contenders):
-            self._eager_target = Target(
-                self._model.model, max_len=self._max_len, max_nodes=self._max_nodes
-            )
-            self._eager_engine = self._make_engine(
-                config, self._eager_target, verifier, phases=phases
-            )
+        self._plain_engine = make_engine(target, GreedyVerifier())
+        self._eager_engine, self._eager_target = self._engine, target
+        if isinstance(target, GraphTarget) and any(run.drafter.needs.eager for run in runs):
+            self._eager_target = Target(model.model, max_len=max_len, max_nodes=self._max_nodes)
+            self._eager_engine = make_engine(self._eager_target, verifier, phases=phases)
         self._plain_drafter = Drafter(name="plain")
-        for contender in contenders:
-            contender.drafter.setup(
+        for run in runs:
+            run.drafter.setup(
                 DraftContext(
-                    vocab_size=self._target.vocab_size,
-                    eos_ids=self._model.eos_ids,
+                    vocab_size=target.vocab_size,
+                    eos_ids=model.eos_ids,
                     tokenizer_hash=self._tokenizer_hash,
-                    max_len=self._model.context_length,
-                    artifacts=self._files[contender.label],
-                    seed=int(config.seed),
-                    sampling=self._sampling,
-                    target=self._target,
-                    draft_model=self._draft_of(contender.label),
-                    measured=contender.measured,
+                    max_len=model.context_length,
+                    artifacts=files[run.label],
+                    seed=config.seed,
+                    sampling=sampling,
+                    target=target,
+                    draft_model=self._draft_of(run.label),
+                    measured=run.measured,
                 )
             )
 
@@ -154,20 +144,17 @@ class Session:
             overlapping=self._overlapping,
             threads=torch.get_num_threads(),
             artefacts={
-                label: {name: resolve.describe(path) for name, path in files.items()}
+                label: {name: dict(resolve.describe(path)) for name, path in files.items()}
                 for label, files in self._files.items()
                 if files
             },
-            drafts={
-                label: DraftInfo.from_json(self._draft_models[key][1])
-                for label, key in self._drafts.items()
-            },
+            drafts={label: info for label, (_, info) in self._drafts.items()},
             memory=self._memory,
             measured={label: dict(found) for label, found in self._measured.items() if found},
         )
 
     def measure_copy_bandwidth(self) -> float:
-        """Bytes per second of a copy within the memory of the target's device."""
+        """Bytes per second, within the memory of the target's device."""
         return bandwidth.copy_bandwidth(self._target.device)
 
     def note_passes(self, described: ModelInfo) -> None:
@@ -177,7 +164,7 @@ class Session:
         """
         described.passes = self._target.describe()
         for label, draft in described.drafts.items():
-            draft.passes = self._draft_models[self._drafts[label]][0].passes
+            draft.passes = dict(self._drafts[label][0].passes)
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
         """``[n_prompt]`` ids of a dialogue whose last answer is to be written."""
@@ -194,7 +181,6 @@ class Session:
     def decode(
         self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None
     ) -> DecodeResult:
-        """Decode a prompt in the measured engine."""
         limit = max_new_tokens or self._max_new_tokens
         self._reserve(len(prompt) + limit)
         engine = self._eager_engine if drafter.needs.eager else self._engine
@@ -236,13 +222,14 @@ class Session:
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)
         output = np.asarray(record.output_ids, dtype=np.int64)
         self._reserve(len(prompt) + len(output))
-        return top_candidates(self._target, prompt, output, top).tolist()
+        found: list[list[int]] = top_candidates(self._target, prompt, output, top).tolist()
+        return found
 
     def recover(self) -> None:
         """Give back what a failed case left allocated."""
         for target in {self._target, self._eager_target}:
             target.cache.clear()
-        for draft, _ in self._draft_models.values():
+        for draft, _ in self._drafts.values():
             draft.clear()
         if self._on_gpu:
             torch.cuda.empty_cache()
@@ -251,61 +238,12 @@ class Session:
         if self._on_gpu:
             torch.cuda.synchronize(self._target.device)
 
-    def _make_engine(
-        self, config: DictConfig, target: Target, verifier: Verifier, *, phases: bool
-    ) -> Engine:
-        return Engine(
-            target,
-            verifier,
-            eos_ids=self._model.eos_ids,
-            context_length=self._model.context_length,
-            overlap=config.engine.overlap,
-            phases=phases,
-        )
-
-    def _artifacts(self, config: DictConfig, contender: MethodRun) -> Mapping[str, Path]:
-        needed = contender.drafter.needs.artifacts
-        per_model = any(artifact.per_model for artifact in needed)
-        return resolve.resolve(
-            needed,
-            tokenizer=self._tokenizer,
-            bundled=bool(config.model.embedded),
-            cache_dir=Path(config.cache_dir),
-            model_key=weights.identity(config) if per_model else None,
-        )
-
-    def _drafts_asked_for(
-        self, config: DictConfig, contenders: Sequence[MethodRun]
-    ) -> list[Mapping[str, Any]]:
-        """The ``pair.draft`` nodes that will be loaded, each once."""
-        asked = [c.entry.draft for c in contenders if c.drafter.needs.draft_model]
-        return [draft for i, draft in enumerate(asked) if draft not in asked[:i]]
-
-    def _load_draft(self, config: DictConfig, contender: MethodRun) -> str:
-        """Load a contender's draft model, or make room in one that is there; returns its key."""
-        needs = contender.drafter.needs
-        key = json.dumps(contender.entry.draft, sort_keys=True)
-        max_nodes = needs.draft_nodes or needs.max_nodes
-        if key in self._draft_models:
-            self._draft_models[key][0].reserve(self._max_len, max_nodes)
-        else:
-            self._draft_models[key] = load_draft_model(
-                contender.entry.draft,
-                config.model,
-                self._target,
-                self._tokenizer,
-                max_len=self._max_len,
-                max_nodes=max_nodes,
-                make_target=partial(make_target, config=config, drafts=True),
-            )
-        return key
-
-    def _memory_of(self, contender: MethodRun) -> dict[str, int]:
+    def _memory_of(self, run: MethodRun) -> dict[str, int]:
         """Bytes of weights and cache, by model, that a label needs where it runs alone.
 
         Labels of a run share models and buffers, so no meter could tell them apart.
         """
-        needs, draft = contender.drafter.needs, self._draft_of(contender.label)
+        needs, draft = run.drafter.needs, self._draft_of(run.label)
         rows = (self._max_len + needs.max_nodes + 1) * needs.batch
         found = {"target": self._target.memory_bytes(rows)}
         if draft is not None:
@@ -314,17 +252,7 @@ class Session:
         return found
 
     def _draft_of(self, label: str) -> DraftModel | None:
-        return self._draft_models[self._drafts[label]][0] if label in self._drafts else None
-
-    def _longest_turn(self, job: Job) -> int:
-        """Tokens of the longest dialogue with its answers, as far as it can be told beforehand."""
-        longest = 0
-        for case in job.cases:
-            turns = [(user, "") for user in case.turns[:-1]]
-            answers = len(turns) * self._max_new_tokens * _RETOKENISED
-            prompt = len(self.render([*turns, (case.turns[-1], None)]))
-            longest = max(longest, prompt + int(answers) + self._max_new_tokens)
-        return longest
+        return self._drafts[label][0] if label in self._drafts else None
 
     def _cap(self, tokens: int) -> int:
         return min(tokens, self._model.context_length)
@@ -336,5 +264,101 @@ class Session:
             self._target.reserve(self._max_len, self._max_nodes, self._batch)
             if self._eager_target is not self._target:
                 self._eager_target.reserve(self._max_len, self._eager_target.max_nodes)
-            for draft, _ in self._draft_models.values():
+            for draft, _ in self._drafts.values():
                 draft.reserve(self._max_len)
+
+
+def load_session(
+    job: Job,
+    runs: Sequence[MethodRun],
+    kind: type[Session] = Session,
+    more_drafts: Sequence[DraftConfig] = (),
+) -> Session:
+    """Load what all labels of a run share.
+
+    The methods' needs decide which artifacts are resolved (before weights are loaded) and how large
+    the engine's buffers are. ``more_drafts`` will be loaded later and are checked beforehand.
+
+    Raises:
+        NeedsNotMet: an artifact is missing and cannot be built here, or a draft model has another
+            tokenizer.
+        WeightsNotFound: the model's weights are not to be had.
+    """
+    config = job.config
+    tokenizer = loading.load_tokenizer(config)
+    template = PromptTemplate.from_config(tokenizer, config)
+    files = {run.label: _find_artifacts(config, run, tokenizer) for run in runs}
+    # Before the weights: a large target takes minutes to load.
+    asked = [*(run.entry.draft for run in runs if run.drafter.needs.draft_model), *more_drafts]
+    for i, draft in enumerate(asked):
+        wanted = draft_weights(draft, config.model)
+        if draft not in asked[:i] and wanted is not None and not wanted.shape:
+            check_same_tokenizer(wanted, tokenizer)
+    model = loading.load_model(config, tokenizer)
+    max_len = min(_longest_turn(job, template), model.context_length)
+    target = make_target(
+        model.model,
+        config,
+        max_len=max_len,
+        max_nodes=max(run.drafter.needs.max_nodes for run in runs),
+        batch=max(run.drafter.needs.batch for run in runs),
+        layouts=batch_layouts(runs),
+    )
+    drafts = _load_drafts(config, runs, target, tokenizer, max_len)
+    return kind(job, runs, tokenizer, template, files, model, target, drafts, max_len)
+
+
+def _find_artifacts(
+    config: RunConfig, run: MethodRun, tokenizer: PreTrainedTokenizerBase
+) -> Mapping[str, Path]:
+    needed = run.drafter.needs.artifacts
+    per_model = any(artifact.per_model for artifact in needed)
+    return resolve.resolve(
+        needed,
+        tokenizer=tokenizer,
+        bundled=config.model.embedded,
+        cache_dir=Path(config.cache_dir),
+        model_key=weights.identity(config) if per_model else None,
+    )
+
+
+def _load_drafts(
+    config: RunConfig,
+    runs: Sequence[MethodRun],
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    max_len: int,
+) -> dict[str, LoadedDraft]:
+    """By label its draft model; labels with the same ``pair.draft`` share one."""
+    drafts: dict[str, LoadedDraft] = {}
+    for run in runs:
+        needs = run.drafter.needs
+        if not needs.draft_model:
+            continue
+        max_nodes = needs.draft_nodes or needs.max_nodes
+        same = [r.label for r in runs if r.label in drafts and r.entry.draft == run.entry.draft]
+        if same:
+            drafts[run.label] = drafts[same[0]]
+            drafts[run.label][0].reserve(max_len, max_nodes)
+            continue
+        drafts[run.label] = load_draft_model(
+            run.entry.draft,
+            config.model,
+            target,
+            tokenizer,
+            max_len=max_len,
+            max_nodes=max_nodes,
+            make_target=partial(make_target, config=config, drafts=True),
+        )
+    return drafts
+
+
+def _longest_turn(job: Job, template: PromptTemplate) -> int:
+    """Tokens of the longest dialogue with its answers, as far as it can be told beforehand."""
+    longest, limit = 0, job.config.generation.max_new_tokens
+    for case in job.cases:
+        turns: list[tuple[str, str | None]] = [(user, "") for user in case.turns[:-1]]
+        answers = len(turns) * limit * _RETOKENISED
+        prompt = len(template.render([*turns, (case.turns[-1], None)]))
+        longest = max(longest, prompt + int(answers) + limit)
+    return longest

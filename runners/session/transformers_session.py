@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from omegaconf import OmegaConf
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
-from runners.hf import Peer
-from runners.session.session import Session
+from runners.job import Job
+from runners.session.method_runs import MethodRun
+from runners.session.peer import Peer
+from runners.session.session import Session, load_session
+from specbench.arrays import IntArray
+from specbench.config.schema import HfConfig, RunConfig
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import DecodeResult
 from specbench.errors import CaseFailed, NeedsNotMet
 from specbench.models import loading
 from specbench.models.draft_loading import load_draft_model
-from specbench.system.clock import make_clock
+from specbench.results.manifest import ModelInfo
+from specbench.system.clock import Clock, make_clock
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
-    from omegaconf import DictConfig
-    from transformers import PreTrainedModel
-
-    from runners.job import Job
-    from runners.session.method_runs import MethodRun
-    from specbench.arrays import IntArray
-    from specbench.decoding.drafter import Drafter
-    from specbench.results.manifest import ModelInfo
-    from specbench.system.clock import Clock
+def load_transformers_session(job: Job, runs: Sequence[MethodRun]) -> TransformersSession:
+    """As `load_session`, with a copy of the model that transformers' own loops run on."""
+    peers = [run.drafter for run in runs if isinstance(run.drafter, Peer)]
+    assisted = any(peer.loop == "assisted" for peer in peers)
+    drafts = [job.config.pair.draft] if assisted else []
+    session = load_session(job, runs, TransformersSession, drafts)
+    assert isinstance(session, TransformersSession)
+    session.add_loops(job.config, assisted)
+    return session
 
 
 class TransformersSession(Session):
-    """Decodes with transformers where the contender is a :class:`runners.hf.Peer`.
+    """Decodes with transformers where the method is a :class:`runners.session.peer.Peer`."""
 
-    Raises:
-        NeedsNotMet: the draft model's vocabulary has another size than the model's.
-    """
-
-    def __init__(self, job: Job, contenders: Sequence[MethodRun]) -> None:
-        super().__init__(job, contenders)
-        config = OmegaConf.create(dict(job.config))
+    def add_loops(self, config: RunConfig, assisted: bool) -> None:
+        """Load the copy of the model, and the assistant where a loop needs one."""
+        assert isinstance(config.runner, HfConfig)
         self._knobs = config.runner.hf
         # A copy of its own: ours has another attention, and packed linears.
         self._stock = loading.load_model(config, self._tokenizer).model
@@ -52,16 +52,11 @@ class TransformersSession(Session):
         self._stock.generation_config = GenerationConfig(
             eos_token_id=self._eos, pad_token_id=self._eos[0] if self._eos else 0
         )
-        self._assistant = self._load_assistant(config) if _assisted(contenders) else None
+        self._assistant = self._load_assistant(config) if assisted else None
 
     def decode(
         self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None
     ) -> DecodeResult:
-        """Decode a prompt in the measured engine, or by one of transformers' loops.
-
-        Raises:
-            CaseFailed: the prompt does not fit.
-        """
         if not isinstance(drafter, Peer):
             return super().decode(prompt, drafter, seed, max_new_tokens)
         asked = max_new_tokens or self._max_new_tokens
@@ -76,7 +71,7 @@ class TransformersSession(Session):
         passes = _Passes(self._stock, self._stock_clock)
         drafts = _Counter(self._assistant if drafter.loop == "assisted" else None)
         with passes.watched(), drafts.watched():
-            out = self._stock.generate(
+            out = self._stock.generate(  # type: ignore[operator]  # typed as a buffer there
                 text,
                 attention_mask=torch.ones_like(text),
                 generation_config=GenerationConfig(
@@ -95,16 +90,9 @@ class TransformersSession(Session):
         return passes.result(len(prompt), output, reason, drafts.report())
 
     def describe(self) -> ModelInfo:
-        """The manifest's part about the model, with the attention of the peers' copy."""
         model = super().describe()
         model.peers = {"attention": self._stock.config._attn_implementation, "packed": False}
         return model
-
-    def _drafts_asked_for(
-        self, config: DictConfig, contenders: Sequence[MethodRun]
-    ) -> list[Mapping[str, Any]]:
-        assistant = [config.pair.draft] if _assisted(contenders) else []
-        return [*super()._drafts_asked_for(config, contenders), *assistant]
 
     def _options(self, loop: str) -> dict[str, Any]:
         """Arguments of ``generate``; what one turn adapted is forgotten."""
@@ -118,7 +106,7 @@ class TransformersSession(Session):
         if loop == "generate":
             return {}
         assert self._assistant is not None
-        chosen = {
+        options: dict[str, Any] = {
             "num_assistant_tokens": knobs.num_assistant_tokens,
             "num_assistant_tokens_schedule": knobs.schedule,
             "assistant_confidence_threshold": knobs.confidence,
@@ -126,14 +114,14 @@ class TransformersSession(Session):
         # The heuristic schedule writes what it came to into the assistant's own configuration.
         self._assistant.generation_config = GenerationConfig(
             pad_token_id=self._stock.generation_config.pad_token_id,
-            **{key: value for key, value in chosen.items() if value is not None},
+            **{key: value for key, value in options.items() if value is not None},
         )
         return {"assistant_model": self._assistant}
 
-    def _load_assistant(self, config: Any) -> PreTrainedModel:
+    def _load_assistant(self, config: RunConfig) -> PreTrainedModel:
         draft, _ = load_draft_model(
-            OmegaConf.to_container(config.pair.draft),
-            OmegaConf.to_container(config.model),
+            config.pair.draft,
+            config.model,
             self._target,
             self._tokenizer,
             max_len=1,
@@ -154,10 +142,6 @@ class TransformersSession(Session):
         """Up to the first end token and the limit, whatever ``generate`` returned behind them."""
         ends = [i for i, token in enumerate(output) if token in self._model.eos_ids]
         return output[: min([limit, *(i + 1 for i in ends[:1])])]
-
-
-def _assisted(contenders: Sequence[MethodRun]) -> bool:
-    return any(isinstance(c.drafter, Peer) and c.drafter.loop == "assisted" for c in contenders)
 
 
 class _Passes:
@@ -215,7 +199,7 @@ class _Passes:
         return DecodeResult(
             output_ids=output,
             finish_reason=reason,
-            accepted_per_step=[a for a, _ in steps],
+            committed_per_step=[a for a, _ in steps],
             drafted_per_step=[d for _, d in steps],
             depth_per_step=[d for _, d in steps],
             sources_per_step=None,

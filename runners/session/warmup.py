@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from runners.session.method_runs import MethodRun
+from specbench.arrays import IntArray
 
-    from runners.session.method_runs import MethodRun
+if TYPE_CHECKING:  # they load torch, which a finished run does not need
     from runners.session.session import Session
-    from specbench.arrays import IntArray
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ wrong and a ship cannot. Then he corrects the books, signs both, and begins a ne
 
 
 def warm_up(
-    stage: Session, contenders: Sequence[MethodRun], lengths: Sequence[int], rounds: int
+    session: Session, runs: Sequence[MethodRun], lengths: Sequence[int], rounds: int
 ) -> None:
     """Decode a few tokens with every label at several prompt lengths, then forget it all.
 
@@ -39,33 +39,32 @@ def warm_up(
     cases find them in. A label that fails here is not excused: it fails again where it is counted.
 
     Args:
-        stage: model and engine.
-        contenders: every label is warmed.
+        session, runs: every label is warmed.
         lengths: prompt lengths of the measured cases, in tokens.
         rounds: how often each bucket is run; 0 for no warm-up.
     """
-    text = stage.encode(_TEXT)
-    longest = stage.context_length - _NEW_TOKENS
+    text = session.encode(_TEXT)
+    longest = session.context_length - _NEW_TOKENS
     fitting = [length for length in lengths if length <= longest]
     for _ in range(rounds):
         for length in buckets(fitting):
             prompt: IntArray = np.resize(text, length)
-            for contender in contenders:
+            for run in runs:
                 try:
-                    _decode(stage, contender, prompt)
+                    _decode(session, run, prompt)
                 except Exception as error:
-                    log.warning("warm-up of %s failed: %s", contender.label, error)
-                    stage.recover()
-    for contender in contenders:
-        contender.drafter.reset()
+                    log.warning("warm-up of %s failed: %s", run.label, error)
+                    session.recover()
+    for run in runs:
+        run.drafter.reset()
 
 
-def _decode(stage: Session, contender: MethodRun, prompt: IntArray) -> None:
-    drafter = contender.drafter
+def _decode(session: Session, run: MethodRun, prompt: IntArray) -> None:
+    drafter = run.drafter
     drafter.reset()
     if drafter.needs.reference:
-        drafter.set_reference(stage.plain(prompt, _NEW_TOKENS))
-    stage.decode(prompt, drafter, seed=0, max_new_tokens=_NEW_TOKENS)
+        drafter.set_reference(session.plain(prompt, _NEW_TOKENS))
+    session.decode(prompt, drafter, seed=0, max_new_tokens=_NEW_TOKENS)
 
 
 def buckets(lengths: Sequence[int]) -> list[int]:

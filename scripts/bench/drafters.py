@@ -21,7 +21,7 @@ from scripts.command import make_drafter, print_table
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.artifacts.corpora import installed_prose
-from specbench.config.compose import compose, option_names
+from specbench.config.compose import compose, option_names, typed
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, Needs, StepOutcome
 from specbench.index.lru.frozen_table import FrozenTable
@@ -45,7 +45,7 @@ class Documentation:
     """Python's own prose in the bundled model's tokens, and drafters ready to draft from it."""
 
     def __init__(self) -> None:
-        self.cfg = compose([])
+        self.cfg = typed(compose([]))
         self.tokenizer = loading.load_tokenizer(self.cfg)
 
     def tokens(self, count: int) -> IntArray:
@@ -181,7 +181,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for label, drafter in entries:
         if drafter.needs.tokens_only and not drafter.needs.draft_model:
-            documentation.set_up(drafter, documentation.cfg.model.context_length, seed=options.seed)
+            documentation.set_up(
+                drafter, documentation.cfg.model.context_length or 0, seed=options.seed
+            )
             timed = time_steps(drafter, text, options.context, options.seed)
             rows.append({"label": label, **timed})
             drafter.close()

@@ -25,7 +25,7 @@ from transformers.models.auto.configuration_auto import AutoConfig
 from scripts.bench.layers import MOST_ROWS, Layers, clocked
 from scripts.command import console, print_table, seconds
 from specbench.arrays import Array
-from specbench.config.compose import compose
+from specbench.config.compose import compose, typed
 from specbench.config.schema import packed_bytes
 from specbench.data.chat_templates import PromptTemplate
 from specbench.decoding.drafter import Drafter
@@ -212,7 +212,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    config = compose([f"model={options.model}"])
+    config = typed(compose([f"model={options.model}"]))
     results: dict[str, Any] = {}
     if {"generate", "rows", "outside"} & {*options.parts}:
         tokenizer = load_tokenizer(config)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from scripts.draft_model.folder import read_draft, write_card
 from scripts.draft_model.lesson import own_ids
-from specbench.config.compose import compose
+from specbench.config.compose import compose, typed
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError
 from specbench.models import loading
@@ -90,7 +90,7 @@ def pass_times(folder: Path, context: int = 256, repeats: int = 60) -> tuple[flo
     The draft's is a whole step as methods take it: ids translated, one node fed, logits over its
     own ids.
     """
-    cfg = compose(["model=smollm2_135m"])
+    cfg = typed(compose(["model=smollm2_135m"]))
 
     cache = Path(cfg.cache_dir)
     packed = functools.partial(

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from scripts.draft_model.prompts import prompts_of_group, read_paragraphs, seed_of_group
-from specbench.config.compose import compose
+from specbench.config.compose import compose, typed
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.models import loading
@@ -209,7 +209,7 @@ def prepare(options: argparse.Namespace) -> None:
     if not missing:
         return
     # Half the precision is twice the speed, and what is learnt here need not be exact.
-    cfg = compose(["model=smollm2_135m", "model.dtype=bfloat16"])
+    cfg = typed(compose(["model=smollm2_135m", "model.dtype=bfloat16"]))
     tokenizer = loading.load_tokenizer(cfg)
     loaded = loading.load_model(cfg, tokenizer)
     template = PromptTemplate(tokenizer, str(cfg.model.template))

@@ -33,7 +33,7 @@ from scripts.draft_model.lesson import Lesson, batches, frequent_ids, lesson, lo
 from scripts.draft_model.prompts import GROUP
 from scripts.draft_model.score import evaluate, matches_on, pass_times, pooled_mat
 from scripts.draft_model.texts import is_answer, prepare, read_texts
-from specbench.config.compose import compose
+from specbench.config.compose import compose, typed
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 
@@ -80,7 +80,7 @@ def cut_down(target: PreTrainedModel, ids: torch.Tensor, layers: list[int]) -> P
 
 def train(options: argparse.Namespace) -> None:
     texts, styles = read_texts(options.work, options.groups)
-    cfg = compose(["model=smollm2_135m"])
+    cfg = typed(compose(["model=smollm2_135m"]))
     tokenizer = loading.load_tokenizer(cfg)
     loaded = loading.load_model(cfg, tokenizer)
     ids = frequent_ids(

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.compose import compose, option_names
-from specbench.config.draft import draft_node
+from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
 from specbench.errors import ConfigurationError, unknown_name
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
-    """The configuration of one entry of ``compare`` beside the run's own.
+    """The run's configuration with ``method`` and ``pair`` of one entry of ``compare``.
 
     The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
     starts from that method's defaults, not from the run's ``method.*`` overrides (under
@@ -28,11 +26,8 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     set. A draft model that was chosen for the run holds for all its entries.
 
     Args:
-        cfg: the run's configuration.
+        cfg: the run's configuration, which is left as it is.
         entry: a method's name, or ``{method: name, label: ..., <knob>: ...}``.
-
-    Returns:
-        ``cfg`` with ``method`` and ``pair`` replaced; ``cfg`` itself is left as it is.
 
     Raises:
         ConfigurationError: an unknown method or knob.
@@ -58,7 +53,7 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     result.method = OmegaConf.merge(composed.method, knobs)
-    chosen = next((c for c in (cfg, composed) if draft_node(c.pair.draft, cfg.model)), composed)
+    chosen = next((c for c in (cfg, composed) if draft_weights(c.pair.draft, cfg.model)), composed)
     result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})
     OmegaConf.set_struct(result, True)
     check_method(result.method)
@@ -88,11 +83,7 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     Instantiating the result builds the parts too; methods themselves never import each other.
     A part is a name, or ``{method: name, <knob>: ...}``. It has its yaml's own values otherwise: a
     budget that a ``pair`` file sets for a method running alone says nothing about its share of a
-    common tree.
-
-    Args:
-        method: a method's node, as plain containers.
-        inside: names of the methods around this one.
+    common tree. ``inside`` names the methods around this one.
 
     Raises:
         ConfigurationError: an unknown method, or one that contains itself.

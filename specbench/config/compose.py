@@ -9,7 +9,8 @@ imported.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -20,10 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
-from specbench.config.schema import RunConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from specbench.config.schema import RUNNERS, RunConfig
 
 
 def option_names(group: str) -> list[str]:
@@ -34,10 +32,7 @@ def option_names(group: str) -> list[str]:
 
 
 def pair_name(method: str, model: str) -> str:
-    """The ``pair`` file of a method and a model, which may not exist.
-
-    It is ``<method>_<model>``, unless only ``draft_<model>`` exists.
-    """
+    """The ``pair`` file, which may be missing: ``<method>_<model>``, else ``draft_<model>``."""
     own, shared = f"{method}_{model}", f"draft_{model}"
     folder = paths.CONF_DIR / "pair"
     if not (folder / f"{own}.yaml").is_file() and (folder / f"{shared}.yaml").is_file():
@@ -70,12 +65,8 @@ def methods_that_need(what: str) -> list[str]:
 def and_others(need: str, without: str, entries: Sequence[Any]) -> ListConfig:
     """Entries of ``compare``, and behind them all other methods that need the same.
 
-    In yaml: ``compare: "${specbench.and_others:draft_model,${method.name},[sps,pearl]}"``.
-
-    Args:
-        need: a field of `specbench.decoding.structs.Needs`.
-        without: the run's own method.
-        entries: those that come first, in this order.
+    In yaml: ``compare: "${specbench.and_others:draft_model,${method.name},[sps,pearl]}"``: a field
+    of `specbench.decoding.structs.Needs`, the run's own method, the entries that come first.
     """
     named = {entry["method"] if isinstance(entry, dict) else entry for entry in entries}
     others = [name for name in methods_that_need(need) if name not in named | {without}]
@@ -83,7 +74,10 @@ def and_others(need: str, without: str, entries: Sequence[Any]) -> ListConfig:
 
 
 # Importing this module is what makes the schema and the resolvers known to Hydra.
-ConfigStore.instance().store(name="_schema", node=RunConfig)
+_store = ConfigStore.instance()
+_store.store(name="_schema", node=RunConfig)
+for _name, _keys in RUNNERS.items():
+    _store.store(group="runner", name=f"_{_name}", node=_keys)
 OmegaConf.register_new_resolver("specbench.pair", pair_name, replace=True)
 OmegaConf.register_new_resolver("specbench.chosen", chosen, replace=True)
 OmegaConf.register_new_resolver("specbench.and_others", and_others, replace=True)
@@ -105,3 +99,10 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         if known is None:
             raise
         raise known from error
+
+
+def typed(cfg: DictConfig) -> RunConfig:
+    """The configuration as dataclasses, interpolations resolved: what a run works with."""
+    config = OmegaConf.to_object(cfg)
+    assert isinstance(config, RunConfig)
+    return config

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from specbench.config.dataset_schema import DatasetConfig  # noqa: TC001 (OmegaConf reads it)
+from specbench.config.dataset_schema import DatasetConfig
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
@@ -29,7 +29,7 @@ def verifier_name(chosen: str, temperature: float) -> str:
     return "greedy" if temperature == 0 else "rejection"
 
 
-def packed_bytes(packed: Any) -> int:
+def packed_bytes(packed: PackedConfig) -> int:
     """Memory for packed linears, from ``engine.packed``; 0 switches them off."""
     return int(packed.memory_gb * 1e9) if packed.enabled else 0
 
@@ -119,6 +119,20 @@ class DraftConfig:
 
 
 @dataclass
+class DraftWeights(ModelConfig):
+    """A draft model's weights in the words of the ``model`` group; no part of the configuration.
+
+    Attributes:
+        key: what a user types to name them; ``remedy``: what else.
+        seed: of random weights (``shape``).
+    """
+
+    key: str = "pair.draft.id"
+    remedy: str = ""
+    seed: int = 0
+
+
+@dataclass
 class PairConfig:
     """What a method needs for one model besides its knobs.
 
@@ -194,8 +208,8 @@ class EngineConfig:
 
 
 @dataclass
-class HfConfig:
-    """transformers' own decoding, with ``runner=hf``; null: transformers' default.
+class LoopsConfig:
+    """transformers' own decoding; null: transformers' default.
 
     Attributes:
         loops: of ``generate``, ``assisted`` and ``prompt_lookup``; null: all that can run.
@@ -216,38 +230,71 @@ class HfConfig:
 
 @dataclass
 class RunnerConfig:
-    """How cases are walked through.
-
-    Attributes:
-        traces: a run folder or a trace pack, for runners that read recorded outputs; ``record``:
-            plain decoding of the run's own questions, recorded first.
-        traces_sha: hash of its ids; filled in when it is read.
-        surface: file of a cost surface that replay predicts times with; ``measure``: this
-            machine's, measured first.
-        surface_sha: its hash; filled in when it is read.
-        recordings: where what was recorded or measured first lies.
-        contexts: cached tokens at which a cost surface is measured.
-        tree_rows: rows (root and draft nodes) of its tree passes.
-        batch_contexts: cached tokens of its batch passes.
-        batch_k: rows of its batch passes; empty: none are measured.
-        batch_w: draft tokens of each of these rows.
-        passes: how often every point of it is measured.
-        hf: knobs of ``runner=hf``.
-    """
+    """How cases are walked through; each runner has its own keys besides ``name``."""
 
     name: str = MISSING
+
+
+@dataclass
+class OfflineConfig(RunnerConfig):
+    """All labels, case by case, on a loaded model."""
+
+
+@dataclass
+class HfConfig(RunnerConfig):
+    """transformers' own loops beside ours; ``hf``: their knobs."""
+
+    hf: LoopsConfig = field(default_factory=LoopsConfig)
+
+
+@dataclass
+class ReplayConfig(RunnerConfig):
+    """Recorded outputs in the model's place.
+
+    Attributes:
+        traces: a run folder or a trace pack; ``record``: plain decoding of the run's own
+            questions, recorded first.
+        traces_sha: hash of its ids; filled in when it is read.
+        surface: file of a cost surface that predicts times; ``measure``: this machine's, measured
+            first; null: steps only.
+        surface_sha: its hash; filled in when it is read.
+        recordings: where what was recorded or measured first lies.
+    """
+
     traces: str | None = None
     traces_sha: str | None = None
     surface: str | None = None
     surface_sha: str | None = None
     recordings: str = "${paths.results}/recorded"
+
+
+@dataclass
+class CostConfig(RunnerConfig):
+    """The grid of a cost surface.
+
+    Attributes:
+        contexts: cached tokens.
+        tree_rows: rows (root and draft nodes) of tree passes.
+        batch_contexts: cached tokens of batch passes.
+        batch_k: rows of batch passes; empty: none are measured.
+        batch_w: draft tokens of each of these rows.
+        passes: how often every point is measured.
+    """
+
     contexts: list[int] = field(default_factory=list)
     tree_rows: list[int] = field(default_factory=list)
     batch_contexts: list[int] = field(default_factory=list)
     batch_k: list[int] = field(default_factory=list)
     batch_w: list[int] = field(default_factory=list)
     passes: int = 5
-    hf: HfConfig = field(default_factory=HfConfig)
+
+
+RUNNERS: dict[str, type[RunnerConfig]] = {
+    "offline": OfflineConfig,
+    "replay": ReplayConfig,
+    "cost": CostConfig,
+    "hf": HfConfig,
+}
 
 
 @dataclass

@@ -10,17 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from specbench.config.dataset_schema import ColumnsConfig, DatasetConfig, RowsConfig
 from specbench.errors import DatasetError, nearest, unknown_name
 from specbench.paths import ASSETS
 from specbench.results.tasks import task_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 
 _HUB_ERROR_CHARACTERS = 300
 
@@ -64,12 +62,10 @@ class _Row:
         return self.values[name]
 
 
-def load_cases(dataset: Any, data_dir: str | Path | None = None) -> list[Case]:
+def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> list[Case]:
     """The cases of a data set after task filter, limit and shuffle.
 
-    Args:
-        dataset: the composed ``dataset`` node (``specbench.config.schema.DatasetConfig``).
-        data_dir: folder where ``dataset.file`` is looked for before the hub is asked.
+    ``data_dir`` is the folder where ``dataset.file`` is looked for before the hub is asked.
 
     Raises:
         DatasetError: the data cannot be had, a line is malformed, or nothing is left.
@@ -77,10 +73,10 @@ def load_cases(dataset: Any, data_dir: str | Path | None = None) -> list[Case]:
     """
     cases: list[Case] = []
     first_seen: dict[str, int] = {}
-    place = dataset["name"]
+    place = dataset.name
     for row in _rows(dataset, data_dir):
         place = row.place
-        if not _kept(row, dataset["rows"]):
+        if not _kept(row, dataset.rows):
             continue
         case = _case(row, dataset)
         if case.case_id in first_seen:
@@ -89,7 +85,7 @@ def load_cases(dataset: Any, data_dir: str | Path | None = None) -> list[Case]:
         first_seen[case.case_id] = row.number
         cases.append(case)
     if not cases:
-        raise DatasetError(f"{place} holds no question for dataset={dataset['name']}.")
+        raise DatasetError(f"{place} holds no question for dataset={dataset.name}.")
     return _select(cases, dataset)
 
 
@@ -104,52 +100,52 @@ def prompt_set_hash(cases: Iterable[Case]) -> str:
 # --- where rows come from -------------------------------------------------------------------------
 
 
-def _rows(dataset: Any, data_dir: str | Path | None) -> Iterator[_Row]:
+def _rows(dataset: DatasetConfig, data_dir: str | Path | None) -> Iterator[_Row]:
     path = local_file(dataset, data_dir)
-    columns = dict(dataset["columns"])
+    columns = {f.name: getattr(dataset.columns, f.name) for f in fields(ColumnsConfig)}
     if path is not None:
         return _file_rows(path, columns)
     return hub_rows(dataset, columns)
 
 
-def local_file(dataset: Any, data_dir: str | Path | None) -> Path | None:
+def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | None:
     """The local file of a data set; None where the hub has to be asked.
 
     Raises:
         DatasetError: there is neither a file nor a hub id, or a named place does not exist.
     """
-    if dataset["path"] is not None:
-        path = Path(str(dataset["path"])).expanduser()
+    if dataset.path is not None:
+        path = Path(str(dataset.path)).expanduser()
         if not path.is_file():
             raise DatasetError(
                 f"dataset.path={path} is no file. Type dataset.path=FILE with one JSON object a "
                 "line: question_id, category, turns."
             )
         return path
-    if dataset["file"] is None:
+    if dataset.file is None:
         raise DatasetError(
-            f"dataset={dataset['name']} needs a file. Type dataset.path=FILE with one JSON object "
+            f"dataset={dataset.name} needs a file. Type dataset.path=FILE with one JSON object "
             "a line: question_id, category, turns."
         )
-    if dataset["shipped"]:
-        return ASSETS / str(dataset["file"])
+    if dataset.shipped:
+        return ASSETS / str(dataset.file)
     if data_dir is not None:
         folder = Path(str(data_dir)).expanduser()
         if not folder.is_dir():
             raise DatasetError(f"data_dir={folder} is no folder. Type data_dir=FOLDER.")
-        if (folder / str(dataset["file"])).is_file():
-            return folder / str(dataset["file"])
-    if dataset["hub"] is None:
+        if (folder / str(dataset.file)).is_file():
+            return folder / str(dataset.file)
+    if dataset.hub is None:
         raise DatasetError(_missing(dataset, data_dir, "it is not on the hub"))
     return None
 
 
-def _missing(dataset: Any, data_dir: str | Path | None, reason: str) -> str:
+def _missing(dataset: DatasetConfig, data_dir: str | Path | None, reason: str) -> str:
     looked = f"not in data_dir={data_dir}" if data_dir is not None else "data_dir is not set"
-    fetch = f", or, with network, {dataset['fetch']}" if dataset["fetch"] else ""
+    fetch = f", or, with network, {dataset.fetch}" if dataset.fetch else ""
     return (
-        f"dataset={dataset['name']}: the file {dataset['file']} is missing ({looked}) and {reason}."
-        f" Place {dataset['file']} into a folder and type data_dir=FOLDER{fetch}."
+        f"dataset={dataset.name}: the file {dataset.file} is missing ({looked}) and {reason}."
+        f" Place {dataset.file} into a folder and type data_dir=FOLDER{fetch}."
     )
 
 
@@ -171,7 +167,7 @@ def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
             yield _Row(str(path), number, values, columns)
 
 
-def hub_rows(dataset: Any, columns: Mapping[str, str | None]) -> Iterator[_Row]:
+def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Iterator[_Row]:
     """Rows of a data set on the hub; case ids are line numbers where it has none.
 
     Raises:
@@ -179,23 +175,22 @@ def hub_rows(dataset: Any, columns: Mapping[str, str | None]) -> Iterator[_Row]:
     """
     import datasets
 
-    hub = dataset["hub"]
-    columns = {**columns, **hub["columns"]}
+    hub = dataset.hub
+    assert hub is not None, "local_file refuses a data set that is nowhere"
+    columns = {**columns, **hub.columns}
     number = 0
-    for config in hub["configs"]:
+    for config in hub.configs:
         try:
-            part = {"data_dir" if hub["configs_are_folders"] else "name": config}
-            rows = datasets.load_dataset(
-                hub["id"], split=hub["split"], revision=hub["revision"], **part
-            )
+            part = {"data_dir" if hub.configs_are_folders else "name": config}
+            rows = datasets.load_dataset(hub.id, split=hub.split, revision=hub.revision, **part)
         except Exception as error:
             # The library passes on whatever its network and file layers raise.
             text = " ".join(str(error).split())[:_HUB_ERROR_CHARACTERS] or type(error).__name__
-            reason = f"the hub (id {hub['id']}, revision {hub['revision']}) did not give it: {text}"
+            reason = f"the hub (id {hub.id}, revision {hub.revision}) did not give it: {text}"
             raise DatasetError(_missing(dataset, None, reason)) from error
-        place = f"hub:{hub['id']}/{config or 'default'}"
+        place = f"hub:{hub.id}/{config or 'default'}"
         for index, values in enumerate(rows):
-            if hub["rows_per_config"] is not None and index >= hub["rows_per_config"]:
+            if hub.rows_per_config is not None and index >= hub.rows_per_config:
                 break
             number += 1
             yield _Row(place, number, dict(values), columns)
@@ -204,22 +199,22 @@ def hub_rows(dataset: Any, columns: Mapping[str, str | None]) -> Iterator[_Row]:
 # --- one row to one case --------------------------------------------------------------------------
 
 
-def _kept(row: _Row, rows: Any) -> bool:
+def _kept(row: _Row, rows: RowsConfig | None) -> bool:
     if rows is None:
         return True
-    value = row.column(rows["column"])
+    value = row.column(rows.column)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise row.error(f"the column {rows['column']!r} is no whole number: {value!r}")
-    return int(rows["first"]) <= value <= int(rows["last"])
+        raise row.error(f"the column {rows.column!r} is no whole number: {value!r}")
+    return int(rows.first) <= value <= int(rows.last)
 
 
-def _case(row: _Row, dataset: Any) -> Case:
+def _case(row: _Row, dataset: DatasetConfig) -> Case:
     columns = row.columns
     case_id = row.number if columns["id"] is None else row.column(columns["id"])
     if isinstance(case_id, bool) or not isinstance(case_id, int | str) or case_id == "":
         raise row.error(f"the id must be a number or a text, not {case_id!r}")
     if columns["category"] is None:
-        category = dataset["category"] or dataset["name"]
+        category = dataset.category or dataset.name
     else:
         category = row.column(columns["category"])
     if not isinstance(category, str) or not category:
@@ -229,7 +224,7 @@ def _case(row: _Row, dataset: Any) -> Case:
     return Case(
         case_id=str(case_id),
         category=category,
-        task=dataset["task"] or task_of(category),
+        task=dataset.task or task_of(category),
         turns=turns,
         reference=row.values.get(reference) if reference else None,
     )
@@ -245,14 +240,14 @@ def _turns(row: _Row, column: str) -> tuple[str, ...]:
     return tuple(turns)
 
 
-def _prompt(row: _Row, dataset: Any) -> str:
+def _prompt(row: _Row, dataset: DatasetConfig) -> str:
     """The turn by the chosen template; ``{column_lines}`` is a list column, one item a line."""
     lists = {
         f"{key}_lines": "\n".join(map(str, value))
         for key, value in row.values.items()
         if isinstance(value, list)
     }
-    template = dataset["prompts"][dataset["prompt_form"]]
+    template = dataset.prompts[dataset.prompt_form]
     try:
         prompt = str(template).format_map({**row.values, **lists})
     except KeyError as error:
@@ -268,25 +263,25 @@ def _prompt(row: _Row, dataset: Any) -> str:
 # --- which cases ----------------------------------------------------------------------------------
 
 
-def _select(cases: list[Case], dataset: Any) -> list[Case]:
-    if dataset["tasks"] is not None:
+def _select(cases: list[Case], dataset: DatasetConfig) -> list[Case]:
+    if dataset.tasks is not None:
         known = {case.task for case in cases} | {case.category for case in cases}
-        for name in dataset["tasks"]:
+        for name in dataset.tasks:
             if name not in known:
                 raise unknown_name("task in dataset.tasks:", str(name), known)
-        wanted = set(dataset["tasks"])
+        wanted = set(dataset.tasks)
         cases = [case for case in cases if case.task in wanted or case.category in wanted]
         if not cases:
             raise DatasetError("dataset.tasks=[] leaves no case: name a task, or type null.")
-    limit = dataset["limit"]
+    limit = dataset.limit
     if limit is not None and limit < 1:
         raise DatasetError(f"dataset.limit={limit} leaves no case: type a number from 1, or null.")
-    if limit is not None and limit < len(cases) and dataset["sample"] == "stratified":
+    if limit is not None and limit < len(cases) and dataset.sample == "stratified":
         # Before the shuffle, so that a run in mixed order answers the same questions as the others.
         cases = _stratified(cases, limit)
-    if dataset["shuffle"] is not None:
+    if dataset.shuffle is not None:
         cases = list(cases)
-        random.Random(int(dataset["shuffle"])).shuffle(cases)
+        random.Random(int(dataset.shuffle)).shuffle(cases)
     return cases[:limit]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from specbench.config.schema import TEMPLATES
+from specbench.config.schema import TEMPLATES, RunConfig
 from specbench.errors import ConfigurationError, unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 # Vicuna v1.1's conversation format, whose wording the checkpoints were trained with.
 _VICUNA_SYSTEM = (
@@ -66,10 +64,10 @@ class PromptTemplate:
         self.sha = hashlib.sha256(identity.encode()).hexdigest()
 
     @staticmethod
-    def from_config(tokenizer: Any, cfg: Any) -> PromptTemplate:
+    def from_config(tokenizer: Any, config: RunConfig) -> PromptTemplate:
         """The template that a composed configuration asks for (``dataset.raw`` means plain)."""
-        template = "plain" if cfg["dataset"]["raw"] else str(cfg["model"]["template"])
-        kwargs = {str(k): v for k, v in cfg["model"]["template_kwargs"].items()}
+        template = "plain" if config.dataset.raw else config.model.template
+        kwargs = {str(k): v for k, v in config.model.template_kwargs.items()}
         return PromptTemplate(tokenizer, template, kwargs)
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> list[int]:

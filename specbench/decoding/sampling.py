@@ -14,9 +14,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
-    from omegaconf import DictConfig
 
     from specbench.arrays import FloatArray
+    from specbench.config.schema import GenerationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Sampling:
     top_k: int = 0
 
     @staticmethod
-    def from_config(generation: DictConfig) -> Sampling:
+    def from_config(generation: GenerationConfig) -> Sampling:
+        """The settings of the ``generation`` group."""
         return Sampling(
             float(generation.temperature), float(generation.top_p), int(generation.top_k)
         )

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from specbench.config.draft import draft_node
+from specbench.config.draft import draft_weights
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
 from specbench.models import loading
 from specbench.models.draft_model import DraftModel
 from specbench.models.target import Target
+from specbench.results.manifest import DraftInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from specbench.arrays import IntArray
+    from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +35,15 @@ TOKENIZER_KEY = "tokenizer_hash"
 
 
 def load_draft_model(
-    draft: Mapping[str, Any],
-    model: Mapping[str, Any],
+    draft: DraftConfig,
+    model: ModelConfig,
     target: Target,
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_len: int,
     max_nodes: int,
     make_target: Callable[..., Target] = Target,
-) -> tuple[DraftModel, dict[str, Any]]:
+) -> tuple[DraftModel, DraftInfo]:
     """Load the draft model of a run's ``pair`` group.
 
     Args:
@@ -62,25 +64,24 @@ def load_draft_model(
         WeightsNotFound: its weights are not to be had.
         ConfigurationError: no such device, or a damaged ``id_map``.
     """
-    node = draft_node(draft, model)
+    node = draft_weights(draft, model)
     assert node is not None, "a method that needs a draft model was let in without one"
-    device, devices_asked = _placed(str(node["device"]), draft.get("device"), target)
-    node["device"] = str(device)
+    device, devices_asked = _placed(str(node.device), draft.device, target)
+    node.device = str(device)
     id_map: IntArray | None = None
-    if node["shape"]:
-        network = _random_network(draft["random"], node, target.vocab_size, device)
-        described = {"id": "random", "revision": None, "weights_hash": None}
+    if node.shape:
+        assert draft.random is not None
+        network = _random_network(draft.random, node, target.vocab_size, device)
+        described = DraftInfo(id="random")
         context_length = None
     else:
         check_same_tokenizer(node, tokenizer)
         loaded = loading.load_model(node, tokenizer)
         network, context_length = loaded.model, loaded.context_length
-        described = {
-            "id": loaded.id,
-            "revision": loaded.revision,
-            "weights_hash": loaded.weights_hash,
-        }
-        id_map = read_id_map(Path(node["id"]))
+        described = DraftInfo(
+            id=loaded.id, revision=loaded.revision, weights_hash=loaded.weights_hash
+        )
+        id_map = read_id_map(Path(node.id))
     own = make_target(network, max_len=max_len + max_nodes, max_nodes=max_nodes)
     drafter = DraftModel(
         own,
@@ -91,14 +92,13 @@ def load_draft_model(
         devices_asked=devices_asked,
         devices=len({device, *target.devices}),
     )
-    return drafter, described | {
-        "dtype": str(own.dtype).removeprefix("torch."),
-        "device": str(device),
-        "parameters": drafter.n_parameters,
-        "vocab_size": drafter.vocab_size,
-        "packed": own.packed_weights,
-        "passes": drafter.passes,
-    }
+    described.dtype = str(own.dtype).removeprefix("torch.")
+    described.device = str(device)
+    described.parameters = drafter.n_parameters
+    described.vocab_size = drafter.vocab_size
+    described.packed = own.packed_weights
+    described.passes = dict(drafter.passes)
+    return drafter, described
 
 
 def _placed(name: str, asked: str | None, target: Target) -> tuple[torch.device, int]:
@@ -124,20 +124,20 @@ def _placed(name: str, asked: str | None, target: Target) -> tuple[torch.device,
 
 
 def _random_network(
-    random: Mapping[str, Any], node: Mapping[str, Any], vocab_size: int, device: torch.device
+    random: RandomDraftConfig, node: DraftWeights, vocab_size: int, device: torch.device
 ) -> PreTrainedModel:
     shape = {
         "model_type": "llama",
         "vocab_size": vocab_size,
-        "hidden_size": random["hidden"],
-        "intermediate_size": random["intermediate"] or 2 * random["hidden"],
-        "num_hidden_layers": random["layers"],
-        "num_attention_heads": random["heads"],
-        "num_key_value_heads": random["heads"],
+        "hidden_size": random.hidden,
+        "intermediate_size": random.intermediate or 2 * random.hidden,
+        "num_hidden_layers": random.layers,
+        "num_attention_heads": random.heads,
+        "num_key_value_heads": random.heads,
         "tie_word_embeddings": True,
     }
     network = loading.shape_model(
-        shape, dtype=getattr(torch, str(node["dtype"])), device=device, seed=int(random["seed"])
+        shape, dtype=getattr(torch, str(node.dtype)), device=device, seed=int(random.seed)
     )
     network.eval().requires_grad_(False)
     return network
@@ -157,7 +157,7 @@ def read_id_map(folder: Path) -> IntArray | None:
     return ids
 
 
-def check_same_tokenizer(node: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+def check_same_tokenizer(node: DraftWeights, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a draft whose ids mean other tokens than the target's.
 
     Ids that only one of the two has (padding, added tokens) do no harm. A folder without a
@@ -167,21 +167,21 @@ def check_same_tokenizer(node: Mapping[str, Any], tokenizer: PreTrainedTokenizer
         NeedsNotMet: with the first token that differs.
         WeightsNotFound: its config.json is damaged.
     """
-    folder = Path(str(node["id"]))
-    remedy = f"Choose a draft of the same family, or type {node['remedy']}."
+    folder = Path(str(node.id))
+    remedy = f"Choose a draft of the same family, or type {node.remedy}."
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
         try:
             made_for = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             own = made_for.get(TOKENIZER_KEY)
         except (OSError, ValueError, AttributeError) as error:
             raise WeightsNotFound(
-                f"{node['key']}={folder}: its config.json cannot be read: {first_line(error)}. "
+                f"{node.key}={folder}: its config.json cannot be read: {first_line(error)}. "
                 f"Fetch it again. {remedy}"
             ) from error
         if own == loading.tokenizer_hash(tokenizer):
             return
         raise NeedsNotMet(
-            f"{node['key']}={folder} has no tokenizer, and {TOKENIZER_KEY} in its config.json is "
+            f"{node.key}={folder} has no tokenizer, and {TOKENIZER_KEY} in its config.json is "
             f"not that of the target's ({loading.tokenizer_hash(tokenizer)}). {remedy}"
         )
     ours = {i: token for token, i in tokenizer.get_vocab().items()}
@@ -189,6 +189,6 @@ def check_same_tokenizer(node: Mapping[str, Any], tokenizer: PreTrainedTokenizer
     for i in sorted(ours.keys() & theirs.keys()):
         if ours[i] != theirs[i]:
             raise NeedsNotMet(
-                f"{node['key']}={node['id']} has another tokenizer than the target: id {i} is "
+                f"{node.key}={node.id} has another tokenizer than the target: id {i} is "
                 f"{theirs[i]!r} there and {ours[i]!r} here. {remedy}"
             )

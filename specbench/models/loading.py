@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from specbench.config.schema import ModelConfig, RunConfig
+
 _SHAPE_STD = 0.02
 
 
@@ -54,20 +56,20 @@ class LoadedModel:
     device: str
 
 
-def model_files_present(cfg: Any) -> None:
+def model_files_present(config: RunConfig | ModelConfig) -> None:
     """Check that the weights can be had, before anything heavy is imported.
 
     Args:
-        cfg: the composed configuration, or its ``model`` node.
+        config: a run's, or its ``model`` node.
 
     Raises:
         WeightsNotFound: with the id, the places that were looked at, and what to type.
     """
-    model = weights.model_node(cfg)
-    if model["shape"]:
+    model = weights.model_node(config)
+    if model.shape:
         return
     if weights.is_bundled(model):
-        bundled.find_gguf(model["gguf_package"], model["gguf_file"])
+        bundled.find_gguf(str(model.gguf_package), str(model.gguf_file))
         return
     folder = weights.local_folder(model)
     if folder is not None:
@@ -76,17 +78,17 @@ def model_files_present(cfg: Any) -> None:
         weights.check_hub(model)
 
 
-def load_tokenizer(cfg: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``cfg`` (the composed configuration, or its ``model`` node).
+def load_tokenizer(config: RunConfig | ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a configuration, or of its ``model`` node.
 
     Raises:
         WeightsNotFound: it is neither local nor reachable.
         ConfigurationError: the model is random (``model.shape=true``) and has none.
     """
-    model = weights.model_node(cfg)
-    if model["shape"]:
+    model = weights.model_node(config)
+    if model.shape:
         raise ConfigurationError(
-            f"model={model['name']} with model.shape=true has random weights and no tokenizer: "
+            f"model={model.name} with model.shape=true has random weights and no tokenizer: "
             "only cost measurements take it. Drop model.shape=true to answer questions."
         )
     place, options = weights.source(model)
@@ -115,11 +117,13 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()
 
 
-def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> LoadedModel:
+def load_model(
+    config: RunConfig | ModelConfig, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LoadedModel:
     """Load the target model.
 
     Args:
-        cfg: the composed configuration, or its ``model`` node.
+        config: a run's, or its ``model`` node.
         tokenizer: from ``load_tokenizer``, loaded here where it is None.
 
     Raises:
@@ -133,28 +137,28 @@ def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> Lo
 
     from specbench.models import int8_checkpoint
 
-    model = weights.model_node(cfg)
-    device = choose_device(str(model["device"]))
-    dtype: torch.dtype = getattr(torch, str(model["dtype"]))
-    if model["shape"]:
+    model = weights.model_node(config)
+    device = choose_device(str(model.device))
+    dtype: torch.dtype = getattr(torch, str(model.dtype))
+    if model.shape:
         network = shape_model(
-            model["shape_config"], dtype=dtype, device=device, attention=str(model["attention"])
+            model.shape_config, dtype=dtype, device=device, attention=str(model.attention)
         )
         return _loaded(model, network, None, revision=None, weights_hash=None)
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
     place, options = weights.source(model)
-    spread = {"device_map": model["device_map"]} if model["device_map"] else {}
+    spread = {"device_map": model.device_map} if model.device_map else {}
     # transformers otherwise asks the hub to convert `.bin` weights from a thread of its own, which
     # would run into the measurement.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
     with weights.translated(model), _quiet_transformers():
         if isinstance(place, Path) and (place / int8_checkpoint.FILE).is_file():
-            network = int8_checkpoint.load(place, dtype=dtype, attention=str(model["attention"]))
+            network = int8_checkpoint.load(place, dtype=dtype, attention=str(model.attention))
         else:
             network = AutoModelForCausalLM.from_pretrained(
                 place,
                 dtype=dtype,
-                attn_implementation=model["attention"],
+                attn_implementation=model.attention,
                 trust_remote_code=False,
                 weights_only=True,
                 **options,
@@ -166,12 +170,12 @@ def load_model(cfg: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> Lo
         nn.Module.to(network, device)
     digest = None
     if isinstance(place, Path):
-        digest = weights.weights_hash(place, Path(model["cache_dir"]))
+        digest = weights.weights_hash(place, Path(model.cache_dir))
     commit = None if isinstance(place, Path) else weights.commit(model)
     return _loaded(model, network, tokenizer, revision=commit, weights_hash=digest)
 
 
-def _check_room(model: Mapping[str, Any], network: PreTrainedModel) -> None:
+def _check_room(model: ModelConfig, network: PreTrainedModel) -> None:
     """Refuse layers that were left on the host or on disk, to be fetched anew in every pass.
 
     Such a pass is timed by a bus and not by the model, so no speedup over it says anything.
@@ -180,7 +184,7 @@ def _check_room(model: Mapping[str, Any], network: PreTrainedModel) -> None:
     if away:
         total = sum(1 for _ in network.parameters())
         raise ConfigurationError(
-            f"model={model['name']} with model.device_map={model['device_map']} does not fit into "
+            f"model={model.name} with model.device_map={model.device_map} does not fit into "
             f"this machine's free memory: {len(away)} of {total} weights ({away[0]} the first) "
             "would be fetched from the host or a disk in every pass. Type "
             "'model.device_map=null model.device=cpu' where the host's memory holds it, "
@@ -224,7 +228,7 @@ def shape_model(
 
 
 def _loaded(
-    model: Mapping[str, Any],
+    model: ModelConfig,
     network: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     *,
@@ -233,18 +237,18 @@ def _loaded(
 ) -> LoadedModel:
     network.eval().requires_grad_(False)
     config = network.config
-    limits = [model["context_length"], getattr(config, "max_position_embeddings", None)]
+    limits = [model.context_length, getattr(config, "max_position_embeddings", None)]
     known = [int(limit) for limit in limits if limit]
     if not known:
         raise ConfigurationError(
-            f"{model['id']} does not say how long its context is: type model.context_length=N."
+            f"{model.id} does not say how long its context is: type model.context_length=N."
         )
     return LoadedModel(
         model=network,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(network, tokenizer),
         context_length=min(known),
-        id=str(model["id"]),
+        id=str(model.id),
         revision=revision,
         weights_hash=weights_hash,
         dtype=str(network.dtype).removeprefix("torch."),

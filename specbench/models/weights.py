@@ -10,7 +10,7 @@ import hashlib
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from specbench.arrays import Array
+    from specbench.config.schema import ModelConfig, RunConfig
 
 _REMEDY = "model.id=/path/to/folder, or model=smollm2_135m, which needs no download"
 
@@ -34,50 +35,50 @@ _SAMPLED = 4  # values of each parameter
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
-def model_node(cfg: Any) -> Any:
+def model_node(config: RunConfig | ModelConfig) -> ModelConfig:
     """The ``model`` node of a whole configuration; a model node is returned as it is."""
-    return cfg.get("model", cfg)
+    return cast("ModelConfig", getattr(config, "model", config))
 
 
-def is_bundled(model: Any) -> bool:
+def is_bundled(model: ModelConfig) -> bool:
     """Whether the weights come with the wheel; who names another id wants those."""
-    return bool(model["embedded"]) and model["id"] == bundled.HUB_ID
+    return bool(model.embedded) and model.id == bundled.HUB_ID
 
 
-def local_folder(model: Any) -> Path | None:
+def local_folder(model: ModelConfig) -> Path | None:
     """The folder that ``model.id`` names, which may be missing; None for a hub id."""
-    text = str(model["id"])
+    text = str(model.id)
     folder = Path(text).expanduser()
     looks_local = text.startswith((".", "/", "~", "\\")) or text.count("/") > 1
     return folder if folder.is_dir() or looks_local or folder.is_absolute() else None
 
 
-def key_of(model: Any) -> str:
+def key_of(model: ModelConfig) -> str:
     """What a user types to name these weights; nodes of draft models say so themselves."""
-    return str(model["key"]) if "key" in model else "model.id"
+    return str(getattr(model, "key", "model.id"))
 
 
-def remedy_of(model: Any) -> str:
+def remedy_of(model: ModelConfig) -> str:
     """What else a user could type."""
-    return str(model["remedy"]) if "remedy" in model else _REMEDY
+    return str(getattr(model, "remedy", _REMEDY))
 
 
-def source(model: Any) -> tuple[str | Path, dict[str, Any]]:
+def source(model: ModelConfig) -> tuple[str | Path, dict[str, Any]]:
     """What ``from_pretrained`` is given: a folder or hub id, and the arguments that go with it.
 
     Raises:
         WeightsNotFound: the folder is missing or not complete, or the wheel is not installed.
     """
     if is_bundled(model):
-        cache = Path(model["cache_dir"])
-        folder = bundled.converted_folder(model["gguf_package"], model["gguf_file"], cache)
+        cache = Path(model.cache_dir)
+        folder = bundled.converted_folder(str(model.gguf_package), str(model.gguf_file), cache)
         return folder, {"local_files_only": True}
     local = local_folder(model)
     if local is not None:
         check_folder(local, key_of(model), remedy_of(model))
         return local, {"local_files_only": True}
     cached = _cached_snapshot(model) is not None
-    return str(model["id"]), {"revision": model["revision"], "local_files_only": cached}
+    return str(model.id), {"revision": model.revision, "local_files_only": cached}
 
 
 def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> None:
@@ -110,21 +111,21 @@ def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> 
             raise refuse(f"{index.name} names {', '.join(missing)}, which are missing")
 
 
-def commit(model: Any) -> str | None:
+def commit(model: ModelConfig) -> str | None:
     """The commit of a model that was just loaded from the hub; else the revision asked for."""
     folder = _snapshot(model)
-    return folder.name if folder is not None else model["revision"]
+    return folder.name if folder is not None else model.revision
 
 
-def _snapshot(model: Any) -> Path | None:
+def _snapshot(model: ModelConfig) -> Path | None:
     """The folder of the revision in the hub's cache, perhaps not complete; it is the commit's."""
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(str(model["id"]), "config.json", revision=model["revision"])
+    config = try_to_load_from_cache(str(model.id), "config.json", revision=model.revision)
     return Path(config).parent if isinstance(config, str) else None
 
 
-def _cached_snapshot(model: Any) -> Path | None:
+def _cached_snapshot(model: ModelConfig) -> Path | None:
     """The folder of a complete download in the hub's cache, or None."""
     folder = _snapshot(model)
     if folder is None:
@@ -136,7 +137,7 @@ def _cached_snapshot(model: Any) -> Path | None:
     return folder if any(folder.glob("tokenizer*")) else None
 
 
-def check_hub(model: Any) -> None:
+def check_hub(model: ModelConfig) -> None:
     """Ask for one small file that gated models refuse, too: it says at once whether all will come.
 
     Only once, with a short limit: the hub's client would go on trying for half a minute.
@@ -152,7 +153,7 @@ def check_hub(model: Any) -> None:
             return
         if constants.is_offline_mode():
             raise _not_found(model, "HF_HUB_OFFLINE is set, so the hub was not asked")
-        url = hf_hub_url(str(model["id"]), "config.json", revision=model["revision"])
+        url = hf_hub_url(str(model.id), "config.json", revision=model.revision)
         get_hf_file_metadata(url, timeout=_HUB_TIMEOUT_S)
     except WeightsNotFound:
         raise
@@ -164,25 +165,25 @@ def check_hub(model: Any) -> None:
         raise _not_found(model, why) from error
 
 
-def _not_found(model: Any, reason: str) -> WeightsNotFound:
+def _not_found(model: ModelConfig, reason: str) -> WeightsNotFound:
     from huggingface_hub import constants
 
     asked = "" if constants.is_offline_mode() else " and on the hub"
     looked = f"{constants.HF_HUB_CACHE}{asked}"
     if is_bundled(model) or local_folder(model) is not None:
-        looked = str(model["cache_dir"] if is_bundled(model) else model["id"])
+        looked = str(model.cache_dir if is_bundled(model) else model.id)
     key = key_of(model)
-    typed = f"model={model['name']}" if key == "model.id" else f"{model['name']} ({key})"
+    typed = f"model={model.name}" if key == "model.id" else f"{model.name} ({key})"
     return WeightsNotFound(
-        f"no weights for {typed} (id {model['id']}, revision {model['revision']}): "
+        f"no weights for {typed} (id {model.id}, revision {model.revision}): "
         f"{reason}. Looked in {looked}. Type: hf download "
-        f"{model['id']} (gated models: accept the licence on the hub, then hf auth login), "
+        f"{model.id} (gated models: accept the licence on the hub, then hf auth login), "
         f"{remedy_of(model)}."
     )
 
 
 @contextmanager
-def translated(model: Any) -> Iterator[None]:
+def translated(model: ModelConfig) -> Iterator[None]:
     """Turn what the hub, the network or a broken file raises into WeightsNotFound."""
     import pickle
 
@@ -197,19 +198,19 @@ def translated(model: Any) -> Iterator[None]:
         raise _not_found(model, first_line(error)) from error
 
 
-def identity(model: Any) -> str:
+def identity(config: RunConfig | ModelConfig) -> str:
     """What tells a model's weights from others': their hash if local, else hub id and commit.
 
     Args:
-        model: the composed configuration, or its ``model`` node.
+        config: a run's, or its ``model`` node.
 
     Raises:
         WeightsNotFound: a folder is missing or not complete, or the wheel is not installed.
     """
-    model = model_node(model)
+    model = model_node(config)
     place, _ = source(model)
     if isinstance(place, Path):
-        return weights_hash(place, Path(model["cache_dir"]))
+        return weights_hash(place, Path(model.cache_dir))
     return f"{place}@{commit(model)}"
 
 

@@ -1,39 +1,34 @@
-"""Drafters played against recorded outputs by the engine's own loop: steps, and predicted times."""
+"""Drafters replayed on recorded outputs by the engine's own loop: steps, predicted times."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
 import numpy as np
 
 from specbench.artifacts import resolve
+from specbench.config.schema import ModelConfig
 from specbench.decoding.composite import Composite
-from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DraftContext
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import DecodeResult, Engine
+from specbench.decoding.structs import DraftContext, Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import NeedsNotMet, SpecBenchError
 from specbench.models import loading
+from specbench.replay.cost_surface import CostSurface
 from specbench.replay.recorded_target import PathLearner, RecordedTarget
+from specbench.replay.traces import Traces, Turn
 from specbench.system.clock import CpuClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from specbench.decoding.drafter import Drafter
-    from specbench.decoding.engine import DecodeResult
-    from specbench.decoding.structs import Needs
-    from specbench.replay.cost_surface import CostSurface
-    from specbench.replay.traces import Traces, Turn
 
 EXACT, APPROXIMATE = "exact", "approximate"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTurn:
-    """A turn that was played.
+    """A turn that was replayed.
 
     Attributes:
         decoded: steps as the live run takes them; its timings are those of the replay itself.
@@ -51,13 +46,11 @@ class ReplayedTurn:
 
 
 class Replayer:
-    """Prepares drafters for recorded outputs and plays them.
+    """Prepares drafters for recorded outputs and replays them.
 
     Args:
-        traces: the outputs.
         surface: predicts what target passes cost; None: steps only.
-        model: the configuration's model node, for files that must be built.
-        cache_dir: where the methods' files lie.
+        model: the configuration's model node, for files that must be built in ``cache_dir``.
         seed: the run's.
     """
 
@@ -66,7 +59,7 @@ class Replayer:
         traces: Traces,
         surface: CostSurface | None,
         *,
-        model: Mapping[str, Any],
+        model: ModelConfig,
         cache_dir: Path,
         seed: int,
     ) -> None:
@@ -89,7 +82,7 @@ class Replayer:
         )
         self._seed = seed
 
-    def admit(self, drafter: Drafter) -> Drafter:
+    def prepare(self, drafter: Drafter) -> Drafter:
         """Set a drafter up, wrapped where it learns from logits.
 
         Raises:
@@ -107,7 +100,7 @@ class Replayer:
                 artifacts=resolve.resolve(
                     needs.artifacts,
                     tokenizer=self._tokenizer,
-                    bundled=bool(self._model["embedded"]),
+                    bundled=self._model.embedded,
                     cache_dir=self._cache_dir,
                     model_key=self._model_key(),
                 ),
@@ -129,13 +122,13 @@ class Replayer:
         model = self._traces.model
         return model.get("weights_hash") or f"{model.get('id')}@{model.get('revision')}"
 
-    def play(
+    def replay_turn(
         self, drafter: Drafter, turn: Turn, *, empty: bool, seed: int | None = None
     ) -> ReplayedTurn:
         """Decode a recorded turn.
 
         Args:
-            drafter: from `admit`.
+            drafter: from `prepare`.
             turn: its output is what the target will say.
             empty: reset the drafter first; the time counts as its setup.
             seed: the turn's; None takes the recorded one.
@@ -164,12 +157,14 @@ class Replayer:
             )
         return self._predict(decoded, turn, reset_s) if self._surface else ReplayedTurn(decoded)
 
-    def play_all(self, drafter: Drafter, turns: Iterable[Turn]) -> list[ReplayedTurn]:
-        """Play turns in their order, keeping the drafter's state as its scope says."""
+    def replay_turns(self, drafter: Drafter, turns: Iterable[Turn]) -> list[ReplayedTurn]:
+        """Replay turns in their order, keeping the drafter's state as its scope says."""
         drafter.reset()
         scope = drafter.state_scope
         return [
-            self.play(drafter, t, empty=scope == "turn" or (scope == "prompt" and t.turn == 0))
+            self.replay_turn(
+                drafter, t, empty=scope == "turn" or (scope == "prompt" and t.turn == 0)
+            )
             for t in turns
         ]
 
@@ -180,9 +175,9 @@ class Replayer:
         """
         turns = [turn for group in self._traces.cases().values() for turn in group]
         times = []
-        for played in self.play_all(drafter, turns)[1:]:
-            phases = played.decoded.timings.phase_s or {}
-            steps = max(1, played.decoded.n_target_passes)
+        for replayed in self.replay_turns(drafter, turns)[1:]:
+            phases = replayed.decoded.timings.phase_s or {}
+            steps = max(1, replayed.decoded.n_target_passes)
             times.append((phases.get("draft", 0.0) + phases.get("observe", 0.0)) / steps)
         return float(np.median(times))
 

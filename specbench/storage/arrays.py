@@ -12,17 +12,14 @@ import json
 import mmap
 import os
 import zlib
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 
 from specbench.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from specbench.storage.jsonl import JsonObject
+from specbench.storage.jsonl import JsonObject
 
 MAGIC = b"SBARRAYS"
 
@@ -53,11 +50,11 @@ def write_array_file(
     """Write ``path`` in one go and flush it to disk; whoever calls makes it appear atomically.
 
     Args:
-        path: the file; an existing one is overwritten.
+        path: an existing file is overwritten.
         kind: what the arrays are, e.g. ``frozen_table``.
         version: of the kind's layout.
         tokenizer_hash: what the token ids in it belong to.
-        arrays: the arrays by name; memory maps are copied block by block.
+        arrays: by name; memory maps are copied block by block.
         header: further JSON-ready facts, given back by `read_header`.
     """
     sections: dict[str, _Section] = {}
@@ -113,19 +110,10 @@ def read_header(path: Path) -> JsonObject:
 def open_array_file(
     path: Path, *, kind: str, version: int, tokenizer_hash: str | None
 ) -> tuple[JsonObject, dict[str, Array]]:
-    """Map the arrays of ``path`` read-only, after checking what they are.
+    """The header, and by name the arrays of ``path``, mapped read-only and checked.
 
     Every array's checksum is computed, which also brings the pages into memory, so that the first
-    look-up of a timed run does not wait for the disk.
-
-    Args:
-        path: the file.
-        kind: expected kind.
-        version: expected version of the layout.
-        tokenizer_hash: expected tokenizer; None takes any.
-
-    Returns:
-        The header and the arrays by name.
+    look-up of a timed run does not wait for the disk. ``tokenizer_hash`` None takes any.
 
     Raises:
         ArtifactError: wrong kind, version or tokenizer (both are named), or a damaged file.

@@ -25,6 +25,7 @@ from specbench.errors import ConfigurationError
         ("dataset.limt=3", ["'dataset.limt'", "'dataset.limit'"]),
         ("model.shape_confg.x=3", ["'model.shape_confg", "model.shape_config"]),
         ("generation.max_new_token=3", ["'generation.max_new_tokens'"]),
+        ("runner.batch_k=[1]", ["unknown key 'runner.batch_k'", "Valid keys of runner: name"]),
         ("dataset.limit=abc", ["dataset.limit", "'abc'", "whole number"]),
         ("baseline=maybe", ["baseline", "true or false"]),
         ("generation.temperature=hot", ["generation.temperature", "a number"]),

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from safetensors.numpy import save_file
 
 from runners.job import Job
 from runners.launch.dispatch import resolve_entries
 from runners.session.method_runs import build_method_runs
 from specbench.config.compare import compose_entry
-from specbench.config.compose import compose
-from specbench.config.draft import draft_node
+from specbench.config.compose import compose, typed
+from specbench.config.draft import draft_weights
+from specbench.config.schema import DraftConfig
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
 from specbench.models import draft_loading, loading
 from specbench.models.target import Target
@@ -43,8 +43,8 @@ def load(tmp_path):
         base = ["method=sps", "pair=none", f"cache_dir={tmp_path}", "model.dtype=float64"]
         cfg = compose([*base, "model.device=cpu", *overrides])
         return draft_loading.load_draft_model(
-            OmegaConf.to_container(cfg.pair.draft, resolve=True),
-            OmegaConf.to_container(cfg.model, resolve=True),
+            typed(cfg).pair.draft,
+            typed(cfg).model,
             target,
             tiny_tokenizer(),
             max_len=64,
@@ -57,8 +57,7 @@ def load(tmp_path):
 def build(*overrides):
     """What a run does before anything is loaded."""
     cfg = compose(["method=sps", *overrides])
-    config = OmegaConf.to_container(cfg, resolve=True)
-    return build_method_runs(Job(config, (), {}, "", Path(), resolve_entries(cfg), ()))
+    return build_method_runs(Job(typed(cfg), (), {}, "", Path(), resolve_entries(cfg), ()))
 
 
 def copied(checkpoint, folder):
@@ -75,15 +74,15 @@ def test_a_local_checkpoint(load, checkpoint):
         expected = draft.network.double()(input_ids=torch.from_numpy(text)[None]).logits[0, -1]
     torch.testing.assert_close(draft.catch_up(text), expected)
     assert draft.context_length == 512
-    assert (described["id"], described["vocab_size"]) == (str(checkpoint), VOCAB)
-    assert described["weights_hash"] and described["dtype"] == "float64"
-    assert described["parameters"] == sum(p.numel() for p in draft.network.parameters())
+    assert (described.id, described.vocab_size) == (str(checkpoint), VOCAB)
+    assert described.weights_hash and described.dtype == "float64"
+    assert described.parameters == sum(p.numel() for p in draft.network.parameters())
 
 
 def test_random_weights_need_no_checkpoint(load):
     draft, described = load("pair=random_draft", "pair.draft.random.layers=2")
     assert draft.vocab_size == draft.target_vocab == VOCAB
-    assert described["id"] == "random"
+    assert described.id == "random"
     again, _ = load("pair=random_draft", "pair.draft.random.layers=2")
     other, _ = load("pair=random_draft", "pair.draft.random.layers=2", "pair.draft.random.seed=1")
     text = np.array([5, 6, 7])
@@ -147,7 +146,7 @@ def test_a_device_that_is_not_there_is_shared_and_said_so(load, monkeypatch, cap
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with caplog.at_level(logging.WARNING):
         draft, described = load("pair=random_draft", "pair.draft.device=cuda:1")
-    assert described["device"] == "cpu"
+    assert described.device == "cpu"
     assert "pair.draft.device=cuda:1 is not there" in caplog.text
     assert {"devices": 1, "devices_asked": 2}.items() <= draft.report().items()
     draft, _ = load("pair=random_draft", "pair.draft.device=cpu")
@@ -203,8 +202,7 @@ def test_the_runs_draft_holds_for_all_its_entries(tmp_path):
 
 def test_a_path_is_found_below_the_project_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = OmegaConf.to_container(compose([]).model, resolve=True)
-    node = draft_node({"path": "assets"}, model)
-    assert node["id"] == str(ASSETS)
+    model = typed(compose([])).model
+    assert draft_weights(DraftConfig(path="assets"), model).id == str(ASSETS)
     (tmp_path / "assets").mkdir()
-    assert draft_node({"path": "assets"}, model)["id"] == str(tmp_path / "assets")
+    assert draft_weights(DraftConfig(path="assets"), model).id == str(tmp_path / "assets")

@@ -23,7 +23,7 @@ from specbench.results.spec_bench_format import (
     to_answers,
     usable_blocks,
 )
-from specbench.results.statistics import summarise
+from specbench.results.statistics.summary import summarise
 from specbench.storage import jsonl
 
 SYNTHETIC = Path(__file__).resolve().parents[1] / "golden" / "records" / "synthetic"
@@ -334,7 +334,7 @@ def test_answers_are_the_tokenizer_s_text_without_special_tokens(run, tmp_path, 
 
 def test_without_its_tokenizer_the_way_out_is_named(run, tmp_path, monkeypatch):
     def missing(node):
-        raise WeightsNotFound(f"no tokenizer of {node['name']}.")
+        raise WeightsNotFound(f"no tokenizer of {node.name}.")
 
     monkeypatch.setattr(loading, "load_tokenizer", missing)
     with pytest.raises(ConfigurationError, match=r"no tokenizer of toy.*--no-text"):

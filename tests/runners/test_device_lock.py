@@ -10,19 +10,19 @@ import types
 import pytest
 
 from runners.session import device_lock
+from specbench.config.schema import MeasureConfig, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models import loading
 from specbench.system import nvml
-from tests.runners.toy import MEASURE
 
 
 def job(cache, *, device="cpu", exclusive=True, device_map=None):
-    compose = {
-        "model": {"device": device, "device_map": device_map},
-        "measure": {**MEASURE, "exclusive": exclusive, "energy": False},
-        "cache_dir": str(cache),
-    }
-    return types.SimpleNamespace(config=compose)
+    config = RunConfig(
+        model=ModelConfig(device=device, device_map=device_map),
+        measure=MeasureConfig(exclusive=exclusive),
+        cache_dir=str(cache),
+    )
+    return types.SimpleNamespace(config=config)
 
 
 def measure_elsewhere(cache, begun, may_end):

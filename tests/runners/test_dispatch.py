@@ -9,9 +9,9 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from runners import offline
 from runners.launch import dispatch
 from runners.launch.dispatch import Invocation
+from runners.run_folder.folder import ResultFiles
 from specbench.config import compose
 from specbench.config.run_key import run_key
 from specbench.errors import ConfigurationError, OutputRefused
@@ -274,7 +274,7 @@ def test_an_exit_code_from_another_process_arrives_in_this_one(monkeypatch):
 
 def interrupt_after(monkeypatch, blocks, error):
     """Let the files fail after so many blocks."""
-    append = offline.folder.ResultFiles.append
+    append = ResultFiles.append
     count = iter(range(blocks))
 
     def failing(self, *arguments):
@@ -282,7 +282,7 @@ def interrupt_after(monkeypatch, blocks, error):
             raise error
         append(self, *arguments)
 
-    monkeypatch.setattr(offline.folder.ResultFiles, "append", failing)
+    monkeypatch.setattr(ResultFiles, "append", failing)
 
 
 def comparable(folder):
@@ -333,7 +333,7 @@ def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path, monkeypa
     launched = []
 
     def counting(work, job):
-        launched.append(job.config["method"]["num_tokens"])
+        launched.append(job.config.method["num_tokens"])
         return work(job)
 
     def sweep(values):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
@@ -10,15 +11,16 @@ from runners.launch.dispatch import Invocation, execute
 from runners.run_folder.folder import ResultFiles
 from runners.session import interference_rule
 from specbench.config import compose
+from specbench.config.schema import DisturbedConfig, MeasureConfig
 from specbench.results import records
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import summarise
+from specbench.results.statistics.summary import summarise
 from specbench.storage import jsonl
 from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE
 from tests.runners.toy import Recorder, make_job, make_runner
 
-LIMITS = {"steal": 0.05, "waiting": 0.15, "slowdown": 1.5, "shortest_s": 0.5}
+LIMITS = DisturbedConfig(steal=0.05, waiting=0.15, slowdown=1.5, shortest_s=0.5)
 
 
 def turn(case_id="a", label="ar", n_new=9, **changes):
@@ -74,7 +76,7 @@ def test_what_does_not_disturb(changes):
 
 
 def test_null_switches_a_rule_off():
-    off = {**LIMITS, "steal": None, "waiting": None}
+    off = replace(LIMITS, steal=None, waiting=None)
     assert interference_rule.by_counters(turn(cpu_steal=0.9, cpu_waiting=3.0), off) == ""
 
 
@@ -136,8 +138,7 @@ class TestSlowdown:
 class TestWhatIsMeasuredAgain:
     def chosen(self, tmp_path, disturbed, superseded=0, attempt=0, n=12, **measure):
         cases = [type(ONE[0])(f"c{i}", ("why",)) for i in range(n)]
-        limits = {"reruns": 1, "rerun_share": 0.25, **measure}
-        job = make_job(tmp_path, ["ar"], cases, measure=limits)
+        job = make_job(tmp_path, ["ar"], cases, measure=MeasureConfig(**measure))
         found = [
             turn(c.case_id, status="disturbed" if c.case_id in disturbed else "ok",
                  attempt=attempt if c.case_id in disturbed else 0)

@@ -91,10 +91,10 @@ def test_other_runners_and_named_files_are_left_alone():
 
 def test_an_experiment_that_runs_live_in_the_paper_s_size_makes_nothing_first():
     files = (CONF_DIR / "experiment").glob("*.yaml")
-    replays = [path.stem for path in files if "traces: record" in path.read_text()]
+    replays = [path.stem for path in files if "/runner: replay_" in path.read_text()]
     assert {"cacheback_figure4", "ngrammys_figure3", "ssd_store_size"} <= set(replays)
     for name in replays:
-        # As the paper's files sweep it; what the small one says of traces and surface stays.
+        # As the paper's files sweep it.
         cfg = compose([f"experiment={name}", "scale=paper", "runner=offline"])
-        assert cfg.runner.traces == "record"
+        assert cfg.runner.name == "offline"
         assert ensure(cfg, Execute(code=1)) is cfg

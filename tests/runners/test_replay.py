@@ -300,7 +300,7 @@ def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path,
         "pid = os.getpid()\n"
         "from runners import isolate\n"
         "def no_child(*a): raise AssertionError('a child was started')\n"
-        "from runners import dispatch\n"
+        "from runners.launch import dispatch\n"
         "dispatch.run_in_child = no_child\n"
         "try:\n"
         "    runpy.run_path('run.py', run_name='__main__')\n"

@@ -23,7 +23,7 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
 
     def prepare(_work, job):
         contenders = build_method_runs(job)
-        seen["stage"], seen["contenders"] = session.Session(job, contenders), contenders
+        seen["stage"], seen["contenders"] = session.load_session(job, contenders), contenders
         return 0
 
     compare = "compare=[{method: ar, eager: true, label: ar_eager}]"

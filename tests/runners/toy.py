@@ -8,6 +8,15 @@ from runners.job import Entry, Job
 from runners.run_folder.baseline_cache import BaselineCache
 from runners.session.blocks import BlockRunner
 from runners.session.method_runs import MethodRun
+from specbench.config.dataset_schema import DatasetConfig
+from specbench.config.schema import (
+    DisturbedConfig,
+    GenerationConfig,
+    MeasureConfig,
+    ModelConfig,
+    RunConfig,
+    VerifierConfig,
+)
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import Needs
@@ -20,11 +29,7 @@ VOCAB = 23
 EOS = 22
 NEW_TOKENS = 12
 # Nothing is disturbed, whatever the machine does.
-MEASURE = {
-    "disturbed": {"steal": None, "waiting": None, "slowdown": None, "shortest_s": 0.0},
-    "reruns": 1,
-    "rerun_share": 0.25,
-}
+MEASURE = MeasureConfig(disturbed=DisturbedConfig(None, None, None, 0.0))
 
 
 class FormulaScores:
@@ -66,7 +71,7 @@ class FormulaTarget:
         return 1000
 
 
-class ToyStage:
+class ToySession:
     """Stands in for ``runners.session.session.Session``: words are tokens, times are zero."""
 
     def __init__(self):
@@ -146,15 +151,14 @@ class Recorder(Drafter):
 
 
 def make_job(folder, labels, cases, **changes):
-    config = {
-        "model": {"name": "toy"},
-        "dataset": {"name": "toys", "dialogue": changes.pop("dialogue", "ar")},
-        "generation": {"temperature": changes.pop("temperature", 0.0)},
-        "verifier": {"name": "auto"},
-        "measure": changes.pop("measure", MEASURE),
-        "repeats": changes.pop("repeats", 1),
-        "seed": 0,
-    }
+    config = RunConfig(
+        model=ModelConfig(name="toy"),
+        dataset=DatasetConfig(name="toys", dialogue=changes.pop("dialogue", "ar")),
+        generation=GenerationConfig(temperature=changes.pop("temperature", 0.0)),
+        verifier=VerifierConfig(name="auto"),
+        measure=changes.pop("measure", MEASURE),
+        repeats=changes.pop("repeats", 1),
+    )
     entries = tuple(Entry(label, {"name": label}) for label in labels)
     return Job(
         config=config,
@@ -169,7 +173,7 @@ def make_job(folder, labels, cases, **changes):
 
 
 def make_runner(job, drafters, done=None, stage=None):
-    stage = stage or ToyStage()
+    stage = stage or ToySession()
     contenders = [
         MethodRun(entry, drafter) for entry, drafter in zip(job.entries, drafters, strict=True)
     ]

@@ -1,0 +1,173 @@
+"""A run on a loaded model: all labels over all cases, interleaved, resumable."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from runners.job import EAGER_BASELINE, Job
+from runners.run_folder.baseline_cache import BaselineCache
+from runners.run_folder.manifest import check_subject
+from runners.session import device_lock, warmup
+from runners.session.method_runs import MethodRun, keep_state
+from runners.session.open_run import OpenRun, complete
+from runners.session.progress import RunProgress
+from specbench.errors import ConfigurationError
+from specbench.results import records
+from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
+from specbench.results.records import CaseRecord
+from specbench.storage import jsonl
+from specbench.system import nvml
+from specbench.system.interference import SystemMonitor
+
+if TYPE_CHECKING:  # they load torch, which a finished run does not need
+    from runners.session.blocks import BlockRunner
+    from runners.session.session import Session
+
+    Load = Callable[[Job, Sequence[MethodRun]], Session]
+
+log = logging.getLogger(__name__)
+
+_CANDIDATES = 16  # ids kept at each position under record=true; Token Recycling takes 8
+
+
+def run_live(job: Job, load: Load) -> int:
+    """Measure what is missing in the job's folder and close it, as `runners.job.Runner.run`.
+
+    ``load`` loads what the labels share; it is called only where something is missing.
+    """
+    return complete(both_baselines(job), functools.partial(_measure, load))
+
+
+def both_baselines(job: Job) -> Job:
+    """The job with an eager ``ar`` beside the one whose passes are CUDA graphs.
+
+    A speedup over graphs alone cannot be held against those of papers, and one over eager passes
+    alone is partly the launches'. A folder that was begun keeps the labels it has.
+    """
+    config = job.config
+    if (job.folder / records.MANIFEST).exists():
+        wanted = EAGER_BASELINE in RunManifest.read(job.folder).labels
+    else:
+        wanted = (
+            config.engine.eager_baseline
+            and config.engine.name in ("auto", "graph")
+            and not config.measure.phases  # no headline numbers come of it
+            and config.model.device_map is None  # spread, it has no graphs
+            and device_lock.names(job) != ["cpu"]
+        )
+    has_one = any(
+        entry.label == EAGER_BASELINE or (entry.name == BASELINE and entry.method.get("eager"))
+        for entry in job.entries
+    )
+    return job.with_eager_baseline() if wanted and job.baseline and not has_one else job
+
+
+def _measure(load: Load, run: OpenRun) -> None:
+    # Heavy imports only where something is left to measure.
+    from runners.session.blocks import BlockRunner
+
+    job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
+    measure, earlier = job.config.measure, manifest.model
+    with device_lock.held(job) as gpus:
+        if measure.energy:
+            nvml.check_energy(gpus, device_lock.names(job))
+        for method_run in runs:
+            if earlier is not None:
+                method_run.measured.update(earlier.measured.get(method_run.label, {}))
+        session = load(job, runs)
+        model = session.describe()
+        check_subject(manifest, job, model)
+        model.copy_bytes_per_s = session.measure_copy_bandwidth()
+        _keep_reasons(model, earlier)
+        manifest.model = model
+        run.save_manifest()
+        log.info("warming up %s", ", ".join(job.labels))
+        lengths = [len(session.render([(case.turns[0], None)])) for case in job.cases]
+        warmup.warm_up(session, runs, lengths, rounds=measure.warmup)
+        answers = BaselineCache(job.folder / records.DIALOGUE, session.plain)
+        monitor = SystemMonitor(gpus, energy=measure.energy)
+        runner = BlockRunner(
+            job, session, runs, answers, files.done, manifest.forced_resume, monitor
+        )
+        # What exists by now lives to the end: the collector need not walk it meanwhile.
+        gc.collect()
+        gc.freeze()
+        candidates = _candidates_file(job)
+        pending, total = run.pending, len(job.blocks())
+        try:
+            with RunProgress(total, done=total - len(pending)) as progress:
+                for block in pending:
+                    result = runner.run(block)
+                    if candidates is not None:
+                        candidates.append(_candidates(session, job, result.records))
+                    files.append(result.records, result.errors, result.steps)
+                    finished = [r for r in files.done if r.repeat == block.repeat]
+                    for method_run in runs:
+                        keep_state(method_run, finished)
+                    progress.advance(f"{block.case.task} {block.case.case_id}")
+            _measure_again(run, runner)
+        finally:
+            session.note_passes(model)
+            _keep_reasons(model, earlier)
+            answers.close()
+            if candidates is not None:
+                candidates.close()
+
+
+def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:
+    """Add why passes ran eagerly in the run's earlier starts, whose records stand beside."""
+    if earlier is None:
+        return
+    drafts = [(d.passes, earlier.drafts.get(label)) for label, d in model.drafts.items()]
+    for now, then in [(model.passes, earlier), *drafts]:
+        if now is not None and "eager" in now and then is not None and then.passes is not None:
+            now["eager"] = {**then.passes.get("eager", {}), **now["eager"]}
+
+
+def _candidates_file(job: Job) -> jsonl.JsonlWriter | None:
+    """Where the likeliest ids go, under record=true.
+
+    Raises:
+        ConfigurationError: there is no plain greedy output to take them at.
+    """
+    if not job.config.record:
+        return None
+    if job.baseline is None or not job.greedy:
+        raise ConfigurationError(
+            f"record=true keeps the likeliest ids at each position of {BASELINE}'s greedy output: "
+            "type baseline=true and generation.temperature=0, or drop record."
+        )
+    path = job.folder / records.CANDIDATES
+    lines, truncated = jsonl.read_jsonl(path)
+    if truncated:
+        jsonl.rewrite_jsonl(path, lines)
+    return jsonl.JsonlWriter(path)
+
+
+def _candidates(session: Session, job: Job, made: Sequence[CaseRecord]) -> list[dict[str, Any]]:
+    """A line for each finished turn of the baseline; a block that is redone writes it again."""
+    return [
+        {
+            "label": record.label,
+            "case_id": record.case_id,
+            "turn": record.turn,
+            "repeat": record.repeat,
+            "top": session.likeliest(record, _CANDIDATES),
+        }
+        for record in made
+        if record.label == job.baseline and record.status != "failed" and record.repeat == 0
+    ]
+
+
+def _measure_again(run: OpenRun, runner: BlockRunner) -> None:
+    while blocks := run.noisy():
+        log.info("measuring %d disturbed cases again", len(blocks))
+        for block in blocks:
+            keys = block.keys(run.job.labels)
+            attempt = 1 + max(r.attempt for r in run.files.done if r.key in keys)
+            result = runner.run_again(block, attempt)
+            run.files.replace(result.records, result.errors, result.steps)
