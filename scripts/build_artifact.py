@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.runs.command import reporting_errors
-from scripts.command import add_command, parser_of
+from analysis.runs.command import add_command, parser_of, reporting_errors
 from specbench.artifacts import bigram_table, datastore, frozen_table, resolve, static_automaton
 from specbench.artifacts.corpora import HUB, documentation, file_texts, hub_texts
 from specbench.artifacts.recorded_text import recorded_turns

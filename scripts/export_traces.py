@@ -11,8 +11,7 @@ tokenizer, so the questions' licence holds for it too.
 import sys
 from pathlib import Path
 
-from analysis.runs.command import reporting_errors
-from scripts.command import parser_of
+from analysis.runs.command import parser_of, reporting_errors
 from specbench.replay.traces import load_traces, write_pack
 
 

@@ -15,8 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.command import reporting_errors
-from scripts.command import parser_of
+from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose, option_names
 from specbench.data.cases import hub_rows, load_cases
 from specbench.errors import DatasetError, SpecBenchError, unknown_name

@@ -17,13 +17,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+from rich.console import Console
+
 from analysis import figures, tables
 from analysis.papers import REPRODUCTIONS
-from analysis.runs.command import reporting_errors
-from scripts.command import parser_of, print_table
+from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose
 from specbench.errors import unknown_name
 from specbench.paths import PROJECT
+from specbench.results.console import rich_table
 
 _STAND_IN = ("dataset=demo", "dataset.sample=stratified")
 # Its cost surface is what the experiments with predicted times (runner.surface=measure) need too;
@@ -63,7 +66,8 @@ def run_and_draw(options: argparse.Namespace) -> int:
         minutes[name] = (time.monotonic() - start) / 60
     rows = [(name, str(code), f"{minutes[name]:.1f}") for name, code in codes.items()]
     rows.append(("all", str(max(codes.values(), default=0)), f"{sum(minutes.values()):.1f}"))
-    print_table("experiments", ("experiment", "exit code", "minutes"), rows)
+    frame = pd.DataFrame(rows, columns=["experiment", "exit code", "minutes"])
+    Console(width=80).print(rich_table(frame, "experiments"))
     folders = [str(options.results / name) for name in names if (options.results / name).is_dir()]
     if not folders:
         return max(codes.values(), default=0)

@@ -14,8 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.command import reporting_errors
-from scripts.command import add_command, parser_of
+from analysis.runs.command import add_command, parser_of, reporting_errors
 from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest

@@ -19,20 +19,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
+import hydra.utils
 import numpy as np
 import optuna
+import pandas as pd
 from omegaconf import OmegaConf
+from rich.console import Console
 
-from analysis.runs.command import reporting_errors
-from scripts.command import console, make_drafter, parser_of, print_table, write_report
+from analysis.runs.command import parser_of, reporting_errors
+from specbench.config.compare import method_node
 from specbench.config.compose import compose, option_names
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import Traces, Turn, load_traces
+from specbench.results.console import rich_table
+from specbench.storage import jsonl
 
 SPACES = Path(__file__).with_name("search_spaces.yaml")
+console = Console(width=118)
 DEFAULT, TUNED, HINDSIGHT = "default", "tuned", "best in hindsight"
 
 
@@ -78,7 +83,8 @@ class Scorer:
     def _speed(self, method: str, knobs: Mapping[str, Any], turns: Sequence[Turn]) -> float | None:
         """Predicted tokens/s; None where the knobs contradict each other."""
         try:
-            drafter = make_drafter(method, knobs, self._model)
+            node = method_node(method, knobs, self._model)
+            drafter = hydra.utils.instantiate(node, _convert_="all")
         except hydra.errors.InstantiationException as error:
             if isinstance(error.__cause__, ConfigurationError):
                 return None
@@ -195,15 +201,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(tune(scorer, method, space, options.trials, options.seed))
         console.print(f"{method}: {options.trials} trials, {rows[-1]['refused']} refused")
     counts = {name: len({t.case_id for t in turns}) for name, turns in scorer.splits.items()}
-    print_table(
+    title = (
         f"{options.trials} trials a method, {counts['development']} development and "
-        f"{counts['held-out']} held-out cases",
-        ("method", "setting", "development", "held-out", "knobs"),
-        table_rows(rows),
-        caption="speedups are PREDICTED, not measured",
+        f"{counts['held-out']} held-out cases"
     )
-    report = {"seed": options.seed, "share": options.share, "cases": counts, "rows": rows}
-    write_report(options.out, report)
+    columns = ["method", "setting", "development", "held-out", "knobs"]
+    frame = pd.DataFrame([*table_rows(rows)], columns=columns)
+    console.print(rich_table(frame, title, "speedups are PREDICTED, not measured"))
+    if options.out:
+        report = {"seed": options.seed, "share": options.share, "cases": counts, "rows": rows}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        jsonl.write_json(options.out, report)
     return 0
 
 

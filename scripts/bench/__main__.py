@@ -12,9 +12,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.runs.command import reporting_errors
+from analysis.runs.command import add_command, parser_of, reporting_errors
 from scripts.bench import drafters, engine, growth
-from scripts.command import add_command, parser_of, write_report
+from scripts.bench.harness import console
+from specbench.storage import jsonl
 from specbench.system import environment
 
 SECTIONS = {"engine": engine, "drafters": drafters, "growth": growth}
@@ -31,12 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     section = SECTIONS[options.section]
     results = section.measure(options)
     section.show(results)
-    facts = {
-        "command": " ".join(sys.argv),
-        "date": time.strftime("%Y-%m-%d"),
-        "environment": environment.describe(),
-    }
-    write_report(options.out, facts | results)
+    if options.out:
+        facts = {
+            "command": " ".join(sys.argv),
+            "date": time.strftime("%Y-%m-%d"),
+            "environment": environment.describe(),
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        jsonl.write_json(options.out, facts | results)
+        console.print(f"written to {options.out}")
     return 0
 
 

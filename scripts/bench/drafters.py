@@ -14,13 +14,15 @@ import time
 from collections import OrderedDict
 from typing import Any
 
+import hydra.utils
 import numpy as np
 
 from methods.cacheback import Cacheback
-from scripts.command import make_drafter, print_table
+from scripts.bench.harness import print_table
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.artifacts.corpora import installed_prose
+from specbench.config.compare import method_node
 from specbench.config.compose import compose, option_names, typed
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, Needs, StepOutcome
@@ -76,6 +78,13 @@ class Documentation:
                 seed=seed,
             )
         )
+
+
+def make(name: str, knobs: dict[str, Any]) -> Drafter:
+    """The drafter with its yaml's knobs, and these instead of some."""
+    node = method_node(name, knobs, "pair=none")
+    drafter: Drafter = hydra.utils.instantiate(node, _convert_="all")
+    return drafter
 
 
 def label_of(name: str, knobs: dict[str, Any]) -> str:
@@ -173,7 +182,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     documentation = Documentation()
     text = documentation.tokens(options.context + 3 * (options.steps + WARM_UP))
     entries = [
-        (label_of(name, knobs), make_drafter(name, knobs, "pair=none"))
+        (label_of(name, knobs), make(name, knobs))
         for name in option_names("method")
         for knobs in ({}, *VARIANTS.get(name, []))
     ]

@@ -22,8 +22,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import AutoConfig
 
+from scripts.bench.harness import console, print_table, seconds
 from scripts.bench.layers import MOST_ROWS, Layers, clocked
-from scripts.command import console, print_table, seconds
 from specbench.arrays import Array
 from specbench.config.compose import compose, typed
 from specbench.config.schema import packed_bytes

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from scripts.bench.drafters import Documentation, label_of, time_steps
-from scripts.command import console, make_drafter, print_table, seconds
+from scripts.bench.drafters import Documentation, label_of, make, time_steps
+from scripts.bench.harness import console, print_table, seconds
 from specbench.arrays import IntArray
 from specbench.artifacts.datastore import build_datastore
 from specbench.artifacts.static_automaton import DocumentAutomaton
@@ -82,7 +82,7 @@ def measure_contexts(seed: int) -> list[dict[str, Any]]:
     names = [name for name in option_names("method") if name in COMPLEXITY]
     rows = []
     for name, knobs in [*((name, {}) for name in names), ("ngrammys", {"strategy": "context"})]:
-        drafter = make_drafter(name, knobs, "pair=none")
+        drafter = make(name, knobs)
         documentation.set_up(drafter, MAX_LEN)
         for size in CONTEXTS:
             timed = time_steps(drafter, text[: size + 3 * STEPS], size, seed)
@@ -107,7 +107,7 @@ def measure_stores(seed: int) -> list[dict[str, Any]]:
 
 
 def _made(name: str, knobs: dict[str, Any], files: dict[str, Path]) -> Drafter:
-    drafter = make_drafter(name, knobs, "pair=none")
+    drafter = make(name, knobs)
     drafter.setup(DraftContext(VOCAB, frozenset({2}), max_len=MAX_LEN, artifacts=files))
     return drafter
 

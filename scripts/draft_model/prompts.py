@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from scripts.command import parser_of
+from analysis.runs.command import parser_of
 from specbench.artifacts.corpora import installed_prose
 
 GROUP = 48  # prompts of one style that the target answers together

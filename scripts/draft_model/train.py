@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from analysis.runs.command import reporting_errors
-from scripts.command import parser_of
+from analysis.runs.command import parser_of, reporting_errors
 from scripts.draft_model.folder import DRAFT_FOLDER, FACTS, read_draft, write_card, write_draft
 from scripts.draft_model.lesson import Lesson, batches, frequent_ids, lesson, loss_of, split
 from scripts.draft_model.prompts import GROUP
