@@ -20,9 +20,9 @@ from analysis.runs.claims import (
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.manifest import LabelInfo, ModelInfo
+from tests.analysis.folders import RECORDS
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "records"
 PAPERS = ("cacheback", "token_recycling", "ngrammys", "ssd", "card")
 # Methods of this project, run here or in a later version.
 METHODS = {
@@ -34,7 +34,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    return load_runs([GOLDEN])[0]
+    return load_runs([RECORDS])[0]
 
 
 def claim(**changes) -> Claim:
