@@ -31,7 +31,7 @@ LABELS = ("ar", "pld")
 SOURCE = Source("pld", "pld", "toy", "specbench", "k")
 EOS = 2
 BOS = 1
-MT_BENCH = (
+MT_BENCH = [
     "writing",
     "roleplay",
     "reasoning",
@@ -40,7 +40,7 @@ MT_BENCH = (
     "extraction",
     "stem",
     "humanities",
-)
+]
 
 
 def record(label, case_id, turn, accepted, wall_s, category="qa", repeat=0, status="ok"):
