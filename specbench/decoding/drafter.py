@@ -44,9 +44,6 @@ class Drafter:
         name: the method's name, as in ``method=<name>``.
         version: raised by one whenever a number may move.
         state_scope: how long what it learnt is kept: ``turn``, ``prompt`` (a case) or ``run``.
-
-    Raises:
-        ConfigurationError: a knob's value is out of range.
     """
 
     name: str
@@ -92,8 +89,7 @@ class Drafter:
     def overlap(self, state: DecodeState, tree: DraftTree) -> BonusProposal | None:
         """Work done while the target reads ``tree``, where ``needs.overlap`` is set.
 
-        Returns:
-            What the drafter drew meanwhile for the token after the tree's last node, or None.
+        What the drafter drew meanwhile for the token after the tree's last node, or None.
         """
         return None
 

@@ -7,6 +7,7 @@ emitted is (nearly) the maximum there, the output is one that plain decoding cou
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -27,16 +28,13 @@ class AuditTarget(PassTarget, Protocol):
     """A target whose number format is known: it sets the tolerance."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The format of its weights, e.g. ``torch.float32``."""
+    def dtype(self) -> torch.dtype: ...
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     """Index of the first position where ``a`` and ``b`` differ, their lengths included."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return None if len(a) == len(b) else min(len(a), len(b))
+    pairs = enumerate(zip_longest(a, b))
+    return next((i for i, (x, y) in pairs if x != y), None)
 
 
 def audit_output(
@@ -50,8 +48,8 @@ def audit_output(
     """Compare a greedy output with plain decoding's and explain a difference.
 
     Args:
-        target: the model, its dtype setting the tolerance; its cache is overwritten.
-        prompt: prompt ids.
+        target: its dtype sets the tolerance; its cache is overwritten.
+        prompt: its ids.
         output: the method's new tokens.
         reference: plain decoding's new tokens.
         ended_rightly: whether the output ended at an end token or at the limit. An output that

@@ -42,7 +42,6 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
         return self.temperature == 0.0
 
     def probs(self, logits: torch.Tensor) -> torch.Tensor:
@@ -109,7 +108,6 @@ class Uniforms:
         self.begin(0)
 
     def begin(self, seed: int) -> None:
-        """Start the sequence of ``seed``."""
         self._random = np.random.default_rng([seed, self._SALT])
         self._ahead = np.empty(0)
 

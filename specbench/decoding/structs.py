@@ -43,7 +43,6 @@ class Proposal:
     replacement: bool = True
 
     def take(self, nodes: IntArray) -> Proposal:
-        """The proposal of the nodes with these indices, in increasing order."""
         return Proposal(self.q, self.row[nodes], self.replacement)
 
 
@@ -136,7 +135,6 @@ class DecodeState:
     Attributes:
         buffer: int64 array that holds prompt and answer; only ``buffer[:length]`` is committed.
         length: committed tokens, prompt included. ``buffer[length - 1]`` is the root.
-        n_prompt: tokens of the prompt.
         last_committed: tokens committed by the last step (1 after prefill).
         step: target passes done after prefill.
         remaining: new tokens that may still be committed.
@@ -169,7 +167,6 @@ class DecodeState:
         return int(self.buffer[self.length - 1])
 
     def commit(self, tokens: IntArray) -> None:
-        """Append the tokens that one pass committed."""
         end = self.length + len(tokens)
         self.buffer[self.length : end] = tokens
         self.length = end

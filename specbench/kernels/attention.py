@@ -34,7 +34,6 @@ class AttentionPlan:
     causal: bool = False
     windowed: dict[int, torch.Tensor] = field(default_factory=dict)
     folded: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-
     moved: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
 
     def on(self, mask: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -68,14 +67,14 @@ def attend(
     """Scaled dot-product attention under ``plan``.
 
     Args:
-        module: the attention module; not used.
+        module: transformers hands it over; not used.
         query: ``[batch, heads, rows, head_dim]``.
         key: ``[batch, kv_heads, keys, head_dim]``, cached keys first.
         value: same shape as ``key``.
-        attention_mask: unused; the plan carries the mask.
+        attention_mask: of a call from outside the engine, which brings no plan; None: causal.
         scaling: factor on the scores.
         sliding_window: the layer's window, or None.
-        plan: the pass's plan; None (a call from outside the engine) means causal.
+        plan: the pass's.
 
     Returns:
         ``[batch, rows, heads, head_dim]`` and None (no attention weights).
@@ -112,14 +111,9 @@ def attend(
 
 
 def folded_heads(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Queries as rows of the key heads they look at.
+    """``query [batch, heads, rows, head_dim]`` as rows of the key heads that they look at.
 
-    Args:
-        query: ``[batch, heads, rows, head_dim]``; neighbouring heads share a key head.
-        kv_heads: key heads.
-
-    Returns:
-        ``[batch, kv_heads, heads / kv_heads * rows, head_dim]``.
+    Neighbouring heads share a key head: ``[batch, kv_heads, heads / kv_heads * rows, head_dim]``.
     """
     return query.reshape(query.shape[0], kv_heads, -1, query.shape[3])
 

@@ -45,11 +45,8 @@ def _mean_square(x: Any) -> Any:
 
 def _norm(x: Any, weight: Any, out: Any, rows: int, size: int, epsilon: float) -> None:
     """Rows of ``x`` divided by their root mean square, times ``weight``."""
-    source, result, factor = (
-        carray(x, (rows, size)),
-        carray(out, (rows, size)),
-        carray(weight, size),
-    )
+    source, result = carray(x, (rows, size)), carray(out, (rows, size))
+    factor = carray(weight, size)
     for row in range(rows):
         scale = float32(1.0) / float32((_mean_square(source[row]) + float32(epsilon)) ** 0.5)
         for i in range(size):
@@ -86,11 +83,7 @@ def _compiled() -> tuple[Any, Any]:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Root mean square norm of ``x [..., size]``.
-
-    Raises:
-        TypeError: not float32 on the CPU, which the compiled code would misread.
-    """
+    """Root mean square norm of ``x [..., size]``, float32 on the CPU."""
     _must_be_readable(x, weight)
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -102,16 +95,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
 
 def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> None:
-    """Rotate the first ``heads`` heads of each row in place.
+    """Rotate the first ``heads`` heads (query and key) of each row in place.
 
-    Args:
-        x: ``[..., all heads * size]`` float32 on the CPU, rows at one distance.
-        cos: ``[..., size]`` contiguous, as the model's rotary embedding gives it.
-        sin: the same shape.
-        heads: query and key heads.
-
-    Raises:
-        TypeError: not float32 on the CPU, or tables that are not contiguous.
+    ``x [..., all heads * size]`` is float32 on the CPU, its rows at one distance. ``cos`` and
+    ``sin [..., size]`` are contiguous, as the model's rotary embedding gives them.
     """
     _must_be_readable(x, cos, sin)
     if not (cos.is_contiguous() and sin.is_contiguous()):
@@ -123,6 +110,7 @@ def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -
 
 
 def _must_be_readable(*tensors: torch.Tensor) -> None:
+    """TypeError for what the compiled code would misread."""
     for tensor in tensors:
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             raise TypeError(f"float32 on the CPU wanted, not {tensor.dtype} on {tensor.device}")
@@ -187,11 +175,8 @@ def _gated_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
 def fuse(model: nn.Module) -> int:
     """Fuse the small steps of ``model``'s float32 layers on the CPU, once its linears are packed.
 
-    A module that was given a ``forward`` by someone else (accelerate's hooks) keeps it. The loops
-    are compiled here.
-
-    Returns:
-        How many modules have such a ``forward`` now.
+    A module that was given a ``forward`` by someone else (accelerate's hooks) keeps it. Returns
+    how many have ours.
     """
     for module in model.modules():
         forward = _fused(module)

@@ -36,11 +36,9 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class PackedLinear(nn.Module):
-    """Stands in for ``nn.Linear``: same parameters, a kernel chosen by the number of rows.
+    """Stands in for ``nn.Linear``: shares its parameters, chooses a kernel by the number of rows.
 
-    Args:
-        linear: the layer to stand in for; its parameters are shared, not copied.
-        kernels: kernel name by row bucket, the last one for anything longer.
+    ``kernels`` holds a name by row bucket, the last one for anything longer.
     """
 
     def __init__(self, linear: nn.Linear, kernels: dict[int, str]) -> None:
@@ -167,11 +165,8 @@ def pack_linears(
 ) -> dict[str, Any]:
     """Swap ``model``'s float32 CPU linears for packed ones, the largest weights first.
 
-    Args:
-        model: any module; only ``nn.Linear`` layers in float32 on the CPU are touched, and none
-            that was given a ``forward`` by someone else (accelerate's hooks).
-        memory_bytes: packed copies together take at most this much.
-        cache_dir: where the measured plan is kept.
+    None is touched that was given a ``forward`` by someone else (accelerate's hooks). Packed
+    copies together take at most ``memory_bytes``; ``cache_dir`` keeps the measured plan.
 
     Returns:
         What is packed now, as ``packed_weights`` gives it, with the plan of all these shapes.

@@ -41,8 +41,6 @@ class LoadedModel:
         id: hub id or local folder.
         revision: the commit where the hub told it, else what was asked for; None for a folder.
         weights_hash: SHA-256 over the weight files where they are local.
-        dtype: of the weights, e.g. ``float32``.
-        device: e.g. ``cpu`` or ``cuda:0``.
     """
 
     model: PreTrainedModel
@@ -58,9 +56,6 @@ class LoadedModel:
 
 def model_files_present(config: RunConfig | ModelConfig) -> None:
     """Check that the weights can be had, before anything heavy is imported.
-
-    Args:
-        config: a run's, or its ``model`` node.
 
     Raises:
         WeightsNotFound: with the id, the places that were looked at, and what to type.
@@ -120,11 +115,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 def load_model(
     config: RunConfig | ModelConfig, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> LoadedModel:
-    """Load the target model.
-
-    Args:
-        config: a run's, or its ``model`` node.
-        tokenizer: from ``load_tokenizer``, loaded here where it is None.
+    """Load the target model, and its tokenizer where none is given.
 
     Raises:
         WeightsNotFound: the weights are neither local nor reachable, or a file is corrupt.
@@ -144,7 +135,7 @@ def load_model(
         network = shape_model(
             model.shape_config, dtype=dtype, device=device, attention=str(model.attention)
         )
-        return _loaded(model, network, None, revision=None, weights_hash=None)
+        return _loaded(model, network, None)
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
     place, options = weights.source(model)
     spread = {"device_map": model.device_map} if model.device_map else {}
@@ -168,11 +159,10 @@ def load_model(
         _check_room(model, network)
     else:
         nn.Module.to(network, device)
-    digest = None
     if isinstance(place, Path):
         digest = weights.weights_hash(place, Path(model.cache_dir))
-    commit = None if isinstance(place, Path) else weights.commit(model)
-    return _loaded(model, network, tokenizer, revision=commit, weights_hash=digest)
+        return _loaded(model, network, tokenizer, weights_hash=digest)
+    return _loaded(model, network, tokenizer, revision=weights.commit(model))
 
 
 def _check_room(model: ModelConfig, network: PreTrainedModel) -> None:
@@ -232,8 +222,8 @@ def _loaded(
     network: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     *,
-    revision: str | None,
-    weights_hash: str | None,
+    revision: str | None = None,
+    weights_hash: str | None = None,
 ) -> LoadedModel:
     network.eval().requires_grad_(False)
     config = network.config

@@ -54,7 +54,6 @@ class Timings:
 
     @property
     def wall_s(self) -> float:
-        """``prefill_s + decode_s``, exactly."""
         return self.prefill_s + self.decode_s
 
     def with_setup(self, seconds: float) -> Timings:
@@ -102,7 +101,7 @@ class Clock:
         self._mark(FINISH)
 
     def end(self) -> Timings:
-        """End of the turn: waits for the device once and returns the times.
+        """End of the turn: waits for the device once.
 
         Raises:
             RuntimeError: the calls did not come in the order above.
@@ -160,14 +159,12 @@ class CpuClock(Clock):
 class EventBackend(Protocol):
     """What :class:`CudaClock` needs of a device."""
 
-    def new_event(self) -> Any:
-        """An event that can be recorded again and again."""
+    def new_event(self) -> Any: ...
 
     def record(self, event: Any) -> None:
         """Put the event behind all work launched so far, without waiting."""
 
-    def elapsed_s(self, first: Any, second: Any) -> float:
-        """Seconds between two recorded events that the device has passed."""
+    def elapsed_s(self, first: Any, second: Any) -> float: ...
 
     def synchronize(self) -> None: ...
 
@@ -229,7 +226,6 @@ class TorchEvents:
         event.record(self._cuda.current_stream(self._device))
 
     def elapsed_s(self, first: Any, second: Any) -> float:
-        """Seconds; the device counts in steps of about half a microsecond."""
         return float(first.elapsed_time(second)) * 1e-3
 
     def synchronize(self) -> None:

@@ -50,11 +50,7 @@ def describe() -> dict[str, Any]:
 
 
 def fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a description without which numbers are not comparable.
-
-    Args:
-        description: what :func:`describe` returned, now or when a run was begun.
-    """
+    """The part of what :func:`describe` returned without which numbers are not comparable."""
     machine, packages = description["hardware"], description["versions"]
     return {
         "cpu": machine["cpu"],
@@ -107,11 +103,8 @@ def cpu_model() -> str:
 def _gpu_rows() -> tuple[tuple[str, int, str], ...]:
     """Name, memory in MiB and driver of each NVIDIA GPU of the machine."""
     # The driver's own tool answers in parent and child alike, whether or not torch is loaded.
-    query = _output_of(
-        "nvidia-smi",
-        "--query-gpu=name,memory.total,driver_version",
-        "--format=csv,noheader,nounits",
-    )
+    fields = "--query-gpu=name,memory.total,driver_version"
+    query = _output_of("nvidia-smi", fields, "--format=csv,noheader,nounits")
     rows = []
     for line in (query or "").splitlines():
         name, memory, driver = (part.strip() for part in line.rsplit(",", 2))
@@ -144,10 +137,7 @@ def versions() -> dict[str, str]:
 
 
 def git_state(root: Path = PROJECT) -> dict[str, Any] | None:
-    """Commit of the code and whether it was changed since; None outside a repository.
-
-    Args:
-        root: a folder of the working tree; by default this project's.
+    """Commit of the code below ``root``, and changes since; None outside a repository.
 
     Returns:
         ``commit`` (None before the first one), ``dirty`` (code or configuration differs from it,

@@ -36,7 +36,7 @@ from specbench.models.graph_target import (
     row_bucket,
 )
 from specbench.models.kv_cache import KVCache
-from specbench.models.scores import StaticScores
+from specbench.models.scores import Scores
 from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
@@ -322,9 +322,9 @@ def test_a_step_copies_once_to_the_host(monkeypatch, pairs, rng):
     real = StaticPass.read
     monkeypatch.setattr(StaticPass, "read", lambda step: (reads.append(1), real(step))[1])
     asked: list[int] = []
-    verified = StaticScores.verified
+    verified = Scores.verified
     counted = property(lambda scores: (asked.append(1), verified.fget(scores))[1])
-    monkeypatch.setattr(StaticScores, "verified", counted)
+    monkeypatch.setattr(Scores, "verified", counted)
     calls = _counted(monkeypatch, ("item", "tolist", "cpu", "nonzero"))
     tree = DraftTree.chain(rng.integers(0, VOCAB, 5))
     verdict = GreedyVerifier().verify(tree, padded.forward(3, tree))

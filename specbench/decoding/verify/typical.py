@@ -51,11 +51,7 @@ class TypicalVerifier(MatchVerifier):
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
-        """Longest branch of likely enough tokens, and a likely enough one after it.
-
-        Raises:
-            CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
-        """
+        """Longest branch of likely enough tokens, and a likely enough one after it."""
         n = len(tree)
         p = self._sampling.probs(scores.logits)
         entropy = -torch.special.xlogy(p, p).sum(-1, keepdim=True)
