@@ -33,27 +33,20 @@ OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 
 @dataclass(slots=True)
 class DecodeResult:
-    """One turn: its counts step by step, and what else is known when it is over.
+    """One turn: its counts step by step, and what else is known when it is over."""
 
-    Attributes:
-        output_ids: the new tokens, up to and including the first end token or the limit.
-        finish_reason: ``eos``, ``length`` (the limit of new tokens) or ``context`` (the model's).
-        committed_per_step: tokens committed by each step, the target's own one included.
-        drafted_per_step: candidate nodes of each step's tree.
-        depth_per_step: depth of each step's tree.
-        sources_per_step: for each step the source of each accepted node, where the drafter names
-            sources.
-        n_aux: auxiliary nodes over all steps.
-        drafter: what the drafter counted (``Drafter.report``).
-    """
-
+    # the new tokens, up to and including the first end token or the limit
     output_ids: list[int] = field(default_factory=list)
+    # ``eos``, ``length`` (the limit of new tokens) or ``context`` (the model's)
     finish_reason: str = ""
+    # tokens committed by each step, the target's own one included
     committed_per_step: list[int] = field(default_factory=list)
-    drafted_per_step: list[int] = field(default_factory=list)
-    depth_per_step: list[int] = field(default_factory=list)
+    drafted_per_step: list[int] = field(default_factory=list)  # candidate nodes of each step's tree
+    depth_per_step: list[int] = field(default_factory=list)  # depth of each step's tree
+    # for each step the source of each accepted node, where the drafter names sources
     sources_per_step: list[list[int]] | None = None
-    n_aux: int = 0
+    n_aux: int = 0  # auxiliary nodes over all steps
+    # what the drafter counted (``Drafter.report``)
     drafter: Mapping[str, Any] = field(default_factory=dict)
     timings: Timings = field(default_factory=Timings)
 

@@ -45,19 +45,12 @@ def audit_output(
     *,
     ended_rightly: bool = True,
 ) -> Lossless:
-    """Compare a greedy output with plain decoding's and explain a difference.
+    """Compare a greedy output with the reference, plain decoding's, and explain a difference.
 
-    Args:
-        target: its dtype sets the tolerance; its cache is overwritten.
-        prompt: its ids.
-        output: the method's new tokens.
-        reference: plain decoding's new tokens.
-        ended_rightly: whether the output ended at an end token or at the limit. An output that
-            stopped elsewhere is a bug whatever its logits say.
-
-    Returns:
-        ``near_tie`` where every emitted token is within the dtype's tolerance of the maximum of a
-        one-token pass, teacher-forced on the method's own output; else ``bug``.
+    It is a ``near_tie`` where every emitted token is within the dtype's tolerance of the maximum of
+    a one-token pass, teacher-forced on the method's own output; else a ``bug``. An output that did
+    not end at an end token or at the limit (``ended_rightly``) is a bug whatever its logits say.
+    The target's cache is overwritten.
     """
     first = first_difference(output, reference)
     if first is None:

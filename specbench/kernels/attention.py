@@ -18,22 +18,19 @@ ATTENTION_NAME = "specbench"
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """How the rows of one pass may look at the keys.
+    """How the rows of one pass may look at the keys."""
 
-    Attributes:
-        mask: additive float mask ``[1 or batch, 1, rows, keys]``; None where no key is hidden from
-            any row (a single row), or where ``causal`` says it all.
-        causal: plain causal attention over the pass's own rows (a prompt on an empty cache).
-        windowed: additive masks by sliding-window size, for layers that have one and where some
-            key lies outside the window; a missing size means the window hides nothing.
-        folded: the masks above with their rows repeated, by (mask's id, times); filled by use.
-        moved: the masks above on the devices of other layers, by (mask's id, device); likewise.
-    """
-
+    # Additive float mask ``[1 or batch, 1, rows, keys]``; None where no key is hidden from any row
+    # (a single row), or where ``causal`` says it all.
     mask: torch.Tensor | None = None
+    # plain causal attention over the pass's own rows (a prompt on an empty cache)
     causal: bool = False
+    # Additive masks by sliding-window size, for layers that have one and where some key lies
+    # outside the window; a missing size means the window hides nothing.
     windowed: dict[int, torch.Tensor] = field(default_factory=dict)
+    # the masks above with their rows repeated, by (mask's id, times); filled by use
     folded: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    # the masks above on the devices of other layers, by (mask's id, device); likewise
     moved: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
 
     def on(self, mask: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -119,10 +119,9 @@ def _must_be_readable(*tensors: torch.Tensor) -> None:
 # -- what modules of known classes are given as ``forward`` ----------------------------------------
 
 
-def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+def _norm_forward(self: Any, hidden_states: torch.Tensor) -> Any:
     if is_compiling():
-        traced: torch.Tensor = type(self).forward(self, hidden_states)
-        return traced
+        return type(self).forward(self, hidden_states)
     return rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
@@ -133,17 +132,16 @@ def _attention_forward(
     attention_mask: torch.Tensor | None = None,
     past_key_values: Any = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, Any]:
+) -> Any:
     # A pass that is traced, or not one of this project's engine.
     if is_compiling() or "plan" not in kwargs or past_key_values is None:
-        result: tuple[torch.Tensor, Any] = type(self).forward(
+        return type(self).forward(
             self, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
         )
-        return result
     batch, rows, _ = hidden_states.shape
     size = self.head_dim
     heads, kv_heads = (linear.out_features // size for linear in (self.q_proj, self.k_proj))
-    product = self.q_proj.product.all(hidden_states)
+    product = self.q_proj.product.packed(hidden_states)
     cos, sin = (table.expand(batch, rows, size).contiguous() for table in position_embeddings)
     rotate_(product, cos, sin, heads + kv_heads)
     by_head = product.view(batch, rows, heads + 2 * kv_heads, size).transpose(1, 2)
@@ -163,13 +161,11 @@ def _window(attention: Any) -> int | None:
     return window
 
 
-def _gated_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+def _gated_forward(self: Any, x: torch.Tensor) -> Any:
     if is_compiling():
-        traced: torch.Tensor = type(self).forward(self, x)
-        return traced
-    gate, up = self.gate_proj.product.all(x).chunk(2, -1)
-    out: torch.Tensor = self.down_proj(self.act_fn(gate).mul_(up))
-    return out
+        return type(self).forward(self, x)
+    gate, up = self.gate_proj.product.packed(x).chunk(2, -1)
+    return self.down_proj(self.act_fn(gate).mul_(up))
 
 
 def fuse(model: nn.Module) -> int:

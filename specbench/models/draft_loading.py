@@ -46,14 +46,8 @@ def load_draft_model(
 ) -> tuple[DraftModel, DraftInfo]:
     """Load the draft model of a run's ``pair`` group, and say what the manifest says about it.
 
-    Args:
-        draft: the ``pair.draft`` node.
-        model: the ``model`` node of the target.
-        target: what verifies.
-        tokenizer: the target's.
-        max_len: longest text.
-        max_nodes: nodes of the largest draft tree that is held at once.
-        make_target: makes the run's engine from a network, ``max_len`` and ``max_nodes``.
+    ``model`` and ``tokenizer`` are the target's; ``make_target`` makes the run's engine from a
+    network, ``max_len`` and ``max_nodes``, the largest draft tree that is held at once.
 
     Raises:
         NeedsNotMet: its tokenizer is not the target's; names the first differing token.

@@ -31,25 +31,16 @@ _SHAPE_STD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A target model, ready to decode.
+    """A target model, ready to decode."""
 
-    Attributes:
-        model: in eval mode on its device, without gradients.
-        tokenizer: None under ``model.shape=true``.
-        eos_ids: ids that end an answer, from config, generation config and tokenizer.
-        context_length: tokens of prompt and answer together at most.
-        id: hub id or local folder.
-        revision: the commit where the hub told it, else what was asked for; None for a folder.
-        weights_hash: SHA-256 over the weight files where they are local.
-    """
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
-    eos_ids: frozenset[int]
-    context_length: int
-    id: str
+    model: PreTrainedModel  # in eval mode on its device, without gradients
+    tokenizer: PreTrainedTokenizerBase | None  # None under ``model.shape=true``
+    eos_ids: frozenset[int]  # ids that end an answer, from config, generation config and tokenizer
+    context_length: int  # tokens of prompt and answer together at most
+    id: str  # hub id or local folder
+    # the commit where the hub told it, else what was asked for; None for a folder
     revision: str | None
-    weights_hash: str | None
+    weights_hash: str | None  # SHA-256 over the weight files where they are local
     dtype: str
     device: str
 

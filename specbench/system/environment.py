@@ -7,11 +7,13 @@ holds nothing that changes by itself; what does (load, stolen time, GPU clocks) 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,17 +87,12 @@ def _cpus_usable() -> int:
 @functools.cache
 def cpu_model() -> str:
     """The CPU's name as the vendor writes it, else the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return " ".join(value.split())
-    name = (
-        _output_of("sysctl", "-n", "machdep.cpu.brand_string") if sys.platform == "darwin" else None
-    )
+    with contextlib.suppress(OSError):
+        known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if found := re.search(r"^model name\s*:[ \t]*(\S.*)$", known, re.MULTILINE):
+            return " ".join(found[1].split())
+    on_a_mac = sys.platform == "darwin"
+    name = _output_of("sysctl", "-n", "machdep.cpu.brand_string") if on_a_mac else None
     return name or platform.processor() or platform.machine() or "unknown"
 
 
