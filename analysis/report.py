@@ -13,12 +13,13 @@ import base64
 import io
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jinja2
 import matplotlib
+from matplotlib.figure import Figure
 
 from analysis.figures import FIGURES
 from analysis.papers import by_reproduction
@@ -26,24 +27,16 @@ from analysis.plots.layout import CAPTION, TITLE
 from analysis.plots.style import RC
 from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import make_comparisons
+from analysis.runs.comparisons import Comparison, make_comparisons
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, context_cells, pairs_table
 from analysis.tabular.provenance import environments, settings, sources
-from analysis.tabular.table import ResultTable
+from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.records import VERDICTS
-from specbench.results.statistics import ESTIMATORS
+from specbench.results.statistics.summary import ESTIMATORS
 from specbench.results.summary_schema import number
 from specbench.results.wording import verdict_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from matplotlib.figure import Figure
-
-    from analysis.runs.comparisons import Comparison
-    from analysis.runs.load import Run
-    from analysis.tabular.table import Cell
 
 TEMPLATE = "report.html.jinja"
 
@@ -75,12 +68,7 @@ class Section:
 
 
 def page(runs: Sequence[Run], estimator: str | None = None) -> str:
-    """The whole page.
-
-    Args:
-        runs: as :func:`analysis.runs.load.usable_runs` gives them.
-        estimator: of the tables that belong to no reproduction, and of the summary.
-    """
+    """The whole page; the estimator is that of the summary and of runs of no reproduction."""
     recorded = [run for run in runs if run.records]
     comparisons = make_comparisons(recorded, estimator)
     environment = jinja2.Environment(

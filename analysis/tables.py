@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.console import Console
@@ -17,16 +17,11 @@ from rich.console import Console
 from analysis.papers import by_reproduction
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedLabel, Comparison, make_comparisons, run_names
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table
 from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
-from specbench.results.statistics import ESTIMATORS
-from specbench.results.summary_schema import interval
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.runs.load import Run
-    from specbench.results.summary_schema import SummaryRow
+from specbench.results.statistics.summary import ESTIMATORS
+from specbench.results.summary_schema import SummaryRow, interval
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 260

@@ -29,7 +29,7 @@ from specbench.results.spec_bench_format import (
     to_answers,
     usable_blocks,
 )
-from specbench.results.statistics import OVERALL, summarise
+from specbench.results.statistics.summary import OVERALL, summarise
 from specbench.storage import jsonl
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
-from specbench.results.statistics import OVERALL
+from specbench.results.statistics.summary import OVERALL
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
@@ -137,14 +137,7 @@ def _grid_table(words: str) -> Callable[[Sequence[Run]], list[ResultTable]]:
 
 
 def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)") -> Pictures:
-    """One figure per model; of each data set a heatmap per strategy, layout and other setting.
-
-    Args:
-        runs: a sweep over k and w.
-        key: of the number in a summary's row.
-        unit: what the number is.
-        place: for the title.
-    """
+    """One figure per model; of each data set a heatmap per strategy, layout and other setting."""
     for model, comparisons in by_model(_comparisons(runs)):
         found = [
             (comparison, sweep)

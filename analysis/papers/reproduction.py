@@ -23,7 +23,7 @@ from analysis.tabular.comparison_tables import natural, settings_table
 from analysis.tabular.table import ResultTable
 from specbench.errors import ResultsError
 from specbench.results.estimate import ABSENT, Estimate
-from specbench.results.statistics import OVERALL
+from specbench.results.statistics.summary import OVERALL
 from specbench.results.summary_schema import number
 
 # Pictures with what is added to their files' names.

@@ -55,7 +55,6 @@ def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, E
 
 
 def _post() -> list[Claim]:
-    """What the post says about speed on a stream."""
     found = [c for c in load_claims() if (c.paper, c.exhibit) == (PAPER, "results")]
     return [c for c in found if c.value("tokens_per_s") and c.setting in (None, _WARM)]
 

@@ -32,7 +32,7 @@ import numpy as np
 from runners.job import CaseBlock, Job
 from specbench.config.schema import NoiseConfig
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import untimed_blocks
+from specbench.results.statistics.aggregate import untimed_blocks
 
 _HARMFUL_THROTTLING = frozenset(
     {"hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}

@@ -13,7 +13,7 @@ from runners.session import interference_rule
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.results import records
 from specbench.results.manifest import RunManifest
-from specbench.results.statistics import exit_code, run_summary
+from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 from specbench.system import environment
 

@@ -16,18 +16,14 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specbench.errors import ConfigurationError
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import untimed_blocks
+from specbench.results.statistics.aggregate import untimed_blocks
 from specbench.results.tasks import task_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from specbench.storage.jsonl import JsonObject
+from specbench.storage.jsonl import JsonObject
 
 UNKNOWN_TOKEN = -1  # stands for each new token of a file that has none
 UNKNOWN_SCOPE = "unknown"
@@ -92,11 +88,11 @@ def to_answers(
     model_id: str,
     decode: Callable[[Sequence[int]], str],
 ) -> list[JsonObject]:
-    """The lines of one label's file.
+    """The lines of one label's file, of one repeat and in the order of ``blocks``.
 
     Args:
         records: of one label.
-        blocks: which of its blocks, of one repeat, in the order of the file.
+        blocks: which of its blocks.
         model_id: what the file calls the label.
         decode: from new tokens to the answer's text.
     """

@@ -23,7 +23,7 @@ from specbench.results.spec_bench_format import (
     to_answers,
     usable_blocks,
 )
-from specbench.results.statistics import summarise
+from specbench.results.statistics.summary import summarise
 from specbench.storage import jsonl
 
 SYNTHETIC = Path(__file__).resolve().parents[1] / "golden" / "records" / "synthetic"

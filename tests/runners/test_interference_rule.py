@@ -14,7 +14,7 @@ from specbench.config import compose
 from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import summarise
+from specbench.results.statistics.summary import summarise
 from specbench.storage import jsonl
 from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE

@@ -6,16 +6,14 @@ The rules are stated in :mod:`specbench.results.statistics.summary`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from specbench.arrays import FloatArray
-    from specbench.results.records import CaseRecord
+from specbench.arrays import FloatArray
+from specbench.results.records import CaseRecord
 
 Block: TypeAlias = tuple[int, str]  # repeat and case
 
