@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.publish import logger_settings, summary_metrics
-from analysis.runs.command import with_runs
+from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
-from specbench.results.statistics import OVERALL, task_order
+from specbench.results.statistics.summary import OVERALL, task_order
 
 TITLE = "Speculative decoding compared"
 # What panels show, with its name and unit, in the order of the sections.
@@ -83,13 +83,7 @@ class Subject:
 def subject_of(
     runs: Sequence[Run], entity: str | None = None, project: str | None = None
 ) -> Subject:
-    """What these runs compare.
-
-    Args:
-        runs: with records.
-        entity: by default the first one that a run's ``logger`` names.
-        project: likewise.
-    """
+    """What runs with records compare; entity and project by default as their ``logger`` says."""
     nodes = [logger_settings(run) for run in runs]
     comparisons = make_comparisons(runs)
     return Subject(
@@ -100,34 +94,27 @@ def subject_of(
     )
 
 
-def bars(compared: Subject, figure: str, task: str, title: str) -> Any:
-    """A bar for every label that has the figure; None where none has."""
+def bars(compared: Subject, figure: str, task: str, title: str) -> list[Any]:
+    """A panel with a bar for every label that has the figure; none where none has."""
     import wandb_workspaces.reports.v2 as wr
 
     keys = compared.keys_of(figure, task)
     if not keys:
-        return None
-    return wr.BarPlot(
-        title=title,
-        metrics=[wr.SummaryMetric(key) for key in keys],
-        line_titles={key: key.split("/")[0] for key in keys},
-        title_x=title,
-    )
+        return []
+    metrics = [wr.SummaryMetric(key) for key in keys]
+    names = {key: key.split("/")[0] for key in keys}
+    return [wr.BarPlot(title=title, metrics=metrics, line_titles=names, title_x=title)]
 
 
 def panels(compared: Subject, figure: str, words: str) -> list[Any]:
     """A figure over the whole run and for every task."""
-    made = (
-        bars(compared, figure, task, words if task == OVERALL else f"{words}: {task}")
-        for task in compared.tasks
-    )
-    return [panel for panel in made if panel is not None]
+    titles = {task: words if task == OVERALL else f"{words}: {task}" for task in compared.tasks}
+    return [panel for task in titles for panel in bars(compared, figure, task, titles[task])]
 
 
 def verdict_panels(compared: Subject) -> list[Any]:
     """Turns by verdict of the audit, over the whole run."""
-    made = (bars(compared, kind, OVERALL, words) for kind, words in VERDICTS.items())
-    return [panel for panel in made if panel is not None]
+    return [p for kind, words in VERDICTS.items() for p in bars(compared, kind, OVERALL, words)]
 
 
 def workspace(compared: Subject) -> Any:
@@ -175,13 +162,9 @@ def report(compared: Subject) -> Any:
     blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Measured, claims beside")]
     for comparison in compared.comparisons:
         blocks.append(wr.MarkdownBlock(text=to_markdown([comparison_table(comparison)])))
-    for figure, words in FIGURES.items():
-        shown = panels(compared, figure, words)
-        if shown:
-            blocks += [wr.H1(words), grid(shown)]
-    verdicts = verdict_panels(compared)
-    if verdicts:
-        blocks += [wr.H1("Lossless"), grid(verdicts)]
+    sections = {words: panels(compared, figure, words) for figure, words in FIGURES.items()}
+    for words, shown in {**sections, "Lossless": verdict_panels(compared)}.items():
+        blocks += [wr.H1(words), grid(shown)] if shown else []
     blocks += [wr.H1("Pictures"), grid([wr.MediaBrowser(media_keys=PICTURES)])]
     return wr.Report(
         entity=compared.entity,
@@ -249,8 +232,16 @@ def push(compared: Subject) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 where W&B refused, 2 for bad input or without wandb-workspaces."""
-    options = _parser().parse_args(arguments)
-    return with_runs(options, lambda runs: _make(runs, options))
+    parser = runs_parser(
+        "dashboards",
+        "W&B's comparison workspace and report of runs, as a file or, with --push, in a project.",
+    )
+    add = parser.add_argument
+    add("-o", "--output", type=Path, metavar="FILE", default=Path("dashboards.json"))
+    add("--entity", help="W&B user or team (default: the runs' own, or the account's)")
+    add("--project", help="default: the runs' own")
+    add("--push", action="store_true", help="save them on W&B; needs wandb login")
+    return with_runs(parser.parse_args(arguments), _make)
 
 
 def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
@@ -280,22 +271,6 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
     options.output.write_text(text + "\n", encoding="utf-8")
     sys.stdout.write(f"{options.output}\n{next_steps(compared, map(str, options.runs))}\n")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.dashboards",
-        description="W&B's comparison workspace and report of runs, as a file or, with --push, "
-        "in a project.",
-    )
-    add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders of them")
-    add("-o", "--output", type=Path, metavar="FILE", default=Path("dashboards.json"))
-    add("--entity", help="W&B user or team (default: the runs' own, or the account's)")
-    add("--project", help="default: the runs' own")
-    add("--push", action="store_true", help="save them on W&B; needs wandb login")
-    add("--incomplete", action="store_true", help="also use runs that have not reached their end")
-    return parser
 
 
 if __name__ == "__main__":

@@ -10,19 +10,17 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.papers import by_reproduction
-from analysis.papers.reproduction import MAT, SPEEDUP, claimed_words, task_panel
+from analysis.papers.reproduction import claimed_words, task_panel
 from analysis.plots.charts import bars
 from analysis.plots.layout import save
 from analysis.plots.style import RC
-from analysis.runs.command import with_runs
+from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, caption, make_comparisons
 from analysis.runs.load import Run
 
@@ -30,31 +28,21 @@ __all__ = ["FIGURES", "figures_of", "main", "mean_accepted_tokens", "save", "spe
 
 
 def speedup_by_task(comparison: Comparison) -> Figure | None:
-    """Bars of speedup per task and over the whole run, with 95 % intervals.
-
-    Returns:
-        None where no label has a speedup (a run without a baseline).
-    """
-    panel = task_panel(comparison, "speedup", SPEEDUP)
-    if not panel.series:
-        return None
-    text = _words(comparison, "speedup")
-    return bars([replace(panel, reference=(1.0, "ar"))], comparison.title, text)
-
-
-def _words(comparison: Comparison, key: str) -> str:
-    """The conditions, and whose claims are drawn."""
-    conditions = caption(comparison, speedup=key == "speedup")
-    return "\n".join(filter(None, [conditions, claimed_words([comparison], key)]))
+    """Bars of speedup per task and over the whole run; None without a baseline."""
+    return _task_bars(comparison, "speedup")
 
 
 def mean_accepted_tokens(comparison: Comparison) -> Figure | None:
-    """Bars of MAT per task and over the whole run, with 95 % intervals."""
-    panel = task_panel(comparison, "mat", MAT)
+    """Bars of MAT per task and over the whole run."""
+    return _task_bars(comparison, "mat")
+
+
+def _task_bars(comparison: Comparison, key: str) -> Figure | None:
+    panel = task_panel(comparison, key)
     if not panel.series:
         return None
-    text = _words(comparison, "mat")
-    return bars([panel], comparison.title, text)
+    words = [caption(comparison, speedup=key == "speedup"), claimed_words([comparison], key)]
+    return bars([panel], comparison.title, "\n".join(filter(None, words)))
 
 
 FIGURES = {"speedup_by_task": speedup_by_task, "mat": mean_accepted_tokens}
@@ -86,29 +74,18 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    options = _parser().parse_args(arguments)
-    return with_runs(options, lambda runs: _draw(runs, options))
+    parser = runs_parser("figures", "Figures of runs, as PNG and SVG.")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
+    return with_runs(parser.parse_args(arguments), _draw)
 
 
 def _draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
     folder = options.output or options.runs[0] / "figures"
-    context: Any = matplotlib.rc_context(RC)
-    with context:
+    with matplotlib.rc_context(RC):
         for stem, figure in figures_of(runs):
             for path in save(figure, folder, stem):
                 sys.stdout.write(f"{path}\n")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.figures", description="Figures of runs, as PNG and SVG."
-    )
-    add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders of them")
-    add("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
-    add("--incomplete", action="store_true", help="also show runs that have not reached their end")
-    return parser
 
 
 if __name__ == "__main__":

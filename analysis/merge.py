@@ -33,7 +33,7 @@ from specbench.results.records import (
     STEPS,
     SUMMARY,
 )
-from specbench.results.statistics import exit_code, run_summary
+from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 
@@ -43,12 +43,7 @@ _MODEL = ("id", "revision", "weights_hash", "dtype", "tokenizer_hash", "template
 
 
 def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
-    """Join shards.
-
-    Args:
-        paths: the shards' folders, or folders that hold them, searched recursively.
-        output: the folder to make.
-        mixed: accept shards from different hardware, versions or code; the manifest says so.
+    """Join the shards below the paths into a new folder; ``mixed`` accepts different conditions.
 
     Raises:
         ResultsError: a shard is missing, incomplete, there twice or from another run, or
@@ -170,7 +165,6 @@ def _conditions(runs: Sequence[Run], mixed: bool) -> list[str]:
 
 
 def _check_keys(runs: Sequence[Run]) -> None:
-    """Refuse a record that is there twice."""
     counts = Counter(record.key for run in runs for record in run.records)
     twice = [key for key, count in counts.items() if count > 1]
     if twice:

@@ -24,9 +24,10 @@ import matplotlib
 from analysis import cost_surfaces
 from analysis.figures import mean_accepted_tokens, save, speedup_by_task
 from analysis.plots.style import RC
+from analysis.runs.command import reporting_errors
 from analysis.runs.comparisons import Comparison, caption, make_comparisons
 from analysis.runs.load import SURFACE, Run, load_runs, load_surfaces
-from specbench.errors import ConfigurationError, ResultsError
+from specbench.errors import ResultsError
 from specbench.results import summary_schema
 from specbench.results.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
 from specbench.storage.jsonl import JsonObject
@@ -137,8 +138,7 @@ def case_rows(run: Run) -> list[list[Any]]:
 def save_pictures(comparison: Comparison, folder: Path) -> dict[str, Path]:
     """Save the bar charts as PNG; by the name that panels of a dashboard know them by."""
     drawn = {}
-    context: Any = matplotlib.rc_context(RC)
-    with context:
+    with matplotlib.rc_context(RC):
         for name, draw in (("speedup", speedup_by_task), ("mat", mean_accepted_tokens)):
             figure = draw(comparison)
             if figure is not None:
@@ -147,14 +147,9 @@ def save_pictures(comparison: Comparison, folder: Path) -> dict[str, Path]:
 
 
 def publish(run: Run, given: JsonObject | None = None) -> str:
-    """Send a run folder to W&B, or lay it down for ``wandb sync``.
+    """Send a run folder to W&B, or lay it down for ``wandb sync``; says where it is.
 
-    Args:
-        run: a run folder.
-        given: a ``logger`` node that wins over the run's own.
-
-    Returns:
-        What to tell the user: where it is.
+    A ``logger`` node that is given wins over the run's own.
 
     Raises:
         ImportError: wandb is not installed.
@@ -221,8 +216,7 @@ def _send_surface(live: Any, run: Run, folder: Path) -> None:
     live.log({"passes": wandb.Table(columns=columns, data=cost_surfaces.pass_rows(run))})
     live.summary.update(cost_surfaces.pass_metrics(run))
     live.summary["caption"] = cost_surfaces.caption(run)
-    context: Any = matplotlib.rc_context(RC)
-    with context:
+    with matplotlib.rc_context(RC):
         for name, figure in cost_surfaces.figures(run).items():
             live.log({f"figures/{name}": wandb.Image(str(save(figure, folder, name)[0]))})
 
@@ -243,13 +237,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--settings", type=json.loads, help='JSON over the runs\' own, e.g. \'{"mode": "online"}\''
     )
     options = parser.parse_args(arguments)
-    try:
-        runs = [*load_runs(options.runs), *load_surfaces(options.runs, by_hand=True)]
-        if not runs:
-            raise ResultsError(f"{options.runs[0]} holds no run with records and no cost surface.")
-    except ConfigurationError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    return reporting_errors(lambda: _publish_all(options))
+
+
+def _publish_all(options: argparse.Namespace) -> int:
+    runs = [*load_runs(options.runs), *load_surfaces(options.runs, by_hand=True)]
+    if not runs:
+        raise ResultsError(f"{options.runs[0]} holds no run with records and no cost surface.")
     failed = 0
     for number, run in enumerate(runs, start=1):
         try:

@@ -13,37 +13,30 @@ import base64
 import io
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import jinja2
 import matplotlib
+from matplotlib.figure import Figure
 
 from analysis.figures import FIGURES
 from analysis.papers import by_reproduction
 from analysis.plots.layout import CAPTION, TITLE
 from analysis.plots.style import RC
 from analysis.runs.claims import VERDICT_RULE
-from analysis.runs.command import with_runs
-from analysis.runs.comparisons import make_comparisons
+from analysis.runs.command import runs_parser, with_runs
+from analysis.runs.comparisons import Comparison, make_comparisons
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, context_cells, pairs_table
 from analysis.tabular.provenance import environments, settings, sources
-from analysis.tabular.table import ResultTable
+from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.records import VERDICTS
-from specbench.results.statistics import ESTIMATORS
+from specbench.results.statistics.summary import ESTIMATORS
 from specbench.results.summary_schema import number
 from specbench.results.wording import verdict_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from matplotlib.figure import Figure
-
-    from analysis.runs.comparisons import Comparison
-    from analysis.runs.load import Run
-    from analysis.tabular.table import Cell
 
 TEMPLATE = "report.html.jinja"
 
@@ -75,12 +68,7 @@ class Section:
 
 
 def page(runs: Sequence[Run], estimator: str | None = None) -> str:
-    """The whole page.
-
-    Args:
-        runs: as :func:`analysis.runs.load.usable_runs` gives them.
-        estimator: of the tables that belong to no reproduction, and of the summary.
-    """
+    """The whole page; the estimator is that of the summary and of runs of no reproduction."""
     recorded = [run for run in runs if run.records]
     comparisons = make_comparisons(recorded, estimator)
     environment = jinja2.Environment(
@@ -93,8 +81,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
     environment.tests["measured"] = lambda cell: isinstance(cell, Estimate)
     environment.filters["numeric"] = numeric_columns
     # As outlines, because the reader's machine need not have the font.
-    context: Any = matplotlib.rc_context(RC | {"svg.fonttype": "path"})
-    with context:
+    with matplotlib.rc_context(RC | {"svg.fonttype": "path"}):
         shown = list(sections(runs, estimator))
     return environment.get_template(TEMPLATE).render(
         lead=lead(recorded or runs),
@@ -280,8 +267,11 @@ def lossless(comparisons: Iterable[Comparison]) -> ResultTable:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    options = _parser().parse_args(arguments)
-    return with_runs(options, lambda runs: _write(runs, options))
+    parser = runs_parser("report", "Runs as one page for a browser.")
+    add = parser.add_argument
+    add("-o", "--output", type=Path, metavar="FILE", default=Path("report.html"))
+    add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
+    return with_runs(parser.parse_args(arguments), _write)
 
 
 def _write(runs: Sequence[Run], options: argparse.Namespace) -> int:
@@ -290,18 +280,6 @@ def _write(runs: Sequence[Run], options: argparse.Namespace) -> int:
     options.output.write_text(text, encoding="utf-8")
     sys.stdout.write(f"{options.output}: {len(text.encode()) / 1024:.0f} KiB\n")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.report", description="Runs as one page for a browser."
-    )
-    add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders of them")
-    add("-o", "--output", type=Path, metavar="FILE", default=Path("report.html"))
-    add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
-    add("--incomplete", action="store_true", help="also show runs that have not reached their end")
-    return parser
 
 
 if __name__ == "__main__":

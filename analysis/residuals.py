@@ -19,7 +19,7 @@ from rich.table import Table
 from analysis.runs.command import reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.statistics import OVERALL, summarise
+from specbench.results.statistics.summary import OVERALL, summarise
 
 _LIMIT = 0.07
 

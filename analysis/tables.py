@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.console import Console
 
 from analysis.papers import by_reproduction
-from analysis.runs.command import with_runs
+from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedLabel, Comparison, make_comparisons, run_names
+from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table
 from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
-from specbench.results.statistics import ESTIMATORS
-from specbench.results.summary_schema import interval
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.runs.load import Run
-    from specbench.results.summary_schema import SummaryRow
+from specbench.results.statistics.summary import ESTIMATORS
+from specbench.results.summary_schema import SummaryRow, interval
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 260
@@ -85,8 +80,15 @@ _SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    options = _parser().parse_args(arguments)
-    return with_runs(options, lambda runs: _show(runs, options))
+    parser = runs_parser("tables", "Tables of runs, claimed values beside.")
+    add = parser.add_argument
+    add("--markdown", action="store_true", help="print Markdown")
+    add("--csv", action="store_true", help="print CSV, numbers and bounds in columns of their own")
+    add("--latex", action="store_true", help="print LaTeX (booktabs)")
+    add("-o", "--output", type=Path, metavar="DIR", help="write files instead (default: all three)")
+    add("--pairs", action="store_true", help="also compare every label with every other")
+    add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
+    return with_runs(parser.parse_args(arguments), _show)
 
 
 def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
@@ -126,22 +128,6 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
 
 def _texts(tables: Sequence[ResultTable], as_csv: str) -> dict[str, str]:
     return {"markdown": to_markdown(tables), "csv": as_csv, "latex": to_latex(tables)}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.tables", description="Tables of runs, claimed values beside."
-    )
-    add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders of them")
-    add("--markdown", action="store_true", help="print Markdown")
-    add("--csv", action="store_true", help="print CSV, numbers and bounds in columns of their own")
-    add("--latex", action="store_true", help="print LaTeX (booktabs)")
-    add("-o", "--output", type=Path, metavar="DIR", help="write files instead (default: all three)")
-    add("--pairs", action="store_true", help="also compare every label with every other")
-    add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
-    add("--incomplete", action="store_true", help="also show runs that have not reached their end")
-    return parser
 
 
 if __name__ == "__main__":

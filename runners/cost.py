@@ -10,41 +10,34 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from runners.job import Runner
+from runners.job import Job, Runner
 from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, close
 from runners.session.drafting_times import drafting_times
-from runners.session.method_runs import build_method_runs
-from specbench.config.schema import CostConfig
+from runners.session.method_runs import MethodRun, build_method_runs
+from specbench.config.schema import CostConfig, RunConfig
+from specbench.data.cases import Case
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError
 from specbench.models import loading
+from specbench.models.target import Target
 from specbench.replay.cost_surface import FREE, CostSurface, Grid
 from specbench.results import records
 from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.storage import jsonl
 from specbench.system import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from omegaconf import DictConfig
-
-    from runners.job import Job
-    from runners.session.method_runs import MethodRun
-    from specbench.config.schema import RunConfig
-    from specbench.data.cases import Case
-    from specbench.models.target import Target
 
 SURFACE = "surface.json"
 ROUNDS = "rounds.jsonl"
@@ -59,11 +52,7 @@ class Cost(Runner):
     """``runner=cost``."""
 
     def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The configuration, its grid checked.
-
-        Raises:
-            ConfigurationError: the grid has no point, or cannot fit into the model's context.
-        """
+        """Check the grid: it has points, and they fit into the model's context."""
         grid = cfg.runner
         for key, least in (("contexts", 1), ("tree_rows", 1), ("batch_k", 1), ("batch_w", 0)):
             values = list(grid[key])
@@ -94,22 +83,12 @@ class Cost(Runner):
         return cfg
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
-        """None are asked.
-
-        Raises:
-            WeightsNotFound: there is no model to measure; says what to type.
-        """
+        """None are asked, but the model must be there."""
         loading.model_files_present(config)
         return ()
 
     def run(self, job: Job) -> int:
-        """Measure the rounds that are missing and write ``surface.json``.
-
-        Raises:
-            ConfigurationError: the model or a method cannot be had, or the finished rounds were
-                measured under other conditions.
-            DiskError: the surface cannot be written.
-        """
+        """Measure the rounds that are missing and write ``surface.json``."""
         with folder.held(job.folder):
             runs = build_method_runs(job)
             machine = environment.describe()
@@ -276,13 +255,7 @@ def _batch_passes(
 
 
 class _Rounds:
-    """Finished rounds over a grid, kept on disk as they are made: an interrupted run goes on.
-
-    Args:
-        path: a line per round.
-        wanted: rounds of each kind.
-        warm_all: warm up at every context, not at the first alone.
-    """
+    """Finished rounds over a grid, kept on disk as they are made: an interrupted run goes on."""
 
     def __init__(self, path: Path, wanted: int, *, warm_all: bool) -> None:
         self.done, truncated = jsonl.read_jsonl(path)

@@ -19,18 +19,14 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from runners.job import Entry, Runner
+from runners.job import Entry, Job, Runner
 from runners.session.live import run_live
 from runners.session.peer import LOOPS
 from specbench.config.draft import draft_weights
 from specbench.config.schema import HfConfig
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, unknown_name
 from specbench.models import loading
-
-if TYPE_CHECKING:
-    from runners.job import Job
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +37,6 @@ class Hf(Runner):
     """``runner=hf``."""
 
     def run(self, job: Job) -> int:
-        """Measure the job's own entries with transformers' loops behind them."""
         job = replace(job, entries=(*job.entries, *_peers(job)))
         # torch and transformers, in the child alone
         from runners.session.transformers_session import load_transformers_session

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from specbench.config.schema import PairConfig, verifier_name
+from omegaconf import DictConfig
+
+from specbench.config.schema import DraftConfig, PairConfig, RunConfig, verifier_name
 from specbench.data import cases
+from specbench.data.cases import Case
 from specbench.models import loading
 from specbench.results import console
 from specbench.results.manifest import BASELINE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from omegaconf import DictConfig
-
-    from specbench.config.schema import DraftConfig, RunConfig
-    from specbench.data.cases import Case
 
 EAGER_BASELINE = "ar_eager"
 
@@ -30,8 +26,7 @@ class Entry:
 
     Attributes:
         label: unique in the run, part of every record's key.
-        method: the composed ``method`` node, ``label`` removed, ready to be instantiated; its keys
-            are those of the method's class.
+        method: the composed ``method`` node without its ``label``, ready to be instantiated.
         pair: the ``pair`` node (which draft model) that belongs to this method, or None.
     """
 
@@ -41,7 +36,6 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return str(self.method["name"])
 
     @property
@@ -76,22 +70,18 @@ class Job:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels in the order of the interleaving."""
         return tuple(entry.label for entry in self.entries)
 
     @property
     def repeats(self) -> int:
-        """How often every case is measured."""
         return self.config.repeats
 
     @property
     def greedy(self) -> bool:
-        """Whether the target's most likely token is always taken."""
         return self.config.generation.temperature == 0.0
 
     @property
     def verifier(self) -> str:
-        """The name of who decides acceptance."""
         return verifier_name(self.config.verifier.name, self.config.generation.temperature)
 
     @property
@@ -126,11 +116,7 @@ class Runner:
     in_child = True
 
     def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The configuration with what the runner's own input decides filled in.
-
-        Args:
-            cfg: as composed.
-            overrides: what was typed.
+        """The composed configuration with what the runner's own input decides filled in.
 
         Raises:
             ConfigurationError: the runner's keys cannot be used as they are.
@@ -160,7 +146,6 @@ class Runner:
         raise NotImplementedError
 
     def show(self, path: Path) -> None:
-        """Print the result that a complete folder holds."""
         console.print_folder(path)
 
 

@@ -10,31 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from runners.job import Runner
+from runners.job import Job, Runner
 from runners.session.case_records import BlockResult
 from runners.session.method_runs import build_method_runs
-from runners.session.open_run import complete
+from runners.session.open_run import OpenRun, complete
 from runners.session.replay_blocks import BlockReplayer
-from specbench.config.schema import ReplayConfig
+from specbench.config.schema import ReplayConfig, RunConfig
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import EXACT, Replayer, replay_kind
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.manifest import BASELINE, ModelInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from runners.job import Job
-    from runners.session.open_run import OpenRun
-    from specbench.config.schema import RunConfig
 
 _GROUPS = ("model", "dataset", "generation")  # taken from the traces
 # Keys of them that may be typed differently: where things lie, and which cases are replayed.
@@ -54,11 +47,7 @@ class Replay(Runner):
     in_child = False
 
     def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The configuration with the traces' model, questions, limits and seed.
-
-        Raises:
-            ConfigurationError: there are no traces, or what was typed contradicts them.
-        """
+        """The configuration with the traces' model, questions, limits and seed."""
         if cfg.runner.traces is None:
             raise ConfigurationError(
                 "runner=replay needs recorded outputs: type runner.traces=RUN, with the folder of "
@@ -131,12 +120,6 @@ class Replay(Runner):
         return tuple(found)
 
     def run(self, job: Job) -> int:
-        """Replay what is missing in the job's folder.
-
-        Raises:
-            NeedsNotMet: a method needs the model.
-            ConfigurationError: the input cannot be used; see its subclasses.
-        """
         traces = _traces(job.config)
         for method_run in build_method_runs(job):
             replay_kind(method_run.drafter, traces)  # refuses before the folder is anybody's

@@ -30,14 +30,7 @@ _shown: Counter[str] = Counter()
 
 
 def runs(*experiments: str) -> list[Run]:
-    """The complete runs below ``RUNS``.
-
-    Args:
-        experiments: only the runs of these; all by default.
-
-    Raises:
-        ResultsError: there are no runs at all.
-    """
+    """The complete runs below ``RUNS``: all, or those of some experiments."""
     paths = os.environ.get("RUNS", "results").split(os.pathsep)
     found, _ = usable_runs(paths)
     return [run for run in found if not experiments or run.experiment in experiments]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from analysis.papers.reproduction import (
-    MAT,
     SPEEDUP,
     Pictures,
     Reproduction,
@@ -16,15 +14,16 @@ from analysis.papers.reproduction import (
     claimed_words,
     knob_column,
     label_column,
+    settings_tables,
     speedups,
     sweeps,
+    task_figure,
     task_label,
-    task_panel,
 )
-from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar
+from analysis.plots.charts import Panel, Point, Series, bars_and_radar
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
+from analysis.tabular.comparison_tables import comparison_table, task_table
 from analysis.tabular.table import ResultTable
 
 PAPER = "cacheback"
@@ -36,30 +35,23 @@ _FIGURE4_TEXT = (
 )
 
 
-def _table1(runs: Sequence[Run]) -> list[ResultTable]:
-    comparisons = claimed_comparisons(runs, PAPER, "table1")
-    columns = {"setting": label_column, "table": knob_column("table")}
-    return [settings_table("Cacheback, Table 1: what each table brings", comparisons, columns)]
+_table1 = settings_tables(
+    "Cacheback, Table 1: what each table brings",
+    {"setting": label_column, "table": knob_column("table")},
+    PAPER,
+    "table1",
+)
 
 
 def _table1_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "table1"):
-        figure = bars(
-            [
-                task_panel(comparison, "mat", MAT),
-                replace(task_panel(comparison, "speedup", SPEEDUP), reference=(1.0, "ar")),
-            ],
-            f"Cacheback, Table 1, by task ({comparison.title})",
-            captions([comparison], claimed_words([comparison], "mat", "speedup")),
-        )
-        yield comparison.model, figure
+        yield comparison.model, task_figure(comparison, "Cacheback, Table 1, by task")
 
 
 def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
     # The paper's bars have no numbers; what its table says of Cacheback stands beside.
-    comparisons = claimed_comparisons(runs, PAPER, "figure3", "table1")
     pages = []
-    for comparison in comparisons:
+    for comparison in claimed_comparisons(runs, PAPER, "figure3", "table1"):
         pages.append(comparison_table(comparison))
         pages.append(task_table(comparison, f"Cacheback, Figure 3 by task ({comparison.title})"))
     return pages
@@ -67,14 +59,8 @@ def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _figure3_figure(runs: Sequence[Run]) -> Pictures:
     comparisons = claimed_comparisons(runs, PAPER, "figure3", "table1")
-    panel = Panel(
-        "",
-        "",
-        SPEEDUP,
-        speedups(comparisons),
-        [comparison.model for comparison in comparisons],
-        reference=(1.0, "ar"),
-    )
+    models = [comparison.model for comparison in comparisons]
+    panel = Panel("", "", SPEEDUP, speedups(comparisons), models, reference=(1.0, "ar"))
     first = comparisons[0]
     around = [
         Series(
@@ -90,14 +76,13 @@ def _figure3_figure(runs: Sequence[Run]) -> Pictures:
     yield "", bars_and_radar(panel, spokes, around, title, text)
 
 
-def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
-    comparisons = claimed_comparisons(runs, PAPER, "table1")
-    columns = {
-        "leader (LL)": knob_column("leader_len"),
-        "follower (FL)": knob_column("follower_len"),
-    }
-    title = "Cacheback, Figure 4: leader length against follower length"
-    return [settings_table(title, comparisons, columns, _FIGURE4_TEXT)]
+_figure4 = settings_tables(
+    "Cacheback, Figure 4: leader length against follower length",
+    {"leader (LL)": knob_column("leader_len"), "follower (FL)": knob_column("follower_len")},
+    PAPER,
+    "table1",
+    text=_FIGURE4_TEXT,
+)
 
 
 def length_figures(runs: Sequence[Run]) -> Pictures:

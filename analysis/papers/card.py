@@ -10,11 +10,13 @@ from analysis.papers.reproduction import (
     SPEEDUP,
     Pictures,
     Reproduction,
+    along,
     by_model,
     captions,
     claimed_comparisons,
     claimed_words,
     label_column,
+    settings_tables,
     speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
@@ -31,9 +33,9 @@ from analysis.runs.drafting import (
 )
 from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import context_cells, settings_table, with_rule
+from analysis.tabular.comparison_tables import context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import ABSENT, Estimate
+from specbench.results.estimate import ABSENT
 
 PAPER = "card"
 _GPUS_TEXT = (
@@ -59,23 +61,23 @@ def _temperature(entry: ComparedLabel) -> str:
     return f"{entry.run.temperature:g}"
 
 
-def _table1(runs: Sequence[Run]) -> list[ResultTable]:
-    columns = {"method": label_column, "temperature": _temperature}
-    comparisons = claimed_comparisons(runs, PAPER, "table1")
-    return [settings_table("CARD, Table 1", comparisons, columns, _GPUS_TEXT)]
-
-
-def _table2(runs: Sequence[Run]) -> list[ResultTable]:
-    comparisons = claimed_comparisons(runs, PAPER, "table2")
-    title = "CARD, Table 2: query, and query and correct"
-    return [settings_table(title, comparisons, {"setting": label_column}, _GPUS_TEXT)]
-
-
-def _figure5(runs: Sequence[Run]) -> list[ResultTable]:
-    comparisons = claimed_comparisons(runs, PAPER, "figure5")
-    return [
-        settings_table("CARD, Figure 5: code", comparisons, {"method": label_column}, _GPUS_TEXT)
-    ]
+_table1 = settings_tables(
+    "CARD, Table 1",
+    {"method": label_column, "temperature": _temperature},
+    PAPER,
+    "table1",
+    text=_GPUS_TEXT,
+)
+_table2 = settings_tables(
+    "CARD, Table 2: query, and query and correct",
+    {"setting": label_column},
+    PAPER,
+    "table2",
+    text=_GPUS_TEXT,
+)
+_figure5 = settings_tables(
+    "CARD, Figure 5: code", {"method": label_column}, PAPER, "figure5", text=_GPUS_TEXT
+)
 
 
 def _figure5_figure(runs: Sequence[Run]) -> Pictures:
@@ -150,14 +152,6 @@ def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
 # --- Figure 1 -------------------------------------------------------------------------------------
 
 
-def _draft_shares(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
-    """Draft length, entry, and the draft phase's share of its steps."""
-    found = [
-        (int(entry.knobs["gamma"]), entry, draft_share(entry)) for entry in comparison.drafting
-    ]
-    return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
-
-
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "figure1")
     rows: list[dict[str, Cell]] = [
@@ -165,12 +159,12 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
             "run": comparison.title,
             "setting": entry.label,
             "r": str(r),
-            "draft share of time [95 %]": share,
+            "draft share of time [95 %]": draft_share(entry),
             "MAT [95 %]": entry.measured("mat"),
             "cases": str(entry.overall["n_cases"]),
         }
         for comparison in comparisons
-        for r, entry, share in _draft_shares(comparison)
+        for r, entry in along(comparison, "gamma")
     ]
     text = captions(comparisons, _FIGURE1_TEXT, speedup=False)
     return [ResultTable.of("CARD, Figure 1: time of the draft model", text, rows)]
@@ -178,7 +172,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _figure1_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "figure1"):
-        points = [Point.at(r, share) for r, _, share in _draft_shares(comparison)]
+        points = [Point.at(r, draft_share(entry)) for r, entry in along(comparison, "gamma")]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft's share of time",
             [Series("sps", "sps", points)], top=1.0,
@@ -194,19 +188,12 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
 # --- Figure 6 -------------------------------------------------------------------------------------
 
 
-def _cache_sizes(comparison: Comparison) -> list[tuple[int, ComparedLabel, Estimate]]:
-    return sorted(
-        ((int(e.knobs["k"]), e, hit_rate(e)) for e in comparison.drafting),
-        key=lambda item: (item[0], str(item[1].run.path)),
-    )
-
-
 def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "figure6_logs")
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for comparison in comparisons:
-        for size, entry, rate in _cache_sizes(comparison):
+        for size, entry in along(comparison, "k"):
             claim = entry.claim
             claimed = [
                 ABSENT if claim is None or (value := claim.value(key)) is None else f"{value:g}"
@@ -216,7 +203,7 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
                 {
                     "data": comparison.dataset,
                     "K": str(size),
-                    "hit rate [95 %]": rate,
+                    "hit rate [95 %]": hit_rate(entry),
                     "MAT [95 %]": entry.measured("mat"),
                     "tokens/s [95 %]": entry.speed(),
                     "speedup [95 %]": entry.measured("speedup"),
@@ -244,17 +231,15 @@ def _figure6_figure(runs: Sequence[Run]) -> Pictures:
 
 
 def _figure6_row(comparison: Comparison) -> list[Panel]:
-    sizes = _cache_sizes(comparison)
-    dataset = comparison.dataset
-    hits = [Point.at(size, rate) for size, _, rate in sizes]
-    mats = [Point.at(size, entry.measured("mat")) for size, entry, _ in sizes]
-    speeds = [Point.at(size, entry.speed()) for size, entry, _ in sizes]
+    sizes, dataset = along(comparison, "k"), comparison.dataset
+    hits = [Point.at(size, hit_rate(entry)) for size, entry in sizes]
+    mats = [Point.at(size, entry.measured("mat")) for size, entry in sizes]
+    speeds = [Point.at(size, entry.speed()) for size, entry in sizes]
+    unit = "K (nodes per layer)"
     return [
-        Panel(
-            dataset, "K (nodes per layer)", "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02
-        ),
-        Panel("", "K (nodes per layer)", MAT, _beside(mats, dataset, "mat"), bottom=1.0),
-        Panel("", "K (nodes per layer)", "tokens/s", _beside(speeds, dataset, None)),
+        Panel(dataset, unit, "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02),
+        Panel("", unit, MAT, _beside(mats, dataset, "mat"), bottom=1.0),
+        Panel("", unit, "tokens/s", _beside(speeds, dataset, None)),
     ]
 
 

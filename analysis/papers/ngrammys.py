@@ -10,12 +10,14 @@ from analysis.papers.reproduction import (
     Pictures,
     Reproduction,
     Sweep,
+    along,
     by_model,
     captions,
     claimed_comparisons,
     claimed_in_cells,
     knob_column,
     label_column,
+    settings_tables,
     sweeps,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
@@ -25,18 +27,14 @@ from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim, claim_of_setting, 
 from analysis.runs.comparisons import ComparedLabel, Comparison, caption
 from analysis.runs.estimates import over_repeats
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import (
-    claimed_cells,
-    context_cells,
-    settings_table,
-    with_rule,
-)
+from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
-from specbench.results.statistics import OVERALL
+from specbench.results.statistics.summary import OVERALL
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
+_KW = {"k": knob_column("k"), "w": knob_column("w")}
 _FIGURE1_TEXT = (
     "Time of a target pass over k rows of w + 1 tokens (a batch, as the paper runs it), relative "
     "to one of a single token. The paper's cells (Mistral-7B, bfloat16, A100-40GB) have no "
@@ -93,19 +91,17 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
 # --- Figure 2 -------------------------------------------------------------------------------------
 
 
-def _figure2(runs: Sequence[Run]) -> list[ResultTable]:
-    columns = {"source": label_column, "k": knob_column("k"), "w": knob_column("w")}
-    title = "N-Grammys, Figure 2: tokens per call against k"
-    return [settings_table(title, _unclaimed(runs), columns, _FIGURE2_TEXT)]
-
-
-def _unclaimed(runs: Sequence[Run]) -> list[Comparison]:
-    """Groups beside which the claims, which are the mixed strategy's, cannot stand."""
-    return claimed_comparisons(runs, PAPER, "figure2")
+_figure2 = settings_tables(
+    "N-Grammys, Figure 2: tokens per call against k",
+    {"source": label_column, **_KW},
+    PAPER,
+    "figure2",  # whose claims, the mixed strategy's, cannot stand beside
+    text=_FIGURE2_TEXT,
+)
 
 
 def _figure2_figure(runs: Sequence[Run]) -> Pictures:
-    for model, comparisons in by_model(_unclaimed(runs)):
+    for model, comparisons in by_model(claimed_comparisons(runs, PAPER, "figure2")):
         panels = []
         for comparison in comparisons:
             names = list(dict.fromkeys(entry.label for entry in comparison.drafting))
@@ -120,14 +116,10 @@ def _figure2_figure(runs: Sequence[Run]) -> Pictures:
 
 
 def _over_k(comparison: Comparison, name: str) -> Series:
-    own = sorted(
-        (int(entry.knobs["k"]), str(entry.run.path), entry)
-        for entry in comparison.drafting
-        if entry.label == name
-    )
+    own = [(k, entry) for k, entry in along(comparison, "k") if entry.label == name]
     source = f"{PAPER}/{name.partition('_')[0]}"
-    points = [Point.at(k, e.measured("mat")) for k, _, e in own]
-    widths = {int(entry.knobs["w"]) for _, _, entry in own}
+    points = [Point.at(k, entry.measured("mat")) for k, entry in own]
+    widths = {int(entry.knobs["w"]) for _, entry in own}
     claimed = [
         Point(float(claim.knobs["k"]), claim.value("mat"))
         for claim in load_claims()
@@ -140,23 +132,12 @@ def _over_k(comparison: Comparison, name: str) -> Series:
 
 
 def _grid_table(words: str) -> Callable[[Sequence[Run]], list[ResultTable]]:
-    def tables(runs: Sequence[Run]) -> list[ResultTable]:
-        columns = {"method": label_column, "k": knob_column("k"), "w": knob_column("w")}
-        title = f"N-Grammys, {words}, over (k, w)"
-        return [settings_table(title, _comparisons(runs), columns, _GRID_TEXT)]
-
-    return tables
+    title = f"N-Grammys, {words}, over (k, w)"
+    return settings_tables(title, {"method": label_column, **_KW}, PAPER, "table1", text=_GRID_TEXT)
 
 
 def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)") -> Pictures:
-    """One figure per model; of each data set a heatmap per strategy, layout and other setting.
-
-    Args:
-        runs: a sweep over k and w.
-        key: of the number in a summary's row.
-        unit: what the number is.
-        place: for the title.
-    """
+    """One figure per model; of each data set a heatmap per strategy, layout and other setting."""
     for model, comparisons in by_model(_comparisons(runs)):
         found = [
             (comparison, sweep)

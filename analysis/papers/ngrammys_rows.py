@@ -33,7 +33,6 @@ _FIGURE4_TEXT = (
 def _share(
     entry: ComparedLabel, counts: Callable[[CaseRecord], Counter[Any]], wanted: Any
 ) -> Estimate:
-    """Share of all counted things that are ``wanted``, over the label's turns."""
     own = [record for record in entry.records if record.drafter]
     return pooled_ratio(
         own,
@@ -59,7 +58,6 @@ def _won(source: str, key: str) -> Callable[[CaseRecord], Counter[Any]]:
 
 
 def _given(source: str) -> Callable[[CaseRecord], Counter[Any]]:
-    """Rows that the source got in each step."""
     return lambda record: Counter(record.drafter[f"rows_{source}"])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.plots.charts import Panel, Point, Series
+from analysis.plots.charts import Panel, Point, Series, bars
 from analysis.runs.claims import load_claims
 from analysis.runs.comparisons import (
     ComparedLabel,
@@ -19,11 +19,11 @@ from analysis.runs.comparisons import (
     make_comparisons,
 )
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import natural
+from analysis.tabular.comparison_tables import natural, settings_table
 from analysis.tabular.table import ResultTable
 from specbench.errors import ResultsError
 from specbench.results.estimate import ABSENT, Estimate
-from specbench.results.statistics import OVERALL
+from specbench.results.statistics.summary import OVERALL
 from specbench.results.summary_schema import number
 
 # Pictures with what is added to their files' names.
@@ -63,7 +63,6 @@ class Reproduction:
 
     @property
     def experiments(self) -> tuple[str, ...]:
-        """All experiments whose runs belong to it."""
         return (self.name, *self.also)
 
 
@@ -86,7 +85,7 @@ def claimed_comparisons(runs: Sequence[Run], paper: str, *exhibits: str) -> list
 
 
 def label_column(entry: ComparedLabel) -> str:
-    """A column of a table: the entry's label."""
+    """A column of a table."""
     return entry.label
 
 
@@ -100,8 +99,27 @@ def knob_column(name: str) -> Callable[[ComparedLabel], str]:
     return value_of
 
 
-def task_panel(comparison: Comparison, key: str, ylabel: str, title: str = "") -> Panel:
-    """Bars of every label by task, the whole run last."""
+def settings_tables(
+    title: str,
+    columns: Mapping[str, Callable[[ComparedLabel], str]],
+    paper: str,
+    *exhibits: str,
+    text: str = "",
+) -> Callable[[Sequence[Run]], list[ResultTable]]:
+    """The tables of a reproduction that is a row per setting, as :func:`settings_table` has it."""
+    return lambda runs: [
+        settings_table(title, claimed_comparisons(runs, paper, *exhibits), columns, text)
+    ]
+
+
+def along(comparison: Comparison, knob: str) -> list[tuple[int, ComparedLabel]]:
+    """The entries that draft by the value of a knob, those of one value by their folder."""
+    found = [(int(entry.knobs[knob]), entry) for entry in comparison.drafting]
+    return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
+
+
+def task_panel(comparison: Comparison, key: str) -> Panel:
+    """Bars of every label by task, the whole run last; of ``speedup`` or ``mat``."""
     tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
     series = [
         Series(
@@ -113,10 +131,17 @@ def task_panel(comparison: Comparison, key: str, ylabel: str, title: str = "") -
         for entry in comparison.drafting
         if number(entry.overall, key) is not None
     ]
-    # A pass always yields one token: what counts is the part above.
-    bottom = 1.0 if key == "mat" else None
     ticks = [task_label(comparison, task) for task in tasks]
-    return Panel(title, "", ylabel, series, ticks, bottom=bottom)
+    if key == "mat":  # a pass always yields one token: what counts is the part above
+        return Panel("", "", MAT, series, ticks, bottom=1.0)
+    return Panel("", "", SPEEDUP, series, ticks, reference=(1.0, "ar"))
+
+
+def task_figure(comparison: Comparison, title: str) -> Figure:
+    """MAT and speedup by task, with the claims."""
+    panels = [task_panel(comparison, "mat"), task_panel(comparison, "speedup")]
+    text = captions([comparison], claimed_words([comparison], "mat", "speedup"))
+    return bars(panels, f"{title} ({comparison.title})", text)
 
 
 def task_label(comparison: Comparison, task: str) -> str:
@@ -127,13 +152,7 @@ def task_label(comparison: Comparison, task: str) -> str:
 
 
 def captions(comparisons: Iterable[Comparison], *before: str, speedup: bool = True) -> str:
-    """What stands below a figure: a few words of its own, then each comparison's conditions.
-
-    Args:
-        comparisons: what is drawn.
-        before: the words.
-        speedup: whether speedups are shown.
-    """
+    """What stands below a figure: a few words of its own, then each comparison's conditions."""
     return "\n".join(
         [*filter(None, before), *(caption(comparison, speedup) for comparison in comparisons)]
     )

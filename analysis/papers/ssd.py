@@ -8,10 +8,12 @@ from analysis.papers.reproduction import (
     MAT,
     Pictures,
     Reproduction,
+    along,
     captions,
     claimed_comparisons,
     knob_column,
     label_column,
+    settings_tables,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
@@ -53,7 +55,6 @@ def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, E
 
 
 def _post() -> list[Claim]:
-    """What the post says about speed on a stream."""
     found = [c for c in load_claims() if (c.paper, c.exhibit) == (PAPER, "results")]
     return [c for c in found if c.value("tokens_per_s") and c.setting in (None, _WARM)]
 
@@ -126,20 +127,20 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
         yield f"{comparison.model}_{comparison.dataset}", figure
 
 
-def _store_size(runs: Sequence[Run]) -> list[ResultTable]:
-    comparisons = claimed_comparisons(runs, PAPER, "results")
-    columns = {"method": label_column, "store (tokens)": knob_column("buffer_tokens")}
-    return [settings_table("SSD against the size of its store", comparisons, columns, _SIZE_TEXT)]
+_store_size = settings_tables(
+    "SSD against the size of its store",
+    {"method": label_column, "store (tokens)": knob_column("buffer_tokens")},
+    PAPER,
+    "results",
+    text=_SIZE_TEXT,
+)
 
 
 def _store_size_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "results"):
-        sizes = sorted(
-            (int(entry.knobs["buffer_tokens"]), i, entry)
-            for i, entry in enumerate(comparison.drafting)
-        )
-        mats = [Point.at(size, entry.measured("mat")) for size, _, entry in sizes]
-        speeds = [Point.at(size, entry.speed()) for size, _, entry in sizes]
+        sizes = along(comparison, "buffer_tokens")
+        mats = [Point.at(size, entry.measured("mat")) for size, entry in sizes]
+        speeds = [Point.at(size, entry.speed()) for size, entry in sizes]
         panels = [_size_panel(mats, MAT)]
         if any(p.y is not None for p in speeds):
             panels.append(_size_panel(speeds, "tokens/s"))

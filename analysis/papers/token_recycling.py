@@ -7,22 +7,21 @@ from dataclasses import replace
 
 from analysis.papers.reproduction import (
     MAT,
-    SPEEDUP,
     Pictures,
     Reproduction,
     captions,
     claimed_comparisons,
-    claimed_words,
     knob_column,
     label_column,
-    task_panel,
+    settings_tables,
+    task_figure,
 )
-from analysis.plots.charts import Panel, Point, Series, bars, curves
+from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.stacked_bars import stacked_bars
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.estimates import phase_s, pooled_ratio
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
+from analysis.tabular.comparison_tables import comparison_table, task_table
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import Estimate
 
@@ -64,81 +63,57 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _table1_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in _table1_comparisons(runs):
-        figure = bars(
-            [
-                task_panel(comparison, "mat", MAT),
-                replace(task_panel(comparison, "speedup", SPEEDUP), reference=(1.0, "ar")),
-            ],
-            f"Token Recycling, Table 1 ({comparison.title})",
-            captions([comparison], claimed_words([comparison], "mat", "speedup")),
-        )
+        figure = task_figure(comparison, "Token Recycling, Table 1")
         yield f"{comparison.model}_{comparison.dataset}", figure
 
 
-def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
-    comparisons = claimed_comparisons(runs, PAPER, "figure3")
-    columns = {
+_figure3 = settings_tables(
+    "Token Recycling, Figure 3: the tree's breadth and depth, and the update rule",
+    {
         "setting": label_column,
         "nodes": knob_column("breadth"),
         "levels": knob_column("depth"),
         "update": knob_column("update"),
-    }
-    title = "Token Recycling, Figure 3: the tree's breadth and depth, and the update rule"
-    return [settings_table(title, comparisons, columns, _FIGURE3_TEXT)]
+    },
+    PAPER,
+    "figure3",
+    text=_FIGURE3_TEXT,
+)
 
 
 def _figure3_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "figure3"):
         figure = curves(
-            [_figure3_row(comparison, *row) for row in _FIGURE3_ROWS],
+            [
+                _figure3_row(comparison, lambda entry: entry.measured("mat"), MAT),
+                _figure3_row(comparison, lambda entry: entry.speed(), "tokens/s"),
+            ],
             f"Token Recycling, Figure 3 ({comparison.title})",
             captions([comparison], _FIGURE3_TEXT, speedup=False),
         )
         yield comparison.model, figure
 
 
-_FIGURE3_ROWS: tuple[tuple[Callable[[ComparedLabel], Estimate], str], ...] = (
-    (lambda entry: entry.measured("mat"), MAT),
-    (lambda entry: entry.speed(), "tokens/s"),
-)
-
-
 def _figure3_row(
     comparison: Comparison, number: Callable[[ComparedLabel], Estimate], ylabel: str
 ) -> list[Panel]:
-    entries = comparison.drafting
-    sizes = [(entry, entry.knobs) for entry in entries]
-    grown = [(e, int(k["breadth"]), int(k["depth"])) for e, k in sizes if k.get("breadth")]
-    breadth = sorted(((nodes, e) for e, nodes, levels in grown if levels == 6), key=_first)
-    depth = sorted(((levels, e) for e, nodes, levels in grown if nodes == 80), key=_first)
-    rules = [(str(k["update"]), e) for e, k in sizes if not k.get("breadth")]
-
+    grown = [entry for entry in comparison.drafting if entry.knobs.get("breadth")]
+    rules = [entry for entry in comparison.drafting if not entry.knobs.get("breadth")]
     bottom = 1.0 if ylabel == MAT else None
 
-    def series(name: str, points: Sequence[Point]) -> list[Series]:
-        return [Series(name, PAPER, points)]
+    def of_trees(knob: str, other: str, fixed: int) -> list[Series]:
+        sizes = [(int(e.knobs[knob]), e) for e in grown if int(e.knobs[other]) == fixed]
+        points = [Point.at(size, number(e)) for size, e in sorted(sizes, key=lambda item: item[0])]
+        return [Series("grown tree", PAPER, points)]
 
+    by_nodes, by_levels = of_trees("breadth", "depth", 6), of_trees("depth", "breadth", 80)
+    by_rule = [Series("template", PAPER, [Point.at(x, number(e)) for x, e in enumerate(rules)])]
+    names = [str(entry.knobs["update"]) for entry in rules]
     return [
-        Panel(
-            "(a) breadth, 6 levels", "nodes", ylabel,
-            series("grown tree", [Point.at(nodes, number(entry)) for nodes, entry in breadth]),
-            bottom=bottom,
-        ),
-        Panel(
-            "(b) depth, 80 nodes", "levels", ylabel,
-            series("grown tree", [Point.at(levels, number(entry)) for levels, entry in depth]),
-            bottom=bottom,
-        ),
-        Panel(
-            "(c) update rule", "", ylabel,
-            [Series("template", PAPER, [Point.at(x, number(e)) for x, (_, e) in enumerate(rules)])],
-            ticks=[name for name, _ in rules], bottom=bottom,
-        ),
-    ]  # fmt: skip
-
-
-def _first(pair: tuple[int, ComparedLabel]) -> int:
-    return pair[0]
+        Panel("(a) breadth, 6 levels", "nodes", ylabel, by_nodes, bottom=bottom),
+        Panel("(b) depth, 80 nodes", "levels", ylabel, by_levels, bottom=bottom),
+        Panel("(c) update rule", "", ylabel, by_rule, names, bottom=bottom),
+    ]
 
 
 def _phase_shares(entry: ComparedLabel) -> dict[str, Estimate]:
@@ -158,21 +133,21 @@ def _phase_shares(entry: ComparedLabel) -> dict[str, Estimate]:
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
     rows: list[dict[str, Cell]] = []
-    for comparison in claimed_comparisons(runs, PAPER, "figure4"):
+    comparisons = claimed_comparisons(runs, PAPER, "figure4")
+    for comparison in comparisons:
         for entry in comparison.entries:
             for part, share in _phase_shares(entry).items():
-                # Most parts are below a hundredth.
-                digits = replace(share, digits=4)
                 rows.append(
                     {
                         "run": comparison.title,
                         "method": comparison.name_of(entry),
                         "part": part,
-                        "share of the steps' time [95 %]": digits,
+                        # Most parts are below a hundredth.
+                        "share of the steps' time [95 %]": replace(share, digits=4),
                         "cases": str(entry.overall["n_cases"]),
                     }
                 )
-    text = captions(claimed_comparisons(runs, PAPER, "figure4"), _FIGURE4_TEXT, speedup=False)
+    text = captions(comparisons, _FIGURE4_TEXT, speedup=False)
     return [ResultTable.of("Token Recycling, Figure 4: time of a step", text, rows)]
 
 

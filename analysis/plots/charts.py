@@ -19,8 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormat
 
 from analysis.plots.layout import CLAIMED, finish, legend_of
 from analysis.plots.style import REFERENCE, bar_style, claimed_style, line_style
-from specbench.results.estimate import Estimate
-from specbench.results.statistics import Interval
+from specbench.results.estimate import Estimate, Interval
 
 HEADROOM = 1.6  # height of a picture over its tallest bar, at most
 

@@ -41,13 +41,7 @@ class HeatmapGrid:
     def of(
         cls, title: str, cells: Mapping[tuple[int, int], Estimate], downwards: bool = True
     ) -> HeatmapGrid:
-        """Numbers by the values of two knobs (row, column), of which some may be missing.
-
-        Args:
-            title: above it.
-            cells: the numbers.
-            downwards: whether the first knob grows downwards.
-        """
+        """Numbers by the values of two knobs (row, column), of which some may be missing."""
         rows = sorted({row for row, _ in cells}, reverse=not downwards)
         columns = sorted({column for _, column in cells})
         lines = [[cells.get((row, column), Estimate(None)) for column in columns] for row in rows]

@@ -23,16 +23,9 @@ _NOTHING = Estimate(None)
 
 
 def stacked_bars(rows: Rows, xlabel: str, title: str, caption: str, form: str = "{:.0%}") -> Figure:
-    """Stacked horizontal bars: for each row its parts, in their order, with intervals.
+    """Stacked horizontal bars of parts by row, with intervals; below, each part on a log axis.
 
-    Below, the parts one by one on a logarithmic axis.
-
-    Args:
-        rows: by name, the parts' lengths.
-        xlabel: what a length is, with its unit.
-        title: above.
-        caption: below.
-        form: of the number written into a part that has room for it.
+    ``form`` is that of the number written into a part that has room for it.
     """
     named = [(part, cell.value or 0) for row in rows.values() for part, cell in row.items()]
     parts = list(dict.fromkeys(part for part, length in named if length > 0))

@@ -92,12 +92,7 @@ def _look(method: str) -> tuple[str, str, str]:
 
 
 def bar_style(method: str, variant: int = 0) -> dict[str, str]:
-    """Keyword arguments of a bar.
-
-    Args:
-        method: its name; one that is not listed gets a colour by its name, the same everywhere.
-        variant: 0 for the first entry of this method in the figure, 1 for the next, and so on.
-    """
+    """Of a bar; ``variant`` counts the entries of a method in the figure, from 0."""
     colour, hatch, _ = _look(method)
     return {
         "facecolor": colour,
@@ -107,13 +102,7 @@ def bar_style(method: str, variant: int = 0) -> dict[str, str]:
 
 
 def line_style(method: str, variant: int = 0, claimed: bool = False) -> Keywords:
-    """Keyword arguments of a line with markers.
-
-    Args:
-        method: decides the colour, as in :func:`bar_style`, and the marker.
-        variant: 0 for the first line of this method in the axes, 1 for the next, and so on.
-        claimed: a paper's values, drawn hollow and dotted.
-    """
+    """Of a line with markers; a paper's claimed values are drawn hollow and dotted."""
     colour, _, marker = _look(method)
     return {
         "color": colour,
@@ -126,7 +115,7 @@ def line_style(method: str, variant: int = 0, claimed: bool = False) -> Keywords
 
 
 def claimed_style(method: str | None = None) -> Keywords:
-    """Keyword arguments of a paper's single values; without a method, as the legend shows them."""
+    """Of a paper's single values; without a method, as the legend shows them."""
     return {
         "linestyle": "none",
         "marker": "D",
@@ -144,6 +133,6 @@ def row_marker(place: int) -> str:
 
 
 def part_style(place: int) -> dict[str, str]:
-    """Keyword arguments of a bar that is the ``place``-th part of a whole."""
+    """Of a bar that is the ``place``-th part of a whole."""
     colour, hatch = _PARTS[place % len(_PARTS)]
     return {"facecolor": colour, "hatch": hatch, "edgecolor": REFERENCE, "linewidth": "0.5"}

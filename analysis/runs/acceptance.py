@@ -15,16 +15,7 @@ from specbench.results.records import CaseRecord
 def by_depth(
     records: Sequence[CaseRecord], seed: int = 0, deepest: int = 12
 ) -> list[tuple[int, Estimate]]:
-    """Share of all steps that accepted at least so many draft tokens.
-
-    Args:
-        records: of one label.
-        seed: of the intervals.
-        deepest: depth to stop at.
-
-    Returns:
-        Depth from 1 to where nothing is accepted any more, and the share.
-    """
+    """By depth from 1 to where nothing is accepted: share of steps that accepted so many tokens."""
     reached = max((n - 1 for record in records for n in record.accepted_per_step), default=0)
 
     def accepted(depth: int) -> Callable[[CaseRecord], float]:
@@ -39,12 +30,7 @@ def by_depth(
 def by_position(
     records: Sequence[CaseRecord], width: int = 16, seed: int = 0
 ) -> list[tuple[float, Estimate]]:
-    """MAT of the steps that begin within each stretch of the answer.
-
-    Args:
-        records: of one label.
-        width: tokens of a stretch.
-        seed: of the intervals.
+    """MAT of one label's steps that begin within each stretch of the answer.
 
     Returns:
         Middle of the stretch in tokens of the answer, and MAT.
@@ -70,11 +56,7 @@ def by_position(
 
 
 def stream_parts(records: Sequence[CaseRecord], parts: int) -> list[tuple[float, list[CaseRecord]]]:
-    """The turns of one label in equal parts of the stream of requests.
-
-    Args:
-        records: of one label.
-        parts: how many; fewer where there are fewer turns.
+    """The turns of one label in (at most) so many equal parts of the stream of requests.
 
     Returns:
         Tokens (prompt and answer) of the requests finished by the part's middle, and its turns.

@@ -34,7 +34,7 @@ import yaml
 from analysis.runs.load import Run
 from specbench.errors import ResultsError
 from specbench.results.estimate import FEWEST
-from specbench.results.statistics import OVERALL
+from specbench.results.statistics.summary import OVERALL
 from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.storage.jsonl import JsonObject
 
@@ -103,7 +103,6 @@ class Claim:
     speedup_sd: float | None = None
 
     def value(self, metric: str, task: str = OVERALL) -> float | None:
-        """The number for a task, None where the source has none."""
         return self.values.get(metric, {}).get(task)
 
     def fits(self, knobs: JsonObject) -> bool:
@@ -127,7 +126,7 @@ class Claim:
         return all(re.search(self.gpu, name) for name in gpus)
 
     def describe(self) -> str:
-        """Where the numbers come from, in one line."""
+        """Where the numbers come from."""
         title = self.title.partition(":")[0]
         words = [title, self.source, self.model, self.dataset, self.hardware]
         return "; ".join(word for word in words if word)
@@ -333,15 +332,7 @@ def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list
 def compare(
     claim: Claim | None, row: SummaryRow, model: str, gpus: Sequence[str], task: str
 ) -> str:
-    """The verdict on a row of a summary, by the rule at the head of this module; "" without claim.
-
-    Args:
-        claim: from :func:`find_claim`.
-        row: as :func:`specbench.results.statistics.summarise` gives it.
-        model: of the run.
-        gpus: of the run, by name; empty for a CPU.
-        task: of the row.
-    """
+    """The verdict on a task's row, by the rule at the head of this module; "" without claim."""
     if claim is None:
         return ""
     if claim.model != model:

@@ -5,27 +5,34 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from analysis.runs.load import Run, usable_runs
 from specbench.errors import SpecBenchError
 
 
-def with_runs(options: argparse.Namespace, show: Callable[[Sequence[Run]], int]) -> int:
-    """Read the runs that a command names and show them.
+def runs_parser(command: str, description: str) -> argparse.ArgumentParser:
+    """The parser of ``python -m analysis.<command> RUNS...``; the command adds its own options."""
+    parser = argparse.ArgumentParser(prog=f"python -m analysis.{command}", description=description)
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders of them")
+    add("--incomplete", action="store_true", help="also use runs that have not reached their end")
+    return parser
 
-    Args:
-        options: with ``runs`` (folders) and ``incomplete``.
-        show: what the command does with the runs; returns the exit code.
 
-    Returns:
-        What ``show`` returns, or 2 where there is nothing to show or a file is damaged.
+def with_runs(
+    options: argparse.Namespace, show: Callable[[Sequence[Run], argparse.Namespace], int]
+) -> int:
+    """What ``show`` returns for the runs that the options name.
+
+    2 where there is nothing to show or a file is damaged.
     """
 
     def read_and_show() -> int:
         runs, hidden = usable_runs(options.runs, options.incomplete, surfaces=True)
         for run in hidden:
             sys.stderr.write(f"not shown, because incomplete: {run.path}\n")
-        return show(runs)
+        return show(runs, options)
 
     return reporting_errors(read_and_show)
 

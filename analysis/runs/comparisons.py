@@ -14,8 +14,8 @@ from analysis.runs.load import Run
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import OVERALL, summarise, task_order
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
+from specbench.results.statistics.summary import OVERALL, summarise, task_order
 from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.wording import TIMES, verdict_words
 from specbench.storage.jsonl import JsonObject
@@ -111,10 +111,7 @@ def make_comparisons(
 ) -> list[Comparison]:
     """Summarise the runs and put those that may stand in one table together.
 
-    Args:
-        runs: in the order of the rows.
-        estimator: ``paired`` or ``specbench``; by default the one each run was made with.
-        claims: those that may be compared; all by default.
+    By default with the estimator that each run was made with, and all claims.
     """
     claims = load_claims() if claims is None else claims
     by_key: dict[tuple[Any, ...], list[Run]] = {}
@@ -199,9 +196,7 @@ def _shown(row: SummaryRow) -> SummaryRow:
 def caption(comparison: Comparison, speedup: bool = True) -> str:
     """Model, data, state, hardware, number of cases, verdict on losslessness, code.
 
-    Args:
-        comparison: whose conditions they are.
-        speedup: whether what stands above shows speedups, which are then explained.
+    Speedups are explained where what stands above shows some.
     """
     first = comparison.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
@@ -214,7 +209,7 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
     decoding = "greedy" if first.temperature == 0 else f"temperature {first.temperature:g}"
     limit = first.max_new_tokens
     dropped = _lost(comparison, "n_dropped")
-    disturbed = _lost(comparison, "n_disturbed")
+    noisy = _lost(comparison, "n_disturbed")
     speed = (
         "Speedup: tokens/s over that of ar on the same cases of the same run"
         if comparison.estimator == "paired"
@@ -226,8 +221,8 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
             + (f" of at most {limit} new tokens a turn" if limit else "")
             + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
             + (f", {dropped} dropped because one label failed" if dropped else "")
-            + (f", {disturbed}{_of_runs(comparison)} with a disturbed turn " if disturbed else "")
-            + (_how_counted(comparison) if disturbed else "")
+            + (f", {noisy}{_of_runs(comparison)} with a disturbed turn " if noisy else "")
+            + (_how_counted(comparison) if noisy else "")
             + ".",
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(comparison)}.",
@@ -277,7 +272,7 @@ def _of_runs(comparison: Comparison) -> str:
 
 
 def _how_counted(comparison: Comparison) -> str:
-    """What became of disturbed cases, as :mod:`specbench.results.statistics.summary` states it."""
+    """What became of noisy cases, as :mod:`specbench.results.statistics.summary` states it."""
     if any(entry.overall["disturbed_counted"] for entry in comparison.entries):
         return "(of one run more than half, and counted there)"
     return "not timed"

@@ -10,12 +10,12 @@ import numpy as np
 
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import (
+from specbench.results.statistics.aggregate import untimed_blocks
+from specbench.results.statistics.bootstrap import (
     Resamples,
     log_interval,
     ratio_of_totals,
     strata_of,
-    untimed_blocks,
 )
 
 STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
@@ -49,8 +49,7 @@ def pooled_ratio(
 
     Args:
         records: of one label; failed turns are left out.
-        above: of one turn; None where nobody counted, which leaves the turn out.
-        below: likewise; the turns and repeats of a case are added up first.
+        above, below: of one turn; None where nobody counted, which leaves the turn out.
         seed: of the bootstrap.
         at_most: what the ratio cannot exceed, e.g. 1 for a share; neither does its interval.
     """
@@ -85,13 +84,10 @@ def pooled_ratio(
 
 
 def usable_turns(records: Iterable[CaseRecord]) -> list[CaseRecord]:
-    """The turns that count in times, as in the run's own table.
+    """The turns of a whole run that count in times, as in the run's own table.
 
     A case that failed for one label counts for none; nor does a case and repeat that was disturbed
     for one, unless most are disturbed.
-
-    Args:
-        records: all of a run; a part of it would have another majority.
     """
     records = list(records)
     failed = {record.case_id for record in records if record.status == "failed"}
@@ -101,7 +97,7 @@ def usable_turns(records: Iterable[CaseRecord]) -> list[CaseRecord]:
 
 
 def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
-    """Decoding speed with its own interval, of one label's turns that :func:`usable_turns` left."""
+    """Decoding speed of one label's turns that :func:`usable_turns` left."""
     speed = pooled_ratio(records, decoded_tokens, lambda r: r.decode_s, seed)
     return replace(speed, digits=1)
 
@@ -109,11 +105,7 @@ def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
 def over_repeats(
     records: Iterable[CaseRecord], label: str, baseline: str
 ) -> tuple[float, float] | None:
-    """Mean and standard deviation of the speedup over the repeats of a run.
-
-    Returns:
-        None where fewer than two repeats have a speedup.
-    """
+    """Mean and standard deviation of the speedup over repeats; None of fewer than two."""
     totals: dict[int, dict[str, list[float]]] = {}
     for record in usable_turns(records):
         if record.label in (label, baseline):

@@ -48,18 +48,15 @@ class Run:
 
     @property
     def dtype(self) -> str:
-        """The model's number format, as far as the manifest knows it."""
         dtype = self._loaded.dtype or self.manifest.setting("model", "dtype")
         return str(dtype or "dtype not recorded").removeprefix("torch.")
 
     @property
     def temperature(self) -> float:
-        """Of the sampling; 0 is greedy."""
         return float(self.manifest.setting("generation", "temperature") or 0.0)
 
     @property
     def max_new_tokens(self) -> int | None:
-        """At most so many new tokens a turn, None where the manifest does not say."""
         limit = self.manifest.setting("generation", "max_new_tokens")
         return None if limit is None else int(limit)
 
@@ -83,7 +80,7 @@ class Run:
 
     @property
     def experiment(self) -> str | None:
-        """The ``experiment`` that was typed, None for other runs."""
+        """The ``experiment`` that was typed."""
         for override in self.manifest.overrides:
             key, _, value = override.lstrip("+").partition("=")
             if key == "experiment":
@@ -107,13 +104,12 @@ class Run:
 
     @property
     def baseline(self) -> str | None:
-        """The label that speedups refer to, None where the run has none."""
+        """The label that speedups refer to, where the run has it."""
         baseline = self.manifest.baseline
         return baseline if baseline in self.labels else None
 
     @property
     def seed(self) -> int:
-        """The run's seed, which the intervals use too."""
         return self.manifest.seed
 
     @property
@@ -146,7 +142,6 @@ class Run:
 
     @property
     def gpus(self) -> list[str]:
-        """Names of the GPUs, where the run used one."""
         loaded, machine = self._timed_on
         device = loaded.device or self.manifest.setting("model", "device")
         if not str(device).startswith("cuda"):
@@ -163,7 +158,6 @@ class Run:
 
     @property
     def hardware(self) -> str:
-        """What the run was measured on, in words."""
         gpus = self.gpus
         if gpus:
             return ", ".join(f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus))
@@ -176,21 +170,20 @@ class Run:
 
     @property
     def code(self) -> str:
-        """The commit, and whether the code differed from it."""
         git = self.manifest.git or {}
         if not git.get("commit"):
             return "commit not recorded"
         return f"commit {git['commit'][:10]}{' with changes' if git.get('dirty') else ''}"
 
     def parameters(self, label: str | None = None) -> int | None:
-        """Parameters of the target, or of a label's draft model, where the manifest knows them."""
+        """Of the target, or of a label's draft model, where the manifest knows them."""
         if label is None:
             return self._loaded.parameters
         draft = self._loaded.drafts.get(label)
         return draft.parameters if draft else None
 
     def memory(self, label: str) -> Mapping[str, int]:
-        """Bytes of weights and caches by model (``target``, ``draft``) that a label needs."""
+        """Bytes of weights and caches by model (``target``, ``draft``)."""
         return self._loaded.memory.get(label, {})
 
     def knobs(self, label: str) -> JsonObject:
@@ -198,11 +191,7 @@ class Run:
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
-    """All run folders at or below the given ones, sorted; each once.
-
-    Raises:
-        ResultsError: a path does not exist.
-    """
+    """All run folders at or below the given ones, sorted; each once."""
     return _folders_with((CASES, MANIFEST), paths)
 
 
@@ -240,11 +229,7 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
 
 
 def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list[Run]:
-    """The cost surfaces that experiments measured at or below the given folders.
-
-    Args:
-        paths: run folders, or folders that hold some.
-        by_hand: those of no experiment too.
+    """The cost surfaces that experiments (``by_hand``: or others) measured below the folders.
 
     Raises:
         ResultsError: a path does not exist.
@@ -281,12 +266,8 @@ def usable_runs(
 ) -> tuple[list[Run], list[Run]]:
     """The runs to show, and the incomplete ones that are not.
 
-    A run that is but a part of another one here (:func:`parts_of_others`) stands in no table.
-
-    Args:
-        paths: folders, searched recursively.
-        include_incomplete: show those too.
-        surfaces: show cost surfaces too, as runs without records.
+    A run that is but a part of another one here (:func:`parts_of_others`) stands in no table; cost
+    surfaces are runs without records.
 
     Raises:
         ResultsError: nothing is left to show; says what to type.

@@ -49,11 +49,6 @@ class Surface:
 
     @classmethod
     def read(cls, path: Path) -> Surface:
-        """The surface in a file.
-
-        Raises:
-            specbench.storage.jsonl.RecordError: the file cannot be read.
-        """
         file = jsonl.read_json(path)
         kinds = [kind for kind in ("prefill", "tree", "batch") if file.get(kind)]
         times = {

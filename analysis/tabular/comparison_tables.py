@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, Claim
 from analysis.runs.comparisons import (
@@ -12,17 +12,12 @@ from analysis.runs.comparisons import (
     caption,
     run_names,
 )
-from analysis.tabular.table import ResultTable
+from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, FEWEST, Estimate
-from specbench.results.statistics import compare_pairs
+from specbench.results.statistics.summary import compare_pairs
+from specbench.results.summary_schema import SummaryRow
 from specbench.results.tasks import HEADINGS
 from specbench.results.wording import verdict_words
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from analysis.tabular.table import Cell
-    from specbench.results.summary_schema import SummaryRow
 
 
 def context_cells(row: SummaryRow) -> dict[str, Cell]:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from analysis.tabular.table import ResultTable
+from analysis.runs.load import Run
+from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
 from specbench.results.manifest import LabelInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from analysis.runs.load import Run
-    from analysis.tabular.table import Cell
 
 # Of a manifest; what is left out is long and stands there.
 _SURROUNDINGS = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")

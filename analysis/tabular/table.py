@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import pandas as pd
+from rich.table import Table
 
 from specbench.results.console import rich_table
 from specbench.results.estimate import ABSENT, FEWEST, Estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.table import Table
 
 Cell: TypeAlias = "str | Estimate"
 

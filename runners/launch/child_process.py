@@ -15,14 +15,12 @@ import signal
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 from specbench.errors import SpecBenchError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-    from types import FrameType
 
 T = TypeVar("T")
 

@@ -9,14 +9,16 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import DictConfig
 
-from runners.job import Entry, Job
+from runners.job import Entry, Job, Runner
 from runners.launch import prerequisites
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
@@ -25,19 +27,11 @@ from specbench.config import compose
 from specbench.config.compare import compose_entry, with_parts
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import identity, run_key
-from specbench.config.schema import RUNNERS
+from specbench.config.schema import RUNNERS, RunConfig
 from specbench.config.validate import check_values
 from specbench.data import cases
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError, unknown_name
 from specbench.results.manifest import BASELINE, RunManifest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from omegaconf import DictConfig
-
-    from runners.job import Runner
-    from specbench.config.schema import RunConfig
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +46,6 @@ class ExitCode(int):
     """
 
     def __new__(cls, code: int) -> ExitCode:
-        """The code, noted in this process."""
         _codes.append(int(code))
         return super().__new__(cls, code)
 
@@ -65,7 +58,7 @@ _codes: list[int] = []
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """How a job was asked for, as far as Hydra alone knows it.
+    """What Hydra alone knows of how a job was asked for.
 
     Attributes:
         overrides: what was typed for this job.
@@ -79,7 +72,6 @@ class Invocation:
 
     @staticmethod
     def from_hydra() -> Invocation:
-        """The invocation of the job that Hydra is running."""
         hydra = HydraConfig.get()
         experiment = hydra.runtime.choices.get("experiment")
         return Invocation(
@@ -133,7 +125,7 @@ def execute(
             where the runner loads no model.
 
     Returns:
-        The exit code of a run that got to its end: 0 or 1.
+        0, or 1 where a case failed or an output is not what plain decoding gives.
 
     Raises:
         ConfigurationError: bad configuration or input.
@@ -227,7 +219,6 @@ def _reprint(path: Path, runner: Runner) -> int:
 
 
 def _runner(cfg: DictConfig) -> Runner:
-    """The class of the runner's name in the module of that name."""
     name = str(cfg.runner.name)
     if name not in RUNNERS:
         raise unknown_name("runner", name, RUNNERS)

@@ -8,8 +8,8 @@ experiments with the same questions, find them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,9 +19,6 @@ from specbench.config.compare import compose_entry
 from specbench.config.run_key import run_key
 from specbench.errors import SpecBenchError
 from specbench.results.manifest import BASELINE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RECORD, MEASURE = "record", "measure"
 _SURFACE = "surface.json"
@@ -70,7 +67,6 @@ def _home(cfg: DictConfig, job: DictConfig) -> Path:
 
 
 def _recording(cfg: DictConfig) -> DictConfig:
-    """Plain decoding of the run's questions."""
     job = compose_entry(cfg, BASELINE)
     job.runner = compose.compose(["runner=offline"]).runner
     for key, value in {"compare": [], "repeats": 1, "shard": None, "fresh": False}.items():
@@ -80,7 +76,6 @@ def _recording(cfg: DictConfig) -> DictConfig:
 
 
 def _measurement(cfg: DictConfig) -> DictConfig:
-    """The cost surface of the run's model, whatever the questions."""
     job = compose.compose([f"method={BASELINE}", "runner=cost"])
     for key in ("model", "engine", "paths", "cache_dir"):
         job[key] = cfg[key]

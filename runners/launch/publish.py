@@ -12,16 +12,14 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from specbench.errors import unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 _LOGGERS = {"wandb": "analysis.publish"}  # run as modules: runners import no analysis
 _PUBLISH_S = 300.0
@@ -31,14 +29,10 @@ _lost: set[str] = set()  # loggers whose service could not be used online, for t
 
 
 def publish(logger: DictConfig, path: Path) -> None:
-    """Copy a finished run elsewhere; a failure is only reported.
+    """Copy a finished run elsewhere as the ``logger`` node says; a failure is only reported.
 
     After the first copy that could not be sent (``logger.mode=online``), it and those of the later
     jobs of a sweep are laid down offline.
-
-    Args:
-        logger: the ``logger`` node.
-        path: the run's folder.
 
     Raises:
         ConfigurationError: there is no such logger.

@@ -7,17 +7,13 @@ reference of a method that asks for one before the baseline has run.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.storage import jsonl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from specbench.arrays import IntArray
 
 
 class BaselineCache:
@@ -59,6 +55,5 @@ class BaselineCache:
         return np.asarray(self._known[key], dtype=np.int64)
 
     def close(self) -> None:
-        """Close the file."""
         if self._writer is not None:
             self._writer.close()

@@ -10,13 +10,7 @@ _SHOWN = 12
 
 
 def config_diff(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """One indented line per dotted key whose values differ, at most a dozen.
-
-    Args:
-        then: nested mapping; lists and scalars are leaves.
-        now: the same.
-        prefix: put before every key.
-    """
+    """One indented line per dotted key whose values differ, at most a dozen; lists are leaves."""
     old, new = dict(_flatten(then, prefix)), dict(_flatten(now, prefix))
     lines = [
         f"  {key}: there {_show(old, key)}, here {_show(new, key)}"

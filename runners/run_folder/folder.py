@@ -8,23 +8,20 @@ import json
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
+from runners.job import Job
 from runners.run_folder.config_diff import config_diff
 from specbench.errors import OutputRefused
 from specbench.results import records
 from specbench.results.manifest import RunManifest
+from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from runners.job import Job
-    from specbench.results.records import CaseRecord
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +71,9 @@ def is_complete(path: Path) -> bool:
 
 
 def check_owner(path: Path, run_key: str, identity: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds another configuration's run.
+    """Refuse a folder that holds another configuration's run; it need not exist.
 
-    Args:
-        path: the folder; it need not exist.
-        run_key: this run's.
-        identity: the part of the configuration that ``run_key`` is the hash of, and ``shard``.
+    ``identity`` is the part of the configuration that ``run_key`` is the hash of, and ``shard``.
 
     Raises:
         OutputRefused: the folder belongs to another run; names the keys that differ.
@@ -273,6 +267,5 @@ class ResultFiles:
         (folder / records.STEPS_LOG).unlink()
 
     def close(self) -> None:
-        """Close the growing files."""
         for writer in (self._cases, self._errors, self._steps):
             writer.close()

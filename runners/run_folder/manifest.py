@@ -6,21 +6,17 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from runners.job import Job
 from runners.run_folder.config_diff import config_diff
 from specbench.data import cases
 from specbench.errors import OutputRefused
-from specbench.results.manifest import RunManifest, Start
+from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest, Start
 from specbench.system import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from runners.job import Job
-    from specbench.results.manifest import LabelInfo, ModelInfo
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +24,7 @@ log = logging.getLogger(__name__)
 def begin(job: Job, labels: dict[str, LabelInfo], machine: Mapping[str, Any]) -> RunManifest:
     """The manifest of a new run; the model's part is added when it is loaded.
 
-    Args:
-        job: what is run.
-        labels: what its entries and their drafters say, in the order of the interleaving.
-        machine: hardware, versions and git state, from `specbench.system.environment.describe`.
+    ``machine`` comes from `specbench.system.environment.describe`.
     """
     return RunManifest(
         folder_id=secrets.token_hex(8),  # the run key is that of every machine's same command
@@ -113,7 +106,6 @@ _DRAFT_SUBJECT = (*_WEIGHTS, "vocab_size")
 
 
 def _subject(model: ModelInfo) -> dict[str, Any]:
-    """Of the manifest's part about the model, what a run is about."""
     drafts = {
         label: {key: getattr(draft, key) for key in _DRAFT_SUBJECT}
         for label, draft in model.drafts.items()

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from runners.job import CaseBlock, Job
+from runners.run_folder.baseline_cache import BaselineCache
 from runners.session.case_records import BlockResult, begin_record, finish_record
 from runners.session.interference_rule import by_counters
-from runners.session.method_runs import restore
+from runners.session.method_runs import MethodRun, restore
+from runners.session.session import Session
+from specbench.arrays import IntArray
 from specbench.errors import CaseFailed
-from specbench.results.records import Lossless
+from specbench.results.records import CaseRecord, Lossless
 from specbench.storage.jsonl import DiskError
 from specbench.system.interference import SystemMonitor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from runners.job import CaseBlock, Job
-    from runners.run_folder.baseline_cache import BaselineCache
-    from runners.session.method_runs import MethodRun
-    from runners.session.session import Session
-    from specbench.arrays import IntArray
-    from specbench.results.records import CaseRecord
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +70,7 @@ class BlockRunner:
     def run_again(self, block: CaseBlock, attempt: int) -> BlockResult:
         """Measure a finished block anew, from the state its drafters had before it.
 
-        Args:
-            block: one whose records are among the finished ones.
-            attempt: how many measurements of it there were.
+        ``attempt`` is how many measurements of it there were.
         """
         self._repeat = None  # whatever follows must put the drafters into its own state
         self._attempt = attempt
@@ -208,12 +200,8 @@ class BlockRunner:
     ) -> None:
         """Put the drafter into the state that the finished turns of its scope give.
 
-        Also after a failure, which may have left it half-way through a turn.
-
-        Args:
-            run: whose drafter.
-            before: blocks from this one on do not count.
-            unwritten: finished turns of that block.
+        Also after a failure, which may have left it half-way through a turn. Blocks from ``before``
+        on do not count, but the finished turns of that block in ``unwritten`` do.
         """
         if run.scope != "run":
             run.drafter.reset()

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from specbench.config.schema import VERIFIERS, packed_bytes, verifier_name
+from transformers import PreTrainedModel
+
+from runners.session.method_runs import MethodRun
+from specbench.config.schema import (
+    VERIFIERS,
+    RunConfig,
+    VerifierConfig,
+    packed_bytes,
+    verifier_name,
+)
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import (
     GreedyVerifier,
     MatchVerifier,
     RejectionVerifier,
     TypicalVerifier,
+    Verifier,
 )
 from specbench.errors import unknown_name
 from specbench.models.graph_target import GraphTarget, no_graphs
 from specbench.models.target import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from transformers import PreTrainedModel
-
-    from runners.session.method_runs import MethodRun
-    from specbench.config.schema import RunConfig, VerifierConfig
-    from specbench.decoding.sampling import Sampling
-    from specbench.decoding.verify import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -90,11 +91,7 @@ def _on_cuda(model: PreTrainedModel) -> bool:
 
 
 def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
-    """The verifier that the ``verifier`` group names.
-
-    Args:
-        config: the group's node.
-        sampling: how the target chooses its tokens.
+    """The verifier that the ``verifier`` group names for this way of sampling.
 
     Raises:
         ConfigurationError: an unknown name.

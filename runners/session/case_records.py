@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runners.job import derive_seed
+from runners.job import CaseBlock, Job, derive_seed
+from runners.session.method_runs import MethodRun
+from specbench.decoding.engine import DecodeResult
 from specbench.errors import CaseFailed
 from specbench.results.records import CaseRecord, StepTrace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from runners.job import CaseBlock, Job
-    from runners.session.method_runs import MethodRun
-    from specbench.decoding.engine import DecodeResult
 
 _TRACEBACK_CHARACTERS = 4000
 
@@ -30,7 +26,6 @@ class BlockResult:
     steps: list[StepTrace] = field(default_factory=list)
 
     def extend(self, other: BlockResult) -> None:
-        """Add another block's."""
         self.records += other.records
         self.errors += other.errors
         self.steps += other.steps
@@ -38,7 +33,6 @@ class BlockResult:
     def add_steps(
         self, record: CaseRecord, decoded: DecodeResult, step_s: Sequence[float] | None
     ) -> None:
-        """Keep the steps of a decoded turn."""
         self.steps.append(
             StepTrace(
                 label=record.label,
@@ -54,13 +48,7 @@ class BlockResult:
         )
 
     def add_error(self, record: CaseRecord, error: Exception, during: str) -> None:
-        """Keep why a turn failed.
-
-        Args:
-            record: the turn.
-            error: why.
-            during: ``decode``, ``audit`` or ``replay``.
-        """
+        """Keep why a turn failed; ``during`` is ``decode``, ``audit`` or ``replay``."""
         trace = "".join(traceback.format_exception(error))
         self.errors.append(
             {
@@ -82,13 +70,7 @@ def begin_record(
 ) -> CaseRecord:
     """A record that holds all that is known before the turn is decoded, as failed.
 
-    Args:
-        job: what is run.
-        block: the case and repeat.
-        turn: from 0.
-        run: the label that decodes it.
-        position: the label's place in the block's order.
-        more: other fields.
+    ``position`` is the label's place in the block's order.
     """
     config, case = job.config, block.case
     return CaseRecord(

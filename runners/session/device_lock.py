@@ -8,20 +8,16 @@ import logging
 import os
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from runners.job import Job
 from specbench.errors import OutputRefused
 from specbench.models import loading
 from specbench.storage import jsonl
 from specbench.system import nvml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from runners.job import Job
 
 log = logging.getLogger(__name__)
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from runners.session.method_runs import MethodRun
+from specbench.config.schema import RunConfig
 from specbench.errors import SpecBenchError
 from specbench.models import loading
+from specbench.models.loading import LoadedModel
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import Traces, Turn
 from specbench.results.manifest import BASELINE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-
-    from runners.session.method_runs import MethodRun
-    from specbench.config.schema import RunConfig
-    from specbench.models.loading import LoadedModel
 
 _TEXTS, _TEXT_TOKENS = 5, 96  # made-up texts that drafting is timed on, and their new tokens
 _PHRASES, _PHRASE_TOKENS = 24, 6  # they are made of recurring phrases

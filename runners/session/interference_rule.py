@@ -1,6 +1,6 @@
-"""Which turns were disturbed by something else on the machine: the rule, and nothing besides.
+"""Which turns are noisy, disturbed by something else on the machine: the rule, and nothing besides.
 
-A turn of at least ``shortest_s`` is disturbed where one of these holds (``measure.disturbed``):
+A turn of at least ``shortest_s`` is noisy where one of these holds (``measure.disturbed``):
 
 - ``steal``: the hypervisor gave more than this share of the machine's CPU time to others.
 - ``waiting``: this process's threads waited for a CPU for more than this many seconds per second.
@@ -15,27 +15,24 @@ A turn of at least ``shortest_s`` is disturbed where one of these holds (``measu
 What follows from it: the whole block (all labels of the case and repeat) is measured again when
 the others are done, for a burst on a shared host lasts minutes: at most ``measure.reruns`` times,
 and ``measure.rerun_share`` of the run's blocks in all. Where more than half of the blocks are
-disturbed, that is the machine's ordinary state and nothing is measured again. How a block that
-stays disturbed counts is stated in :mod:`specbench.results.statistics.summary`.
+noisy, that is the machine's ordinary state and nothing is measured again. How a block that
+stays noisy counts is stated in :mod:`specbench.results.statistics.summary`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specbench.results.statistics import untimed_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from runners.job import CaseBlock, Job
-    from specbench.config.schema import DisturbedConfig
-    from specbench.results.records import CaseRecord
+from runners.job import CaseBlock, Job
+from specbench.config.schema import NoiseConfig
+from specbench.results.records import CaseRecord
+from specbench.results.statistics.aggregate import untimed_blocks
 
 _HARMFUL_THROTTLING = frozenset(
     {"hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}
@@ -49,12 +46,10 @@ _JUDGED_SHARE = 0.5
 Key = tuple[int, str, int, str]
 
 
-def by_counters(record: CaseRecord, limits: DisturbedConfig) -> str:
-    """Why the counters of the record's surroundings call it disturbed; empty if they do not.
+def by_counters(record: CaseRecord, limits: NoiseConfig) -> str:
+    """Why the counters of the record's surroundings call it noisy; empty if they do not.
 
-    Args:
-        record: one turn; a failed one is never disturbed.
-        limits: ``measure.disturbed`` of the configuration.
+    A failed turn is never noisy.
     """
     if record.status == "failed" or record.wall_s < limits.shortest_s:
         return ""
@@ -79,17 +74,14 @@ def _above(value: float | None, limit: float | None) -> bool:
 def judge(
     records: Sequence[CaseRecord],
     traces: Iterable[Mapping[str, Any]],
-    limits: DisturbedConfig,
+    limits: NoiseConfig,
 ) -> dict[Key, CaseRecord]:
-    """The records whose verdict on disturbance changes when all turns are looked at together.
+    """By key the records whose verdict changes when all turns are looked at together.
 
     Args:
         records: of the whole run.
         traces: its lines of ``steps.jsonl``.
         limits: ``measure.disturbed`` of the configuration.
-
-    Returns:
-        By key the record with its new ``status`` and ``disturbed_by``.
     """
     slow = slowdowns(records, traces)
     changed = {}
@@ -157,10 +149,10 @@ def _by_kind(trace: Mapping[str, Any], n_prompt: int) -> dict[_Kind, list[float]
 
 
 def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int) -> list[CaseBlock]:
-    """The disturbed blocks that may be measured again, in the order of the run.
+    """The noisy blocks that may be measured again, in the order of the run.
 
     Args:
-        job: the run; its ``measure`` node has the limits.
+        job: its ``measure`` node has the limits.
         records: judged, of the whole run.
         n_superseded: blocks that were measured again already.
     """

@@ -5,32 +5,27 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runners.job import EAGER_BASELINE
+from runners.job import EAGER_BASELINE, Job
 from runners.run_folder.baseline_cache import BaselineCache
 from runners.run_folder.manifest import check_subject
 from runners.session import device_lock, warmup
-from runners.session.method_runs import keep_state
-from runners.session.open_run import complete
+from runners.session.method_runs import MethodRun, keep_state
+from runners.session.open_run import OpenRun, complete
 from runners.session.progress import RunProgress
 from specbench.errors import ConfigurationError
 from specbench.results import records
-from specbench.results.manifest import BASELINE, RunManifest
+from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
+from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from specbench.system import nvml
 from specbench.system.interference import SystemMonitor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from runners.job import Job
+if TYPE_CHECKING:  # they load torch, which a finished run does not need
     from runners.session.blocks import BlockRunner
-    from runners.session.method_runs import MethodRun
-    from runners.session.open_run import OpenRun
     from runners.session.session import Session
-    from specbench.results.manifest import ModelInfo
-    from specbench.results.records import CaseRecord
 
     Load = Callable[[Job, Sequence[MethodRun]], Session]
 
@@ -40,18 +35,9 @@ _CANDIDATES = 16  # ids kept at each position under record=true; Token Recycling
 
 
 def run_live(job: Job, load: Load) -> int:
-    """Measure what is missing in the job's folder and close it.
+    """Measure what is missing in the job's folder and close it, as `runners.job.Runner.run`.
 
-    Args:
-        job: what is run.
-        load: loads what the labels share, only where something is missing.
-
-    Returns:
-        0, or 1 where a case failed or an output is not what plain decoding gives.
-
-    Raises:
-        ConfigurationError: the job cannot be run as it is, or here; see its subclasses.
-        DiskError: results cannot be written.
+    ``load`` loads what the labels share; it is called only where something is missing.
     """
     return complete(both_baselines(job), functools.partial(_measure, load))
 
@@ -178,7 +164,6 @@ def _candidates(session: Session, job: Job, made: Sequence[CaseRecord]) -> list[
 
 
 def _measure_again(run: OpenRun, runner: BlockRunner) -> None:
-    """Replace noisy blocks by new measurements, as often as the configuration allows."""
     while blocks := run.noisy():
         log.info("measuring %d disturbed cases again", len(blocks))
         for block in blocks:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import hydra.utils
 import numpy as np
 
+from runners.job import Entry, Job
 from specbench import paths
 from specbench.config.draft import draft_weights
 from specbench.decoding.drafter import Drafter
@@ -16,15 +19,9 @@ from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOu
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading
 from specbench.results.manifest import LabelInfo
+from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from specbench.storage.arrays import open_array_file, write_array_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from runners.job import Entry, Job
-    from specbench.results.records import CaseRecord
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +46,10 @@ class MethodRun:
 
     @property
     def label(self) -> str:
-        """The label, unique in the run."""
         return self.entry.label
 
     @property
     def scope(self) -> str:
-        """How long the drafter keeps what it learnt."""
         return self.drafter.state_scope
 
     def describe(self) -> LabelInfo:
@@ -164,9 +159,7 @@ def restore(
 def keep_state(run: MethodRun, done: Iterable[CaseRecord]) -> None:
     """Write what a drafter with ``run`` scope has learnt, where it gives a snapshot; never timed.
 
-    Args:
-        run: its drafter is between two turns.
-        done: the records of the present repeat, whose turns it has learnt from.
+    The drafter is between two turns; ``done`` are the records of the present repeat.
 
     Raises:
         DiskError: the disk is full or broken.

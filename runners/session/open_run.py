@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from runners.job import CaseBlock, Job
 from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, close
 from runners.session import interference_rule
-from runners.session.method_runs import build_method_runs
+from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.results import records
 from specbench.results.manifest import RunManifest
-from specbench.results.statistics import exit_code, run_summary
+from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 from specbench.system import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from runners.job import CaseBlock, Job
-    from runners.session.method_runs import MethodRun
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A run folder that this process holds.
-
-    Attributes:
-        job: what is run.
-        runs: its methods, in the order of the interleaving.
-        files: what was measured so far, and where more goes.
-        manifest: of the folder.
-    """
+    """A run folder that this process holds: its files, its manifest, its methods in their order."""
 
     job: Job
     runs: Sequence[MethodRun]
@@ -54,23 +42,13 @@ class OpenRun:
         return interference_rule.to_measure_again(self.job, done, len(again))
 
     def save_manifest(self) -> None:
-        """Write the manifest as it is now."""
         self.manifest.write(self.job.folder)
 
 
 def complete(job: Job, measure: Callable[[OpenRun], None]) -> int:
-    """Hold the job's folder, have what is missing measured, and close it.
+    """Hold the job's folder, have what is missing measured, and close it: `runners.job.Runner.run`.
 
-    Args:
-        job: what is run.
-        measure: makes the missing records and appends them to the files.
-
-    Returns:
-        0, or 1 where a case failed or an output is not what plain decoding gives.
-
-    Raises:
-        ConfigurationError: the job cannot be run as it is, or here; see its subclasses.
-        DiskError: results cannot be written.
+    ``measure`` makes the missing records and appends them to the files.
     """
     with folder.held(job.folder):
         runs = build_method_runs(job)
@@ -96,7 +74,6 @@ def complete(job: Job, measure: Callable[[OpenRun], None]) -> int:
 
 
 def _open_manifest(job: Job, runs: Sequence[MethodRun]) -> RunManifest:
-    """The folder's manifest or a new one."""
     machine = environment.describe()
     path, cases = job.folder / records.MANIFEST, job.folder / records.CASES
     if not path.exists() or not cases.exists() or cases.stat().st_size == 0:

@@ -12,18 +12,13 @@ LOOPS = ("generate", "assisted", "prompt_lookup")
 
 @dataclass(kw_only=True, eq=False)
 class Peer(Drafter):
-    """Stands for one of transformers' loops among the methods; it drafts nothing for ours.
-
-    Attributes:
-        loop: one of ``LOOPS``.
-    """
+    """Stands for one of transformers' ``LOOPS`` among the methods; it drafts nothing for ours."""
 
     loop: str
     state_scope: str = "turn"
 
     @property
     def needs(self) -> Needs:
-        """Greedy decoding alone."""
         # Assisted generation drafts greedily whatever the temperature, so that its ratio test is
         # given another distribution than the one that was drawn from.
         return Needs(tokens_only=False, max_nodes=1, sampling=False)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
+from runners.job import CaseBlock, Job
 from runners.session.case_records import BlockResult, begin_record, finish_record
-from runners.session.method_runs import restore
+from runners.session.method_runs import MethodRun, restore
 from specbench.errors import CaseFailed
-from specbench.replay.replayer import APPROXIMATE
+from specbench.replay.replayer import APPROXIMATE, Replayer
+from specbench.replay.traces import Traces
 from specbench.results.manifest import BASELINE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from runners.job import CaseBlock, Job
-    from runners.session.method_runs import MethodRun
-    from specbench.replay.replayer import Replayer
-    from specbench.replay.traces import Traces
-    from specbench.results.records import CaseRecord
+from specbench.results.records import CaseRecord
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +68,6 @@ class BlockReplayer:
                         log.warning("warm-up of %s failed: %s", label, error)
 
     def run(self, block: CaseBlock) -> BlockResult:
-        """Replay all labels and turns of a block."""
         if block.repeat != self._repeat:
             self._repeat = block.repeat
             self._finished = {label: [] for label in self._runs}

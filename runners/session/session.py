@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
+from runners.job import Job
 from runners.session.build import batch_layouts, build_verifier, make_target
+from runners.session.method_runs import MethodRun
+from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.draft import draft_weights
+from specbench.config.schema import DraftConfig, RunConfig
 from specbench.data.chat_templates import PromptTemplate
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
+from specbench.decoding.engine import DecodeResult, Engine
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from specbench.models import loading, weights
 from specbench.models.draft_loading import check_same_tokenizer, load_draft_model
+from specbench.models.draft_model import DraftModel
 from specbench.models.graph_target import GraphTarget
+from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.recording import top_candidates
-from specbench.results.manifest import ModelInfo
+from specbench.results.manifest import DraftInfo, ModelInfo
+from specbench.results.records import CaseRecord, Lossless
 from specbench.system import bandwidth
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from transformers import PreTrainedTokenizerBase
-
-    from runners.job import Job
-    from runners.session.method_runs import MethodRun
-    from specbench.arrays import IntArray
-    from specbench.config.schema import DraftConfig, RunConfig
-    from specbench.decoding.engine import DecodeResult
-    from specbench.models.draft_model import DraftModel
-    from specbench.models.loading import LoadedModel
-    from specbench.results.manifest import DraftInfo
-    from specbench.results.records import CaseRecord, Lossless
-
-    LoadedDraft = tuple[DraftModel, DraftInfo]
+LoadedDraft = tuple[DraftModel, DraftInfo]
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +46,9 @@ _RETOKENISED = 1.25
 
 
 class Session:
-    """Model, engines and prompts of a run, from `load_session`.
+    """Model, engines and prompts of a run, from `load_session`; every drafter is set up.
 
     Args:
-        job: what is run.
-        runs: its methods; each drafter is set up.
         tokenizer, template: of the prompts.
         files: by label, the artifacts that its drafter reads.
         model: the target's network; ``target`` runs its passes.
@@ -163,7 +154,7 @@ class Session:
         )
 
     def measure_copy_bandwidth(self) -> float:
-        """Bytes per second of a copy within the memory of the target's device."""
+        """Bytes per second, within the memory of the target's device."""
         return bandwidth.copy_bandwidth(self._target.device)
 
     def note_passes(self, described: ModelInfo) -> None:
@@ -190,7 +181,6 @@ class Session:
     def decode(
         self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None
     ) -> DecodeResult:
-        """Decode a prompt in the measured engine."""
         limit = max_new_tokens or self._max_new_tokens
         self._reserve(len(prompt) + limit)
         engine = self._eager_engine if drafter.needs.eager else self._engine
@@ -286,12 +276,8 @@ def load_session(
 ) -> Session:
     """Load what all labels of a run share.
 
-    Args:
-        job: what is run.
-        runs: their needs decide which artifacts are resolved (before weights are loaded) and how
-            large the engine's buffers are; each drafter is set up.
-        kind: the session's class.
-        more_drafts: other draft models that will be loaded, to be checked beforehand.
+    The methods' needs decide which artifacts are resolved (before weights are loaded) and how large
+    the engine's buffers are. ``more_drafts`` will be loaded later and are checked beforehand.
 
     Raises:
         NeedsNotMet: an artifact is missing and cannot be built here, or a draft model has another

@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
+from runners.job import Job
+from runners.session.method_runs import MethodRun
 from runners.session.peer import Peer
 from runners.session.session import Session, load_session
-from specbench.config.schema import HfConfig
+from specbench.arrays import IntArray
+from specbench.config.schema import HfConfig, RunConfig
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import DecodeResult
 from specbench.errors import CaseFailed, NeedsNotMet
 from specbench.models import loading
 from specbench.models.draft_loading import load_draft_model
-from specbench.system.clock import make_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from transformers import PreTrainedModel
-
-    from runners.job import Job
-    from runners.session.method_runs import MethodRun
-    from specbench.arrays import IntArray
-    from specbench.config.schema import RunConfig
-    from specbench.decoding.drafter import Drafter
-    from specbench.results.manifest import ModelInfo
-    from specbench.system.clock import Clock
+from specbench.results.manifest import ModelInfo
+from specbench.system.clock import Clock, make_clock
 
 
 def load_transformers_session(job: Job, runs: Sequence[MethodRun]) -> TransformersSession:
-    """As `load_session`, with a copy of the model that transformers' own loops run on.
-
-    Raises:
-        NeedsNotMet: the draft model's vocabulary has another size than the model's.
-    """
+    """As `load_session`, with a copy of the model that transformers' own loops run on."""
     peers = [run.drafter for run in runs if isinstance(run.drafter, Peer)]
     assisted = any(peer.loop == "assisted" for peer in peers)
     drafts = [job.config.pair.draft] if assisted else []
@@ -68,11 +57,6 @@ class TransformersSession(Session):
     def decode(
         self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None
     ) -> DecodeResult:
-        """Decode a prompt in the measured engine, or by one of transformers' loops.
-
-        Raises:
-            CaseFailed: the prompt does not fit.
-        """
         if not isinstance(drafter, Peer):
             return super().decode(prompt, drafter, seed, max_new_tokens)
         asked = max_new_tokens or self._max_new_tokens
@@ -106,7 +90,6 @@ class TransformersSession(Session):
         return passes.result(len(prompt), output, reason, drafts.report())
 
     def describe(self) -> ModelInfo:
-        """The manifest's part about the model, with the attention of the peers' copy."""
         model = super().describe()
         model.peers = {"attention": self._stock.config._attn_implementation, "packed": False}
         return model

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from runners.session.method_runs import MethodRun
+from specbench.arrays import IntArray
 
-    from runners.session.method_runs import MethodRun
+if TYPE_CHECKING:  # they load torch, which a finished run does not need
     from runners.session.session import Session
-    from specbench.arrays import IntArray
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,7 @@ def warm_up(
     cases find them in. A label that fails here is not excused: it fails again where it is counted.
 
     Args:
-        session: model and engine.
-        runs: every label is warmed.
+        session, runs: every label is warmed.
         lengths: prompt lengths of the measured cases, in tokens.
         rounds: how often each bucket is run; 0 for no warm-up.
     """

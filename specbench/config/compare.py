@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -15,12 +16,27 @@ from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
 from specbench.errors import ConfigurationError, unknown_name
 
-if TYPE_CHECKING:
-    from pathlib import Path
+
+class NamedMethod(NamedTuple):
+    """A method in a list of others: its name, or ``{method: name, <knob>: ...}``."""
+
+    name: str
+    knobs: dict[str, Any]
+
+    @staticmethod
+    def parse(entry: Any) -> NamedMethod | None:
+        """None where the entry names no method."""
+        if isinstance(entry, DictConfig):
+            entry = OmegaConf.to_container(entry, resolve=True)
+        if isinstance(entry, str):
+            return NamedMethod(entry, {})
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
+            return None
+        return NamedMethod(entry["method"], {str(k): entry[k] for k in entry if k != "method"})
 
 
 def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
-    """The configuration of one entry of ``compare`` beside the run's own.
+    """The run's configuration with ``method`` and ``pair`` of one entry of ``compare``.
 
     The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
     starts from that method's defaults, not from the run's ``method.*`` overrides (under
@@ -28,33 +44,26 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     set. A draft model that was chosen for the run holds for all its entries.
 
     Args:
-        cfg: the run's configuration.
+        cfg: the run's configuration, which is left as it is.
         entry: a method's name, or ``{method: name, label: ..., <knob>: ...}``.
-
-    Returns:
-        ``cfg`` with ``method`` and ``pair`` replaced; ``cfg`` itself is left as it is.
 
     Raises:
         ConfigurationError: an unknown method or knob.
     """
-    if isinstance(entry, DictConfig):
-        entry = OmegaConf.to_container(entry, resolve=True)
-    if isinstance(entry, str):
-        entry = {"method": entry}
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
+    named = NamedMethod.parse(entry)
+    if named is None:
         raise ConfigurationError(
             f"compare entry {entry!r} is neither a method's name nor a mapping with one. Type e.g. "
             "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'."
         )
-    name = entry["method"]
+    name, knobs = named
     if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
         raise unknown_name("method in compare", name, option_names("method"))
     composed = _method_defaults(name, _model_choice(cfg), bool(cfg.pair.tuned), paths.CONF_DIR)
-    knobs = {key: value for key, value in entry.items() if key != "method"}
     valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
     for key in knobs:
         if key not in valid:
-            raise unknown_name(f"key in the compare entry for {name}:", str(key), valid)
+            raise unknown_name(f"key in the compare entry for {name}:", key, valid)
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     result.method = OmegaConf.merge(composed.method, knobs)
@@ -88,11 +97,7 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     Instantiating the result builds the parts too; methods themselves never import each other.
     A part is a name, or ``{method: name, <knob>: ...}``. It has its yaml's own values otherwise: a
     budget that a ``pair`` file sets for a method running alone says nothing about its share of a
-    common tree.
-
-    Args:
-        method: a method's node, as plain containers.
-        inside: names of the methods around this one.
+    common tree. ``inside`` names the methods around this one.
 
     Raises:
         ConfigurationError: an unknown method, or one that contains itself.
@@ -102,20 +107,18 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     def part(value: Any) -> Any:
         if isinstance(value, list):
             return [part(entry) for entry in value]
-        knobs: dict[str, Any] = {}
-        if isinstance(value, Mapping) and isinstance(value.get("method"), str):
-            knobs = {str(k): v for k, v in value.items() if k != "method"}
-            value = value["method"]
-        if not isinstance(value, str):
+        named = NamedMethod.parse(value)
+        if named is None:
             return value
-        if value in inside:
-            raise ConfigurationError(f"method={inside[0]}: {value!r} would contain itself.")
-        if not (paths.CONF_DIR / "method" / f"{value}.yaml").is_file():
-            raise unknown_name(f"method in method={inside[-1]}", value, option_names("method"))
-        node = OmegaConf.to_container(_part_defaults(value, paths.CONF_DIR).method, resolve=True)
+        name, knobs = named
+        if name in inside:
+            raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
+        if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
+            raise unknown_name(f"method in method={inside[-1]}", name, option_names("method"))
+        node = OmegaConf.to_container(_part_defaults(name, paths.CONF_DIR).method, resolve=True)
         assert isinstance(node, dict)
         node.pop("label", None)
-        part_node: dict[str, Any] = {str(k): v for k, v in node.items()} | knobs
+        part_node = {str(k): v for k, v in node.items()} | knobs
         check_method(part_node)
         return with_parts(part_node, inside)
 

@@ -9,7 +9,8 @@ imported.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -22,9 +23,6 @@ from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.schema import RUNNERS, RunConfig
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 def option_names(group: str) -> list[str]:
     """The choices of a config group in ``conf/``, without the parts (``_name``)."""
@@ -34,10 +32,7 @@ def option_names(group: str) -> list[str]:
 
 
 def pair_name(method: str, model: str) -> str:
-    """The ``pair`` file of a method and a model, which may not exist.
-
-    It is ``<method>_<model>``, unless only ``draft_<model>`` exists.
-    """
+    """The ``pair`` file, which may be missing: ``<method>_<model>``, else ``draft_<model>``."""
     own, shared = f"{method}_{model}", f"draft_{model}"
     folder = paths.CONF_DIR / "pair"
     if not (folder / f"{own}.yaml").is_file() and (folder / f"{shared}.yaml").is_file():
@@ -70,12 +65,8 @@ def methods_that_need(what: str) -> list[str]:
 def and_others(need: str, without: str, entries: Sequence[Any]) -> ListConfig:
     """Entries of ``compare``, and behind them all other methods that need the same.
 
-    In yaml: ``compare: "${specbench.and_others:draft_model,${method.name},[sps,pearl]}"``.
-
-    Args:
-        need: a field of `specbench.decoding.structs.Needs`.
-        without: the run's own method.
-        entries: those that come first, in this order.
+    In yaml: ``compare: "${specbench.and_others:draft_model,${method.name},[sps,pearl]}"``: a field
+    of `specbench.decoding.structs.Needs`, the run's own method, the entries that come first.
     """
     named = {entry["method"] if isinstance(entry, dict) else entry for entry in entries}
     others = [name for name in methods_that_need(need) if name not in named | {without}]

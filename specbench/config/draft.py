@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from specbench.config.schema import DraftWeights
+from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
 from specbench.errors import ConfigurationError
 from specbench.paths import PROJECT
-
-if TYPE_CHECKING:
-    from specbench.config.schema import DraftConfig, ModelConfig, RandomDraftConfig
 
 
 def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None:
     """Which weights the draft model of a target has; None where no draft model is named.
 
-    Args:
-        draft: the ``pair.draft`` node.
-        model: of the target, whose dtype and device hold unless the draft names its own.
+    The target's dtype and device hold unless the draft names its own.
 
     Raises:
         ConfigurationError: a number of ``pair.draft.random`` is out of range, or ``device`` is no

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hydra.errors import (
     HydraException,
@@ -20,9 +20,6 @@ from omegaconf.errors import (
 )
 
 from specbench.errors import ConfigurationError, message_line, nearest, unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _QUOTING = (
     "Lists and mappings need quotes in a shell, e.g. 'compare=[pld]' or "
@@ -43,11 +40,7 @@ _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or fal
 
 
 def translate_hydra_error(error: BaseException) -> ConfigurationError | None:
-    """Our error for a composition error; None where ``error`` is not one.
-
-    The message has the key, what was wrong with it, the nearest valid name where there is one, and
-    what to type.
-    """
+    """Our error for a composition error, with what to type; None where ``error`` is not one."""
     if isinstance(error, ConfigurationError):
         return error
     for beginning, advice in _BARE.items():

@@ -6,14 +6,12 @@ import importlib
 import inspect
 import types
 import typing
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from specbench.errors import ConfigurationError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Keys of a method node that are not fields of its class.
 _NOT_KNOBS = frozenset({"_target_", "label"})
@@ -21,9 +19,6 @@ _NOT_KNOBS = frozenset({"_target_", "label"})
 
 def check_method(method: Mapping[str, Any] | DictConfig) -> None:
     """Check a method's knobs against its class, before anything heavy happens.
-
-    Args:
-        method: the composed ``method`` node.
 
     Raises:
         ConfigurationError: the class cannot be imported, or a knob is unknown, missing or of the

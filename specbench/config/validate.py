@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -13,9 +13,6 @@ from specbench.config.compose import option_names, pair_name
 from specbench.config.knobs import check_method
 from specbench.config.schema import ATTENTIONS, DTYPES, TEMPLATES, VERIFIERS
 from specbench.errors import ConfigurationError, unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _ONE_OF: Mapping[str, Sequence[str | None]] = {
     "model.dtype": DTYPES,

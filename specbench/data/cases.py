@@ -10,20 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specbench.config.dataset_schema import ColumnsConfig
+from specbench.config.dataset_schema import ColumnsConfig, DatasetConfig, RowsConfig
 from specbench.errors import DatasetError, nearest, unknown_name
 from specbench.paths import ASSETS
 from specbench.results.tasks import task_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from specbench.config.dataset_schema import DatasetConfig, RowsConfig
-
 
 _HUB_ERROR_CHARACTERS = 300
 
@@ -70,9 +65,7 @@ class _Row:
 def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> list[Case]:
     """The cases of a data set after task filter, limit and shuffle.
 
-    Args:
-        dataset: the composed ``dataset`` node (``specbench.config.schema.DatasetConfig``).
-        data_dir: folder where ``dataset.file`` is looked for before the hub is asked.
+    ``data_dir`` is the folder where ``dataset.file`` is looked for before the hub is asked.
 
     Raises:
         DatasetError: the data cannot be had, a line is malformed, or nothing is left.

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from specbench.config.schema import TEMPLATES
+from specbench.config.schema import TEMPLATES, RunConfig
 from specbench.errors import ConfigurationError, unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from specbench.config.schema import RunConfig
 
 # Vicuna v1.1's conversation format, whose wording the checkpoints were trained with.
 _VICUNA_SYSTEM = (

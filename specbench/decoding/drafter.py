@@ -24,7 +24,7 @@ from specbench.decoding.structs import (
 from specbench.errors import ConfigurationError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     import torch
 
@@ -47,8 +47,7 @@ class Drafter:
     state_scope: str = "prompt"
 
     def __post_init__(self) -> None:
-        if self.state_scope not in STATE_SCOPES:
-            raise unknown_name("method.state_scope", self.state_scope, STATE_SCOPES)
+        self._require_one_of("state_scope", STATE_SCOPES)
 
     def _require(self, condition: bool, key: str, rule: str) -> None:
         """Refuse a knob: ``rule`` says what the value must be."""
@@ -57,6 +56,18 @@ class Drafter:
             raise ConfigurationError(
                 f"method.{key}={value!r} is out of range for method={self.name}: it must be {rule}."
             )
+
+    def _require_positive(self, *keys: str) -> None:
+        for key in keys:
+            self._require(getattr(self, key) >= 1, key, "at least 1")
+
+    def _require_one_of(self, key: str, names: Collection[str]) -> None:
+        if getattr(self, key) not in names:
+            raise unknown_name(f"method.{key}", getattr(self, key), names)
+
+    def _require_token(self, key: str, context: DraftContext) -> None:
+        inside = 0 <= getattr(self, key) < context.vocab_size
+        self._require(inside, key, f"in the vocabulary, below {context.vocab_size}")
 
     @property
     def needs(self) -> Needs:

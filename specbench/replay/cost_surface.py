@@ -11,21 +11,18 @@ Free of torch: replay and tuning read surfaces on machines that have neither the
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import isotonic_regression
 
+from specbench.arrays import BoolArray, FloatArray
 from specbench.errors import ConfigurationError
 from specbench.storage import jsonl
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from specbench.arrays import BoolArray, FloatArray
 
 FORMAT = "specbench-surface"
 VERSION = 1
@@ -104,13 +101,11 @@ class Grid:
         return float(np.sqrt(np.mean(np.concatenate(misses) ** 2))) if misses else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Axes and raw times."""
         axes = {name: [int(v) for v in values] for name, values in self.axes.items()}
         return {"axes": axes, "samples_s": self.samples.tolist()}
 
     @staticmethod
     def from_json(node: Mapping[str, Any]) -> Grid:
-        """What `to_json` gave."""
         axes = {name: tuple(int(v) for v in values) for name, values in node["axes"].items()}
         return Grid(axes, np.asarray(node["samples_s"], dtype=np.float64))
 
@@ -161,7 +156,6 @@ class CostSurface:
         return float(inside.mean()) if len(inside) else 1.0
 
     def prefill_s(self, n_prompt: int) -> float:
-        """Seconds of a prompt's pass."""
         return float(self.prefill.predict(np.array([n_prompt], dtype=np.float64))[0])
 
     def nodes_within_budget(self, context: int, free: float = FREE) -> int:
@@ -171,7 +165,6 @@ class CostSurface:
         return int(np.flatnonzero(seconds <= (1.0 + free) * seconds[0])[-1])
 
     def write(self, path: Path) -> None:
-        """Save as a versioned JSON file."""
         value = {
             "format": FORMAT,
             "version": VERSION,

@@ -9,22 +9,17 @@ recorded; the live run also shows it the rows of rejected nodes, so its steps ar
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
+from specbench.arrays import IntArray
 from specbench.decoding.composite import Composite
-from specbench.decoding.structs import DraftTree
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import DecodeState, DraftTree, Needs, StepOutcome
 from specbench.decoding.tree import ROOT_ALONE, TreeGeometry
 from specbench.errors import CaseFailed
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.drafter import Drafter
-    from specbench.decoding.structs import DecodeState, Needs, StepOutcome
 
 _BEYOND = 64  # ids after the output's end, for drafts that reach further
 
@@ -45,11 +40,6 @@ class RecordedScores:
 
     @property
     def logits(self) -> NoReturn:
-        """There are none.
-
-        Raises:
-            CaseFailed: always.
-        """
         raise CaseFailed("no_model", "a recorded output has no logits")
 
 
@@ -79,17 +69,14 @@ class RecordedTarget:
         self.passes: list[tuple[int, int, int]] = []
 
     def reserve(self, max_nodes: int) -> None:
-        """Allow trees of ``max_nodes`` nodes."""
         if max_nodes > self._max_nodes:
             self._max_nodes = max_nodes
             self._geometry = TreeGeometry(max_nodes)
 
     def load(self, output: IntArray, candidates: IntArray | None = None) -> None:
-        """The plain greedy output of the turn that is decoded next.
+        """The plain greedy output ``[n_new]`` of the turn that is decoded next.
 
-        Args:
-            output: ``[n_new]``.
-            candidates: ``[n_new, top]`` the likeliest ids at each position, the chosen one first.
+        ``candidates``: ``[n_new, top]``, the likeliest ids at each position, the chosen one first.
         """
         self._output = np.concatenate([output, np.zeros(_BEYOND + self._max_nodes, np.int64)])
         self._candidates = candidates
@@ -97,18 +84,13 @@ class RecordedTarget:
         self.passes = []
 
     def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> RecordedScores:
-        """The first recorded token."""
         self._n_prompt = len(prompt)
         return RecordedScores(self._output[:1], self._vocab_size)
 
     def forward(
         self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
     ) -> RecordedScores:
-        """The recorded token after each row.
-
-        Raises:
-            CaseFailed: the tree is malformed.
-        """
+        """The recorded token after each row."""
         n = len(tree)
         self._geometry.read(tree, self._vocab_size)
         k, width = (1, n + 1) if tree.rows is None else (tree.rows[0], tree.rows[1] + 1)
@@ -117,11 +99,9 @@ class RecordedTarget:
         return RecordedScores(self._output[self._done + 1 + depths], self._vocab_size, depths)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
-        """Go on behind the accepted path."""
         self._done += len(path) + 1
 
     def free_rows(self) -> int:
-        """Nodes that the buffers hold."""
         return self._max_nodes
 
     def path_logits(self, accepted: int) -> torch.Tensor:
@@ -144,19 +124,13 @@ class RecordedTarget:
 
 @dataclass(kw_only=True, eq=False)
 class PathLearner(Composite):
-    """A drafter that learns from logits, shown those of the accepted path alone.
-
-    Attributes:
-        inner: the drafter.
-        target: where its logits come from.
-    """
+    """A drafter that learns from logits, shown those of the accepted path alone."""
 
     inner: Drafter
     target: RecordedTarget
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """The drafter."""
         return (self.inner,)
 
     @property
@@ -170,7 +144,6 @@ class PathLearner(Composite):
         return replace(super().needs, logits=False)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """The drafter's draft."""
         return self.inner.propose(state)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
@@ -186,5 +159,4 @@ class PathLearner(Composite):
         self.inner.observe(state, seen)
 
     def report(self) -> dict[str, Any]:
-        """What the drafter counted."""
         return dict(self.inner.report())

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
+from specbench.arrays import IntArray
 from specbench.decoding.structs import DraftTree
-
-if TYPE_CHECKING:
-    from specbench.arrays import IntArray
-    from specbench.models.target import Target
+from specbench.models.target import Target
 
 
 @torch.inference_mode()

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from specbench.artifacts import resolve
+from specbench.config.schema import ModelConfig
 from specbench.decoding.composite import Composite
-from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DraftContext
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import DecodeResult, Engine
+from specbench.decoding.structs import DraftContext, Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import NeedsNotMet, SpecBenchError
 from specbench.models import loading
+from specbench.replay.cost_surface import CostSurface
 from specbench.replay.recorded_target import PathLearner, RecordedTarget
+from specbench.replay.traces import Traces, Turn
 from specbench.system.clock import CpuClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from specbench.config.schema import ModelConfig
-    from specbench.decoding.drafter import Drafter
-    from specbench.decoding.engine import DecodeResult
-    from specbench.decoding.structs import Needs
-    from specbench.replay.cost_surface import CostSurface
-    from specbench.replay.traces import Traces, Turn
 
 EXACT, APPROXIMATE = "exact", "approximate"
 
@@ -55,10 +49,8 @@ class Replayer:
     """Prepares drafters for recorded outputs and replays them.
 
     Args:
-        traces: the outputs.
         surface: predicts what target passes cost; None: steps only.
-        model: the configuration's model node, for files that must be built.
-        cache_dir: where the methods' files lie.
+        model: the configuration's model node, for files that must be built in ``cache_dir``.
         seed: the run's.
     """
 

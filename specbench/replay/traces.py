@@ -11,22 +11,19 @@ import functools
 import gzip
 import hashlib
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.errors import ConfigurationError
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import CANDIDATES, CASES, MANIFEST, read_records
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from specbench.arrays import IntArray
 
 PACK_FORMAT = "specbench-traces"
 PACK_VERSION = 1
@@ -106,7 +103,6 @@ class Traces:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The recorded labels."""
         return tuple(dict.fromkeys(turn.label for turn in self.turns.values()))
 
     def cases(self) -> dict[str, list[Turn]]:
@@ -234,12 +230,9 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
 
 
 def write_pack(traces: Traces, path: Path, labels: Iterable[str] | None = None) -> int:
-    """Write a pack; returns the number of turns in it.
+    """Write a pack, gzipped where it ends in ``.gz``; returns the number of turns in it.
 
-    Args:
-        traces: read from a run folder, or from another pack.
-        path: gzipped where it ends in ``.gz``.
-        labels: keep only these; None keeps all.
+    ``labels`` keeps only these; None keeps all.
 
     Raises:
         ConfigurationError: no turn is left.

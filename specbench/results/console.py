@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specbench.results import records
 from specbench.results.estimate import Estimate, numeric_columns
+from specbench.results.records import CASES, DISTURBED, ERRORS, MANIFEST, STEPS, SUMMARY
+from specbench.results.summary_schema import Pair, Summary, SummaryRow
 from specbench.results.wording import verdict_words
 from specbench.storage import jsonl
+from specbench.storage.jsonl import JsonObject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     import pandas as pd
-
-    from specbench.results.summary_schema import Pair, Summary, SummaryRow
-    from specbench.storage.jsonl import JsonObject
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 160
-_SHOWN_FILES = (
-    records.SUMMARY,
-    records.CASES,
-    records.ERRORS,
-    records.DISTURBED,
-    records.STEPS,
-    records.MANIFEST,
-)
+_SHOWN_FILES = (SUMMARY, CASES, ERRORS, DISTURBED, STEPS, MANIFEST)
 # What fits on a screen: the pairs of seven labels.
 _MOST_PAIRS = 21
 
@@ -54,13 +45,13 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
         console = Console(soft_wrap=False)
         if not console.is_terminal:
             console = Console(width=_WIDTH, soft_wrap=False)
-    summary = cast("Summary", jsonl.read_json(folder / records.SUMMARY))
+    summary = cast("Summary", jsonl.read_json(folder / SUMMARY))
     console.print(render(summary["rows"], summary.get("caption", "")))
     pairs = summary.get("pairs") or []
     if 0 < len(pairs) <= _MOST_PAIRS:
         console.print(render_pairs(pairs))
     elif pairs:
-        console.print(f"{len(pairs)} pairs are compared in {folder / records.SUMMARY}")
+        console.print(f"{len(pairs)} pairs are compared in {folder / SUMMARY}")
     for note in summary.get("notes", []):
         console.print(f"note: {note}", markup=False, highlight=False)
     files = [name for name in _SHOWN_FILES if (folder / name).exists()]
@@ -73,7 +64,7 @@ def render(rows: Sequence[SummaryRow], caption: str = "") -> Table:
     """Rows of ``summary.json`` as a rich table, one section per task, the whole run last."""
     import pandas as pd  # it and scipy take long to import
 
-    from specbench.results.statistics import task_order
+    from specbench.results.statistics.summary import task_order
 
     shown = sorted(rows, key=lambda row: task_order(row["task"]))
     energy = any(row.get("joules_per_token") is not None for row in rows)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from specbench.results.statistics import Interval
+Interval: TypeAlias = tuple[float, float]
 
 ABSENT = "–"
 

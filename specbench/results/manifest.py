@@ -8,15 +8,12 @@ and written back.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 from specbench.results.records import MANIFEST, SCHEMA_VERSION
 from specbench.storage import jsonl
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from specbench.storage.jsonl import JsonObject
+from specbench.storage.jsonl import JsonObject
 
 BASELINE = "ar"  # the label of plain decoding
 

@@ -24,16 +24,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from specbench.storage import jsonl
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from specbench.storage.jsonl import JsonObject
+from specbench.storage.jsonl import JsonObject
 
 SCHEMA_VERSION = 1
 
@@ -161,13 +158,7 @@ class CaseRecord:
     def finished(
         self, output_ids: Sequence[int], committed: Sequence[int], **measured: Any
     ) -> CaseRecord:
-        """The record of the same turn after it was decoded.
-
-        Args:
-            output_ids: ``[n_new]``.
-            committed: tokens committed by each step, bonus included.
-            measured: other fields.
-        """
+        """The same turn decoded; ``committed`` has each step's tokens, bonus included."""
         return replace(
             self,
             status="ok",
@@ -185,7 +176,6 @@ class CaseRecord:
 
     @property
     def key(self) -> tuple[int, str, int, str]:
-        """What identifies the record within its run."""
         return (self.repeat, self.case_id, self.turn, self.label)
 
     def to_json(self) -> JsonObject:
@@ -242,29 +232,11 @@ class CaseRecord:
 
 _RECORD_FIELDS = tuple(f.name for f in fields(CaseRecord))
 # All but these are promised to every reader of the files.
-_OPTIONAL_FIELDS = frozenset(
-    [
-        "method_version",
-        "position",
-        "n_aux",
-        "timing",
-        "phase_s",
-        "drafter",
-        "verifier",
-        "cpu_steal",
-        "cpu_waiting",
-        "cpu_others",
-        "cpu_load",
-        "gpu",
-        "energy_j",
-        "attempt",
-        "disturbed_by",
-        "started_at",
-        "host",
-        "forced_resume",
-    ]
+_OPTIONAL_FIELDS = (
+    "method_version position n_aux timing phase_s drafter verifier cpu_steal cpu_waiting "
+    "cpu_others cpu_load gpu energy_j attempt disturbed_by started_at host forced_resume"
 )
-_REQUIRED_FIELDS = frozenset(_RECORD_FIELDS) - _OPTIONAL_FIELDS
+_REQUIRED_FIELDS = frozenset(_RECORD_FIELDS) - set(_OPTIONAL_FIELDS.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +261,6 @@ class StepTrace:
     step_s: Sequence[float] | None = None
 
     def to_json(self) -> JsonObject:
-        """A plain dict for one line of ``steps.jsonl``."""
         return asdict(self)
 
 
@@ -300,14 +271,9 @@ def write_steps(path: Path, traces: Iterable[JsonObject]) -> None:
 
     schema = pa.schema(
         [
-            ("label", pa.string()),
-            ("case_id", pa.string()),
-            ("turn", pa.int32()),
-            ("repeat", pa.int32()),
-            ("step", pa.int32()),
-            ("drafted", pa.int32()),
-            ("depth", pa.int32()),
-            ("committed", pa.int32()),
+            *((name, pa.string()) for name in ("label", "case_id")),
+            *((name, pa.int32()) for name in ("turn", "repeat", "step")),
+            *((name, pa.int32()) for name in ("drafted", "depth", "committed")),
             ("sources", pa.list_(pa.int32())),
             ("step_s", pa.float64()),
         ]

@@ -16,18 +16,14 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specbench.errors import ConfigurationError
 from specbench.results.records import CaseRecord
-from specbench.results.statistics import untimed_blocks
+from specbench.results.statistics.aggregate import untimed_blocks
 from specbench.results.tasks import task_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from specbench.storage.jsonl import JsonObject
+from specbench.storage.jsonl import JsonObject
 
 UNKNOWN_TOKEN = -1  # stands for each new token of a file that has none
 UNKNOWN_SCOPE = "unknown"
@@ -51,27 +47,27 @@ class Usable:
 
     Attributes:
         blocks: ``(repeat, case_id)`` in the order of the run.
-        failed, disturbed: how many were left out for all labels, and why.
+        failed, noisy: how many were left out for all labels, and why.
     """
 
     blocks: tuple[tuple[int, str], ...]
     failed: int
-    disturbed: int
+    noisy: int
 
 
 def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usable:
-    """Blocks with every turn of every label, none of them failed or disturbed.
+    """Blocks with every turn of every label, none of them failed or noisy.
 
     Their format has no word for a turn that went wrong, and a file that lacks a question which the
     baseline's has would not be compared on the same questions. Where disturbance is the ordinary
-    state the disturbed ones stay, as in our
+    state the noisy ones stay, as in our
     tables.
     """
     blocks: dict[tuple[int, str], list[CaseRecord]] = {}
     for record in records:
         blocks.setdefault((record.repeat, record.case_id), []).append(record)
     untimed = untimed_blocks(records)
-    kept, failed, disturbed = [], 0, 0
+    kept, failed, noisy = [], 0, 0
     for key, turns in blocks.items():
         asked = {turn.turn for turn in turns}
         own = {label: {turn.turn for turn in turns if turn.label == label} for label in labels}
@@ -80,10 +76,10 @@ def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usabl
         ):
             failed += 1
         elif key in untimed:
-            disturbed += 1
+            noisy += 1
         else:
             kept.append(key)
-    return Usable(tuple(kept), failed, disturbed)
+    return Usable(tuple(kept), failed, noisy)
 
 
 def to_answers(
@@ -92,11 +88,11 @@ def to_answers(
     model_id: str,
     decode: Callable[[Sequence[int]], str],
 ) -> list[JsonObject]:
-    """The lines of one label's file.
+    """The lines of one label's file, of one repeat and in the order of ``blocks``.
 
     Args:
         records: of one label.
-        blocks: which of its blocks, of one repeat, in the order of the file.
+        blocks: which of its blocks.
         model_id: what the file calls the label.
         decode: from new tokens to the answer's text.
     """

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, cast
+from collections.abc import Mapping
+from typing import TypedDict, cast
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from specbench.results.statistics.bootstrap import Interval
-    from specbench.storage.jsonl import JsonObject
+from specbench.results.estimate import Interval
+from specbench.storage.jsonl import JsonObject
 
 
 class SummaryRow(TypedDict):

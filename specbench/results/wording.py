@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from specbench.results.manifest import RunManifest
-    from specbench.results.records import CaseRecord
+from specbench.results.manifest import RunManifest
+from specbench.results.records import CaseRecord
 
 # What concerns a reader most comes first.
 _VERDICTS = {

@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from specbench.errors import ConfigurationError, SpecBenchError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
 
 # What a file holds before it becomes a typed value.
 JsonObject: TypeAlias = dict[str, Any]
@@ -61,7 +58,6 @@ class JsonlWriter:
                 raise
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -19,7 +19,7 @@ from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable, to_csv
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
-from specbench.results.statistics import summarise
+from specbench.results.statistics.summary import summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "golden" / "experiments"

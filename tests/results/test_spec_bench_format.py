@@ -23,7 +23,7 @@ from specbench.results.spec_bench_format import (
     to_answers,
     usable_blocks,
 )
-from specbench.results.statistics import summarise
+from specbench.results.statistics.summary import summarise
 from specbench.storage import jsonl
 
 SYNTHETIC = Path(__file__).resolve().parents[1] / "golden" / "records" / "synthetic"
@@ -236,7 +236,7 @@ def test_blocks_that_went_wrong_are_left_out_for_all_labels():
     ]
     usable = usable_blocks(records, LABELS)
     assert usable.blocks == ((0, "81"), (0, "200"))
-    assert (usable.failed, usable.disturbed) == (2, 1)
+    assert (usable.failed, usable.noisy) == (2, 1)
     spoilt = [replace(r, status="disturbed") for r in RECORDS]
     assert usable_blocks(spoilt, LABELS).blocks == ((0, "81"), (0, "200")), "the ordinary state"
 
@@ -334,7 +334,7 @@ def test_answers_are_the_tokenizer_s_text_without_special_tokens(run, tmp_path, 
 
 def test_without_its_tokenizer_the_way_out_is_named(run, tmp_path, monkeypatch):
     def missing(node):
-        raise WeightsNotFound(f"no tokenizer of {node['name']}.")
+        raise WeightsNotFound(f"no tokenizer of {node.name}.")
 
     monkeypatch.setattr(loading, "load_tokenizer", missing)
     with pytest.raises(ConfigurationError, match=r"no tokenizer of toy.*--no-text"):

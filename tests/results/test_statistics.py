@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specbench.results.statistics import (
+from specbench.results.statistics.bootstrap import (
     Resamples,
-    equivalence,
     geometric_mean,
-    holm,
     log_interval,
     minimum_detectable_ratio,
     ratio_of_totals,
-    sign_flip_p,
     strata_of,
 )
+from specbench.results.statistics.paired import equivalence, holm, sign_flip_p
 
 N_CATEGORIES = 6
 

@@ -10,14 +10,8 @@ import pytest
 from specbench.config import validate
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord, Lossless
-from specbench.results.statistics import (
-    ESTIMATORS,
-    compare_pairs,
-    exit_code,
-    run_summary,
-    summarise,
-    task_order,
-)
+from specbench.results.statistics.run_summary import exit_code, run_summary
+from specbench.results.statistics.summary import ESTIMATORS, compare_pairs, summarise, task_order
 
 
 def record(label, case_id, n_new, steps, decode_s, **changes):

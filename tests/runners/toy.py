@@ -10,10 +10,10 @@ from runners.session.blocks import BlockRunner
 from runners.session.method_runs import MethodRun
 from specbench.config.dataset_schema import DatasetConfig
 from specbench.config.schema import (
-    DisturbedConfig,
     GenerationConfig,
     MeasureConfig,
     ModelConfig,
+    NoiseConfig,
     RunConfig,
     VerifierConfig,
 )
@@ -28,7 +28,7 @@ VOCAB = 23
 EOS = 22
 NEW_TOKENS = 12
 # Nothing is disturbed, whatever the machine does.
-MEASURE = MeasureConfig(disturbed=DisturbedConfig(None, None, None, 0.0))
+MEASURE = MeasureConfig(disturbed=NoiseConfig(None, None, None, 0.0))
 
 
 class FormulaScores:

@@ -16,18 +16,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy import stats
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from specbench.arrays import FloatArray, IntArray
-
-
-Interval: TypeAlias = tuple[float, float]
+from specbench.arrays import FloatArray, IntArray
+from specbench.results.estimate import Interval
 
 LEVEL = 0.95
 N_RESAMPLES = 10_000
@@ -50,16 +45,11 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 
 
 def strata_of(categories: Sequence[str]) -> IntArray:
-    """Number of the stratum of each prompt.
+    """Number of the stratum of each prompt ``[n]``, from 0.
 
     A category with a single prompt says nothing about its own spread. Such categories are put
-    together; a last one that remains alone joins the smallest of the others.
-
-    Args:
-        categories: ``[n]`` names.
-
-    Returns:
-        ``[n]`` numbers from 0; every stratum has two prompts or more if there are two at all.
+    together; a last one that remains alone joins the smallest of the others. So every stratum has
+    two prompts or more if there are two at all.
     """
     sizes = Counter(categories)
     lone = sorted(name for name, size in sizes.items() if size == 1)
@@ -94,13 +84,7 @@ class Resamples:
         self._n_resamples = n_resamples
 
     def totals(self, columns: FloatArray) -> FloatArray:
-        """Weighted column sums of every resample.
-
-        Args:
-            columns: ``[n, k]`` what is added up, one row per prompt.
-
-        Returns:
-            ``[n_resamples, k]``; the same weights at every call.
+        """Weighted sums ``[n_resamples, k]`` of columns ``[n, k]``; the same weights at every call.
 
         Raises:
             ValueError: there are no degrees of freedom.
@@ -125,16 +109,9 @@ class Resamples:
 def log_interval(
     value: float, resampled: FloatArray, degrees_of_freedom: int, level: float = LEVEL
 ) -> Interval | None:
-    """The interval of a positive ratio from its resampled values.
+    """The interval of a positive ratio from its values in each resample.
 
-    Args:
-        value: the ratio itself.
-        resampled: ``[n_resamples]`` its value in each resample.
-        degrees_of_freedom: as :class:`Resamples` gives it.
-        level: coverage.
-
-    Returns:
-        Lower and upper bound; None where the sample is too small to know anything.
+    None where the sample is too small to know anything.
     """
     if degrees_of_freedom < 1 or not (math.isfinite(value) and value > 0):
         return None

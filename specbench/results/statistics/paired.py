@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from specbench.arrays import FloatArray
-    from specbench.results.statistics.bootstrap import Interval
+from specbench.arrays import FloatArray
+from specbench.results.estimate import Interval
 
 # Up to this many cases all 2^n sign patterns are tried; above, a sample of them.
 _EXACT_CASES = 16
@@ -22,20 +20,12 @@ _BLOCK = 4_000_000
 def sign_flip_p(
     differences: Sequence[float], seed: int = 0, n_permutations: int = N_PERMUTATIONS
 ) -> float:
-    """Two-sided p value of "the differences are symmetric about zero".
+    """Two-sided p value of "the differences are symmetric about zero"; 1.0 without cases.
 
     Where two methods are equally fast, each case's difference could as well have had the other
     sign. The p value is the share of sign patterns whose mean is as far from zero as the measured
     one: of all patterns for up to 16 cases, else of a random sample that contains the measured
-    pattern, ``(b + 1) / (m + 1)``.
-
-    Args:
-        differences: ``[n]`` per case, e.g. logarithms of speed ratios. Zeros are kept.
-        seed: of the sample of patterns.
-        n_permutations: size of that sample.
-
-    Returns:
-        The p value; 1.0 without cases.
+    pattern, ``(b + 1) / (m + 1)``. ``differences`` are per case, e.g. logarithms of speed ratios.
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)

@@ -7,15 +7,10 @@ floor is partly the baseline's slowness: compiled engines reach 65-70 % of an A1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from specbench.results.manifest import BASELINE, ModelInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from specbench.results.manifest import RunManifest
+from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 
 SLOW_BASELINE = 0.5  # share of the bandwidth below which a table warns
 ENGINES = ("eager", "graph")
@@ -77,12 +72,7 @@ def baseline_context(manifest: RunManifest) -> BaselineContext:
 
 
 def notes(manifest: RunManifest, reached: float | None) -> list[str]:
-    """Lines for the table about its baseline, with a warning where that is slow.
-
-    Args:
-        manifest: of the run.
-        reached: share of the bandwidth that the baseline takes, None where not known.
-    """
+    """Lines about the baseline, which takes this share of the bandwidth; a warning where slow."""
     model = _subject(manifest)
     engine = _engine(model)
     found = []

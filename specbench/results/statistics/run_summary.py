@@ -6,21 +6,16 @@ Runs write it when they end, and merging writes it for the shards of a run toget
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION
+from specbench.results.manifest import RunManifest
+from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION, CaseRecord
 from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import ORDINARY_SHARE, noisy_blocks, untimed_blocks
 from specbench.results.statistics.summary import OVERALL, compare_pairs, summarise
+from specbench.results.summary_schema import Summary, SummaryRow
 from specbench.results.wording import run_caption
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from specbench.results.manifest import RunManifest
-    from specbench.results.records import CaseRecord
-    from specbench.results.summary_schema import Summary, SummaryRow
-    from specbench.storage.jsonl import JsonObject
+from specbench.storage.jsonl import JsonObject
 
 _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
@@ -31,13 +26,7 @@ def run_summary(
     errors: Sequence[JsonObject],
     manifest: RunManifest,
 ) -> Summary:
-    """What ``summary.json`` holds.
-
-    Args:
-        records: of the whole run.
-        errors: lines of ``errors.jsonl``.
-        manifest: of the run; with its ``model`` part where a model was loaded.
-    """
+    """What ``summary.json`` holds; ``errors`` are the lines of ``errors.jsonl``."""
     labels, baseline, seed = list(manifest.labels), manifest.baseline, manifest.seed
     model = manifest.model
     stands_on = roofline.baseline_context(manifest)
@@ -122,17 +111,17 @@ def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, float | Non
             f"the first measurements are in {DISTURBED}."
         )
     blocks = {(r.repeat, r.case_id) for r in records}
-    disturbed = noisy_blocks(records)
-    if disturbed and not untimed_blocks(records):
+    noisy = noisy_blocks(records)
+    if noisy and not untimed_blocks(records):
         notes.append(
-            f"THE MACHINE WAS DISTURBED THROUGHOUT: {len(disturbed)} of {len(blocks)} cases hold a "
+            f"THE MACHINE WAS DISTURBED THROUGHOUT: {len(noisy)} of {len(blocks)} cases hold a "
             f"disturbed turn, more than {ORDINARY_SHARE:.0%}, so all are counted (disturbed_by in "
             "the records says why). Labels were interleaved, so ratios suffer less than tokens/s. "
             f"{_rule(limits)}"
         )
-    elif disturbed:
+    elif noisy:
         notes.append(
-            f"{len(disturbed)} of {len(blocks)} cases hold a disturbed turn (disturbed_by in the "
+            f"{len(noisy)} of {len(blocks)} cases hold a disturbed turn (disturbed_by in the "
             f"records says why) and count in no time, for any label. {_rule(limits)}"
         )
     steal = [record.cpu_steal for record in records if record.cpu_steal is not None]

@@ -26,12 +26,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from specbench.arrays import FloatArray
+from specbench.results.estimate import Interval
 from specbench.results.manifest import BASELINE
-from specbench.results.records import VERDICTS
+from specbench.results.records import VERDICTS, CaseRecord
 from specbench.results.statistics.aggregate import (
     COMMITTED,
     DECODE,
@@ -46,7 +49,6 @@ from specbench.results.statistics.aggregate import (
 )
 from specbench.results.statistics.bootstrap import (
     N_RESAMPLES,
-    Interval,
     Resamples,
     geometric_mean,
     log_interval,
@@ -56,14 +58,8 @@ from specbench.results.statistics.bootstrap import (
 )
 from specbench.results.statistics.paired import equivalence, holm, sign_flip_p
 from specbench.results.statistics.roofline import BaselineContext
+from specbench.results.summary_schema import Pair, SummaryRow
 from specbench.results.tasks import TASKS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from specbench.arrays import FloatArray
-    from specbench.results.records import CaseRecord
-    from specbench.results.summary_schema import Pair, SummaryRow
 
 OVERALL = "overall"
 ESTIMATORS = ("paired", "specbench")
@@ -88,7 +84,7 @@ def summarise(
     n_resamples: int = N_RESAMPLES,
     context: BaselineContext = NO_CONTEXT,
 ) -> list[SummaryRow]:
-    """The rows of a run.
+    """The rows of a run, one per task and label, tasks in their usual order, ``overall`` last.
 
     Args:
         records: of one run; those of other labels are not looked at.
@@ -99,9 +95,6 @@ def summarise(
         estimator: ``paired`` or ``specbench``, see above.
         n_resamples: of the bootstrap.
         context: the run's plain decodings by engine, and the memory's speed.
-
-    Returns:
-        One per task and label, tasks in their usual order and ``overall`` last.
 
     Raises:
         ValueError: unknown estimator.
@@ -128,16 +121,8 @@ def compare_pairs(
 ) -> list[Pair]:
     """Every label against every later one, by the geometric mean of per-case speed ratios.
 
-    Args:
-        records: of one run.
-        labels: in the order of the table.
-        seed: of the bootstrap and of the permutations.
-        margin: ratios from 1/(1 + margin) to 1 + margin count as a tie.
-        n_resamples: of the bootstrap.
-
-    Returns:
-        One per pair; besides what :func:`equivalence` asks, the verdicts ``faster`` and ``slower``
-        need a corrected p below 5 %.
+    Ratios from 1/(1 + margin) to 1 + margin count as a tie. Besides what :func:`equivalence` asks,
+    the verdicts ``faster`` and ``slower`` need a corrected p below 5 %.
     """
     sample = _Sample(pool(records, labels), "paired", seed, n_resamples)
     rows: list[Pair] = []
@@ -197,8 +182,8 @@ class _Sample:
             "task": task,
             "n_cases": len(pooled.tasks),
             "n_dropped": len(pooled.dropped),
-            "n_disturbed": len(pooled.disturbed),
-            "disturbed_counted": pooled.disturbed_counted and bool(pooled.disturbed),
+            "n_disturbed": len(pooled.noisy),
+            "disturbed_counted": pooled.noisy_counted and bool(pooled.noisy),
             "mat": mat,
             "mat_ci": mat_ci,
             "tokens_per_s": self.tokens_per_s(label),
@@ -233,7 +218,6 @@ class _Sample:
         return _finite(ratio_of_totals(totals[:, ENERGY], totals[:, ENERGY_NEW]))
 
     def _phase_share(self, label: str) -> dict[str, float] | None:
-        """Each phase's share of all phases' time; None where phases were not timed."""
         sums: dict[str, float] = {}
         for phases in self._pooled.phases[label].values():
             for name, seconds in phases.items():
