@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +15,24 @@ from specbench.config.compose import compose, option_names
 from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
 from specbench.errors import ConfigurationError, unknown_name
+
+
+class NamedMethod(NamedTuple):
+    """A method in a list of others: its name, or ``{method: name, <knob>: ...}``."""
+
+    name: str
+    knobs: dict[str, Any]
+
+    @staticmethod
+    def parse(entry: Any) -> NamedMethod | None:
+        """None where the entry names no method."""
+        if isinstance(entry, DictConfig):
+            entry = OmegaConf.to_container(entry, resolve=True)
+        if isinstance(entry, str):
+            return NamedMethod(entry, {})
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
+            return None
+        return NamedMethod(entry["method"], {str(k): entry[k] for k in entry if k != "method"})
 
 
 def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
@@ -32,24 +50,20 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     Raises:
         ConfigurationError: an unknown method or knob.
     """
-    if isinstance(entry, DictConfig):
-        entry = OmegaConf.to_container(entry, resolve=True)
-    if isinstance(entry, str):
-        entry = {"method": entry}
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
+    named = NamedMethod.parse(entry)
+    if named is None:
         raise ConfigurationError(
             f"compare entry {entry!r} is neither a method's name nor a mapping with one. Type e.g. "
             "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'."
         )
-    name = entry["method"]
+    name, knobs = named
     if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
         raise unknown_name("method in compare", name, option_names("method"))
     composed = _method_defaults(name, _model_choice(cfg), bool(cfg.pair.tuned), paths.CONF_DIR)
-    knobs = {key: value for key, value in entry.items() if key != "method"}
     valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
     for key in knobs:
         if key not in valid:
-            raise unknown_name(f"key in the compare entry for {name}:", str(key), valid)
+            raise unknown_name(f"key in the compare entry for {name}:", key, valid)
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     result.method = OmegaConf.merge(composed.method, knobs)
@@ -93,20 +107,18 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     def part(value: Any) -> Any:
         if isinstance(value, list):
             return [part(entry) for entry in value]
-        knobs: dict[str, Any] = {}
-        if isinstance(value, Mapping) and isinstance(value.get("method"), str):
-            knobs = {str(k): v for k, v in value.items() if k != "method"}
-            value = value["method"]
-        if not isinstance(value, str):
+        named = NamedMethod.parse(value)
+        if named is None:
             return value
-        if value in inside:
-            raise ConfigurationError(f"method={inside[0]}: {value!r} would contain itself.")
-        if not (paths.CONF_DIR / "method" / f"{value}.yaml").is_file():
-            raise unknown_name(f"method in method={inside[-1]}", value, option_names("method"))
-        node = OmegaConf.to_container(_part_defaults(value, paths.CONF_DIR).method, resolve=True)
+        name, knobs = named
+        if name in inside:
+            raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
+        if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
+            raise unknown_name(f"method in method={inside[-1]}", name, option_names("method"))
+        node = OmegaConf.to_container(_part_defaults(name, paths.CONF_DIR).method, resolve=True)
         assert isinstance(node, dict)
         node.pop("label", None)
-        part_node: dict[str, Any] = {str(k): v for k, v in node.items()} | knobs
+        part_node = {str(k): v for k, v in node.items()} | knobs
         check_method(part_node)
         return with_parts(part_node, inside)
 
