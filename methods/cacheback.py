@@ -97,13 +97,10 @@ class Cacheback(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in _SHAPE:
-            self._require(getattr(self, key) >= 1, key, "at least 1")
+        self._require_positive(*_SHAPE)
         self._require(self.chaining_reserved >= 0, "chaining_reserved", "at least 0")
-        if self.table not in _KINDS:
-            raise unknown_name("method.table", self.table, _KINDS)
-        if self.budget_counts not in _COUNTS:
-            raise unknown_name("method.budget_counts", self.budget_counts, _COUNTS)
+        self._require_one_of("table", _KINDS)
+        self._require_one_of("budget_counts", _COUNTS)
         self._plan = self._ordered_tables()
         room = self.total_draft_len - 1 - self.chaining_reserved
         longest = max(entry.follower_len for entry in self._plan)

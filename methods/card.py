@@ -81,8 +81,7 @@ class Card(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.k >= 1, "k", "at least 1")
-        self._require(self.max_depth >= 1, "max_depth", "at least 1")
+        self._require_positive("k", "max_depth")
         most = _NODE_LIMIT // self.max_depth
         self._require(self.k <= most, "k", f"at most {most} with method.max_depth={self.max_depth}")
         measured = self.r == "auto"

@@ -28,14 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import (
-    DecodeState,
-    DraftContext,
-    DraftTree,
-    Needs,
-    StepOutcome,
-)
-from specbench.errors import unknown_name
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 
 if TYPE_CHECKING:
     from specbench.arrays import IntArray
@@ -59,9 +52,8 @@ class Jacobi(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.block_len >= 1, "block_len", "at least 1")
-        if self.fill not in _FILLS:
-            raise unknown_name("method.fill", self.fill, _FILLS)
+        self._require_positive("block_len")
+        self._require_one_of("fill", _FILLS)
         self._seed = 0
         self._vocab_size = 1
         self._random = np.random.default_rng(0)

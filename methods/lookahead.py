@@ -68,8 +68,7 @@ class Lookahead(Drafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.ngram >= 2, "ngram", "at least 2")
-        self._require(self.window >= 1, "window", "at least 1")
-        self._require(self.guesses >= 1, "guesses", "at least 1")
+        self._require_positive("window", "guesses")
         self._seed = 0
         self._pool = NgramPool(0, self.ngram - 1, self.guesses)
         self._window = LookaheadWindow(self.window, self.ngram)

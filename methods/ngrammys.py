@@ -47,7 +47,7 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.errors import ConfigurationError, unknown_name
+from specbench.errors import ConfigurationError
 from specbench.index.ngram.bigram_table import TOP, BigramTable
 from specbench.index.ngram.context_rows import context_rows, merge_rows, table_rows
 
@@ -108,12 +108,9 @@ class NGrammys(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strategy not in _STRATEGIES:
-            raise unknown_name("method.strategy", self.strategy, _STRATEGIES)
-        if self.layout not in _LAYOUTS:
-            raise unknown_name("method.layout", self.layout, _LAYOUTS)
-        for key in ("k", "w", "q"):
-            self._require(getattr(self, key) >= 1, key, "at least 1")
+        self._require_one_of("strategy", _STRATEGIES)
+        self._require_one_of("layout", _LAYOUTS)
+        self._require_positive("k", "w", "q")
         self._width = 1 if self.strategy in _SINGLE else self.w
         self._rows_per_step: list[StepRows] = []
         self._counts: tuple[int, int] | None = None

@@ -62,8 +62,7 @@ class OptTree(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.nodes >= 1, "nodes", "at least 1")
-        self._require(self.max_depth >= 1, "max_depth", "at least 1")
+        self._require_positive("nodes", "max_depth")
         self._require(0 <= self.threshold <= 1, "threshold", "from 0 to 1")
         self._tree = DraftTree.empty()
         self._fed = NO_TOKENS

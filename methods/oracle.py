@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import (
-    NO_TOKENS,
-    DecodeState,
-    DraftContext,
-    DraftTree,
-    Needs,
-)
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, Needs
 
 if TYPE_CHECKING:
     from specbench.arrays import IntArray
@@ -42,7 +36,7 @@ class Oracle(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.depth >= 1, "depth", "at least 1")
+        self._require_positive("depth")
         self._require(0.0 <= self.accuracy <= 1.0, "accuracy", "between 0 and 1")
         self._vocab_size = 0
         self._seed = 0

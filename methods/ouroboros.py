@@ -72,10 +72,9 @@ class Ouroboros(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.gamma >= 1, "gamma", "at least 1")
+        self._require_positive("gamma")
         self._require(self.ngram >= 2, "ngram", "at least 2")
-        self._require(self.window >= 1, "window", "at least 1")
-        self._require(self.guesses >= 1, "guesses", "at least 1")
+        self._require_positive("window", "guesses")
         self._require(0 <= self.topk <= self.guesses, "topk", "between 0 and guesses")
         self._seed = 0
         self._pool = NgramPool(0, self.ngram - 1, self.guesses)

@@ -25,7 +25,7 @@ import numpy as np
 
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs
-from specbench.errors import ConfigurationError, unknown_name
+from specbench.errors import ConfigurationError
 from specbench.index.ngram.prompt_lookup import NEWEST, OLDEST, OLDEST_FULL, find_continuation
 
 _RULES = {"specbench": OLDEST_FULL, "hf": OLDEST, "vllm": OLDEST, "recent": NEWEST}
@@ -54,8 +54,7 @@ class PromptLookup(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant not in _RULES:
-            raise unknown_name("method.variant", self.variant, _RULES)
+        self._require_one_of("variant", _RULES)
         longest, shortest = self._lengths = self._searched_lengths()
         given = "max_ngram" if self.min_ngram is None else "min_ngram"
         self._require(shortest >= 1, given, "at least 1")
@@ -64,7 +63,7 @@ class PromptLookup(Drafter):
                 f"method.max_ngram={longest} is out of range for method={self.name}: it must be at "
                 f"least min_ngram={shortest}."
             )
-        self._require(self.num_tokens >= 1, "num_tokens", "at least 1")
+        self._require_positive("num_tokens")
         self._rule = _RULES[self.variant]
         self._eos_ids: frozenset[int] = frozenset()
         self._no_match = DraftTree.empty()
@@ -84,8 +83,7 @@ class PromptLookup(Drafter):
 
     def setup(self, context: DraftContext) -> None:
         if self.dummy_token is not None:
-            inside = 0 <= self.dummy_token < context.vocab_size
-            self._require(inside, "dummy_token", f"in the vocabulary, below {context.vocab_size}")
+            self._require_token("dummy_token", context)
             self._no_match = DraftTree.chain(np.array([self.dummy_token], dtype=np.int64))
         if self.variant == "hf":
             self._eos_ids = context.eos_ids

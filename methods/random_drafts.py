@@ -15,7 +15,6 @@ import numpy as np
 
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs
-from specbench.errors import unknown_name
 
 _SHAPES = ("random", "chain", "wide")
 
@@ -39,8 +38,7 @@ class RandomDrafts(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.shape not in _SHAPES:
-            raise unknown_name("method.shape", self.shape, _SHAPES)
+        self._require_one_of("shape", _SHAPES)
         self._require(self.n_nodes >= 0, "n_nodes", "at least 0")
         self._require(0.0 <= self.context_share <= 1.0, "context_share", "between 0 and 1")
         self._vocab_size = 0

@@ -32,7 +32,6 @@ import numpy as np
 
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import Artifact, DecodeState, DraftContext, DraftTree, Needs
-from specbench.errors import unknown_name
 from specbench.index.suffix.array_queries import retrieve_tree
 from specbench.index.suffix.datastore import Datastore
 
@@ -71,10 +70,8 @@ class Retrieval(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.matches not in _MATCHES:
-            raise unknown_name("method.matches", self.matches, _MATCHES)
-        for key in ("min_span", "draft_len", "choices", "max_matches"):
-            self._require(getattr(self, key) >= 1, key, "at least 1")
+        self._require_one_of("matches", _MATCHES)
+        self._require_positive("min_span", "draft_len", "choices", "max_matches")
         self._require(
             self.max_span >= self.min_span, "max_span", f"at least min_span={self.min_span}"
         )
@@ -95,8 +92,7 @@ class Retrieval(Drafter):
 
     def setup(self, context: DraftContext) -> None:
         if self.dummy_token is not None:
-            inside = 0 <= self.dummy_token < context.vocab_size
-            self._require(inside, "dummy_token", f"in the vocabulary, below {context.vocab_size}")
+            self._require_token("dummy_token", context)
             self._no_match = DraftTree.chain(np.array([self.dummy_token], dtype=np.int64))
         path = context.artifacts["datastore"]
         self._store = Datastore.open(path, context.tokenizer_hash or None)

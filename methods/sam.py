@@ -44,7 +44,7 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.errors import ConfigurationError, unknown_name
+from specbench.errors import ConfigurationError
 from specbench.index.suffix.automaton import SuffixAutomaton, repeated_suffix
 from specbench.index.suffix.static_automaton import (
     StaticAutomaton,
@@ -96,12 +96,10 @@ class SuffixAutomatonDecoding(Composite):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.automata not in _AUTOMATA:
-            raise unknown_name("method.automata", self.automata, _AUTOMATA)
+        self._require_one_of("automata", _AUTOMATA)
         self._require(self.max_predicts >= 2, "max_predicts", "at least 2: the root and a draft")
         self._require(self.alpha > 0, "alpha", "above 0")
-        self._require(self.top_k >= 1, "top_k", "at least 1")
-        self._require(self.len_threshold >= 1, "len_threshold", "at least 1")
+        self._require_positive("top_k", "len_threshold")
         self._require(self.max_tokens >= 2, "max_tokens", "at least 2")
         if self.len_bias is None:
             self._bias = 0 if self.auxiliary is None else _BIAS_WITH_AUXILIARY
@@ -151,8 +149,7 @@ class SuffixAutomatonDecoding(Composite):
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
         if self.pad_token is not None:
-            inside = 0 <= self.pad_token < context.vocab_size
-            self._require(inside, "pad_token", f"in the vocabulary, below {context.vocab_size}")
+            self._require_token("pad_token", context)
         if self.automata != "static":
             self._dynamic = SuffixAutomaton(self.max_tokens)
         if self.automata != "dynamic":

@@ -35,7 +35,6 @@ from specbench.decoding.structs import (
     Proposal,
     StepOutcome,
 )
-from specbench.errors import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,11 +63,10 @@ class Sps(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.gamma >= 1, "gamma", "at least 1")
+        self._require_positive("gamma")
         self._require(self.max_gamma >= self.gamma, "max_gamma", "at least gamma")
         self._require(0 <= self.confidence <= 1, "confidence", "from 0 to 1")
-        if self.schedule not in _SCHEDULES:
-            raise unknown_name("method.schedule", self.schedule, _SCHEDULES)
+        self._require_one_of("schedule", _SCHEDULES)
         self._gamma = self.gamma
         self._tree = DraftTree.empty()
 

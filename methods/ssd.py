@@ -38,7 +38,7 @@ import numpy as np
 from specbench.artifacts.recorded_text import recorded_turns
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import Artifact, DecodeState, DraftContext, DraftTree, Needs
-from specbench.errors import ArtifactError, unknown_name
+from specbench.errors import ArtifactError
 from specbench.index.suffix.array_queries import frequent_continuation
 from specbench.index.suffix.ring import RingIndex, Staleness
 
@@ -82,10 +82,8 @@ class Spacelike(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rebuild not in _REBUILDS:
-            raise unknown_name("method.rebuild", self.rebuild, _REBUILDS)
-        for key in ("min_query", "draft_len", "max_matches"):
-            self._require(getattr(self, key) >= 1, key, "at least 1")
+        self._require_one_of("rebuild", _REBUILDS)
+        self._require_positive("min_query", "draft_len", "max_matches")
         self._require(
             self.max_query >= self.min_query, "max_query", f"at least min_query={self.min_query}"
         )

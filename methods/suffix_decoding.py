@@ -28,7 +28,6 @@ import numpy as np
 
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftTree, Needs
-from specbench.errors import unknown_name
 from specbench.index.suffix.tree import SuffixTree
 from specbench.index.suffix.tree_kernels import speculate
 
@@ -77,10 +76,9 @@ class SuffixDecoding(Drafter):
         self._require(0 <= self.min_token_prob <= 1, "min_token_prob", "between 0 and 1")
         if self.max_spec_tokens is not None:
             self._require(self.max_spec_tokens >= 1, "max_spec_tokens", "at least 1, or null")
-        if self.draft not in _DRAFTS:
-            raise unknown_name("method.draft", self.draft, _DRAFTS)
+        self._require_one_of("draft", _DRAFTS)
         self._require(self.max_cached_requests >= -1, "max_cached_requests", "at least -1")
-        self._require(self.max_cached_tokens >= 1, "max_cached_tokens", "at least 1")
+        self._require_positive("max_cached_tokens")
         self._longest = self.depth if self.max_spec_tokens is None else self.max_spec_tokens
 
     @property

@@ -36,7 +36,7 @@ import torch
 
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftTree, Needs
-from specbench.errors import ConfigurationError, unknown_name
+from specbench.errors import ConfigurationError
 from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
 from specbench.index.tree.static_tree import (
     TOKEN_RECYCLING_TREE,
@@ -85,9 +85,8 @@ class TokenRecycling(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.k >= 1, "k", "at least 1")
-        if self.update not in UPDATE_RULES:
-            raise unknown_name("method.update", self.update, UPDATE_RULES)
+        self._require_positive("k")
+        self._require_one_of("update", UPDATE_RULES)
         self._tree = self._shape()
         if self._tree.n_ranks > self.k:
             raise ConfigurationError(

@@ -26,13 +26,7 @@ import numpy as np
 
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import (
-    NO_TOKENS,
-    DecodeState,
-    DraftTree,
-    Needs,
-    StepOutcome,
-)
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.index.tree.merge import merge_trees, part_view
 
@@ -74,9 +68,8 @@ class Union(Composite):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(len(self.drafters) >= 1, "drafters", "a list of at least one method")
-        self._require(self.max_nodes >= 1, "max_nodes", "at least 1")
-        if self.fill not in _FILLS:
-            raise unknown_name("method.fill", self.fill, _FILLS)
+        self._require_positive("max_nodes")
+        self._require_one_of("fill", _FILLS)
         self._require(self.depth_cost > 0, "depth_cost", "above 0")
         for name in self.priority or ():
             if name not in self.source_names:

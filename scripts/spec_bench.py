@@ -100,7 +100,7 @@ def export_run(options: argparse.Namespace) -> None:
             path = folder / f"{model_id}.jsonl"
             jsonl.rewrite_jsonl(path, to_answers(own, blocks, model_id, decode))
             print(f"{path}: {len(blocks)} questions")
-    for count, reason in ((usable.failed, "a label failed"), (usable.disturbed, "disturbed")):
+    for count, reason in ((usable.failed, "a label failed"), (usable.noisy, "disturbed")):
         if count:
             print(f"left out for all labels: {count} questions ({reason})")
     if options.no_text:

@@ -184,11 +184,11 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         for entry in comparison.drafting:
             claim = entry.claim if entry.claim and entry.claim.model == where[0] else None
             rows.append(_table1_row(entry, _setting(entry), claim))
-            notes += [f"{_setting(entry)}: claimed by {claim.describe()}."] if claim else []
+            notes += [claim.note(_setting(entry))] if claim else []
         if best is not None:
             claim = claim_of_setting(_claims(), "best", PAPER, *where)
             rows.append(_table1_row(best, f"(k*, w*) = {_pair(best)}", claim))
-            notes += [f"(k*, w*): claimed by {claim.describe()}."] if claim else []
+            notes += [claim.note("(k*, w*)")] if claim else []
     for claim in _claimed_elsewhere(comparisons):
         rows.append(
             {
@@ -200,8 +200,7 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
                 "verdict": _why_not(claim, comparisons),
             }
         )
-        quoted = "quoted" if claim.quoted else "claimed"
-        notes.append(f"{_claimed_setting(claim)}: {quoted} by {claim.describe()}.")
+        notes.append(claim.note(_claimed_setting(claim), "quoted" if claim.quoted else "claimed"))
     text = "\n".join([_TABLE1_TEXT, *(caption(comparison) for comparison in comparisons)])
     return [ResultTable.of("N-Grammys, Table 1", text, rows, with_rule(notes))]
 

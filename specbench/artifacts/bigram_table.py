@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench.errors import ConfigurationError
-from specbench.index.ngram.bigram_table import (
-    TOP,
-    BigramTable,
-    digest,
-    embedding_weight,
-)
+from specbench.index.ngram.bigram_table import TOP, BigramTable, digest, embedding_weight
+from specbench.models import loading
 from specbench.models.weights import sample_weights
 
 if TYPE_CHECKING:
@@ -39,10 +35,6 @@ def rank_unigrams(model: PreTrainedModel, count: int) -> Array:
     distance ``‖u_x − ū‖_V`` instead, nearest first. The two orders differ: the text's order of the
     bundled model begins with " Yoga" and " neurological", which no answer holds, the listing's
     with a space, " (", " and" and ",". We follow the listing (Appendix B).
-
-    Args:
-        model: a causal language model.
-        count: ids wanted.
 
     Returns:
         ``[min(count, vocab)]`` int32, most probable first; the smaller id on ties.
@@ -76,10 +68,6 @@ def build_table(
         unfinished: file that finished rows are kept in while the table is being built; a killed
             build goes on from it. Its name gets the model's digest added. None keeps none.
         batch: contexts per pass.
-        progress: called with what is being done, and how much of how much.
-
-    Returns:
-        The table.
     """
     vocab = len(embedding_weight(model.get_output_embeddings()))
     top = min(top, vocab)
@@ -145,14 +133,7 @@ def _next_ids(model: PreTrainedModel, begin: int, end: int, top: int, bos_id: in
 def build_default(
     tokenizer: Any, out_path: Path, progress: Progress | None, *, top: int = TOP, bos: bool = False
 ) -> None:
-    """The bundled model's table, in a few minutes; a killed build goes on where it was.
-
-    Args:
-        top: next ids kept.
-        bos: put the begin token before each id.
-    """
-    from specbench.models.loading import tokenizer_hash
-
+    """The bundled model's table, in a few minutes; a killed build goes on where it was."""
     table = build_table(
         load_beside(tokenizer),
         top=top,
@@ -161,7 +142,7 @@ def build_default(
         progress=progress,
     )
     header = {"weights": digest(table.sample), "builder_version": BUILDER_VERSION}
-    table.write(out_path, tokenizer_hash=tokenizer_hash(tokenizer), header=header)
+    table.write(out_path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header=header)
 
 
 def begin_token(tokenizer: Any) -> int:

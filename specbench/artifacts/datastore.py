@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specbench.artifacts.corpora import documentation
 from specbench.errors import ArtifactError
 from specbench.index.suffix.datastore import CHUNK, DatastoreWriter
+from specbench.models import loading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,14 +38,11 @@ def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
     """The bundled model's datastore, from the prose of installed documentation."""
-    from specbench.artifacts.corpora import documentation
-    from specbench.models.loading import tokenizer_hash
-
     texts, corpus = documentation(progress)
     build_datastore(
         encode_texts(texts, tokenizer),
         out_path,
-        tokenizer_hash=tokenizer_hash(tokenizer),
+        tokenizer_hash=loading.tokenizer_hash(tokenizer),
         corpus=corpus,
         vocab_size=len(tokenizer),
         progress=progress,
@@ -71,7 +70,6 @@ def build_datastore(
         vocab_size: ids must be below it.
         chunk: tokens sorted at once; bounds the memory.
         max_tokens: stop after about so many.
-        progress: called with what is being done, and how much of how much (0 where unknown).
 
     Raises:
         ArtifactError: there is no document, or an id is outside the vocabulary.

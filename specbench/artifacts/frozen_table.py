@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specbench.artifacts.corpora import documentation
 from specbench.index.lru.ngram_counts import CHUNK, WindowCounter, frequent_followers
+from specbench.models import loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,7 +39,6 @@ def count_texts(
     """Tokenise ``texts`` (one is one document, without special tokens) and count their windows.
 
     Args:
-        tokenizer: a transformers tokenizer.
         counter: where the windows are counted.
         max_tokens: stop after about so many.
         progress: called after every batch with the documents and tokens so far.
@@ -84,13 +85,11 @@ def build_from_texts(
     """Count texts and keep what is frequent.
 
     Args:
-        tokenizer: a transformers tokenizer.
         corpus: JSON-ready facts about the texts, for the header.
         keep_windows: probability that a window is counted.
         max_tokens: stop after about so many tokens.
         seed: of that choice.
         chunk: windows sorted at once; bounds the memory.
-        progress: called with what is being done, and how much of how much (0 where unknown).
 
     Returns:
         The table and the header to write it with.
@@ -126,9 +125,6 @@ def build_from_texts(
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None, **params: Any) -> None:
     """The bundled model's table, from the prose of installed documentation, in under a minute."""
-    from specbench.artifacts.corpora import documentation
-    from specbench.models.loading import tokenizer_hash
-
     texts, corpus = documentation(progress)
     table, header = build_from_texts(texts, tokenizer, corpus=corpus, **params)
-    table.write(out_path, tokenizer_hash=tokenizer_hash(tokenizer), header=header)
+    table.write(out_path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header=header)

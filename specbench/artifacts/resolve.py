@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import filelock
 
 from specbench.errors import ArtifactError, NeedsNotMet
+from specbench.models import loading
 from specbench.storage.arrays import read_header
 
 if TYPE_CHECKING:
@@ -111,12 +112,10 @@ def default_path(
     Raises:
         ValueError: it belongs to one model, and ``model_key`` does not say to which.
     """
-    from specbench.models.loading import tokenizer_hash
-
     module = _builder_module(artifact)
     named = isinstance(tokenizer, NamedTokenizer)
     identity: dict[str, Any] = {
-        "tokenizer": tokenizer.sha if named else tokenizer_hash(tokenizer),
+        "tokenizer": tokenizer.sha if named else loading.tokenizer_hash(tokenizer),
         "version": module.BUILDER_VERSION,
         "params": dict(artifact.params),
     }
@@ -145,8 +144,14 @@ def describe(path: Path) -> dict[str, Any]:
 def shown_progress() -> Iterator[Progress]:
     """A progress callback that draws a bar on a terminal and logs a line now and then elsewhere."""
     if sys.stderr.isatty():
-        with _bar() as report:
-            yield report
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+
+        with Bar(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("building", total=None)
+            yield lambda what, done, total: bar.update(
+                task, description=what, completed=done, total=total or None
+            )
         return
     last = [0.0]
 
@@ -158,32 +163,16 @@ def shown_progress() -> Iterator[Progress]:
     yield line
 
 
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("building", total=None)
-
-        def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total or None)
-
-        yield report
-
-
 def _loaded(tokenizer: Any) -> Any:
     """The tokenizer itself.
 
     Raises:
         NeedsNotMet: the one that can be loaded here is another.
     """
-    from specbench.models.loading import tokenizer_hash
-
     if not isinstance(tokenizer, NamedTokenizer):
         return tokenizer
     loaded = tokenizer.load()
-    if tokenizer_hash(loaded) != tokenizer.sha:
+    if loading.tokenizer_hash(loaded) != tokenizer.sha:
         raise NeedsNotMet(
             f"a file must be built for a tokenizer with hash {tokenizer.sha[:16]}, but the model's "
             "tokenizer here is another one. Copy the file from the machine that recorded the "
@@ -205,9 +194,6 @@ def _build(artifact: Artifact, path: Path, tokenizer: Any, progress: Progress | 
         partial = path.with_suffix(".partial")
         log.warning("building %s once, into %s", artifact.name, path)
         build = getattr(_builder_module(artifact), artifact.builder.partition(":")[2])
-        if progress is not None:
-            build(tokenizer, partial, progress, **artifact.params)
-        else:
-            with shown_progress() as shown:
-                build(tokenizer, partial, shown, **artifact.params)
+        with shown_progress() if progress is None else nullcontext(progress) as shown:
+            build(tokenizer, partial, shown, **artifact.params)
         partial.replace(path)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specbench.artifacts.corpora import documentation
 from specbench.artifacts.frozen_table import count_texts
 from specbench.index.suffix.automaton import SuffixAutomaton
 from specbench.index.suffix.static_automaton import StaticAutomaton
+from specbench.models import loading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -72,10 +74,8 @@ def build_from_texts(
     """The automaton of texts, each a document.
 
     Args:
-        tokenizer: a transformers tokenizer.
         corpus: JSON-ready facts about the texts, for the header.
         max_tokens: stop after about so many tokens.
-        progress: called with what is being done, and how much of how much (0 where unknown).
 
     Returns:
         The automaton and the header to write it with.
@@ -130,9 +130,6 @@ def _finished(
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
     """The bundled model's automaton, from the prose of installed documentation."""
-    from specbench.artifacts.corpora import documentation
-    from specbench.models.loading import tokenizer_hash
-
     texts, corpus = documentation(progress)
     automaton, header = build_from_texts(texts, tokenizer, corpus=corpus, progress=progress)
-    automaton.write(out_path, tokenizer_hash=tokenizer_hash(tokenizer), header=header)
+    automaton.write(out_path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header=header)

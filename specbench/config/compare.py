@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +15,24 @@ from specbench.config.compose import compose, option_names
 from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
 from specbench.errors import ConfigurationError, unknown_name
+
+
+class NamedMethod(NamedTuple):
+    """A method in a list of others: its name, or ``{method: name, <knob>: ...}``."""
+
+    name: str
+    knobs: dict[str, Any]
+
+    @staticmethod
+    def parse(entry: Any) -> NamedMethod | None:
+        """None where the entry names no method."""
+        if isinstance(entry, DictConfig):
+            entry = OmegaConf.to_container(entry, resolve=True)
+        if isinstance(entry, str):
+            return NamedMethod(entry, {})
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
+            return None
+        return NamedMethod(entry["method"], {str(k): entry[k] for k in entry if k != "method"})
 
 
 def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
@@ -32,25 +50,21 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     Raises:
         ConfigurationError: an unknown method or knob.
     """
-    if isinstance(entry, DictConfig):
-        entry = OmegaConf.to_container(entry, resolve=True)
-    if isinstance(entry, str):
-        entry = {"method": entry}
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
+    named = NamedMethod.parse(entry)
+    if named is None:
         raise ConfigurationError(
             f"compare entry {entry!r} is neither a method's name nor a mapping with one. Type e.g. "
             "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'."
         )
-    name = entry["method"]
+    name, knobs = named
     if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
         raise unknown_name("method in compare", name, option_names("method"))
     pair = () if cfg.pair.tuned else ("pair=none",)
     composed = _composed((f"method={name}", f"model={_model_choice(cfg)}", *pair), paths.CONF_DIR)
-    knobs = {key: value for key, value in entry.items() if key != "method"}
     valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
     for key in knobs:
         if key not in valid:
-            raise unknown_name(f"key in the compare entry for {name}:", str(key), valid)
+            raise unknown_name(f"key in the compare entry for {name}:", key, valid)
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     result.method = OmegaConf.merge(composed.method, knobs)
@@ -88,17 +102,15 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     def part(value: Any) -> Any:
         if isinstance(value, list):
             return [part(entry) for entry in value]
-        knobs: dict[str, Any] = {}
-        if isinstance(value, Mapping) and isinstance(value.get("method"), str):
-            knobs = {str(k): v for k, v in value.items() if k != "method"}
-            value = value["method"]
-        if not isinstance(value, str):
+        named = NamedMethod.parse(value)
+        if named is None:
             return value
-        if value in inside:
-            raise ConfigurationError(f"method={inside[0]}: {value!r} would contain itself.")
-        if not (paths.CONF_DIR / "method" / f"{value}.yaml").is_file():
-            raise unknown_name(f"method in method={inside[-1]}", value, option_names("method"))
-        return method_node(value, knobs, "pair=none", inside=inside)
+        name, knobs = named
+        if name in inside:
+            raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
+        if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
+            raise unknown_name(f"method in method={inside[-1]}", name, option_names("method"))
+        return method_node(name, knobs, "pair=none", inside=inside)
 
     return {k: part(v) if k in PART_KNOBS else v for k, v in method.items()}
 

@@ -24,7 +24,7 @@ from specbench.decoding.structs import (
 from specbench.errors import ConfigurationError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     import torch
 
@@ -39,23 +39,15 @@ class Drafter:
 
     A method is a keyword-only dataclass whose fields are its knobs; ``conf/method/<name>.yaml``
     holds the same names. Check values in ``__post_init__`` (and call ``super().__post_init__()``).
-
-    Attributes:
-        name: the method's name, as in ``method=<name>``.
-        version: raised by one whenever a number may move.
-        state_scope: how long what it learnt is kept: ``turn``, ``prompt`` (a case) or ``run``.
-
-    Raises:
-        ConfigurationError: a knob's value is out of range.
     """
 
-    name: str
-    version: int = 1
+    name: str  # the method's name, as in ``method=<name>``
+    version: int = 1  # raised by one whenever a number may move
+    # how long what it learnt is kept: ``turn``, ``prompt`` (a case) or ``run``
     state_scope: str = "prompt"
 
     def __post_init__(self) -> None:
-        if self.state_scope not in STATE_SCOPES:
-            raise unknown_name("method.state_scope", self.state_scope, STATE_SCOPES)
+        self._require_one_of("state_scope", STATE_SCOPES)
 
     def _require(self, condition: bool, key: str, rule: str) -> None:
         """Refuse a knob: ``rule`` says what the value must be."""
@@ -64,6 +56,18 @@ class Drafter:
             raise ConfigurationError(
                 f"method.{key}={value!r} is out of range for method={self.name}: it must be {rule}."
             )
+
+    def _require_positive(self, *keys: str) -> None:
+        for key in keys:
+            self._require(getattr(self, key) >= 1, key, "at least 1")
+
+    def _require_one_of(self, key: str, names: Collection[str]) -> None:
+        if getattr(self, key) not in names:
+            raise unknown_name(f"method.{key}", getattr(self, key), names)
+
+    def _require_token(self, key: str, context: DraftContext) -> None:
+        inside = 0 <= getattr(self, key) < context.vocab_size
+        self._require(inside, key, f"in the vocabulary, below {context.vocab_size}")
 
     @property
     def needs(self) -> Needs:
@@ -92,8 +96,7 @@ class Drafter:
     def overlap(self, state: DecodeState, tree: DraftTree) -> BonusProposal | None:
         """Work done while the target reads ``tree``, where ``needs.overlap`` is set.
 
-        Returns:
-            What the drafter drew meanwhile for the token after the tree's last node, or None.
+        What the drafter drew meanwhile for the token after the tree's last node, or None.
         """
         return None
 

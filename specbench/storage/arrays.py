@@ -14,7 +14,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ _MAX_HEADER = 1 << 24
 _BLOCK = 1 << 24
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+ArraysT = TypeVar("ArraysT", bound=NamedTuple)
 
 
 class _Section(TypedDict):
@@ -113,10 +114,11 @@ def open_array_file(
     """The header, and by name the arrays of ``path``, mapped read-only and checked.
 
     Every array's checksum is computed, which also brings the pages into memory, so that the first
-    look-up of a timed run does not wait for the disk. ``tokenizer_hash`` None takes any.
+    look-up of a timed run does not wait for the disk.
 
     Raises:
-        ArtifactError: wrong kind, version or tokenizer (both are named), or a damaged file.
+        ArtifactError: kind, version or tokenizer (None takes any) is another one than expected
+            (both are named), or the file is damaged.
     """
     header = read_header(path)
     for key, expected in (("kind", kind), ("version", version), ("tokenizer_hash", tokenizer_hash)):
@@ -149,6 +151,51 @@ def open_array_file(
             raise ArtifactError(f"{path} is damaged (checksum of {name!r}); build it again.")
         arrays[name] = array
     return header, arrays
+
+
+class ArrayTable(Generic[ArraysT]):
+    """A read-only table of a few arrays, in memory or mapped from its file.
+
+    Args:
+        arrays: a named tuple, which compiled code works on; writing to them is forbidden, so that
+            compiled code sees one type, mapped or not.
+        header: facts about the table: corpus, parameters, counts, tokenizer hash.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int]
+    layout: ClassVar[Any]  # the named tuple's class
+
+    def __init__(self, arrays: ArraysT, header: Mapping[str, Any] | None = None) -> None:
+        for array in arrays:
+            array.flags.writeable = False
+        self.arrays = arrays
+        self.header = dict(header or {})
+
+    @classmethod
+    def open(cls, path: Path, tokenizer_hash: str | None = None) -> Self:
+        """Map a table from its file; arguments and errors are those of `open_array_file`."""
+        header, arrays = open_array_file(
+            path, kind=cls.kind, version=cls.version, tokenizer_hash=tokenizer_hash
+        )
+        if set(arrays) != set(cls.layout._fields):
+            raise ArtifactError(f"{path} lacks an array or has one too many: {sorted(arrays)}")
+        return cls(cls.layout(**arrays), header)
+
+    def facts(self) -> dict[str, Any]:
+        """What the table says of itself in its file's header."""
+        return {}
+
+    def write(self, path: Path, *, tokenizer_hash: str, header: Mapping[str, Any]) -> None:
+        """Write the table to ``path``; ``header`` says from what it was built."""
+        write_array_file(
+            path,
+            kind=self.kind,
+            version=self.version,
+            tokenizer_hash=tokenizer_hash,
+            arrays=self.arrays._asdict(),
+            header={**header, **self.facts()},
+        )
 
 
 def _little_endian(array: Array) -> Array:

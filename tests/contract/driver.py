@@ -21,12 +21,7 @@ from specbench.config.compare import with_parts
 from specbench.config.compose import compose, option_names
 from specbench.config.knobs import check_method
 from specbench.decoding.sampling import GREEDY, Sampling
-from specbench.decoding.structs import (
-    DecodeState,
-    DraftContext,
-    DraftTree,
-    StepOutcome,
-)
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, StepOutcome
 from tests.conftest import tiny_draft, tiny_model
 
 if TYPE_CHECKING:

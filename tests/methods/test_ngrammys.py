@@ -21,7 +21,6 @@ from specbench.index.ngram.bigram_table import BigramTable
 from specbench.models.target import Target
 from specbench.models.weights import sample_weights
 from specbench.storage.arrays import write_array_file
-from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
 
 # After token t come t + 1, t + 2, … of ten.
@@ -387,7 +386,7 @@ def test_output_is_that_of_plain_decoding(architecture, knobs, tmp_path, rng):
     target = Target(model, max_len=128, max_nodes=needs.max_nodes, batch=needs.batch)
     files = {a.name: path for a in needs.artifacts}
     drafter.setup(DraftContext(VOCAB, frozenset(), "toy", 128, files, target=target))
-    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
     # A prompt that ends as its own answer begins, so that the context has something to match.
     seed = rng.integers(0, VOCAB, 10)
     answer = engine.decode(seed, Drafter(name="ar"), max_new_tokens=12).output_ids
@@ -409,7 +408,7 @@ def test_batch_and_tree_accept_the_same(tmp_path, rng):
         drafter = NGrammys(layout=layout)
         target = Target(model, max_len=128, max_nodes=100, batch=drafter.needs.batch)
         drafter.setup(context_of(path, None, VOCAB))
-        engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+        engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
         result = engine.decode(prompt, drafter, max_new_tokens=60)
         steps.append((result.output_ids, result.committed_per_step, result.sources_per_step))
         assert result.n_target_passes < 59

@@ -18,7 +18,6 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ArtifactError, ConfigurationError
 from specbench.index.suffix.datastore import Datastore
 from specbench.storage.arrays import read_header, write_array_file
-from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB
 
 
@@ -312,7 +311,7 @@ def test_the_script_builds_from_earlier_outputs(tmp_path, toy_models, monkeypatc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_output_is_that_of_plain_decoding(architecture, make_target, rng, tmp_path):
     target = make_target(architecture)
-    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
     prompt = rng.integers(0, VOCAB, 12)
     nothing = ready(write(tmp_path / "n.bin", [[0]], vocab_size=VOCAB), vocab_size=VOCAB)
     expected = engine.decode(prompt, nothing, max_new_tokens=40)

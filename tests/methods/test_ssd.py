@@ -18,7 +18,6 @@ from specbench.errors import ArtifactError, ConfigurationError
 from specbench.index.suffix.array import SEPARATOR, build_suffix_array
 from specbench.index.suffix.ring import RingIndex, Staleness, TokenRing
 from specbench.results.records import CaseRecord
-from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB
 
 EOS = 2
@@ -353,7 +352,7 @@ def test_bad_knobs_are_refused(knobs, words):
 @pytest.mark.parametrize("rebuild", ["sync", "background"])
 def test_output_is_that_of_plain_decoding(architecture, rebuild, make_target, rng):
     target = make_target(architecture)
-    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
     drafter = Spacelike(rebuild=rebuild)
     drafter.setup(DraftContext(VOCAB, frozenset(), max_len=256))
     drafter.reset()

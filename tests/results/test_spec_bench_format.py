@@ -31,7 +31,7 @@ LABELS = ("ar", "pld")
 SOURCE = Source("pld", "pld", "toy", "specbench", "k")
 EOS = 2
 BOS = 1
-MT_BENCH = (
+MT_BENCH = [
     "writing",
     "roleplay",
     "reasoning",
@@ -40,7 +40,7 @@ MT_BENCH = (
     "extraction",
     "stem",
     "humanities",
-)
+]
 
 
 def record(label, case_id, turn, accepted, wall_s, category="qa", repeat=0, status="ok"):
@@ -236,7 +236,7 @@ def test_blocks_that_went_wrong_are_left_out_for_all_labels():
     ]
     usable = usable_blocks(records, LABELS)
     assert usable.blocks == ((0, "81"), (0, "200"))
-    assert (usable.failed, usable.disturbed) == (2, 1)
+    assert (usable.failed, usable.noisy) == (2, 1)
     spoilt = [replace(r, status="disturbed") for r in RECORDS]
     assert usable_blocks(spoilt, LABELS).blocks == ((0, "81"), (0, "200")), "the ordinary state"
 

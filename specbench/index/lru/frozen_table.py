@@ -12,17 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from specbench.index.lru.kernels import NONE, find_frozen, index_leaders
-from specbench.storage.arrays import open_array_file, write_array_file
+from specbench.storage.arrays import ArrayTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from specbench.arrays import Array
-
-
-KIND = "frozen_table"
-VERSION = 1
 
 
 class FrozenArrays(NamedTuple):
@@ -41,40 +34,22 @@ class FrozenArrays(NamedTuple):
     followers: Array
 
 
-class FrozenTable:
-    """One table, read-only.
+class FrozenTable(ArrayTable[FrozenArrays]):
+    """One table, read-only."""
 
-    Attributes:
-        arrays: what compiled code works on.
-        header: facts about the table: corpus, parameters, counts, tokenizer hash.
-    """
-
-    def __init__(self, arrays: FrozenArrays, header: Mapping[str, Any]) -> None:
-        self.arrays = arrays
-        self.header = dict(header)
+    kind = "frozen_table"
+    version = 1
+    layout = FrozenArrays
 
     @classmethod
     def from_followers(cls, leaders: Array, offsets: Array, followers: Array) -> FrozenTable:
-        """A table in memory.
-
-        Args:
-            leaders: ``[n, leader_len]`` distinct leaders.
-            offsets: ``[n + 1]`` ranges of their followers.
-            followers: ``[total, follower_len]``, in the order in which they are to be drafted.
-        """
+        """A table in memory, of distinct leaders; see `FrozenArrays`."""
         leaders = np.ascontiguousarray(leaders, dtype=np.int32)
         buckets = np.full(1 << max(2 * len(leaders), 2).bit_length(), NONE, dtype=np.int32)
         index_leaders(leaders, buckets)
-        arrays = FrozenArrays(
-            leaders,
-            buckets,
-            np.ascontiguousarray(offsets, dtype=np.int64),
-            np.ascontiguousarray(followers, dtype=np.int32),
-        )
-        for array in arrays:
-            # As when mapped, so that compiled code sees one type.
-            array.flags.writeable = False
-        return cls(arrays, {})
+        offsets = np.ascontiguousarray(offsets, dtype=np.int64)
+        followers = np.ascontiguousarray(followers, dtype=np.int32)
+        return cls(FrozenArrays(leaders, buckets, offsets, followers))
 
     @classmethod
     def empty(cls, leader_len: int = 1, follower_len: int = 1) -> FrozenTable:
@@ -82,30 +57,13 @@ class FrozenTable:
             np.empty((0, leader_len)), np.zeros(1), np.empty((0, follower_len))
         )
 
-    @classmethod
-    def open(cls, path: Path, tokenizer_hash: str | None = None) -> FrozenTable:
-        """Map a table from its file; arguments and errors are those of `open_array_file`."""
-        header, arrays = open_array_file(
-            path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash
-        )
-        return cls(FrozenArrays(**arrays), header)
-
-    def write(self, path: Path, *, tokenizer_hash: str, header: Mapping[str, Any]) -> None:
-        """Write the table to ``path``; ``header`` says from what it was built."""
-        facts = {
+    def facts(self) -> dict[str, Any]:
+        return {
             "leader_len": self.leader_len,
             "follower_len": self.follower_len,
             "n_leaders": len(self.arrays.leaders),
             "n_followers": len(self.arrays.followers),
         }
-        write_array_file(
-            path,
-            kind=KIND,
-            version=VERSION,
-            tokenizer_hash=tokenizer_hash,
-            arrays=self.arrays._asdict(),
-            header={**header, **facts},
-        )
 
     @property
     def leader_len(self) -> int:

@@ -64,6 +64,14 @@ def hash_tokens(seed: int, tokens: Array, start: int, count: int) -> int:
     return state
 
 
+@njit(cache=True, inline="always")
+def _equal(rows: Array, row: int, column: int, key: Array, start: int, count: int) -> bool:
+    for i in range(count):  # noqa: SIM110 (numba compiles no generator expressions)
+        if rows[row, column + i] != key[start + i]:
+            return False
+    return True
+
+
 @njit(cache=True)
 def find_leader(table: tuple[Array, ...], key: Array, start: int) -> np.int64:
     """Slot of the leader ``key[start : start + leader_len]``, or -1."""
@@ -72,12 +80,7 @@ def find_leader(table: tuple[Array, ...], key: Array, start: int) -> np.int64:
     bucket = hash_tokens(0, key, start, length) & np.uint64(len(buckets) - 1)
     slot = np.int64(buckets[bucket])
     while slot != NONE:
-        same = True
-        for i in range(length):
-            if leaders[slot, LEADER_TOKENS + i] != key[start + i]:
-                same = False
-                break
-        if same:
+        if _equal(leaders, slot, LEADER_TOKENS, key, start, length):
             return slot
         slot = np.int64(leaders[slot, CHAIN])
     return np.int64(NONE)
@@ -87,27 +90,39 @@ def find_leader(table: tuple[Array, ...], key: Array, start: int) -> np.int64:
 def touch_leader(table: tuple[Array, ...], slot: int) -> None:
     """Make a leader the most recent one."""
     leaders, _, _, _, meta = table
-    if meta[MOST_RECENT] == slot:
-        return
-    newer, older = leaders[slot, NEWER], leaders[slot, OLDER]
-    leaders[newer, OLDER] = older
-    if older == NONE:
-        meta[LEAST_RECENT] = newer
-    else:
-        leaders[older, NEWER] = newer
-    _push_leader(leaders, meta, slot)
+    if meta[MOST_RECENT] != slot:
+        _unlink(leaders, meta, MOST_RECENT, LEAST_RECENT, slot)
+        _push(leaders, meta, MOST_RECENT, LEAST_RECENT, slot)
 
 
-@njit(cache=True)
-def _push_leader(leaders: Array, meta: Array, slot: int) -> None:
-    recent = meta[MOST_RECENT]
-    leaders[slot, NEWER] = NONE
-    leaders[slot, OLDER] = recent
+# A recency list links the entries of one array; its two ends are entries ``most`` and ``least`` of
+# ``ends``: of ``meta`` for the leaders, of its leader's row for each list of followers.
+
+
+@njit(cache=True, inline="always")
+def _push(entries: Array, ends: Array, most: int, least: int, slot: int) -> None:
+    """Put ``slot`` at the recent end."""
+    recent = ends[most]
+    entries[slot, NEWER] = NONE
+    entries[slot, OLDER] = recent
     if recent == NONE:
-        meta[LEAST_RECENT] = slot
+        ends[least] = slot
     else:
-        leaders[recent, NEWER] = slot
-    meta[MOST_RECENT] = slot
+        entries[recent, NEWER] = slot
+    ends[most] = slot
+
+
+@njit(cache=True, inline="always")
+def _unlink(entries: Array, ends: Array, most: int, least: int, slot: int) -> None:
+    newer, older = entries[slot, NEWER], entries[slot, OLDER]
+    if newer == NONE:
+        ends[most] = older
+    else:
+        entries[newer, OLDER] = older
+    if older == NONE:
+        ends[least] = newer
+    else:
+        entries[older, NEWER] = newer
 
 
 @njit(cache=True)
@@ -148,12 +163,7 @@ def _evict_leader(table: tuple[Array, ...]) -> None:
         older = np.int64(followers[follower, OLDER])
         _free_follower(table, follower)
         follower = older
-    newer = leaders[slot, NEWER]
-    meta[LEAST_RECENT] = newer
-    if newer == NONE:
-        meta[MOST_RECENT] = NONE
-    else:
-        leaders[newer, OLDER] = NONE
+    _unlink(leaders, meta, MOST_RECENT, LEAST_RECENT, slot)
     hashed = hash_tokens(0, leaders[slot], LEADER_TOKENS, meta[LEADER_LEN])
     _unchain(leaders, buckets, hashed & np.uint64(len(buckets) - 1), slot)
     leaders[slot, OLDER] = meta[FREE_LEADER]
@@ -192,33 +202,8 @@ def _put_leader(table: tuple[Array, ...], tokens: Array, start: int) -> int:
     bucket = hash_tokens(0, tokens, start, length) & np.uint64(len(buckets) - 1)
     leaders[slot, CHAIN] = buckets[bucket]
     buckets[bucket] = slot
-    _push_leader(leaders, meta, slot)
+    _push(leaders, meta, MOST_RECENT, LEAST_RECENT, slot)
     return slot
-
-
-@njit(cache=True)
-def _unlink_follower(leaders: Array, followers: Array, owner: int, slot: int) -> None:
-    newer, older = followers[slot, NEWER], followers[slot, OLDER]
-    if newer == NONE:
-        leaders[owner, FIRST] = older
-    else:
-        followers[newer, OLDER] = older
-    if older == NONE:
-        leaders[owner, LAST] = newer
-    else:
-        followers[older, NEWER] = newer
-
-
-@njit(cache=True)
-def _push_follower(leaders: Array, followers: Array, owner: int, slot: int) -> None:
-    recent = leaders[owner, FIRST]
-    followers[slot, NEWER] = NONE
-    followers[slot, OLDER] = recent
-    if recent == NONE:
-        leaders[owner, LAST] = slot
-    else:
-        followers[recent, NEWER] = slot
-    leaders[owner, FIRST] = slot
 
 
 @njit(cache=True)
@@ -228,20 +213,16 @@ def _put_follower(table: tuple[Array, ...], owner: int, tokens: Array, start: in
     bucket = hash_tokens(owner, tokens, start, length) & np.uint64(len(buckets) - 1)
     slot = np.int64(buckets[bucket])
     while slot != NONE:
-        same = followers[slot, OWNER] == owner
-        for i in range(length):
-            if followers[slot, FOLLOWER_TOKENS + i] != tokens[start + i]:
-                same = False
-                break
-        if same:
+        same = _equal(followers, slot, FOLLOWER_TOKENS, tokens, start, length)
+        if same and followers[slot, OWNER] == owner:
             if followers[slot, NEWER] != NONE:
-                _unlink_follower(leaders, followers, owner, slot)
-                _push_follower(leaders, followers, owner, slot)
+                _unlink(followers, leaders[owner], FIRST, LAST, slot)
+                _push(followers, leaders[owner], FIRST, LAST, slot)
             return
         slot = np.int64(followers[slot, CHAIN])
     if leaders[owner, COUNT] == meta[FOLLOWER_CAPACITY]:
         oldest = np.int64(leaders[owner, LAST])
-        _unlink_follower(leaders, followers, owner, oldest)
+        _unlink(followers, leaders[owner], FIRST, LAST, oldest)
         _free_follower(table, oldest)
     else:
         leaders[owner, COUNT] += 1
@@ -251,7 +232,7 @@ def _put_follower(table: tuple[Array, ...], owner: int, tokens: Array, start: in
         followers[slot, FOLLOWER_TOKENS + i] = tokens[start + i]
     followers[slot, CHAIN] = buckets[bucket]
     buckets[bucket] = slot
-    _push_follower(leaders, followers, owner, slot)
+    _push(followers, leaders[owner], FIRST, LAST, slot)
 
 
 @njit(cache=True)
@@ -300,12 +281,7 @@ def find_frozen(table: tuple[Array, ...], key: Array, start: int) -> np.int64:
     at = np.int64(hash_tokens(0, key, start, length) & np.uint64(mask))
     while buckets[at] != NONE:
         index = np.int64(buckets[at])
-        same = True
-        for i in range(length):
-            if leaders[index, i] != key[start + i]:
-                same = False
-                break
-        if same:
+        if _equal(leaders, index, 0, key, start, length):
             return index
         at = (at + 1) & mask
     return np.int64(NONE)
@@ -445,16 +421,13 @@ def grow_tree(
     Nodes are numbered depth-first in pre-order, children in the order of their creation.
 
     Args:
-        buffer: int64 committed tokens.
-        length: number of them.
+        buffer: int64; ``buffer[:length]`` are the committed tokens.
         budget: nodes of the tree at most.
         reserve: of these, nodes kept for the second level and deeper.
         merge: share equal nodes below one parent.
         order: ``[tables, 2]`` int64: `DYNAMIC` or `FROZEN`, and the index among its kind.
-        dynamic: tuple of ``TableArrays``, at least one (never asked if not in ``order``).
-        frozen: tuple of ``FrozenArrays``, at least one.
-        work: int64 ``[budget + 1, SCRATCH]``, scratch.
-        key: int64 ``[longest leader]``, scratch.
+        dynamic, frozen: at least one ``TableArrays`` and ``FrozenArrays``, even if in no order.
+        work, key: int64 scratch, ``[budget + 1, SCRATCH]`` and ``[longest leader]``.
 
     Returns:
         ``[3, nodes]`` int64: tokens, parents (-1 is the root) and table index of each node.

@@ -17,7 +17,6 @@ from specbench.index.lru.frozen_table import FrozenTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from specbench.arrays import Array
 
@@ -76,10 +75,7 @@ def _reduce(packed: Array, counts: Array | None) -> tuple[Array, Array]:
     if counts is None and packed.shape[1] == 1:
         ordered = np.sort(packed, axis=0)
     else:
-        if packed.shape[1] == 1:
-            order = np.argsort(packed[:, 0], kind="stable")
-        else:
-            order = np.lexsort(packed.T[::-1])
+        order = np.lexsort(packed.T[::-1])
         ordered = packed[order]
         counts = None if counts is None else counts[order]
     first = _changes(ordered)
@@ -119,12 +115,7 @@ class WindowCounter:
     def __enter__(self) -> WindowCounter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._runs.clear()
         self._folder.cleanup()
 

@@ -19,28 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from specbench.index.lru.kernels import (
-    FOLLOWER_CAPACITY,
-    FOLLOWER_LEN,
-    FOLLOWER_TOKENS,
-    FOLLOWERS,
-    FREE_FOLLOWER,
-    FREE_LEADER,
-    FRESH_FOLLOWER,
-    FRESH_LEADER,
-    LAST,
-    LEADER_CAPACITY,
-    LEADER_LEN,
-    LEADER_TOKENS,
-    LEADERS,
-    LEAST_RECENT,
-    MOST_RECENT,
-    N_META,
-    NEWER,
-    NONE,
-    insert_windows,
-    rechain,
-)
+from specbench.index.lru import kernels as k  # columns and operations
 
 if TYPE_CHECKING:
     from specbench.arrays import Array
@@ -58,7 +37,7 @@ class TableArrays(NamedTuple):
         followers: ``[n, 4 + follower_len]`` int32.
         leader_buckets: ``[power of two]`` int32 heads of the hash chains.
         follower_buckets: the same for followers; the key is leader slot and tokens.
-        meta: ``[12]`` int64, see the constants above.
+        meta: ``[12]`` int64, see the kernels' constants.
     """
 
     leaders: Array
@@ -69,7 +48,7 @@ class TableArrays(NamedTuple):
 
 
 def _buckets(size: int) -> Array:
-    return np.full(1 << max(size - 1, 1).bit_length(), NONE, dtype=np.int32)
+    return np.full(1 << max(size - 1, 1).bit_length(), k.NONE, dtype=np.int32)
 
 
 def _wider(entries: Array, limit: int) -> Array:
@@ -100,33 +79,33 @@ class LruTable:
         self._follower_limit = min(leader_capacity * follower_capacity, _INDEX_LIMIT)
         n_leaders = min(_FIRST_SIZE, self._leader_limit)
         n_followers = min(_FIRST_SIZE, self._follower_limit)
-        meta = np.zeros(N_META, dtype=np.int64)
-        meta[LEADER_LEN], meta[FOLLOWER_LEN] = leader_len, follower_len
-        meta[LEADER_CAPACITY], meta[FOLLOWER_CAPACITY] = leader_capacity, follower_capacity
+        meta = np.zeros(k.N_META, dtype=np.int64)
+        meta[k.LEADER_LEN], meta[k.FOLLOWER_LEN] = leader_len, follower_len
+        meta[k.LEADER_CAPACITY], meta[k.FOLLOWER_CAPACITY] = leader_capacity, follower_capacity
         self.arrays = TableArrays(
-            np.empty((n_leaders, LEADER_TOKENS + leader_len), dtype=np.int32),
-            np.empty((n_followers, FOLLOWER_TOKENS + follower_len), dtype=np.int32),
+            np.empty((n_leaders, k.LEADER_TOKENS + leader_len), dtype=np.int32),
+            np.empty((n_followers, k.FOLLOWER_TOKENS + follower_len), dtype=np.int32),
             _buckets(n_leaders),
             _buckets(n_followers),
             meta,
         )
         self.clear()
         # Compiled now: the first growth may fall into a timed step.
-        rechain(self.arrays)
+        k.rechain(self.arrays)
 
     def clear(self) -> None:
         _, _, leader_buckets, follower_buckets, meta = self.arrays
-        leader_buckets.fill(NONE)
-        follower_buckets.fill(NONE)
-        meta[[LEADERS, FOLLOWERS, FRESH_LEADER, FRESH_FOLLOWER]] = 0
-        meta[[FREE_LEADER, FREE_FOLLOWER, MOST_RECENT, LEAST_RECENT]] = NONE
+        leader_buckets.fill(k.NONE)
+        follower_buckets.fill(k.NONE)
+        meta[[k.LEADERS, k.FOLLOWERS, k.FRESH_LEADER, k.FRESH_FOLLOWER]] = 0
+        meta[[k.FREE_LEADER, k.FREE_FOLLOWER, k.MOST_RECENT, k.LEAST_RECENT]] = k.NONE
 
     def __len__(self) -> int:
-        return int(self.arrays.meta[LEADERS])
+        return int(self.arrays.meta[k.LEADERS])
 
     @property
     def n_followers(self) -> int:
-        return int(self.arrays.meta[FOLLOWERS])
+        return int(self.arrays.meta[k.FOLLOWERS])
 
     def insert_windows(self, tokens: Array, begin: int, end: int) -> bool:
         """Insert every window of ``tokens`` that ends at a position in ``[begin, end)``.
@@ -136,40 +115,40 @@ class LruTable:
         Returns:
             Whether ``arrays`` was replaced by a larger one.
         """
-        done = insert_windows(self.arrays, tokens, begin, end)
+        done = k.insert_windows(self.arrays, tokens, begin, end)
         if done == end:
             return False
         while done < end:
             self._grow()
-            done = insert_windows(self.arrays, tokens, done, end)
+            done = k.insert_windows(self.arrays, tokens, done, end)
         return True
 
     def snapshot(self) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
         """Leaders from least to most recent, each with its followers in the same order."""
         leaders, followers, _, _, meta = self.arrays
         found = []
-        leader = int(meta[LEAST_RECENT])
-        while leader != NONE:
+        leader = int(meta[k.LEAST_RECENT])
+        while leader != k.NONE:
             chain = []
-            follower = int(leaders[leader, LAST])
-            while follower != NONE:
-                chain.append(tuple(followers[follower, FOLLOWER_TOKENS:].tolist()))
-                follower = int(followers[follower, NEWER])
-            found.append((tuple(leaders[leader, LEADER_TOKENS:].tolist()), chain))
-            leader = int(leaders[leader, NEWER])
+            follower = int(leaders[leader, k.LAST])
+            while follower != k.NONE:
+                chain.append(tuple(followers[follower, k.FOLLOWER_TOKENS :].tolist()))
+                follower = int(followers[follower, k.NEWER])
+            found.append((tuple(leaders[leader, k.LEADER_TOKENS :].tolist()), chain))
+            leader = int(leaders[leader, k.NEWER])
         return found
 
     def _grow(self) -> None:
         old = self.arrays
         meta = old.meta
         leaders, followers = old.leaders, old.followers
-        if meta[FRESH_LEADER] == len(leaders):
+        if meta[k.FRESH_LEADER] == len(leaders):
             leaders = _wider(leaders, self._leader_limit)
-        if meta[FRESH_FOLLOWER] == len(followers):
+        if meta[k.FRESH_FOLLOWER] == len(followers):
             followers = _wider(followers, self._follower_limit)
         if leaders is old.leaders and followers is old.followers:
             raise MemoryError(f"a table holds at most {_INDEX_LIMIT} followers")
         self.arrays = TableArrays(
             leaders, followers, _buckets(len(leaders)), _buckets(len(followers)), meta
         )
-        rechain(self.arrays)
+        k.rechain(self.arrays)

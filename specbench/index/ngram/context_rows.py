@@ -47,10 +47,7 @@ def context_rows(text: Array, length: int, query: int, width: int, rows: Array) 
         text: int64 ids, of which ``text[:length]`` counts.
         query: last tokens that must match (q).
         width: tokens that follow (w).
-        rows: int64 ``[k, >= width]``, written.
-
-    Returns:
-        Rows written.
+        rows: int64 ``[k, >= width]``, written; how many is returned.
     """
     tail = length - query
     last_start = tail - width  # of a match; its window ends with the text at the latest
@@ -114,12 +111,7 @@ def table_rows(table: Array, firsts: Array, width: int, rows: Array, done: int) 
     Args:
         table: int32 ``[vocab, K]`` most probable next tokens, best first.
         firsts: ids that rows begin with, best first.
-        width: tokens of a row.
-        rows: int64 ``[k, >= width]``, written from row ``done`` on.
-        done: rows already there.
-
-    Returns:
-        Rows there now.
+        rows: int64 ``[k, >= width]``, written from row ``done`` on; how many there are is returned.
     """
     given = done
     for first in firsts:
@@ -132,16 +124,20 @@ def table_rows(table: Array, firsts: Array, width: int, rows: Array, done: int) 
             rows[done, j] = token
         new = True
         for i in range(given):
-            same = True
-            for j in range(width):
-                if rows[i, j] != rows[done, j]:
-                    same = False
-                    break
-            if same:
+            if _shared(rows, i, done, width) == width:
                 new = False
                 break
         done += new
     return done
+
+
+@njit(cache=True)
+def _shared(rows: Array, one: int, other: int, width: int) -> int:
+    """How many tokens two rows share from their beginning."""
+    for j in range(width):
+        if rows[one, j] != rows[other, j]:
+            return j
+    return width
 
 
 @njit(cache=True)
@@ -152,14 +148,8 @@ def merge_rows(
 
     Args:
         rows: int64 ``[>= count, >= width]``.
-        count: rows.
-        width: tokens of a row.
-        tokens: int64 ``[>= count * width]``, written.
-        parents: int64, same length, written.
-        owners: int64, same length, written: the first row that has the node.
-
-    Returns:
-        Nodes written.
+        tokens, parents, owners: int64 ``[>= count * width]``, written: nodes, and the first row
+            that has each. How many is returned.
     """
     n = 0
     path = np.empty((count, width), dtype=np.int64)
@@ -167,9 +157,7 @@ def merge_rows(
         # The earlier row that shares most tokens from the beginning lends its nodes.
         shared, lender = 0, -1
         for earlier in range(i):
-            same = 0
-            while same < width and rows[earlier, same] == rows[i, same]:
-                same += 1
+            same = _shared(rows, earlier, i, width)
             if same > shared:
                 shared, lender = same, earlier
         for j in range(width):

@@ -56,15 +56,11 @@ class LookaheadWindow:
     def tree(
         self, root: int, guesses: IntArray, lost_bonus: bool = False
     ) -> tuple[IntArray, IntArray, BoolArray]:
-        """The window below ``root``, behind the chains ``guesses [g, N - 1]``.
-
-        Args:
-            root: the token all of it follows.
-            guesses: candidates.
-            lost_bonus: whether a chain's last token is auxiliary.
+        """The window below ``root``, behind the chains ``guesses [g, N - 1]`` of candidates.
 
         Returns:
-            ``tokens [n]``, ``parents [n]`` (-1 is the root) and ``aux [n]`` (true for the window).
+            ``tokens [n]``, ``parents [n]`` (-1 is the root) and ``aux [n]``: true for the window,
+            and for a chain's last token if ``lost_bonus``.
         """
         self._grid[0, 0] = root
         key = (*self._grid.shape, len(guesses), lost_bonus)
@@ -79,8 +75,7 @@ class LookaheadWindow:
         """Move on by one column, with the model's tokens as the last level.
 
         Args:
-            next_tokens: ``[n + 1]`` what the model says after the root and after every node of
-                ``tree``.
+            next_tokens: ``[n + 1]`` the model's after the root and every node of ``tree``.
 
         Returns:
             ``[W, N]`` the n-grams that this completes, each with the token it follows; none while
@@ -103,12 +98,7 @@ def tree_shape(
 ) -> tuple[IntArray, BoolArray]:
     """Geometry of ``guesses`` chains of ``length`` tokens and a window.
 
-    Args:
-        levels: levels of the window.
-        columns: its columns; column 0 of level 0 is the root and no node.
-        guesses: chains below the root.
-        length: tokens of a chain.
-        lost_bonus: whether a chain's last token is auxiliary.
+    Column 0 of the window's level 0 is the root and no node.
 
     Returns:
         ``parents [n]`` and ``aux [n]``: the chains, then the window level by level.

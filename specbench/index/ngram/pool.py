@@ -46,7 +46,6 @@ class NgramPool:
     """At most ``per_token`` n-grams after every token, under LRU eviction.
 
     Args:
-        vocab_size: tokens.
         n: tokens of an n-gram, without the token it follows.
         per_token: n-grams kept per token.
     """

@@ -21,8 +21,6 @@ def find_continuation(
 
     Args:
         tokens: int64 text; only ``tokens[:length]`` counts.
-        longest: n of the first try.
-        shortest: n of the last try.
         count: tokens wanted after the match.
         rule: `OLDEST_FULL`: the oldest match with all ``count`` tokens after it, and which ends
             more than n tokens before the text's end. `OLDEST`: the oldest match, however few

@@ -39,15 +39,10 @@ def build_suffix_array(tokens: Array) -> Array:
         raise ValueError(f"a suffix array holds fewer than 2^31 tokens, not {len(tokens)}")
     if len(tokens) < 2:
         return np.arange(len(tokens), dtype=np.int32)
-    if importlib.util.find_spec("pydivsufsort") is not None:
-        return _by_divsufsort(tokens)
-    return sort_by_doubling(tokens)
-
-
-def _by_divsufsort(tokens: Array) -> Array:
+    if importlib.util.find_spec("pydivsufsort") is None:
+        return sort_by_doubling(tokens)
     from pydivsufsort import divsufsort
 
-    # It sorts bytes, so ids are stored with their highest byte first, in as few as hold them.
     suffixes: Array = divsufsort(np.ascontiguousarray(tokens, dtype=np.int32))
     return suffixes.astype(np.int32, copy=False)
 
@@ -57,12 +52,6 @@ def sort_by_doubling(tokens: Array) -> Array:
 
     Suffixes that agree on their first k tokens share a rank. Each round orders them by the rank of
     what follows these k tokens, which doubles k; suffixes that are alone with their rank are done.
-
-    Args:
-        tokens: see `build_suffix_array`.
-
-    Returns:
-        See `build_suffix_array`.
     """
     n = len(tokens)
     order = np.argsort(tokens, kind="stable")

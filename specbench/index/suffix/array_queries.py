@@ -106,12 +106,7 @@ def frequent_continuation(
     """What most often followed the text's last tokens, for the longest query with any match.
 
     Args:
-        tokens: see the module.
-        suffixes: see the module.
-        text: see the module.
-        length: see the module.
-        longest: tokens of the first query.
-        shortest: tokens of the last query.
+        longest, shortest: tokens of the first and of the last query.
         count: tokens of a continuation at most.
         limit: matches looked at; of more, so many evenly spaced over the range.
         ends: int64 ids after which a continuation stops.
@@ -298,18 +293,14 @@ def retrieve_tree(
         tokens: the chunks' texts one after the other.
         suffixes: the chunks' suffix arrays one after the other, positions within the chunk.
         offsets: ``[chunks + 1]`` where each chunk begins.
-        text: see the module.
-        length: see the module.
-        longest: tokens of the first span tried.
-        shortest: tokens of the last one.
+        longest, shortest: tokens of the first and of the last span tried.
         limit: continuations taken from a chunk at most.
         even: of more, take so many evenly spaced; False takes the first in lexicographic order.
         choices: prefixes kept, and the bound of the cut.
         cut: apply the reference's cut.
         rows: int32 ``[chunks * limit, width]`` scratch; a continuation has ``width`` tokens.
         sizes: int64 ``[chunks * limit]`` scratch.
-        out_tokens: int64 ``[choices]``, written: the nodes by depth, within one by rank.
-        out_parents: int64 ``[choices]``, written.
+        out_tokens, out_parents: int64 ``[choices]``, written: nodes by depth, within one by rank.
 
     Returns:
         Nodes written and the span that matched (0: none did).

@@ -183,11 +183,9 @@ def extend(automaton: tuple[Array, ...], tokens: Array, begin: int, end: int) ->
 def repeated_suffix(
     automaton: tuple[Array, ...], n_tokens: np.int64, room: int
 ) -> tuple[np.int64, np.int64]:
-    """The longest suffix of the text that occurred before.
+    """The longest suffix of a single text of ``n_tokens`` that occurred before.
 
     Args:
-        automaton: of a single text.
-        n_tokens: tokens of the text.
         room: tokens wanted between the suffix's first occurrence and the text's end; where there
             are fewer, shorter suffixes are tried, and the one with most is taken.
 
@@ -229,12 +227,7 @@ class SuffixAutomaton:
     def __init__(self, max_tokens: int = _MOST_TOKENS) -> None:
         self.max_tokens = min(max_tokens, _MOST_TOKENS)
         self._room = min(_FIRST_SIZE, self.max_tokens)
-        self.arrays = AutomatonArrays(
-            np.empty((2 * self._room + 1, 5), dtype=np.int32),
-            np.empty((3 * self._room, 4), dtype=np.int32),
-            _buckets(self._room),
-            np.zeros(4, dtype=np.int64),
-        )
+        self.arrays = _empty_arrays(self._room)
         self.clear()
 
     def __len__(self) -> int:
@@ -285,15 +278,18 @@ class SuffixAutomaton:
     def _grow(self, wanted: int) -> None:
         old = self.arrays
         self._room = min(max(2 * self._room, wanted), self.max_tokens)
-        states = np.empty((2 * self._room + 1, 5), dtype=np.int32)
-        edges = np.empty((3 * self._room, 4), dtype=np.int32)
+        new = _empty_arrays(self._room)._replace(meta=old.meta)
         n_states, n_edges = int(old.meta[STATES]), int(old.meta[EDGES])
-        states[:n_states] = old.states[:n_states]
-        edges[:n_edges] = old.edges[:n_edges]
-        buckets = _buckets(self._room)
-        _rehash(edges, n_edges, buckets)
-        self.arrays = AutomatonArrays(states, edges, buckets, old.meta)
+        new.states[:n_states] = old.states[:n_states]
+        new.edges[:n_edges] = old.edges[:n_edges]
+        _rehash(new.edges, n_edges, new.buckets)
+        self.arrays = new
 
 
-def _buckets(room: int) -> Array:
-    return np.full(1 << max(4 * room - 1, 1).bit_length(), NONE, dtype=np.int32)
+def _empty_arrays(room: int) -> AutomatonArrays:
+    return AutomatonArrays(
+        np.empty((2 * room + 1, 5), dtype=np.int32),
+        np.empty((3 * room, 4), dtype=np.int32),
+        np.full(1 << max(4 * room - 1, 1).bit_length(), NONE, dtype=np.int32),
+        np.zeros(4, dtype=np.int64),
+    )

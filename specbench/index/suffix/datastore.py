@@ -18,7 +18,6 @@ from specbench.storage.arrays import open_array_file, write_array_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from specbench.arrays import Array
 
@@ -79,12 +78,7 @@ class DatastoreWriter:
     def __enter__(self) -> DatastoreWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles.values():
             handle.close()
         self._folder.cleanup()

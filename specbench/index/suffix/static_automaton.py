@@ -13,20 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from specbench.errors import ArtifactError
 from specbench.index.suffix.automaton import EDGES, LENGTH, LINK, PREFIXES, STATES, TARGET, TOKEN
-from specbench.storage.arrays import open_array_file, write_array_file
+from specbench.storage.arrays import ArrayTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from specbench.arrays import Array
     from specbench.index.suffix.automaton import SuffixAutomaton
 
-
-KIND = "static_automaton"
-VERSION = 1
 
 # Continuations of a state that a draft may take, as in the reference.
 TOP = 8
@@ -105,13 +98,8 @@ def find_target(automaton: tuple[Array, ...], state: int, token: int) -> np.int6
 def follow(automaton: tuple[Array, ...], cursor: Array, text: Array, begin: int, end: int) -> None:
     """Move a cursor over ``text[begin:end]``, amortised O(1) look-ups a token.
 
-    Args:
-        automaton: the frozen automaton.
-        cursor: ``[2]`` int64, written: the state of the longest suffix of the text that occurs in
-            the corpus, and that suffix's length.
-        text: token ids.
-        begin: first position.
-        end: position after the last one.
+    ``cursor [2]`` int64 is written: the state of the longest suffix of the text that occurs in the
+    corpus, and that suffix's length.
     """
     lengths, links, _, _, _, _ = automaton
     state, matched = cursor[0], cursor[1]
@@ -139,14 +127,9 @@ def grow_best_first(
     probable candidate is taken first, of equals the one that was found first; a candidate at a
     depth that has ``per_depth`` nodes already is dropped.
 
-    Args:
-        automaton: the frozen automaton.
-        state: where the text is.
-        budget: nodes at most.
-        per_depth: nodes of one depth at most.
-
     Returns:
-        ``[2, nodes]`` int64 tokens and parents, in the order in which they were taken.
+        ``[2, nodes]`` int64 tokens and parents, in the order in which they were taken; at most
+        ``budget`` nodes.
     """
     _, _, counts, offsets, tokens, targets = automaton
     out = np.empty((2, budget), dtype=np.int64)
@@ -192,17 +175,12 @@ def most_frequent_chain(automaton: tuple[Array, ...], state: np.int64, budget: i
     return out[:n].copy()
 
 
-class StaticAutomaton:
-    """One frozen automaton, read-only.
+class StaticAutomaton(ArrayTable[StaticArrays]):
+    """One frozen automaton, read-only."""
 
-    Attributes:
-        arrays: what compiled code works on.
-        header: facts about it: corpus, counts, tokenizer hash.
-    """
-
-    def __init__(self, arrays: StaticArrays, header: Mapping[str, Any]) -> None:
-        self.arrays = arrays
-        self.header = dict(header)
+    kind = "static_automaton"
+    version = 1
+    layout = StaticArrays
 
     @classmethod
     def freeze(cls, growing: SuffixAutomaton) -> StaticAutomaton:
@@ -223,33 +201,10 @@ class StaticAutomaton:
         tokens = edges[order, TOKEN]
         targets = edges[order, TARGET]
         _order_edges(offsets, tokens, targets, counts)
-        arrays = StaticArrays(lengths, links, counts, offsets, tokens, targets)
-        for array in arrays:
-            # As when mapped, so that compiled code sees one type.
-            array.flags.writeable = False
-        return cls(arrays, {})
+        return cls(StaticArrays(lengths, links, counts, offsets, tokens, targets))
 
-    @classmethod
-    def open(cls, path: Path, tokenizer_hash: str | None = None) -> StaticAutomaton:
-        """Map an automaton from its file; arguments and errors are those of `open_array_file`."""
-        header, arrays = open_array_file(
-            path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash
-        )
-        try:
-            return cls(StaticArrays(**arrays), header)
-        except TypeError as error:
-            raise ArtifactError(f"{path} lacks an array or has one too many: {error}") from error
-
-    def write(self, path: Path, *, tokenizer_hash: str, header: Mapping[str, Any]) -> None:
-        """Write the automaton to ``path``; ``header`` says from what it was built."""
-        write_array_file(
-            path,
-            kind=KIND,
-            version=VERSION,
-            tokenizer_hash=tokenizer_hash,
-            arrays=self.arrays._asdict(),
-            header={**header, "n_states": len(self), "n_edges": len(self.arrays.tokens)},
-        )
+    def facts(self) -> dict[str, Any]:
+        return {"n_states": len(self), "n_edges": len(self.arrays.tokens)}
 
     def __len__(self) -> int:
         return len(self.arrays.lengths)

@@ -15,27 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from specbench.index.suffix.tree_kernels import (
-    COLUMNS,
-    COUNT,
-    FIRST,
-    FREED,
-    FRESH,
-    GROWING,
-    LAST,
-    LENGTH,
-    N_META,
-    NODES,
-    NONE,
-    PARENT,
-    ROOT,
-    SINGLE,
-    TAIL,
-    append,
-    locate,
-    rehash,
-    remove,
-)
+from specbench.index.suffix import tree_kernels as k  # columns and operations
 
 if TYPE_CHECKING:
     from specbench.arrays import Array
@@ -85,11 +65,11 @@ class SuffixTree:
         self.max_requests = max_requests
         room = min(_FIRST_SIZE, self.max_tokens)
         self.arrays = TreeArrays(
-            np.empty((2 * room + 2, COLUMNS), dtype=np.int32),
+            np.empty((2 * room + 2, k.COLUMNS), dtype=np.int32),
             np.empty(2 * room, dtype=np.int32),
             np.empty(room, dtype=np.int32),
             np.empty(depth, dtype=np.int32),
-            np.empty(N_META, dtype=np.int64),
+            np.empty(k.N_META, dtype=np.int64),
         )
         # Positions at which the stored requests begin, the oldest first.
         self._begins: deque[int] = deque()
@@ -97,7 +77,7 @@ class SuffixTree:
         self.clear()
 
     def __len__(self) -> int:
-        return int(self.arrays.meta[TAIL]) - self._begins[0] if self._begins else 0
+        return int(self.arrays.meta[k.TAIL]) - self._begins[0] if self._begins else 0
 
     @property
     def n_requests(self) -> int:
@@ -107,7 +87,7 @@ class SuffixTree:
     @property
     def n_nodes(self) -> int:
         """Nodes, the root not counted."""
-        return int(self.arrays.meta[NODES])
+        return int(self.arrays.meta[k.NODES])
 
     @property
     def n_bytes(self) -> int:
@@ -115,11 +95,11 @@ class SuffixTree:
 
     def clear(self) -> None:
         nodes, buckets, _, _, meta = self.arrays
-        buckets.fill(NONE)
-        meta[[NODES, GROWING, TAIL]] = 0
-        meta[FRESH], meta[FREED] = 1, NONE
-        nodes[ROOT, [PARENT, FIRST, LAST, SINGLE]] = NONE
-        nodes[ROOT, [COUNT, LENGTH]] = 0
+        buckets.fill(k.NONE)
+        meta[[k.NODES, k.GROWING, k.TAIL]] = 0
+        meta[k.FRESH], meta[k.FREED] = 1, k.NONE
+        nodes[k.ROOT, [k.PARENT, k.FIRST, k.LAST, k.SINGLE]] = k.NONE
+        nodes[k.ROOT, [k.COUNT, k.LENGTH]] = 0
         self._begins.clear()
         self._recording = False
 
@@ -136,12 +116,12 @@ class SuffixTree:
             self._evict()
         while self._begins and len(self) + expected > self.max_tokens:
             self._evict()
-        self._begins.append(int(self.arrays.meta[TAIL]))
+        self._begins.append(int(self.arrays.meta[k.TAIL]))
         self._recording = True
 
     def end_request(self) -> None:
         """End the request in progress, if there is one; it stays stored."""
-        self.arrays.meta[GROWING] = 0
+        self.arrays.meta[k.GROWING] = 0
         self._recording = False
 
     def extend(self, tokens: Array, begin: int, end: int) -> None:
@@ -157,27 +137,27 @@ class SuffixTree:
         free = self.max_tokens - len(self)
         if len(self) + min(count, free) > len(self.arrays.text):
             self._grow(len(self) + min(count, free))
-        append(self.arrays, tokens, begin, begin + min(count, free))
+        k.append(self.arrays, tokens, begin, begin + min(count, free))
         if count > free:
             self.end_request()
 
     def count(self, tokens: Array) -> int:
-        node, _ = locate(self.arrays, np.asarray(tokens, dtype=np.int64), 0, len(tokens))
-        return 0 if node == NONE else int(self.arrays.nodes[node, COUNT])
+        node, _ = k.locate(self.arrays, np.asarray(tokens, dtype=np.int64), 0, len(tokens))
+        return 0 if node == k.NONE else int(self.arrays.nodes[node, k.COUNT])
 
     def _evict(self) -> None:
         begin = self._begins.popleft()
-        end = self._begins[0] if self._begins else int(self.arrays.meta[TAIL])
-        remove(self.arrays, begin, end)
+        end = self._begins[0] if self._begins else int(self.arrays.meta[k.TAIL])
+        k.remove(self.arrays, begin, end)
 
     def _grow(self, wanted: int) -> None:
         old = self.arrays
         room = min(1 << (wanted - 1).bit_length(), self.max_tokens)
-        nodes = np.empty((2 * room + 2, COLUMNS), dtype=np.int32)
+        nodes = np.empty((2 * room + 2, k.COLUMNS), dtype=np.int32)
         nodes[: len(old.nodes)] = old.nodes
         text = np.empty(room, dtype=np.int32)
-        stored = np.arange(int(old.meta[TAIL]) - len(self), int(old.meta[TAIL]))
+        stored = np.arange(int(old.meta[k.TAIL]) - len(self), int(old.meta[k.TAIL]))
         text[stored & (room - 1)] = old.text[stored & (len(old.text) - 1)]
-        buckets = np.full(2 * room, NONE, dtype=np.int32)
+        buckets = np.full(2 * room, k.NONE, dtype=np.int32)
         self.arrays = TreeArrays(nodes, buckets, text, old.active, old.meta)
-        rehash(self.arrays)
+        k.rehash(self.arrays)

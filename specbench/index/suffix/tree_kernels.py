@@ -99,6 +99,11 @@ def _child(nodes: Array, buckets: Array, parent: int, token: int) -> np.int64:
 def _insert_before(nodes: Array, parent: int, node: int, after: int) -> None:
     """Make ``node`` a child of ``parent`` in front of ``after``; -1 is the end."""
     before = nodes[parent, LAST] if after == NONE else nodes[after, PREV]
+    _insert_between(nodes, parent, node, before, after)
+
+
+@njit(cache=True)
+def _insert_between(nodes: Array, parent: int, node: int, before: int, after: int) -> None:
     nodes[node, NEXT] = after
     nodes[node, PREV] = before
     if before == NONE:
@@ -131,18 +136,9 @@ def _take_place(nodes: Array, node: int, old: int) -> None:
     """Put ``node`` where ``old`` is among its siblings; ``old`` is in no list afterwards."""
     parent, before, after = nodes[old, PARENT], nodes[old, PREV], nodes[old, NEXT]
     nodes[node, PARENT] = parent
-    nodes[node, PREV] = before
-    nodes[node, NEXT] = after
     if nodes[parent, SINGLE] == old:
         nodes[parent, SINGLE] = node
-    if before == NONE:
-        nodes[parent, FIRST] = node
-    else:
-        nodes[before, NEXT] = node
-    if after == NONE:
-        nodes[parent, LAST] = node
-    else:
-        nodes[after, PREV] = node
+    _insert_between(nodes, parent, node, before, after)
 
 
 @njit(cache=True)

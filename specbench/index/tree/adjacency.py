@@ -21,19 +21,12 @@ _GROUP = 64  # logits whose maximum stands for them in the first round of `top_i
 
 
 def top_ids(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Ids of the ``k`` largest entries of each row, the largest first.
+    """``[n, k]`` int64 ids of the largest entries of each row of ``[n, >= k]``, largest first.
 
     Two rounds: the largest k entries lie in the k groups of 64 with the largest maxima (or in
     the rest that fills no group), so only those are sorted. Over 81 × 49152 entries on one CPU
     core that takes 0.8 ms, `torch.topk` 4.6 ms. Equal entries come in the order `torch.topk` gives
     them.
-
-    Args:
-        logits: ``[n, vocab]``, ``vocab >= k``.
-        k: entries wanted.
-
-    Returns:
-        ``[n, k]`` int64.
     """
     n, vocab = logits.shape
     groups = vocab // _GROUP
@@ -57,11 +50,6 @@ class AdjacencyMatrix:
 
     Unknown rows are zeros, as in the paper, so they draft token 0.
 
-    Args:
-        vocab_size: tokens.
-        k: candidates kept per token.
-        device: where the matrix lives.
-
     Attributes:
         rows: ``[vocab_size, k]`` int32, the likeliest candidate first.
     """
@@ -83,11 +71,7 @@ class AdjacencyMatrix:
         )
 
     def fill(self, root: int) -> torch.Tensor:
-        """Tokens of the prepared tree's nodes below ``root``.
-
-        Returns:
-            ``[n]`` int64 on the matrix's device.
-        """
+        """``[n]`` int64 tokens of the prepared tree's nodes below ``root``, on the device."""
         candidates = self.rows[root]
         tokens: list[torch.Tensor] = []
         for picks in self._levels:

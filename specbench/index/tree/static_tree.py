@@ -110,18 +110,13 @@ def most_nodes(k: int, depth: int) -> int:
 
 
 def grow_tree(k: int, n_nodes: int, depth: int) -> StaticTree:
-    """The cheapest ``n_nodes`` nodes; low ranks and early levels are cheap.
+    """The cheapest ``n_nodes`` nodes, the root not counted; low ranks and early levels are cheap.
 
     A node of depth d with ranks r costs ``(r_1 + 1) … (r_d + 1) * k ** ((d - 1) / depth)``: a rank
     is worth what Zipf's law gives it, and the last level is about as dear as the last rank. Every
     node costs more than its parent, so the cheapest ones form a tree. The branch of first
     candidates is in it to its full depth, whatever it costs. Ties: smaller depth, then
     lexicographic order.
-
-    Args:
-        k: candidates per node.
-        n_nodes: nodes without the root.
-        depth: levels below the root.
 
     Raises:
         ValueError: no such tree has that many nodes, or that few.
