@@ -62,22 +62,20 @@ def _comparisons(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[dict[str, Cell]] = []
-    for run in runs:
-        assert run.surface is not None, "this experiment measures costs alone"
-        batch = run.surface.passes["batch"]
-        for context in batch.axes["context"]:
-            for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items():
-                rows.append(
-                    {
-                        "model": run.model,
-                        "context (tokens)": str(context),
-                        "k": str(k),
-                        "w": str(w),
-                        "slow-down [95 %]": slowdown,
-                        "passes": str(batch.repeats),
-                    }
-                )
+    rows: list[dict[str, Cell]] = [
+        {
+            "model": run.model,
+            "context (tokens)": str(context),
+            "k": str(k),
+            "w": str(w),
+            "slow-down [95 %]": slowdown,
+            "passes": str(run.surface.passes["batch"].repeats),
+        }
+        for run in runs
+        if run.surface is not None  # this experiment measures costs alone
+        for context in run.surface.passes["batch"].axes["context"]
+        for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items()
+    ]
     text = "\n".join(slowdown_caption(run, _FIGURE1_TEXT) for run in runs)
     return [ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, rows)]
 

@@ -67,25 +67,26 @@ def _not_run_cells(claim: Claim, why: str = NOT_RUN) -> dict[str, Cell]:
 
 def task_table(comparison: Comparison, title: str) -> ResultTable:
     """The long form: a row per task and label, every number with its interval and claim."""
-    rows: list[dict[str, Cell]] = []
-    for task in comparison.tasks:
-        for entry in comparison.entries:
-            row = entry.rows.get(task)
-            if row is None or entry.label == entry.run.baseline:
-                continue
-            value = entry.claim.value("speedup", task) if entry.claim else None
-            rows.append(
-                {
-                    "data": task,
-                    "method": comparison.name_of(entry),
-                    "MAT [95 %]": entry.measured("mat", task),
-                    "speedup [95 %]": entry.measured("speedup", task),
-                    **context_cells(row),
-                    "cases": str(row["n_cases"]),
-                    "claimed speedup": _number(value),
-                    "verdict": entry.verdict(task) if value is not None else "",
-                }
-            )
+
+    def cells(task: str, entry: ComparedLabel) -> dict[str, Cell]:
+        value = entry.claim.value("speedup", task) if entry.claim else None
+        return {
+            "data": task,
+            "method": comparison.name_of(entry),
+            "MAT [95 %]": entry.measured("mat", task),
+            "speedup [95 %]": entry.measured("speedup", task),
+            **context_cells(entry.rows[task]),
+            "cases": str(entry.rows[task]["n_cases"]),
+            "claimed speedup": _number(value),
+            "verdict": entry.verdict(task) if value is not None else "",
+        }
+
+    rows = [
+        cells(task, entry)
+        for task in comparison.tasks
+        for entry in comparison.entries
+        if task in entry.rows and entry.label != entry.run.baseline
+    ]
     return ResultTable.of(title, "By task; claims and conditions as above.", rows)
 
 
