@@ -132,21 +132,20 @@ def _phase_shares(entry: ComparedLabel) -> dict[str, Estimate]:
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[dict[str, Cell]] = []
     comparisons = claimed_comparisons(runs, PAPER, "figure4")
-    for comparison in comparisons:
-        for entry in comparison.entries:
-            for part, share in _phase_shares(entry).items():
-                rows.append(
-                    {
-                        "run": comparison.title,
-                        "method": comparison.name_of(entry),
-                        "part": part,
-                        # Most parts are below a hundredth.
-                        "share of the steps' time [95 %]": replace(share, digits=4),
-                        "cases": str(entry.overall["n_cases"]),
-                    }
-                )
+    rows: list[dict[str, Cell]] = [
+        {
+            "run": comparison.title,
+            "method": comparison.name_of(entry),
+            "part": part,
+            # Most parts are below a hundredth.
+            "share of the steps' time [95 %]": replace(share, digits=4),
+            "cases": str(entry.overall["n_cases"]),
+        }
+        for comparison in comparisons
+        for entry in comparison.entries
+        for part, share in _phase_shares(entry).items()
+    ]
     text = captions(comparisons, _FIGURE4_TEXT, speedup=False)
     return [ResultTable.of("Token Recycling, Figure 4: time of a step", text, rows)]
 

@@ -209,7 +209,7 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
     decoding = "greedy" if first.temperature == 0 else f"temperature {first.temperature:g}"
     limit = first.max_new_tokens
     dropped = _lost(comparison, "n_dropped")
-    disturbed = _lost(comparison, "n_disturbed")
+    noisy = _lost(comparison, "n_disturbed")
     speed = (
         "Speedup: tokens/s over that of ar on the same cases of the same run"
         if comparison.estimator == "paired"
@@ -221,8 +221,8 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
             + (f" of at most {limit} new tokens a turn" if limit else "")
             + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
             + (f", {dropped} dropped because one label failed" if dropped else "")
-            + (f", {disturbed}{_of_runs(comparison)} with a disturbed turn " if disturbed else "")
-            + (_how_counted(comparison) if disturbed else "")
+            + (f", {noisy}{_of_runs(comparison)} with a disturbed turn " if noisy else "")
+            + (_how_counted(comparison) if noisy else "")
             + ".",
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(comparison)}.",
@@ -272,7 +272,7 @@ def _of_runs(comparison: Comparison) -> str:
 
 
 def _how_counted(comparison: Comparison) -> str:
-    """What became of disturbed cases, as :mod:`specbench.results.statistics.summary` states it."""
+    """What became of noisy cases, as :mod:`specbench.results.statistics.summary` states it."""
     if any(entry.overall["disturbed_counted"] for entry in comparison.entries):
         return "(of one run more than half, and counted there)"
     return "not timed"

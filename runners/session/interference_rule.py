@@ -1,6 +1,6 @@
-"""Which turns were disturbed by something else on the machine: the rule, and nothing besides.
+"""Which turns are noisy, disturbed by something else on the machine: the rule, and nothing besides.
 
-A turn of at least ``shortest_s`` is disturbed where one of these holds (``measure.disturbed``):
+A turn of at least ``shortest_s`` is noisy where one of these holds (``measure.disturbed``):
 
 - ``steal``: the hypervisor gave more than this share of the machine's CPU time to others.
 - ``waiting``: this process's threads waited for a CPU for more than this many seconds per second.
@@ -15,8 +15,8 @@ A turn of at least ``shortest_s`` is disturbed where one of these holds (``measu
 What follows from it: the whole block (all labels of the case and repeat) is measured again when
 the others are done, for a burst on a shared host lasts minutes: at most ``measure.reruns`` times,
 and ``measure.rerun_share`` of the run's blocks in all. Where more than half of the blocks are
-disturbed, that is the machine's ordinary state and nothing is measured again. How a block that
-stays disturbed counts is stated in :mod:`specbench.results.statistics.summary`.
+noisy, that is the machine's ordinary state and nothing is measured again. How a block that
+stays noisy counts is stated in :mod:`specbench.results.statistics.summary`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runners.job import CaseBlock, Job
-from specbench.config.schema import DisturbedConfig
+from specbench.config.schema import NoiseConfig
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.aggregate import untimed_blocks
 
@@ -46,7 +46,7 @@ _JUDGED_SHARE = 0.5
 Key = tuple[int, str, int, str]
 
 
-def by_counters(record: CaseRecord, limits: DisturbedConfig) -> str:
+def by_counters(record: CaseRecord, limits: NoiseConfig) -> str:
     """Why the counters of the record's surroundings call it noisy; empty if they do not.
 
     A failed turn is never noisy.
@@ -74,7 +74,7 @@ def _above(value: float | None, limit: float | None) -> bool:
 def judge(
     records: Sequence[CaseRecord],
     traces: Iterable[Mapping[str, Any]],
-    limits: DisturbedConfig,
+    limits: NoiseConfig,
 ) -> dict[Key, CaseRecord]:
     """By key the records whose verdict changes when all turns are looked at together.
 

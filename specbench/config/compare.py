@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +15,24 @@ from specbench.config.compose import compose, option_names
 from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
 from specbench.errors import ConfigurationError, unknown_name
+
+
+class NamedMethod(NamedTuple):
+    """A method in a list of others: its name, or ``{method: name, <knob>: ...}``."""
+
+    name: str
+    knobs: dict[str, Any]
+
+    @staticmethod
+    def parse(entry: Any) -> NamedMethod | None:
+        """None where the entry names no method."""
+        if isinstance(entry, DictConfig):
+            entry = OmegaConf.to_container(entry, resolve=True)
+        if isinstance(entry, str):
+            return NamedMethod(entry, {})
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
+            return None
+        return NamedMethod(entry["method"], {str(k): entry[k] for k in entry if k != "method"})
 
 
 def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
@@ -32,24 +50,21 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     Raises:
         ConfigurationError: an unknown method or knob.
     """
-    if isinstance(entry, DictConfig):
-        entry = OmegaConf.to_container(entry, resolve=True)
-    if isinstance(entry, str):
-        entry = {"method": entry}
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
+    named = NamedMethod.parse(entry)
+    if named is None:
         raise ConfigurationError(
             f"compare entry {entry!r} is neither a method's name nor a mapping with one. Type e.g. "
             "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'."
         )
-    name = entry["method"]
+    name, knobs = named
     if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
         raise unknown_name("method in compare", name, option_names("method"))
-    composed = _method_defaults(name, _model_choice(cfg), bool(cfg.pair.tuned), paths.CONF_DIR)
-    knobs = {key: value for key, value in entry.items() if key != "method"}
+    pair = () if cfg.pair.tuned else ("pair=none",)
+    composed = _composed((f"method={name}", f"model={_model_choice(cfg)}", *pair), paths.CONF_DIR)
     valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
     for key in knobs:
         if key not in valid:
-            raise unknown_name(f"key in the compare entry for {name}:", str(key), valid)
+            raise unknown_name(f"key in the compare entry for {name}:", key, valid)
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     result.method = OmegaConf.merge(composed.method, knobs)
@@ -58,12 +73,6 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result
-
-
-@functools.lru_cache(maxsize=64)
-def _method_defaults(method: str, model: str, tuned: bool, conf_dir: Path) -> DictConfig:
-    """A method's configuration for a model; an experiment asks for the same one many times."""
-    return compose([f"method={method}", f"model={model}", *([] if tuned else ["pair=none"])])
 
 
 def _model_choice(cfg: DictConfig) -> str:
@@ -93,26 +102,40 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     def part(value: Any) -> Any:
         if isinstance(value, list):
             return [part(entry) for entry in value]
-        knobs: dict[str, Any] = {}
-        if isinstance(value, Mapping) and isinstance(value.get("method"), str):
-            knobs = {str(k): v for k, v in value.items() if k != "method"}
-            value = value["method"]
-        if not isinstance(value, str):
+        named = NamedMethod.parse(value)
+        if named is None:
             return value
-        if value in inside:
-            raise ConfigurationError(f"method={inside[0]}: {value!r} would contain itself.")
-        if not (paths.CONF_DIR / "method" / f"{value}.yaml").is_file():
-            raise unknown_name(f"method in method={inside[-1]}", value, option_names("method"))
-        node = OmegaConf.to_container(_part_defaults(value, paths.CONF_DIR).method, resolve=True)
-        assert isinstance(node, dict)
-        node.pop("label", None)
-        part_node: dict[str, Any] = {str(k): v for k, v in node.items()} | knobs
-        check_method(part_node)
-        return with_parts(part_node, inside)
+        name, knobs = named
+        if name in inside:
+            raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
+        if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
+            raise unknown_name(f"method in method={inside[-1]}", name, option_names("method"))
+        return method_node(name, knobs, "pair=none", inside=inside)
 
     return {k: part(v) if k in PART_KNOBS else v for k, v in method.items()}
 
 
+def method_node(
+    name: str, knobs: Mapping[str, Any], *overrides: str, inside: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """A method's node of its yaml's values, these knobs instead of some, and its parts' nodes.
+
+    Args:
+        overrides: of the rest of the configuration, e.g. ``pair=none``.
+        inside: see `with_parts`.
+
+    Raises:
+        ConfigurationError: an unknown knob or a value of another type; see `with_parts` for parts.
+    """
+    composed = _composed((f"method={name}", *overrides), paths.CONF_DIR)
+    node: Any = OmegaConf.to_container(composed.method, resolve=True)
+    node.pop("label", None)
+    node |= knobs
+    check_method(node)
+    return with_parts(node, inside)
+
+
 @functools.lru_cache(maxsize=64)
-def _part_defaults(method: str, conf_dir: Path) -> DictConfig:
-    return compose([f"method={method}", "pair=none"])
+def _composed(overrides: tuple[str, ...], conf_dir: Path) -> DictConfig:
+    """A configuration; an experiment asks for the same one many times."""
+    return compose(overrides)

@@ -298,8 +298,8 @@ RUNNERS: dict[str, type[RunnerConfig]] = {
 
 
 @dataclass
-class DisturbedConfig:
-    """When a turn counts as disturbed: any of these; null switches one off.
+class NoiseConfig:
+    """When a turn counts as noisy: any of these; null switches one off.
 
     Attributes:
         steal: share of CPU time the hypervisor took from this machine.
@@ -323,8 +323,8 @@ class MeasureConfig:
         energy: read the GPUs' energy counters before and after every turn.
         warmup: rounds over prompts that are not measured.
         exclusive: wait until no other timed job of this project uses the device.
-        disturbed: when a turn counts as disturbed.
-        reruns: how often a disturbed block is measured again at most.
+        disturbed: when a turn counts as noisy.
+        reruns: how often a noisy block is measured again at most.
         rerun_share: of the run's blocks, what may be measured again in all.
     """
 
@@ -333,7 +333,7 @@ class MeasureConfig:
     energy: bool = False
     warmup: int = 1
     exclusive: bool = True
-    disturbed: DisturbedConfig = field(default_factory=DisturbedConfig)
+    disturbed: NoiseConfig = field(default_factory=NoiseConfig)
     reruns: int = 1
     rerun_share: float = 0.25
 

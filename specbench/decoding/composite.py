@@ -14,14 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from specbench.arrays import IntArray
-    from specbench.decoding.structs import (
-        Artifact,
-        DecodeState,
-        DraftContext,
-        DraftTree,
-        Needs,
-        StepOutcome,
-    )
+    from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 
 
 def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
@@ -32,7 +25,9 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
     """
     everyone = (own, *parts)
     artifacts = [
-        _renamed(artifact, i) for i, needs in enumerate(parts) for artifact in needs.artifacts
+        replace(artifact, name=f"part{i}.{artifact.name}")
+        for i, needs in enumerate(parts)
+        for artifact in needs.artifacts
     ]
     layers = sorted({layer for needs in everyone for layer in needs.hidden_layers})
     return replace(
@@ -54,10 +49,6 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
     )
 
 
-def _renamed(artifact: Artifact, part: int) -> Artifact:
-    return replace(artifact, name=f"part{part}.{artifact.name}")
-
-
 @dataclass(kw_only=True, eq=False)
 class Composite(Drafter):
     """Base of drafters with parts. The composite's state scope holds for its parts too.
@@ -68,7 +59,6 @@ class Composite(Drafter):
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """The drafters it is made of."""
         raise NotImplementedError
 
     @property

@@ -146,8 +146,7 @@ def _share(call: Any) -> None:
 def _compiled() -> tuple[Any, Any]:
     """``GOMP_parallel`` of torch's OpenMP library and the address of ``_share``.
 
-    Raises:
-        OSError, AttributeError: torch was built with another library.
+    OSError or AttributeError: torch was built with another library.
     """
     lib = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     parallel = lib.GOMP_parallel
@@ -203,11 +202,7 @@ def _memory(count: int) -> torch.Tensor:
     if left is None or left.numel() < count:
         size = max(_ARENA, 4 * count)
         # Private: shared mappings get no huge pages, and a forked child would write into them.
-        private = getattr(mmap, "MAP_PRIVATE", None)
-        if private is None:
-            mapping = mmap.mmap(-1, size)
-        else:
-            mapping = mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             mapping.madvise(mmap.MADV_HUGEPAGE)
         # An ordinary tensor: what inference mode makes cannot be written to outside of it.

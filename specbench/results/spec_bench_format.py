@@ -47,27 +47,27 @@ class Usable:
 
     Attributes:
         blocks: ``(repeat, case_id)`` in the order of the run.
-        failed, disturbed: how many were left out for all labels, and why.
+        failed, noisy: how many were left out for all labels, and why.
     """
 
     blocks: tuple[tuple[int, str], ...]
     failed: int
-    disturbed: int
+    noisy: int
 
 
 def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usable:
-    """Blocks with every turn of every label, none of them failed or disturbed.
+    """Blocks with every turn of every label, none of them failed or noisy.
 
     Their format has no word for a turn that went wrong, and a file that lacks a question which the
     baseline's has would not be compared on the same questions. Where disturbance is the ordinary
-    state the disturbed ones stay, as in our
+    state the noisy ones stay, as in our
     tables.
     """
     blocks: dict[tuple[int, str], list[CaseRecord]] = {}
     for record in records:
         blocks.setdefault((record.repeat, record.case_id), []).append(record)
     untimed = untimed_blocks(records)
-    kept, failed, disturbed = [], 0, 0
+    kept, failed, noisy = [], 0, 0
     for key, turns in blocks.items():
         asked = {turn.turn for turn in turns}
         own = {label: {turn.turn for turn in turns if turn.label == label} for label in labels}
@@ -76,10 +76,10 @@ def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usabl
         ):
             failed += 1
         elif key in untimed:
-            disturbed += 1
+            noisy += 1
         else:
             kept.append(key)
-    return Usable(tuple(kept), failed, disturbed)
+    return Usable(tuple(kept), failed, noisy)
 
 
 def to_answers(

@@ -103,14 +103,9 @@ def open_gpus(uuids: Sequence[str]) -> Gpus | None:
 
 
 def check_energy(gpus: Gpus | None, devices: Sequence[str]) -> None:
-    """Refuse ``measure=energy`` where no energy can be read.
+    """Refuse ``measure=energy`` where no energy can be read, and say what is missing.
 
-    Args:
-        gpus: what :func:`open_gpus` returned.
-        devices: what the run computes on, in words.
-
-    Raises:
-        ConfigurationError: says what is missing.
+    ``devices`` are what the run computes on, in words.
     """
     if gpus is not None and gpus.energy_j() is not None:
         return

@@ -30,7 +30,6 @@ from specbench.decoding.sampling import Sampling, Uniforms, sample
 from specbench.decoding.structs import DraftTree, Proposal
 from specbench.decoding.tree import NO_AUX, sibling_table
 from specbench.decoding.verify.rejection import descend, ratio_tests
-from specbench.system.clock import NullClock
 from tests.decoding import table_models
 from tests.decoding.table_models import TableTarget
 
@@ -143,7 +142,7 @@ def contexts_of(before, last, tokens, parents):
 def turns(verifier, drafter, n, n_tokens, target_table=None, **engine):
     """``[n, n_tokens]`` outputs of the engine, a seed each, and the tokens that a step commits."""
     target = TableTarget(table(0) if target_table is None else target_table)
-    loop = Engine(target, verifier, eos_ids=frozenset(), clock=NullClock, **engine)
+    loop = Engine(target, verifier, eos_ids=frozenset(), **engine)
     outputs, steps = np.empty((n, n_tokens), dtype=np.int64), 0
     for seed in range(n):
         drafter.reset()

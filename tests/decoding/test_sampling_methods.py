@@ -43,7 +43,6 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import MatchVerifier, RejectionVerifier
-from specbench.system.clock import NullClock
 from tests.conftest import VOCAB as TINY_VOCAB
 from tests.conftest import tiny_draft
 from tests.contract import driver
@@ -88,7 +87,6 @@ def draws(name):
         TableTarget(logits),
         RejectionVerifier(sampling),
         eos_ids=frozenset(),
-        clock=NullClock,
         overlap="serial",
     )
     loop.decode(exact.PROMPT, drafter, max_new_tokens=8)
@@ -205,7 +203,6 @@ def test_any_method_is_plain_sampling(name, verifier, tmp_path_factory, monkeypa
         TableTarget(logits),
         VERIFIERS[verifier](SAMPLING),
         eos_ids=frozenset(),
-        clock=NullClock,
         overlap="serial",
     )
     prompt = np.array([5, 9], dtype=np.int64)
@@ -235,7 +232,6 @@ def test_with_tiny_models_too(method, verifier, make_target, rng):
         make_target(),
         VERIFIERS[verifier](sampling),
         eos_ids=frozenset(),
-        clock=NullClock,
         overlap="serial",
     )
     prompt, steps = rng.integers(0, TINY_VOCAB, 9), 0

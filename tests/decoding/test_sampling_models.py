@@ -19,7 +19,6 @@ from specbench.decoding.verify import MatchVerifier, RejectionVerifier
 from specbench.models.loading import load_model, load_tokenizer
 from specbench.models.scores import Scores
 from specbench.models.target import Target
-from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB
 from tests.decoding.distributions import P_LEAST, worst_p
 from tests.decoding.table_models import plain_depths
@@ -31,7 +30,7 @@ from tests.decoding.test_engine import Adversary
 def test_any_tree_leaves_a_seeds_output_untouched(architecture, sampling, make_target):
     """Drafts that were not drawn: what plain sampling with the same seed emits, token by token."""
     target = make_target(architecture)
-    run = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset(), clock=NullClock)
+    run = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset())
     accepted = 0
     for seed in range(4):
         prompt = np.random.default_rng(seed).integers(0, VOCAB, 9)
@@ -138,7 +137,7 @@ def test_the_bundled_model_at_fixed_contexts():
             joint[places] = chance
 
         def decode(verifier, drafter, n, known=known, prompt=prompt):
-            engine = Engine(known, verifier(sampling), eos_ids=frozenset(), clock=NullClock)
+            engine = Engine(known, verifier(sampling), eos_ids=frozenset())
             results = [
                 engine.decode(prompt, drafter, max_new_tokens=N_TOKENS, seed=seed)
                 for seed in range(n)

@@ -19,7 +19,6 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError
-from specbench.system.clock import NullClock
 from tests.contract import driver
 from tests.decoding.table_models import TableDraft, TableTarget, table
 
@@ -161,7 +160,7 @@ def test_the_example_with_a_draft_model_is_exact(make, alone):
     logits = table(0, 8, 3.0)
     draft = TableDraft(logits + 0.7 * table(1, 8))
     method.setup(DraftContext(8, frozenset(), draft_model=draft))
-    loop = Engine(TableTarget(logits), GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    loop = Engine(TableTarget(logits), GreedyVerifier(), eos_ids=frozenset())
     prompt = np.array([3, 1, 4], dtype=np.int64)
     expected = loop.decode(prompt, Drafter(name="plain"), max_new_tokens=60)
     method.reset()

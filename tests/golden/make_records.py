@@ -32,41 +32,23 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Entry:
-    """A label of a made-up run.
-
-    Attributes:
-        knobs: of its method.
-        chance: in percent, that one more draft token is accepted.
-        cost: of a step, in tens of microseconds times about a hundred.
-        draft: forwards of a draft model in a step; 0 for a method without one.
-        devices: devices that were used and asked for, where the records say so.
-    """
+    """A label of a made-up run."""
 
     method: str
     knobs: dict[str, Any] = field(default_factory=dict)
-    chance: int = 0
-    cost: int = 100
-    draft: int = 0
-    devices: tuple[int, int] | None = None
+    chance: int = 0  # in percent, that one more draft token is accepted
+    cost: int = 100  # of a step, in tens of microseconds times about a hundred
+    draft: int = 0  # forwards of a draft model in a step
+    devices: tuple[int, int] | None = None  # used and asked for
 
 
 @dataclass(frozen=True)
 class Run:
-    """A made-up run.
-
-    Attributes:
-        folder: where it lies below the fixture's folder.
-        entries: by label, ``ar`` first.
-        cases: ``(case id, task, category, turns)``.
-        experiment: that it claims to be of.
-        phases: whether steps are split into phases.
-        timing: ``measured``, ``predicted`` or ``none``.
-        accidents: failed, disturbed and near-tie turns.
-    """
+    """A made-up run."""
 
     folder: str
-    entries: dict[str, Entry]
-    cases: tuple[tuple[str, str, str, int], ...]
+    entries: dict[str, Entry]  # by label, ``ar`` first
+    cases: tuple[tuple[str, str, str, int], ...]  # (case id, task, category, turns)
     dataset: str = "specbench"
     model: str = "vicuna7b"
     experiment: str | None = None
@@ -74,7 +56,7 @@ class Run:
     phases: bool = False
     timing: str = "measured"
     scope: str = "prompt"
-    accidents: bool = False
+    accidents: bool = False  # failed, disturbed and near-tie turns
 
 
 AR = Entry("ar")

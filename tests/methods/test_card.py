@@ -8,7 +8,6 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
-from specbench.system.clock import NullClock
 from tests.decoding.table_models import TableDraft, TableTarget, table
 
 VOCAB = 8
@@ -24,7 +23,7 @@ def card(draft, target=None, **knobs):
 
 
 def turn(target, drafter, n=60, eos=frozenset(), overlap="serial"):
-    loop = Engine(target, GreedyVerifier(), eos_ids=eos, clock=NullClock, overlap=overlap)
+    loop = Engine(target, GreedyVerifier(), eos_ids=eos, overlap=overlap)
     return loop.decode(PROMPT, drafter, max_new_tokens=n)
 
 

@@ -11,7 +11,6 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import GreedyVerifier
 from specbench.index.ngram.pool import NgramPool
-from specbench.system.clock import NullClock
 from tests.decoding.table_models import TableDraft, TableTarget, table
 
 VOCAB = 8
@@ -25,7 +24,7 @@ def ouroboros(draft, **knobs):
 
 
 def turn(target, drafter, n=60, eos=frozenset()):
-    loop = Engine(target, GreedyVerifier(), eos_ids=eos, clock=NullClock)
+    loop = Engine(target, GreedyVerifier(), eos_ids=eos)
     return loop.decode(PROMPT, drafter, max_new_tokens=n)
 
 

@@ -9,7 +9,6 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier, MatchVerifier, RejectionVerifier
-from specbench.system.clock import NullClock
 from tests.decoding.table_models import TableDraft, TableTarget, table
 
 VOCAB = 8
@@ -25,7 +24,7 @@ def pearl(draft, sampling=GREEDY, **knobs):
 
 def turn(target, drafter, n=60, eos=frozenset(), overlap="serial", verifier=None, seed=0):
     verifier = verifier or GreedyVerifier()
-    loop = Engine(target, verifier, eos_ids=eos, clock=NullClock, overlap=overlap)
+    loop = Engine(target, verifier, eos_ids=eos, overlap=overlap)
     return loop.decode(PROMPT, drafter, max_new_tokens=n, seed=seed)
 
 

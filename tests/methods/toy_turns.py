@@ -9,7 +9,6 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DecodeState, StepOutcome
 from specbench.decoding.tree import longest_match
 from specbench.decoding.verify import GreedyVerifier
-from specbench.system.clock import NullClock
 
 NO_AUX = np.empty(0, dtype=np.bool_)
 
@@ -73,7 +72,7 @@ def play(drafter, prompt, n, rule):
 
 def decode(target, drafter, prompt, n, eos=frozenset()):
     """One turn with the engine; the drafter is set up, and reset where it should be."""
-    engine = Engine(target, GreedyVerifier(), eos_ids=eos, clock=NullClock)
+    engine = Engine(target, GreedyVerifier(), eos_ids=eos)
     return engine.decode(prompt, drafter, max_new_tokens=n)
 
 

@@ -14,7 +14,7 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import CaseFailed
 from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
+from tests.conftest import ARCHITECTURES, VOCAB, side_by_side, tiny_model
 
 TOLERANCE = 1e-10
 
@@ -91,11 +91,7 @@ def test_kept_rows_equal_a_fresh_prefill(architecture, make_target, rng):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_batch_layout_gives_the_tree_layouts_scores(architecture, make_target, rng):
     k, w = 3, 4
-    rows = DraftTree(
-        rng.integers(0, VOCAB, k * w),
-        np.array([-1 if i % w == 0 else i - 1 for i in range(k * w)]),
-        rows=(k, w),
-    )
+    rows = side_by_side(rng.integers(0, VOCAB, k * w), w)
     prompt = rng.integers(0, VOCAB, 11)
     as_tree, as_batch = make_target(architecture), make_target(architecture, batch=k)
     for target in (as_tree, as_batch):

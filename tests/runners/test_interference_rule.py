@@ -11,7 +11,7 @@ from runners.launch.dispatch import Invocation, execute
 from runners.run_folder.folder import ResultFiles
 from runners.session import interference_rule
 from specbench.config import compose
-from specbench.config.schema import DisturbedConfig, MeasureConfig
+from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.summary import summarise
@@ -20,7 +20,7 @@ from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE
 from tests.runners.toy import Recorder, make_job, make_runner
 
-LIMITS = DisturbedConfig(steal=0.05, waiting=0.15, slowdown=1.5, shortest_s=0.5)
+LIMITS = NoiseConfig(steal=0.05, waiting=0.15, slowdown=1.5, shortest_s=0.5)
 
 
 def turn(case_id="a", label="ar", n_new=9, **changes):

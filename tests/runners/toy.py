@@ -10,10 +10,10 @@ from runners.session.blocks import BlockRunner
 from runners.session.method_runs import MethodRun
 from specbench.config.dataset_schema import DatasetConfig
 from specbench.config.schema import (
-    DisturbedConfig,
     GenerationConfig,
     MeasureConfig,
     ModelConfig,
+    NoiseConfig,
     RunConfig,
     VerifierConfig,
 )
@@ -23,13 +23,12 @@ from specbench.decoding.structs import Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
 from specbench.results.records import Lossless
-from specbench.system.clock import NullClock
 
 VOCAB = 23
 EOS = 22
 NEW_TOKENS = 12
 # Nothing is disturbed, whatever the machine does.
-MEASURE = MeasureConfig(disturbed=DisturbedConfig(None, None, None, 0.0))
+MEASURE = MeasureConfig(disturbed=NoiseConfig(None, None, None, 0.0))
 
 
 class FormulaScores:
@@ -75,9 +74,7 @@ class ToySession:
     """Stands in for ``runners.session.session.Session``: words are tokens, times are zero."""
 
     def __init__(self):
-        self.engine = Engine(
-            FormulaTarget(), GreedyVerifier(), eos_ids=frozenset({EOS}), clock=NullClock
-        )
+        self.engine = Engine(FormulaTarget(), GreedyVerifier(), eos_ids=frozenset({EOS}))
         self.plain_calls = 0
         self.audits = []
 

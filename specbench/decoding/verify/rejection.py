@@ -56,15 +56,10 @@ class RejectionVerifier(MatchVerifier):
     """
 
     name = "rejection"
-    lossless = True
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
-        """The accepted path of ``tree`` and the token drawn after it.
-
-        Raises:
-            CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
-        """
+        """The accepted path of ``tree`` and the token drawn after it."""
         rows = len(tree) + 1
         tree = _with_bonus(tree)
         proposal = tree.probs

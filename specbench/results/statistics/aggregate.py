@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -25,12 +25,12 @@ COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW =
 
 
 def noisy_blocks(records: Iterable[CaseRecord]) -> set[Block]:
-    """Every block that holds a disturbed turn."""
+    """Every block that holds a noisy turn."""
     return {(r.repeat, r.case_id) for r in records if r.status == "disturbed"}
 
 
 def untimed_blocks(records: Sequence[CaseRecord]) -> set[Block]:
-    """The blocks that count in no time: the disturbed ones, none where most are."""
+    """The blocks that count in no time: the noisy ones, none where most are."""
     noisy = noisy_blocks(records)
     blocks = {(r.repeat, r.case_id) for r in records}
     return noisy if len(noisy) <= ORDINARY_SHARE * len(blocks) else set()
@@ -43,22 +43,22 @@ class Pooled:
     Attributes:
         tasks, categories: ``[n]`` of each case that did not drop out.
         totals: by label ``[n, 8]``, see the column constants.
-        dropped, disturbed: tasks of the cases that dropped out, or hold a disturbed turn.
-        disturbed_counted: whether the disturbed ones count in times all the same.
+        dropped, noisy: tasks of the cases that dropped out, or hold a noisy turn.
+        noisy_counted: whether the noisy ones count in times all the same.
         verdicts: by label, ``(task, verdict)`` of every turn that did not fail; ``lossy`` where
             the verifier is.
         methods: by label.
         state_scopes: by label.
         timings: where each label's times come from (``measured``, ``predicted``, ``none``).
-        phases: by label and task seconds by phase, of turns that were not disturbed.
+        phases: by label and task seconds by phase, of turns that were not noisy.
     """
 
     tasks: list[str]
     categories: list[str]
     totals: dict[str, FloatArray]
     dropped: list[str]
-    disturbed: list[str]
-    disturbed_counted: bool
+    noisy: list[str]
+    noisy_counted: bool
     verdicts: dict[str, list[tuple[str, str]]]
     methods: dict[str, str]
     state_scopes: dict[str, str]
@@ -67,20 +67,17 @@ class Pooled:
 
     def of_task(self, task: str) -> Pooled:
         chosen = [i for i, name in enumerate(self.tasks) if name == task]
-        return Pooled(
+        return replace(
+            self,
             tasks=[task] * len(chosen),
             categories=[self.categories[i] for i in chosen],
             totals={label: totals[chosen] for label, totals in self.totals.items()},
             dropped=[name for name in self.dropped if name == task],
-            disturbed=[name for name in self.disturbed if name == task],
-            disturbed_counted=self.disturbed_counted,
+            noisy=[name for name in self.noisy if name == task],
             verdicts={
                 label: [pair for pair in pairs if pair[0] == task]
                 for label, pairs in self.verdicts.items()
             },
-            methods=self.methods,
-            state_scopes=self.state_scopes,
-            timings=self.timings,
             phases={
                 label: {task: phases[task]} if task in phases else {}
                 for label, phases in self.phases.items()
@@ -95,7 +92,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     for record in records:
         if record.label in wanted:
             by_case.setdefault(record.case_id, []).append(record)
-    tasks, categories, dropped, disturbed = [], [], [], []
+    tasks, categories, dropped, noisy = [], [], [], []
     totals: dict[str, list[list[float]]] = {label: [] for label in labels}
     everything = [turn for turns in by_case.values() for turn in turns]
     untimed = untimed_blocks(everything)
@@ -104,7 +101,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     for _, turns in sorted(by_case.items()):
         complete = _is_complete(turns, labels)
         if complete and noisy_blocks(turns):
-            disturbed.append(turns[0].task)
+            noisy.append(turns[0].task)
         if not complete:
             dropped.append(turns[0].task)
             continue
@@ -120,8 +117,8 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
             for label, rows in totals.items()
         },
         dropped=dropped,
-        disturbed=disturbed,
-        disturbed_counted=ordinary,
+        noisy=noisy,
+        noisy_counted=ordinary,
         verdicts={
             label: [
                 (turn.task, "lossy" if turn.lossy else turn.lossless.verdict)

@@ -111,17 +111,17 @@ def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, float | Non
             f"the first measurements are in {DISTURBED}."
         )
     blocks = {(r.repeat, r.case_id) for r in records}
-    disturbed = noisy_blocks(records)
-    if disturbed and not untimed_blocks(records):
+    noisy = noisy_blocks(records)
+    if noisy and not untimed_blocks(records):
         notes.append(
-            f"THE MACHINE WAS DISTURBED THROUGHOUT: {len(disturbed)} of {len(blocks)} cases hold a "
+            f"THE MACHINE WAS DISTURBED THROUGHOUT: {len(noisy)} of {len(blocks)} cases hold a "
             f"disturbed turn, more than {ORDINARY_SHARE:.0%}, so all are counted (disturbed_by in "
             "the records says why). Labels were interleaved, so ratios suffer less than tokens/s. "
             f"{_rule(limits)}"
         )
-    elif disturbed:
+    elif noisy:
         notes.append(
-            f"{len(disturbed)} of {len(blocks)} cases hold a disturbed turn (disturbed_by in the "
+            f"{len(noisy)} of {len(blocks)} cases hold a disturbed turn (disturbed_by in the "
             f"records says why) and count in no time, for any label. {_rule(limits)}"
         )
     steal = [record.cpu_steal for record in records if record.cpu_steal is not None]
