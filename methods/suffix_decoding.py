@@ -22,18 +22,14 @@ State kept: the local tree for a turn; the global tree as ``state_scope`` says: 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DecodeState, DraftTree, Needs
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.index.suffix.tree import SuffixTree
 from specbench.index.suffix.tree_kernels import speculate
-
-if TYPE_CHECKING:
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DraftContext, StepOutcome
 
 _DRAFTS = ("path", "tree")
 _LOCAL, _GLOBAL = 0, 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,10 @@ from analysis import dashboards, publish
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from specbench.results.estimate import Estimate
+from tests.analysis.folders import GOLDEN
 
 # Theirs, while they import their own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 @pytest.fixture(scope="module")

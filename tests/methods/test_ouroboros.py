@@ -10,7 +10,6 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import GreedyVerifier
-from specbench.errors import ConfigurationError
 from specbench.index.ngram.pool import NgramPool
 from tests.decoding.table_models import TableDraft, TableTarget, table
 
@@ -157,18 +156,3 @@ def test_replaced_phrases_keep_their_places_and_never_repeat():
     pool.replace(7, np.array([[1, 1], [9, 9]]))
     assert pool.after(7).tolist() == [[2, 2], [1, 1], [9, 9]]
     assert pool.after(6).tolist() == [[1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [
-        ({"gamma": 0}, r"method\.gamma=0 .* at least 1"),
-        ({"ngram": 1}, r"method\.ngram=1"),
-        ({"window": 0}, r"method\.window=0"),
-        ({"guesses": 0}, r"method\.guesses=0"),
-        ({"topk": 21}, r"method\.topk=21 .* between 0 and guesses"),
-    ],
-)
-def test_values_out_of_range_are_refused(knobs, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Ouroboros(**knobs)

@@ -319,23 +319,6 @@ def test_the_same_turn_twice_gives_the_same_steps(make_target, rng):
 # -- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [
-        ({"automata": "dynamik"}, "dynamic"),
-        ({"max_predicts": 1}, "max_predicts"),
-        ({"alpha": 0.0}, "alpha"),
-        ({"top_k": 0}, "top_k"),
-        ({"len_bias": -1}, "len_bias"),
-        ({"len_threshold": 0}, "len_threshold"),
-        ({"max_tokens": 1}, "max_tokens"),
-    ],
-)
-def test_values_out_of_range_are_refused(knobs, message):
-    with pytest.raises(ConfigurationError, match=message):
-        SuffixAutomatonDecoding(**knobs)
-
-
 def test_a_pad_token_outside_the_vocabulary_is_refused():
     drafter = SuffixAutomatonDecoding(automata="dynamic", pad_token=VOCAB)
     with pytest.raises(ConfigurationError, match="pad_token"):

@@ -13,6 +13,11 @@ from specbench.decoding.verify import GreedyVerifier
 NO_AUX = np.empty(0, dtype=np.bool_)
 
 
+def pairs(tree):
+    """Token and parent of every node."""
+    return list(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True))
+
+
 def markov_rule(seed, vocab_size=6, order=2):
     """A target whose next token depends on the last ``order`` tokens: it soon repeats itself."""
     table = np.random.default_rng(seed).integers(0, vocab_size, vocab_size**order)
