@@ -213,11 +213,9 @@ def _send_surface(live: Any, run: Run, folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point.
+    """Entry point; 0 where all were published, 1 where W&B refused one, 2 for bad input.
 
-    Returns:
-        0 where all folders were published, 1 where W&B refused one, 2 for bad input, 3 where it
-        cannot be used online; then the remaining folders are not tried.
+    3 where it cannot be used online; then the remaining folders are not tried.
     """
     parser = argparse.ArgumentParser(
         prog="python -m analysis.publish",

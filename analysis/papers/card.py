@@ -24,10 +24,10 @@ from analysis.runs.claims import NOT_RUN, Claim, load_claims
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import (
     draft_passes,
-    draft_share,
     draft_tokens,
     hit_rate,
     load_of_pass,
+    phase_share,
     rows_of_draft_pass,
     rows_of_target_pass,
 )
@@ -159,7 +159,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
             "run": comparison.title,
             "setting": entry.label,
             "r": str(r),
-            "draft share of time [95 %]": draft_share(entry),
+            "draft share of time [95 %]": phase_share(entry),
             "MAT [95 %]": entry.measured("mat"),
             "cases": str(entry.overall["n_cases"]),
         }
@@ -172,7 +172,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _figure1_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "figure1"):
-        points = [Point.at(r, draft_share(entry)) for r, entry in along(comparison, "gamma")]
+        points = [Point.at(r, phase_share(entry)) for r, entry in along(comparison, "gamma")]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft's share of time",
             [Series("sps", "sps", points)], top=1.0,
@@ -244,7 +244,6 @@ def _figure6_row(comparison: Comparison) -> list[Panel]:
 
 
 def _beside(points: list[Point], dataset: str, metric: str | None) -> list[Series]:
-    """What was measured, and the published logs' values of the metric."""
     drawn = [Series("card, measured", PAPER, points)]
     logs = [
         Point(float(claim.knobs["k"]), claim.value(metric or ""))

@@ -19,7 +19,7 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.stacked_bars import stacked_bars
 from analysis.runs.comparisons import ComparedLabel, Comparison
-from analysis.runs.estimates import phase_s, pooled_ratio
+from analysis.runs.drafting import phase_share
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, task_table
 from analysis.tabular.table import Cell, ResultTable
@@ -117,18 +117,7 @@ def _figure3_row(
 
 
 def _phase_shares(entry: ComparedLabel) -> dict[str, Estimate]:
-    timed = [record for record in entry.records if record.phase_s]
-
-    def share(phase: str) -> Estimate:
-        return pooled_ratio(
-            timed,
-            lambda r: phase_s(r, phase),
-            lambda r: sum(phase_s(r, each) for each in _PHASES),
-            entry.run.seed,
-            at_most=1,
-        )
-
-    return {words: share(phase) for phase, words in _PHASES.items()}
+    return {words: phase_share(entry, phase) for phase, words in _PHASES.items()}
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
