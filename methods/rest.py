@@ -92,7 +92,7 @@ class Retrieval(Drafter):
             self._require_token("dummy_token", context)
             self._no_match = DraftTree.chain(np.array([self.dummy_token], dtype=np.int64))
         path = context.artifacts["datastore"]
-        self._store = Datastore.open(path, context.tokenizer_hash or None)
+        self._store = Datastore.open(path, context.tokenizer_hash or None).arrays
         rows = self.max_matches * (len(self._store.offsets) - 1)
         self._rows = np.empty((rows, self.draft_len), dtype=np.int32)
         self._sizes = np.empty(rows, dtype=np.int64)
@@ -103,9 +103,7 @@ class Retrieval(Drafter):
 
     def propose(self, state: DecodeState) -> DraftTree:
         count, _ = retrieve_tree(
-            self._store.tokens,
-            self._store.suffixes,
-            self._store.offsets,
+            *self._store,  # tokens, suffixes, offsets
             state.buffer,
             state.length,
             self.max_span,

@@ -152,7 +152,7 @@ def test_equals_the_plain_rule(
         chunks[-1].append(document)
         size += len(document) + 1
     path = write(tmp_path_factory.mktemp("d") / "d.bin", documents, chunk=chunk)
-    assert len(Datastore.open(path, "toy").offsets) == len(chunks) + 1
+    assert len(Datastore.open(path, "toy").arrays.offsets) == len(chunks) + 1
     knobs = {
         "min_span": span[0], "max_span": span[1], "draft_len": draft_len, "choices": choices,
         "cut": cut, "max_matches": 5000,
@@ -183,7 +183,7 @@ def test_sampling_equals_the_plain_rule(tmp_path_factory, continuations, limit):
 def test_long_documents_are_cut_at_the_chunk(tmp_path):
     text = list(range(100, 125))
     path = write(tmp_path / "d.bin", [text], chunk=10)
-    store = Datastore.open(path, "toy")
+    store = Datastore.open(path, "toy").arrays
     assert store.offsets.tolist() == [0, 10, 20, 28]
     assert store.tokens.tolist() == [*text[:9], -1, *text[9:18], -1, *text[18:], -1]
     assert pairs(ready(path, draft_len=3), [112, 113]) == [(114, -1), (115, 0), (116, 1)]
@@ -228,7 +228,7 @@ def test_the_bundled_default_is_made_of_installed_text(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "installed_prose", lambda: iter(prose))
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
     build_default(WordTokenizer(), tmp_path / "d.bin", None)
-    store = Datastore.open(tmp_path / "d.bin", "toy")
+    store = Datastore.open(tmp_path / "d.bin", "toy").arrays
     assert store.tokens.tolist() == [1, 2, 3, -1, 4, 1, 2, -1, 3, -1]
     assert read_header(tmp_path / "d.bin")["corpus"]["name"] == "installed_documentation"
 
@@ -253,7 +253,7 @@ def test_the_script_builds_from_files_and_refuses_nonsense(tmp_path, toy_models,
     command = ["datastore", "--model", "smollm2_135m", "--out", str(out), "--corpus", "files"]
     assert script.main([*command, "--files", str(file)]) == 0
     assert "6 tokens in 2 documents of files" in capsys.readouterr().out
-    assert Datastore.open(out, "toy").tokens.tolist() == [1, 2, 3, -1, 4, 1, 2, -1]
+    assert Datastore.open(out, "toy").arrays.tokens.tolist() == [1, 2, 3, -1, 4, 1, 2, -1]
     assert list(out.parent.iterdir()) == [out]
     assert script.main(command) == 2
     assert "--files belong together" in capsys.readouterr().err
@@ -266,7 +266,7 @@ def test_the_script_builds_from_earlier_outputs(tmp_path, toy_models, monkeypatc
     out = tmp_path / "d.bin"
     command = "datastore --model smollm2_135m --corpus outputs --cases results/one --out"
     assert script.main([*command.split(), str(out)]) == 0
-    assert Datastore.open(out, "toy").tokens.tolist() == [1, 2, 3, -1, 4, 5, 6, -1]
+    assert Datastore.open(out, "toy").arrays.tokens.tolist() == [1, 2, 3, -1, 4, 5, 6, -1]
     assert json.loads(json.dumps(read_header(out)["corpus"]["runs"])) == ["one"]
 
 

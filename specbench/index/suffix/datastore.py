@@ -16,16 +16,13 @@ import numpy as np
 
 from specbench.arrays import Array
 from specbench.index.suffix.array import SEPARATOR, build_suffix_array
-from specbench.storage.arrays import open_array_file, write_array_file
-
-KIND = "datastore"
-VERSION = 1
+from specbench.storage.arrays import ArrayTable
 
 # Tokens sorted at once: about 1 GB of memory at four bytes an id and the sorter's own arrays.
 CHUNK = 1 << 25
 
 
-class Datastore(NamedTuple):
+class DatastoreArrays(NamedTuple):
     """The content of a datastore.
 
     Attributes:
@@ -38,11 +35,13 @@ class Datastore(NamedTuple):
     suffixes: Array
     offsets: Array
 
-    @staticmethod
-    def open(path: Path, tokenizer_hash: str | None) -> Datastore:
-        """Map a file; arguments and errors are those of `open_array_file`."""
-        _, arrays = open_array_file(path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash)
-        return Datastore(arrays["tokens"], arrays["suffixes"], arrays["offsets"])
+
+class Datastore(ArrayTable[DatastoreArrays]):
+    """One datastore, read-only."""
+
+    kind = "datastore"
+    version = 1
+    layout = DatastoreArrays
 
 
 class DatastoreWriter:
@@ -93,19 +92,14 @@ class DatastoreWriter:
             self._n_pending += len(piece) + 1
 
     def write(self, path: Path, *, tokenizer_hash: str, header: Mapping[str, Any]) -> None:
-        """Sort what is left and write the file; see `write_array_file`."""
+        """Sort what is left and write the file."""
         self._flush()
         for handle in self._handles.values():
             handle.flush()
         arrays = {name: self._mapped(part) for name, part in self._parts.items()}
-        write_array_file(
-            path,
-            kind=KIND,
-            version=VERSION,
-            tokenizer_hash=tokenizer_hash,
-            arrays={**arrays, "offsets": np.array(self._offsets, dtype=np.int64)},
-            header={**header, "n_documents": self.n_documents, "n_tokens": self.n_tokens},
-        )
+        counts = {"n_documents": self.n_documents, "n_tokens": self.n_tokens}
+        store = Datastore(DatastoreArrays(**arrays, offsets=np.array(self._offsets, np.int64)))
+        store.write(path, tokenizer_hash=tokenizer_hash, header={**header, **counts})
 
     def _mapped(self, part: Path) -> Array:
         # An empty file cannot be mapped.
