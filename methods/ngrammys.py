@@ -81,9 +81,6 @@ class NGrammys(Drafter):
         merge: in the tree, share what rows have in common from their beginning.
         bos: take the table whose contexts had the begin token before the single token.
         bigram_table: file of the model's table; None takes the one in the cache folder.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     name: str = "ngrammys"

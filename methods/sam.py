@@ -75,9 +75,6 @@ class SuffixAutomatonDecoding(Composite):
         static_automaton: file of the static automaton; None takes the one in the cache folder.
         max_tokens: text beyond so many tokens is forgotten, the older half at a time.
         auxiliary: another drafter, by its method's name; None drafts from the automata alone.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     name: str = "sam"

@@ -61,9 +61,6 @@ class Spacelike(Drafter):
         rebuild_requests: rebuild the array when so many requests finished since; None never.
         rebuild_seconds: rebuild it when it is so old and a request finished since; None never.
         warm_start: ``cases.jsonl`` of an earlier run whose requests are there from the start.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     name: str = "ssd"

@@ -49,9 +49,6 @@ class SuffixDecoding(Drafter):
         max_cached_requests: answers in the global tree at most; 0 for no global tree, -1 for any
             number.
         max_cached_tokens: tokens of a tree at most, rounded up to a power of two.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     name: str = "suffix_decoding"

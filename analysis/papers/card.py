@@ -244,7 +244,6 @@ def _figure6_row(comparison: Comparison) -> list[Panel]:
 
 
 def _beside(points: list[Point], dataset: str, metric: str | None) -> list[Series]:
-    """What was measured, and the published logs' values of the metric."""
     drawn = [Series("card, measured", PAPER, points)]
     logs = [
         Point(float(claim.knobs["k"]), claim.value(metric or ""))

@@ -34,7 +34,6 @@ class Point:
 
     @classmethod
     def at(cls, x: float, estimate: Estimate) -> Point:
-        """A number with its interval, at a place."""
         return cls(x, estimate.value, estimate.interval)
 
 

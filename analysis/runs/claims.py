@@ -255,7 +255,6 @@ def _distance(claim: Claim, run: Run) -> float:
 
 
 def _applies(claim: Claim, dataset: str, temperature: float) -> bool:
-    """Whether a claim can stand in a table of this data set at all."""
     return (
         claim.dataset == dataset
         and claim.temperature == temperature

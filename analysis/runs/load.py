@@ -80,7 +80,6 @@ class Run:
 
     @property
     def experiment(self) -> str | None:
-        """The ``experiment`` that was typed."""
         for override in self.manifest.overrides:
             key, _, value = override.lstrip("+").partition("=")
             if key == "experiment":
@@ -118,7 +117,6 @@ class Run:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the records were made up (fixtures of the tests)."""
         return bool(self.manifest.synthetic)
 
     @property

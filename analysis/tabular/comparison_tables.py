@@ -46,7 +46,6 @@ def comparison_table(comparison: Comparison) -> ResultTable:
 
 
 def _result_cells(entry: ComparedLabel, geomean: bool = False) -> dict[str, Cell]:
-    """What was measured over the whole run, and what is claimed."""
     row = entry.overall
     return {
         "MAT [95 %]": entry.measured("mat"),

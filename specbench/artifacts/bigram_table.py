@@ -17,9 +17,8 @@ from specbench.models.weights import sample_weights
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# The name of built files begins with the stem; raise the version when the same model gives another
-# table, and every machine builds again.
 STEM = "bigram_table"
+# Raised when the same model gives another table: every machine then builds again.
 BUILDER_VERSION = 2  # 2: unigrams ranked as the paper's listing does
 
 # Contexts per pass.

@@ -17,9 +17,8 @@ from specbench.errors import ArtifactError
 from specbench.index.suffix.datastore import CHUNK, DatastoreWriter
 from specbench.models import loading
 
-# The name of built files begins with the stem; raise the version when the same text gives another
-# datastore, and every machine builds again.
 STEM = "datastore"
+# Raised when the same text gives another datastore: every machine then builds again.
 BUILDER_VERSION = 1
 
 # Texts tokenised at once.

@@ -16,9 +16,8 @@ from specbench.index.lru.frozen_table import FrozenTable
 from specbench.index.lru.ngram_counts import CHUNK, WindowCounter, frequent_followers
 from specbench.models import loading
 
-# The name of built files begins with the stem; raise the version when the same text gives another
-# table, and every machine builds again.
 STEM = "frozen_table"
+# Raised when the same text gives another table: every machine then builds again.
 BUILDER_VERSION = 1
 
 # Texts tokenised at once: enough for the tokenizer's threads, little enough to stay small.

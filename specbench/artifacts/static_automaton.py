@@ -21,9 +21,8 @@ from specbench.index.suffix.automaton import SuffixAutomaton
 from specbench.index.suffix.static_automaton import StaticAutomaton
 from specbench.models import loading
 
-# The name of built files begins with the stem; raise the version when the same text gives another
-# automaton, and every machine builds again.
 STEM = "static_automaton"
+# Raised when the same text gives another automaton: every machine then builds again.
 BUILDER_VERSION = 1
 
 

@@ -88,13 +88,9 @@ class Composite(Drafter):
 
     def setup(self, context: DraftContext) -> None:
         for i, part in enumerate(self.parts):
-            prefix = f"part{i}."
-            files = {
-                name.removeprefix(prefix): path
-                for name, path in context.artifacts.items()
-                if name.startswith(prefix)
-            }
-            part.setup(replace(context, artifacts=files))
+            given, prefix = context.artifacts.items(), f"part{i}."
+            own = {n.removeprefix(prefix): path for n, path in given if n.startswith(prefix)}
+            part.setup(replace(context, artifacts=own))
 
     def reset(self) -> None:
         for part in self.parts:
@@ -129,11 +125,8 @@ class Composite(Drafter):
 
     def report(self) -> dict[str, Any]:
         """What the parts counted, under the part's name and a dot."""
-        return {
-            f"{part.name}.{key}": value
-            for part in self.parts
-            for key, value in part.report().items()
-        }
+        counts = ((part.name, part.report()) for part in self.parts)
+        return {f"{name}.{key}": value for name, own in counts for key, value in own.items()}
 
     def close(self) -> None:
         for part in self.parts:

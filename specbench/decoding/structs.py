@@ -94,12 +94,9 @@ class DraftTree:
         return DraftTree(tokens, _CHAIN[:n] if n <= len(_CHAIN) else np.arange(-1, n - 1))
 
     def take(self, nodes: IntArray) -> DraftTree:
-        """The tree of some of the nodes.
+        """The tree of some nodes, ``[k]`` increasing indices, with the parent of each.
 
         ``rows`` and ``bonus`` tell of the whole tree, so a part of it has neither.
-
-        Args:
-            nodes: ``[k]`` increasing indices. The parent of each is among them, or the root.
         """
         if len(nodes) == len(self):
             return self

@@ -37,13 +37,8 @@ def fill_tree(
 ) -> int:
     """Check a tree and write its geometry for the root (row 0) and the n nodes (rows 1 .. n).
 
-    Args:
-        tokens: ``[n]``, or ``[0]`` to skip the check of ids.
-        parents: ``[n]``.
-        aux: ``[n]``, or ``[0]`` for none.
-        vocab_size: ids are in ``[0, vocab_size)``.
-        depths: ``[>= n + 1]``, written.
-        visible: ``[>= n + 1, >= n + 1]``, written: row i sees row j.
+    ``tokens [n]`` may be ``[0]``, which skips the check of ids, and ``aux [n]`` too, for none.
+    Written are ``depths [>= n + 1]`` and ``visible [>= n + 1, >= n + 1]``: row i sees row j.
     """
     n = len(parents)
     depths[0] = 0

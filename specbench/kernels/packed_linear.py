@@ -188,9 +188,7 @@ def pack_linears(
 def packed_weights(model: nn.Module) -> dict[str, Any]:
     """What stands packed in ``model``, whoever packed it; for the run's manifest.
 
-    Returns:
-        ``{"layers", "bytes", "plan"}``: linears replaced, memory of the packed copies, and kernel
-        by row bucket for each shape of weight.
+    Linears replaced, memory of the packed copies, and kernel by row bucket for each weight's shape.
     """
     layers = [m for m in model.modules() if isinstance(m, PackedLinear | SiblingLinear)]
     found = [m.product.packed if isinstance(m, SiblingLinear) else m for m in layers]

@@ -40,17 +40,13 @@ class DraftModel:
     """A small causal LM that drafts, see ``DraftLM``; wraps a ``Target`` of its own.
 
     Args:
-        target: the draft model's weights and cache.
         target_vocab: logits of a row of the model that verifies.
         id_map: ``[draft vocab]`` the target's id of each of the draft's, -1 for the row that
             stands for every other id; None where ids agree.
         max_nodes: nodes of a tree that are held at once.
         context_length: tokens that the draft can read; None where nothing limits them.
-        devices_asked: devices that the configuration asked for, both models together.
-        devices: devices that both models are on.
-
-    Attributes:
-        vocab_size: ids the draft can propose from, in its own numbering.
+        devices_asked: of the configuration, for both models together.
+        devices: that both models are on.
     """
 
     def __init__(
@@ -75,6 +71,7 @@ class DraftModel:
         self._own_ids: torch.Tensor | None = None  # [target_vocab] target id -> own id
         self._host_own_ids: IntArray | None = None  # the same
         self._unknown: int | None = None  # own id that is read but never proposed
+        self.vocab_size: int  # ids it can propose from, in its own numbering
         if id_map is None:
             self.vocab_size = min(target.vocab_size, target_vocab)
             if self.vocab_size < target_vocab:

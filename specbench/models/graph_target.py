@@ -76,11 +76,6 @@ class GraphTarget(Target):
         drafts: a draft model's: passes are those of ``append`` and ``extend``.
         layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
             any other is captured when it first comes, which costs its step a moment.
-        **kwargs: as for ``Target``.
-
-    Attributes:
-        reasons: why passes of a shape ran eagerly, by shape; for the run's manifest.
-        graphs: shapes that were captured.
     """
 
     def __init__(
@@ -98,8 +93,8 @@ class GraphTarget(Target):
         self._drafts = drafts
         self._layouts = tuple(layouts)
         self._passes: dict[tuple[int, int, int], FixedShape | None] = {}
-        self.reasons: dict[str, str] = {}
-        self.graphs: list[str] = []
+        self.reasons: dict[str, str] = {}  # why passes of a shape ran eagerly, by shape
+        self.graphs: list[str] = []  # shapes that were captured
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
         self._outcome: Outcome | None = None  # of the last pass, where that has moved its rows

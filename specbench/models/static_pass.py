@@ -264,7 +264,10 @@ class StaticPass(FixedShape):
         length = self.numbers[candidate]
         positions = depths + length
         slots = self._row_numbers + length
-        plan = self._plan(positions, slots, length)
+        seen = (self._key_numbers < length).expand(self.rows, -1)
+        seen = seen.index_copy(1, slots, self.visible)
+        of_keys = partial(self._key_numbers.index_copy, 0, slots, positions)
+        plan = self._masks(seen, positions, of_keys)
         with cache.static(slots, self.keys):
             logits = target.run(tokens, positions.expand(self.batch, -1), plan).flatten(0, 1)
         if not self._verifies:
@@ -275,14 +278,6 @@ class StaticPass(FixedShape):
         path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
         cache.move(slots, path + length)
         return logits, torch.cat([choices, path, count, self.numbers[-1:]])
-
-    def _plan(
-        self, positions: torch.Tensor, slots: torch.Tensor, length: torch.Tensor
-    ) -> AttentionPlan:
-        seen = (self._key_numbers < length).expand(self.rows, -1)
-        seen = seen.index_copy(1, slots, self.visible)
-        of_keys = partial(self._key_numbers.index_copy, 0, slots, positions)
-        return self._masks(seen, positions, of_keys)
 
     def _accept(
         self,

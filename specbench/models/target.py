@@ -44,9 +44,7 @@ class Target:
     """A causal language model with an exact, rewindable cache.
 
     Args:
-        model: a loaded causal LM.
         max_len: longest text (prompt and answer).
-        max_nodes: nodes of the largest draft tree.
         batch: rows of the batch layout.
         packed_bytes: memory for packed CPU linears; 0 leaves the model as it is.
         cache_dir: where measured kernel plans are kept.
@@ -80,10 +78,8 @@ class Target:
         install(model)
         self.packed_weights = packed_weights(model)  # another target may have packed it before
         if packed_bytes:
-            self.packed_weights = pack_linears(
-                model, memory_bytes=packed_bytes, cache_dir=cache_dir
-            )
-            self.packed_weights["fused"] = fuse(model)
+            packed = pack_linears(model, memory_bytes=packed_bytes, cache_dir=cache_dir)
+            self.packed_weights = packed | {"fused": fuse(model)}
         elif self.packed_weights["layers"]:
             self.packed_weights["fused"] = count_fused(model)
         self.cache: KVCache
@@ -95,11 +91,8 @@ class Target:
         placed = getattr(self.model, "hf_device_map", None)
         if not placed or len(set(placed.values())) == 1:
             return [self.device] * n_layers
-        layers = next(
-            m
-            for m in self.model.modules()
-            if isinstance(m, torch.nn.ModuleList) and len(m) == n_layers
-        )
+        lists = (m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList))
+        layers = next(m for m in lists if len(m) == n_layers)
         return [next(layer.parameters()).device for layer in layers]
 
     @property

@@ -134,12 +134,10 @@ def _cached_snapshot(model: ModelConfig) -> Path | None:
 
 
 def check_hub(model: ModelConfig) -> None:
-    """Ask for one small file that gated models refuse, too: it says at once whether all will come.
+    """Refuse a model that neither the hub's cache nor the hub has.
 
-    Only once, with a short limit: the hub's client would go on trying for half a minute.
-
-    Raises:
-        WeightsNotFound: neither the cache nor the hub has it.
+    It is asked for one small file that gated models refuse, too. Only once, with a short limit: the
+    hub's client would go on trying for half a minute.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HFValidationError

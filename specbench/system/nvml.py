@@ -35,12 +35,10 @@ class Gpus:
         self._handles = list(handles)
 
     def states(self) -> list[dict[str, Any]]:
-        """What each GPU is doing now.
+        """What each GPU is doing now; what it does not report is None.
 
-        Returns:
-            By GPU ``sm_mhz``, ``memory_mhz``, ``temperature_c``, ``power_w``, ``throttle`` (names
-            of the reasons in force; idling is none) and ``other_processes`` (compute processes
-            besides this one). What a GPU does not report is None.
+        ``throttle`` has the names of the reasons in force (idling is none), ``other_processes``
+        counts compute processes besides this one.
         """
         return [self._state(handle) for handle in self._handles]
 

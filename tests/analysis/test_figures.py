@@ -113,11 +113,6 @@ def test_no_speedup_figure_without_a_baseline(results):
     assert figures.mean_accepted_tokens(comparison) is not None
 
 
-def test_an_empty_folder_exits_2(tmp_path, capsys):
-    assert figures.main([str(tmp_path)]) == 2
-    assert "no run at or below" in capsys.readouterr().err
-
-
 def test_every_method_looks_different_and_always_the_same():
     methods = sorted({path.stem for path in (ROOT / "conf" / "method").glob("[!_]*.yaml")})
     styles = {method: tuple(bar_style(method).values()) for method in methods}

@@ -149,9 +149,8 @@ def test_the_first_end_token_counts(make_target, rng):
     target = make_target("llama")
     prompt = rng.integers(0, VOCAB, 6)
     first = sequential(target, prompt, 1)[0]
-    result = engine(target, eos=frozenset({first})).decode(
-        prompt, Drafter(name="ar"), max_new_tokens=9
-    )
+    loop = engine(target, eos=frozenset({first}))
+    result = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=9)
     assert result.output_ids == [first] and result.committed_per_step == []
 
 
@@ -187,18 +186,12 @@ class Fixed(Drafter):
         return self.tree
 
 
-def test_a_token_outside_the_vocabulary_fails_the_case(make_target):
-    with pytest.raises(CaseFailed) as caught:
-        engine(make_target("llama")).decode(
-            np.arange(4), Fixed(tree=DraftTree.chain(np.array([VOCAB]))), max_new_tokens=5
-        )
-    assert caught.value.kind == "invalid_draft" and "method=fixed" in str(caught.value)
-
-
-def test_device_tokens_are_checked_too(make_target):
-    tree = DraftTree(torch.tensor([VOCAB]), np.array([-1]))
-    with pytest.raises(CaseFailed, match=r"method=fixed.*vocabulary"):
+@pytest.mark.parametrize("on", [np.array, torch.tensor], ids=["host", "device"])
+def test_a_token_outside_the_vocabulary_fails_the_case(make_target, on):
+    tree = DraftTree.chain(on([VOCAB]))
+    with pytest.raises(CaseFailed, match=r"method=fixed.*vocabulary") as caught:
         engine(make_target("llama")).decode(np.arange(4), Fixed(tree=tree), max_new_tokens=5)
+    assert caught.value.kind == "invalid_draft"
 
 
 def test_batch_steps_and_empty_drafts_may_alternate(make_target):

@@ -80,9 +80,5 @@ def test_stopping_early_without_an_end_token_is_a_bug(make_target):
 
 
 def test_tolerances_are_the_stated_ones():
-    assert lossless.TOLERANCE == {
-        "float64": 1e-9,
-        "float32": 1e-3,
-        "float16": 0.05,
-        "bfloat16": 0.25,
-    }
+    stated = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
+    assert stated == lossless.TOLERANCE

@@ -102,16 +102,14 @@ def test_siblings_share_one_product(everything_packed, monkeypatch, tmp_path):
         query, key, value = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
         assert len(calls) == 1
         for out, linear in ((query, layer.q_proj), (key, layer.k_proj), (value, layer.v_proj)):
-            torch.testing.assert_close(
-                out, nn.functional.linear(x, linear.weight), atol=1e-5, rtol=1e-5
-            )
+            wanted = nn.functional.linear(x, linear.weight)
+            torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
         # The same tensor with other numbers, and any order of calls.
         x.mul_(2)
         torch.testing.assert_close(layer.q_proj(x), 2 * query)
         other = torch.randn(1, 2, 32)
-        torch.testing.assert_close(
-            layer.k_proj(other), nn.functional.linear(other, layer.k_proj.weight)
-        )
+        wanted = nn.functional.linear(other, layer.k_proj.weight)
+        torch.testing.assert_close(layer.k_proj(other), wanted)
         torch.testing.assert_close(layer.v_proj(x), 2 * value)
 
 

@@ -5,13 +5,8 @@ import pytest
 
 from methods.card import Card
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftContext
-from specbench.decoding.verify import GreedyVerifier
-from tests.decoding.table_models import TableDraft, TableTarget, table
-
-VOCAB = 8
-PROMPT = np.array([3, 1, 4], dtype=np.int64)
+from tests.methods.table_turns import VOCAB, pair, turn
 
 
 def card(draft, target=None, **knobs):
@@ -20,17 +15,6 @@ def card(draft, target=None, **knobs):
     drafter.setup(context)
     drafter.reset()
     return drafter
-
-
-def turn(target, drafter, n=60, eos=frozenset(), overlap="serial"):
-    loop = Engine(target, GreedyVerifier(), eos_ids=eos, overlap=overlap)
-    return loop.decode(PROMPT, drafter, max_new_tokens=n)
-
-
-def pair(seed=0, noise=0.0, room=10**6):
-    """A target, and a draft that is it but for some noise."""
-    logits = table(seed, VOCAB, 3.0)
-    return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, VOCAB), room)
 
 
 def test_a_perfect_draft_is_followed_at_its_own_speed():

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from methods.ngrammys import NGrammys
 from methods.pld import PromptLookup
 from methods.sam import SuffixAutomatonDecoding
 from specbench.artifacts.static_automaton import DocumentAutomaton
@@ -337,13 +338,5 @@ def test_a_name_that_nobody_resolved_is_no_auxiliary():
 
 
 def test_an_auxiliary_in_the_batch_layout_is_refused():
-    @dataclass(kw_only=True, eq=False)
-    class Rows(Drafter):
-        name: str = "rows"
-
-        @property
-        def needs(self):
-            return Needs(layout="batch")
-
-    with pytest.raises(ConfigurationError, match="rows"):
-        SuffixAutomatonDecoding(auxiliary=Rows())
+    with pytest.raises(ConfigurationError, match="ngrammys"):
+        SuffixAutomatonDecoding(auxiliary=NGrammys())

@@ -19,9 +19,8 @@ from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
 from specbench.errors import ConfigurationError
 from tests.contract import driver
 from tests.decoding.table_models import TableDraft, TableTarget, table
+from tests.methods.table_turns import PROMPT, VOCAB
 
-VOCAB = 8
-PROMPT = np.array([3, 1, 4], dtype=np.int64)
 METHODS = driver.with_draft_model() | {
     "sps": lambda: Sps(gamma=3),
     "heuristic": lambda: Sps(gamma=2, schedule="heuristic", max_gamma=5),

@@ -504,9 +504,7 @@ def test_a_text_longer_than_a_drafts_passes_runs_eagerly_and_says_so(max_nodes, 
     assert draft._target.describe()["eager"] == {f"{length - 5} nodes": why}
 
 
-def test_every_pass_of_a_draft_is_captured_when_its_buffers_are_made(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(StaticNodes, "capture", lambda *_: None)
+def test_every_pass_of_a_draft_is_captured_when_its_buffers_are_made(only_warms_up):
     target = _draft(capture=True)._target
     made = [f"{rows} nodes, {keys} keys" for keys in (256, 512) for rows in (1, 2, 4, 8)]
     assert target.describe() == {"engine": "graph", "graphs": made, "eager": {}}
@@ -637,13 +635,12 @@ def test_a_capture_that_fails_leaves_the_current_stream_as_it_was(monkeypatch, r
 
 
 def test_an_engine_that_is_not_to_be_had_falls_back_and_says_why():
-    config = compose(["engine=graph"])
-    target = make_target(tiny_model("llama"), config, max_len=64, max_nodes=8)
+    sizes = {"max_len": 64, "max_nodes": 8}
+    target = make_target(tiny_model("llama"), compose(["engine=graph"]), **sizes)
     assert type(target) is Target
     assert "CUDA" in target.describe()["reason"]
-    assert make_target(tiny_model("llama"), compose([]), max_len=64, max_nodes=8).describe() == {
-        "engine": "eager"
-    }
+    asked = make_target(tiny_model("llama"), compose([]), **sizes)
+    assert asked.describe() == {"engine": "eager"}
 
 
 def test_a_model_over_two_devices_has_no_graph():

@@ -18,6 +18,9 @@ class FakeDevice:
         self.events = 0
         self.log = []
 
+    def work(self, seconds):
+        self.now += seconds
+
     def new_event(self):
         self.events += 1
         return {}
@@ -59,11 +62,8 @@ def drive(timer, pass_time, n_steps=3):
 def on_fake_device(phases, n_steps=3):
     device = FakeDevice()
 
-    def pass_time(seconds):
-        device.now += seconds
-
     timer = CudaClock(device, phases)
-    return device, timer, drive(timer, pass_time, n_steps)
+    return device, timer, drive(timer, device.work, n_steps)
 
 
 @pytest.mark.parametrize("phases", [False, True])
@@ -99,11 +99,11 @@ def test_a_turn_that_ends_with_its_first_token():
     device = FakeDevice()
     timer = CudaClock(device)
     timer.begin()
-    device.now = 4
+    device.work(4)
     timer.prefill_done()
-    device.now = 5
+    device.work(1)
     timer.finish_begin()
-    device.now = 7
+    device.work(2)
     times = timer.end()
     assert (times.prefill_s, times.decode_s, times.drafter_setup_s) == (4, 3, 3)
     assert times.step_s == []
@@ -116,8 +116,7 @@ def test_begin_forgets_an_abandoned_turn():
     timer.prefill_done()
     timer.setup_done()
     device.now = 100  # the case failed here, and nobody called end
-    times = drive(timer, lambda seconds: setattr(device, "now", device.now + seconds))
-    assert times.wall_s == 31
+    assert drive(timer, device.work).wall_s == 31
 
 
 def test_wrong_order_is_refused():

@@ -137,15 +137,16 @@ class FakeNvml(types.ModuleType):
     def nvmlDeviceGetTemperature(self, handle, kind):
         return 71
 
-    def nvmlDeviceGetPowerUsage(self, handle):
+    def reported(self, handle, value):
         if handle == "GPU-b":
             raise self.NVMLError
-        return 250_000
+        return value
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return self.reported(handle, 250_000)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        if handle == "GPU-b":
-            raise self.NVMLError
-        return self.millijoules
+        return self.reported(handle, self.millijoules)
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
         return self.reasons
