@@ -54,8 +54,6 @@ class Job(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of file; ``KINDS`` has all."""
-
     about: str
     add_options: Callable[[argparse.ArgumentParser], None]
     build: Callable[[Job], None]  # writes Job.partial

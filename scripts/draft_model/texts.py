@@ -241,7 +241,6 @@ def group_file(work: Path, i: int) -> Path:
 
 
 def read_texts(work: Path, groups: int) -> tuple[Texts, list[str]]:
-    """All texts, and the style of each."""
     parts, styles = [], []
     for i in range(groups):
         path = group_file(work, i)
