@@ -172,19 +172,17 @@ def make_job(folder, labels, cases, **changes):
     )
 
 
-def make_runner(job, drafters, done=None, stage=None):
-    stage = stage or ToySession()
-    contenders = [
-        MethodRun(entry, drafter) for entry, drafter in zip(job.entries, drafters, strict=True)
-    ]
-    answers = BaselineCache(job.folder / "dialogue.jsonl", stage.plain)
+def make_runner(job, drafters, done=None, session=None):
+    session = session or ToySession()
+    runs = [MethodRun(*pair) for pair in zip(job.entries, drafters, strict=True)]
+    answers = BaselineCache(job.folder / "dialogue.jsonl", session.plain)
     done = [] if done is None else done
-    return BlockRunner(job, stage, contenders, answers, done), stage, done
+    return BlockRunner(job, session, runs, answers, done), session, done
 
 
 def run_all(job, drafters, done=None, stop_after=None):
     """Run a job's remaining blocks; returns records and errors."""
-    runner, stage, done = make_runner(job, drafters, done)
+    runner, session, done = make_runner(job, drafters, done)
     present = {record.key for record in done}
     errors = []
     for block in job.blocks()[:stop_after]:
@@ -192,4 +190,4 @@ def run_all(job, drafters, done=None, stop_after=None):
             result = runner.run(block)
             done.extend(result.records)
             errors.extend(result.errors)
-    return done, errors, stage
+    return done, errors, session
