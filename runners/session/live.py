@@ -90,8 +90,9 @@ def _measure(load: Load, run: OpenRun) -> None:
         warmup.warm_up(session, runs, lengths, rounds=measure.warmup)
         answers = BaselineCache(job.folder / records.DIALOGUE, session.plain)
         monitor = SystemMonitor(gpus, energy=measure.energy)
+        by_label = {method_run.label: method_run for method_run in runs}
         runner = BlockRunner(
-            job, session, runs, answers, files.done, manifest.forced_resume, monitor
+            job, session, by_label, answers, files.done, manifest.forced_resume, monitor
         )
         # What exists by now lives to the end: the collector need not walk it meanwhile.
         gc.collect()

@@ -57,7 +57,7 @@ class Saboteur:
 
     def _drafter(self, runner, method, act):
         """Let a method of pld's drafter act up."""
-        drafter = runner._runs["pld"].drafter
+        drafter = runner.runs["pld"].drafter
         original = getattr(drafter, method)
 
         def acting_up(*arguments):
@@ -83,7 +83,7 @@ class Saboteur:
 
     def nan(self, runner):
         """The target's last norm gives NaN, hence the logits of every label do."""
-        weight = runner._session._model.model.model.norm.weight.data
+        weight = runner.session._model.model.model.norm.weight.data
         good = weight.clone()
         weight.fill_(float("nan"))
         return [lambda: weight.copy_(good)]

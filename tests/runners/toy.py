@@ -174,7 +174,7 @@ def make_job(folder, labels, cases, **changes):
 
 def make_runner(job, drafters, done=None, session=None):
     session = session or ToySession()
-    runs = [MethodRun(*pair) for pair in zip(job.entries, drafters, strict=True)]
+    runs = {e.label: MethodRun(e, d) for e, d in zip(job.entries, drafters, strict=True)}
     answers = BaselineCache(job.folder / "dialogue.jsonl", session.plain)
     done = [] if done is None else done
     return BlockRunner(job, session, runs, answers, done), session, done
