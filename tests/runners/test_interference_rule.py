@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -15,22 +16,13 @@ from specbench.results.statistics.summary import summarise
 from specbench.storage import jsonl
 from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE
-from tests.runners.toy import Recorder, make_job, make_runner
+from tests.runners.toy import Recorder, case_record, make_job, make_runner
 from tests.small_run import run_here
 
 LIMITS = NoiseConfig(steal=0.05, waiting=0.15, slowdown=1.5, shortest_s=0.5)
 
 
-def turn(case_id="a", label="ar", n_new=9, **changes):
-    values = {
-        "run_key": "k", "label": label, "method": label, "model": "m", "dataset": "d",
-        "task": "qa", "category": "qa", "case_id": case_id, "turn": 0, "repeat": 0,
-        "stream_index": 0, "status": "ok", "n_prompt": 20, "n_new": n_new,
-        "n_target_passes": n_new - 1, "accepted_per_step": [1] * (n_new - 1),
-        "output_ids": [1] * n_new, "prefill_s": 1.0, "decode_s": 1.0, "wall_s": 2.0,
-        "state_scope": "prompt", "seed": 1,
-    }  # fmt: skip
-    return CaseRecord(**(values | changes))
+turn = partial(case_record, prefill_s=1.0, decode_s=1.0, wall_s=2.0)
 
 
 def trace(record, step_s, drafted=0):

@@ -11,21 +11,15 @@ from methods.cacheback import Cacheback
 from methods.ssd import Spacelike
 from runners.session.method_runs import MethodRun, keep_state, restore
 from specbench.decoding.structs import DecodeState, DraftContext
-from specbench.results.records import CaseRecord
 from specbench.results.statistics.run_summary import accepted_by_part
 from specbench.storage.jsonl import DiskError
+from tests.runners.toy import case_record
 
 
-def record(number, prompt, output, **other):
-    values = dict(
-        run_key="k", label="ssd", method="ssd", model="m", dataset="d", task="t", category="c",
-        case_id=str(number), turn=0, repeat=0, stream_index=number, status="ok",
-        n_prompt=len(prompt), n_new=len(output), finish_reason="length",
-        n_target_passes=len(output) - 1, accepted_per_step=[1] * (len(output) - 1),
-        prompt_ids=prompt, output_ids=output, state_scope="run", seed=0,
-        started_at=f"2026-01-01T00:00:{number:02}",
-    )  # fmt: skip
-    return CaseRecord(**{**values, **other})
+def record(number, prompt, output):
+    ids = {"n_prompt": len(prompt), "prompt_ids": prompt, "output_ids": output}
+    own = {"state_scope": "run", "started_at": f"2026-01-01T00:00:{number:02}"}
+    return case_record(str(number), "ssd", len(output), stream_index=number, **ids, **own)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from specbench.replay.cost_surface import CostSurface, Grid
 from specbench.results import records
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
+from tests.runners.toy import case_record
 from tests.small_run import ROOT, interrupted_after, run_here
 
 COMPARE = (
@@ -249,11 +250,7 @@ def test_a_run_without_plain_rows_needs_baseline_false(small, again, live, tmp_p
 
 
 def test_records_of_older_runs_count_as_measured():
-    line = CaseRecord(
-        run_key="k", label="ar", method="ar", model="m", dataset="d", task="qa", category="qa",
-        case_id="1", turn=0, repeat=0, stream_index=0, status="failed", n_prompt=0,
-        state_scope="prompt", seed=0,
-    ).to_json()  # fmt: skip
+    line = case_record().to_json()
     del line["timing"]
     assert CaseRecord.from_json(line).timing == "measured"
     with pytest.raises(ValueError, match="timing 'guessed'"):
