@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.job import EAGER_BASELINE, Job
@@ -104,7 +105,8 @@ def _measure(load: Load, run: OpenRun) -> None:
                 for block in pending:
                     result = runner.run(block)
                     if candidates is not None:
-                        candidates.append(_candidates(session, job, result.records))
+                        lines = _candidates(session, job, result.records)
+                        jsonl.append_jsonl(candidates, lines)
                     files.append(result.records, result.errors, result.steps)
                     finished = [r for r in files.done if r.repeat == block.repeat]
                     for method_run in runs:
@@ -114,9 +116,6 @@ def _measure(load: Load, run: OpenRun) -> None:
         finally:
             session.note_passes(model)
             _keep_reasons(model, earlier)
-            answers.close()
-            if candidates is not None:
-                candidates.close()
 
 
 def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:
@@ -129,7 +128,7 @@ def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:
             now["eager"] = {**then.passes.get("eager", {}), **now["eager"]}
 
 
-def _candidates_file(job: Job) -> jsonl.JsonlWriter | None:
+def _candidates_file(job: Job) -> Path | None:
     """Where the likeliest ids go, under record=true.
 
     Raises:
@@ -143,10 +142,8 @@ def _candidates_file(job: Job) -> jsonl.JsonlWriter | None:
             "type baseline=true and generation.temperature=0, or drop record."
         )
     path = job.folder / records.CANDIDATES
-    lines, truncated = jsonl.read_jsonl(path)
-    if truncated:
-        jsonl.rewrite_jsonl(path, lines)
-    return jsonl.JsonlWriter(path)
+    jsonl.mend_jsonl(path)
+    return path
 
 
 def _candidates(session: Session, job: Job, made: Sequence[CaseRecord]) -> list[dict[str, Any]]:
