@@ -36,7 +36,7 @@ def pass_rows(run: Run) -> list[list[str | float | None]]:
 
 
 def _medians(run: Run) -> Iterator[tuple[str, dict[str, int], float]]:
-    """Of every pass its kind, its place on the grid by axis, and the median of its seconds."""
+    """Of every pass its kind, its place on the grid by axis, and its median seconds."""
     for kind, times in run.surface.passes.items() if run.surface else ():
         medians = np.median(times.samples_s, axis=-1)
         for index, values in enumerate(itertools.product(*times.axes.values())):

@@ -75,7 +75,6 @@ class Subject:
 
     @property
     def tasks(self) -> list[str]:
-        """The whole run first, then the tasks, where there are several."""
         found = {task for comparison in self.comparisons for task in comparison.tasks}
         return [OVERALL, *(sorted(found, key=task_order) if len(found) > 1 else [])]
 

@@ -24,8 +24,6 @@ from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, caption, make_comparisons
 from analysis.runs.load import Run
 
-__all__ = ["FIGURES", "figures_of", "main", "mean_accepted_tokens", "save", "speedup_by_task"]
-
 
 def speedup_by_task(comparison: Comparison) -> Figure | None:
     """Bars of speedup per task and over the whole run; None without a baseline."""

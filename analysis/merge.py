@@ -176,7 +176,6 @@ def _check_keys(runs: Sequence[Run]) -> None:
 
 
 def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManifest:
-    """The first shard's manifest without its shard, and where everything came from."""
     first = runs[0].manifest
     return replace(
         first,

@@ -22,7 +22,8 @@ from typing import Any
 import matplotlib
 
 from analysis import cost_surfaces
-from analysis.figures import mean_accepted_tokens, save, speedup_by_task
+from analysis.figures import mean_accepted_tokens, speedup_by_task
+from analysis.plots.layout import save
 from analysis.plots.style import RC
 from analysis.runs.command import reporting_errors
 from analysis.runs.comparisons import Comparison, caption, make_comparisons
@@ -124,17 +125,6 @@ def summary_metrics(comparison: Comparison) -> dict[str, float]:
     return found
 
 
-def summary_rows(comparison: Comparison) -> list[list[Any]]:
-    """Rows of ``SUMMARY_COLUMNS``: label by label, the whole run last."""
-    rows = [row for entry in comparison.entries for row in entry.rows.values()]
-    return [[row.get(column) for column in SUMMARY_COLUMNS] for row in rows]
-
-
-def case_rows(run: Run) -> list[list[Any]]:
-    """Rows of ``CASE_COLUMNS``, one a record."""
-    return [[getattr(record, column) for column in CASE_COLUMNS] for record in run.records]
-
-
 def save_pictures(comparison: Comparison, folder: Path) -> dict[str, Path]:
     """Save the bar charts as PNG; by the name that panels of a dashboard know them by."""
     drawn = {}
@@ -198,11 +188,12 @@ def publish(run: Run, given: JsonObject | None = None) -> str:
 def _send_records(live: Any, run: Run, folder: Path) -> None:
     import wandb
 
-    live.log({"cases": wandb.Table(columns=list(CASE_COLUMNS), data=case_rows(run))})
+    cases = [[getattr(record, column) for column in CASE_COLUMNS] for record in run.records]
+    live.log({"cases": wandb.Table(columns=list(CASE_COLUMNS), data=cases)})
     for comparison in make_comparisons([run], None):
-        live.log(
-            {"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary_rows(comparison))}
-        )
+        rows = [row for entry in comparison.entries for row in entry.rows.values()]
+        summary = [[row.get(column) for column in SUMMARY_COLUMNS] for row in rows]
+        live.log({"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary)})
         live.summary.update(summary_metrics(comparison))
         live.summary["caption"] = caption(comparison)
         for name, path in save_pictures(comparison, folder).items():
@@ -222,11 +213,9 @@ def _send_surface(live: Any, run: Run, folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point.
+    """Entry point; 0 where all were published, 1 where W&B refused one, 2 for bad input.
 
-    Returns:
-        0 where all folders were published, 1 where W&B refused one, 2 for bad input, 3 where it
-        cannot be used online; then the remaining folders are not tried.
+    3 where it cannot be used online; then the remaining folders are not tried.
     """
     parser = argparse.ArgumentParser(
         prog="python -m analysis.publish",

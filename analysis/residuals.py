@@ -16,24 +16,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from analysis.runs.command import reporting_errors
+from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.statistics.summary import OVERALL, summarise
+from specbench.results.summary_schema import number
 
 _LIMIT = 0.07
 
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """One label.
-
-    Attributes:
-        label: present in both runs.
-        mat: by the measured run, and by the replay.
-        speedup: measured and predicted.
-        tokens_per_s: measured and predicted.
-    """
+    """A label of both runs: its numbers as measured, and as the replay predicts them."""
 
     label: str
     mat: tuple[float, float]
@@ -81,16 +75,13 @@ def residuals(live: Run, replay: Run) -> list[Residual]:
     ]
     found = []
     for label in labels:
-        measured, predicted = rows[0][label], rows[1][label]
-        if label != live.baseline and measured["speedup"] and predicted["speedup"]:
-            found.append(
-                Residual(
-                    label,
-                    (measured["mat"] or 0.0, predicted["mat"] or 0.0),
-                    (measured["speedup"], predicted["speedup"]),
-                    (measured["tokens_per_s"] or 0.0, predicted["tokens_per_s"] or 0.0),
-                )
+        both = [by_label[label] for by_label in rows]
+        if label != live.baseline and all(row["speedup"] for row in both):
+            mat, speedup, speed = (
+                (number(both[0], key) or 0.0, number(both[1], key) or 0.0)
+                for key in ("mat", "speedup", "tokens_per_s")
             )
+            found.append(Residual(label, mat, speedup, speed))
     return found
 
 
@@ -109,8 +100,7 @@ def render(found: Sequence[Residual]) -> Table:
     for residual in found:
         table.add_row(
             residual.label,
-            *(f"{value:.3f}" for value in residual.mat),
-            *(f"{value:.3f}" for value in residual.speedup),
+            *(f"{value:.3f}" for value in (*residual.mat, *residual.speedup)),
             f"{residual.of_speedup:+.1%}",
             f"{residual.of_tokens_per_s:+.1%}",
         )
@@ -119,9 +109,7 @@ def render(found: Sequence[Residual]) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("live", help="folder of the measured run")
     parser.add_argument("replay", help="folder of its replay with a cost surface")
     parser.add_argument("--limit", type=float, default=_LIMIT, help="of the median error")

@@ -44,18 +44,14 @@ State kept: the tree and the draft's cache, for a turn. At K = 100 and 50 layers
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DraftTree, Needs
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.index.tree.layered_tree import LayeredTree
 from specbench.models.speed_ratio import latency_ratio
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 
 _NODE_LIMIT = 2**14  # that the draft holds at once: its mask has a byte for each pair
 _ROWS = 8  # of the target's passes when r is measured, at most; the paper's r is 4 to 7

@@ -23,15 +23,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
-
-if TYPE_CHECKING:
-    from specbench.arrays import IntArray
 
 _FILLS = ("prompt", "vocabulary", "last")
 

@@ -33,8 +33,9 @@ Recorded for each step (``drafter`` in the records): how many rows either source
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,9 +52,6 @@ from specbench.errors import ConfigurationError
 from specbench.index.ngram.bigram_table import TOP, BigramTable
 from specbench.index.ngram.context_rows import context_rows, merge_rows, table_rows
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 _STRATEGIES = ("unigram", "bigram", "extended_bigram", "context", "mixed")
 _LAYOUTS = ("batch", "tree")
 # Strategies that speculate a single token.
@@ -61,21 +59,13 @@ _SINGLE = ("unigram", "bigram")
 _CONTEXT, _MODEL = 0, 1
 
 
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """The rows of one step.
-
-    Attributes:
-        context: rows from the text's n-grams; they come first, best first.
-        model: rows from the model's table, best first.
-        winner: row of the accepted path (of the first of equal ones), or -1 where none was.
-        accepted: draft tokens accepted.
-    """
+class _StepRows(NamedTuple):
+    """The rows of one step, those from the text's n-grams first, either source's best first."""
 
     context: int
     model: int
-    winner: int
-    accepted: int
+    winner: int  # row of the accepted path (of the first of equal ones), -1 where none was
+    accepted: int  # draft tokens
 
 
 @dataclass(kw_only=True, eq=False)
@@ -91,9 +81,6 @@ class NGrammys(Drafter):
         merge: in the tree, share what rows have in common from their beginning.
         bos: take the table whose contexts had the begin token before the single token.
         bigram_table: file of the model's table; None takes the one in the cache folder.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     name: str = "ngrammys"
@@ -112,7 +99,7 @@ class NGrammys(Drafter):
         self._require_one_of("layout", _LAYOUTS)
         self._require_positive("k", "w", "q")
         self._width = 1 if self.strategy in _SINGLE else self.w
-        self._rows_per_step: list[StepRows] = []
+        self._rows_per_step: list[_StepRows] = []
         self._counts: tuple[int, int] | None = None
         self._owners = np.empty(0, dtype=np.int64)
 
@@ -121,30 +108,20 @@ class NGrammys(Drafter):
         return ("context", "unigram" if self.strategy == "unigram" else "bigram")
 
     @property
-    def rows_per_step(self) -> tuple[StepRows, ...]:
-        """The rows of every step of the turn so far."""
-        return tuple(self._rows_per_step)
-
-    @property
     def needs(self) -> Needs:
-        files: tuple[Artifact, ...] = ()
-        if self.strategy != "context":
-            params = {"top": max(TOP, self.k), "bos": self.bos}
-            options = " ".join(["--bos"] * self.bos + [f"--top {self.k}"] * (params["top"] > TOP))
-            files = (
-                Artifact(
-                    name="bigram_table",
-                    builder="specbench.artifacts.bigram_table:build_default",
-                    command=(
-                        f"python scripts/build_artifact.py bigram_table --model MODEL {options}"
-                    ).strip(),
-                    path=self.bigram_table,
-                    params=params,
-                    per_model=True,
-                ),
-            )
+        top = max(TOP, self.k)
+        bos = " --bos" if self.bos else ""
+        wider = f" --top {top}" if top > TOP else ""
+        table = Artifact(
+            name="bigram_table",
+            builder="specbench.artifacts.bigram_table:build_default",
+            command=f"python scripts/build_artifact.py bigram_table --model MODEL{bos}{wider}",
+            path=self.bigram_table,
+            params={"top": top, "bos": self.bos},
+            per_model=True,
+        )
         return Needs(
-            artifacts=files,
+            artifacts=() if self.strategy == "context" else (table,),
             layout=self.layout,
             batch=self.k if self.layout == "batch" else 1,
             max_nodes=self.k * self._width,
@@ -217,10 +194,7 @@ class NGrammys(Drafter):
             sources[:] = _CONTEXT
         self._owners = self._row_of_node
         return DraftTree(
-            self._rows.reshape(-1).copy(),
-            self._chains,
-            rows=(self.k, self._width),
-            sources=sources,
+            self._rows.reshape(-1).copy(), self._chains, rows=(self.k, self._width), sources=sources
         )
 
     def _tree(self, from_text: int, count: int) -> DraftTree:
@@ -247,7 +221,7 @@ class NGrammys(Drafter):
             "accepted": [step.accepted for step in self._rows_per_step],
         }
 
-    def _origin(self, step: StepRows) -> tuple[str | None, int]:
+    def _origin(self, step: _StepRows) -> tuple[str | None, int]:
         """Source of the row that won and its place among that source's rows; None and -1: none."""
         context, model = self.source_names
         if step.winner < 0:
@@ -262,5 +236,5 @@ class NGrammys(Drafter):
             return
         path = outcome.path
         winner = int(self._owners[path[-1]]) if len(path) else -1
-        self._rows_per_step.append(StepRows(*self._counts, winner, len(path)))
+        self._rows_per_step.append(_StepRows(*self._counts, winner, len(path)))
         self._counts = None

@@ -22,12 +22,14 @@ State kept: none beyond the step but the draft model's cache, for a turn.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,
@@ -37,11 +39,6 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from specbench.arrays import FloatArray, IntArray
 
 
 @dataclass(kw_only=True, eq=False)

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, Needs
-
-if TYPE_CHECKING:
-    from specbench.arrays import IntArray
 
 
 @dataclass(kw_only=True, eq=False)

@@ -30,22 +30,25 @@ State kept: window and draft cache for a turn; the pool, at most vocab x G phras
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import NO_TOKENS, DraftTree, Needs
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 from specbench.decoding.tree import longest_match
 from specbench.index.ngram.lookahead_window import LookaheadWindow
 from specbench.index.ngram.pool import NgramPool
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 
 _DRAFT, _PHRASE = 0, 1
 

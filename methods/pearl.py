@@ -36,21 +36,26 @@ State kept: pending tokens and the draft's cache, for a turn.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import NO_TOKENS, BonusProposal, DraftTree, Needs, Proposal
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    BonusProposal,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    Proposal,
+    StepOutcome,
+)
 from specbench.models.speed_ratio import latency_ratio
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 
 _GAMMA_LIMIT = 64
 _ROWS = 4  # of the target's passes when gamma is measured; the reference's gamma is 3 to 5

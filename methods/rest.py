@@ -52,9 +52,6 @@ class Retrieval(Drafter):
         cut: apply the reference's ``cut_to_choices``.
         dummy_token: id drafted where nothing matches; None drafts nothing.
         datastore: file of the datastore; None takes the one in the cache folder.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     name: str = "rest"

@@ -29,10 +29,11 @@ State kept: the dynamic automaton of one turn (a later turn's prompt repeats the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
@@ -45,16 +46,13 @@ from specbench.decoding.structs import (
     StepOutcome,
 )
 from specbench.errors import ConfigurationError
-from specbench.index.suffix.automaton import SuffixAutomaton, repeated_suffix
+from specbench.index.suffix.automaton import SuffixAutomaton
 from specbench.index.suffix.static_automaton import (
     StaticAutomaton,
     follow,
     grow_best_first,
     most_frequent_chain,
 )
-
-if TYPE_CHECKING:
-    from specbench.arrays import IntArray
 
 _AUTOMATA = ("both", "dynamic", "static")
 _DYNAMIC, _STATIC, _AUXILIARY = 0, 1, 2
@@ -77,9 +75,6 @@ class SuffixAutomatonDecoding(Composite):
         static_automaton: file of the static automaton; None takes the one in the cache folder.
         max_tokens: text beyond so many tokens is forgotten, the older half at a time.
         auxiliary: another drafter, by its method's name; None drafts from the automata alone.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     name: str = "sam"
@@ -110,7 +105,7 @@ class SuffixAutomatonDecoding(Composite):
             self._check_parts()
         self._dynamic: SuffixAutomaton | None = None
         self._static: StaticAutomaton | None = None
-        self._cursor = np.zeros(2, dtype=np.int64)
+        self._cursor = np.zeros(2, dtype=np.int64)  # in the static one: state, length of the match
         self._budget = self.max_predicts - 1
         self._asked: DraftTree | None = None
 
@@ -130,19 +125,16 @@ class SuffixAutomatonDecoding(Composite):
 
     @property
     def own_needs(self) -> Needs:
-        files: tuple[Artifact, ...] = ()
-        if self.automata != "dynamic":
-            files = (
-                Artifact(
-                    name="static_automaton",
-                    builder="specbench.artifacts.static_automaton:build_default",
-                    command=(
-                        "python scripts/build_artifact.py static_automaton --model MODEL "
-                        "--outputs RUN_FOLDER"
-                    ),
-                    path=self.static_automaton,
-                ),
-            )
+        command = (
+            "python scripts/build_artifact.py static_automaton --model MODEL --outputs RUN_FOLDER"
+        )
+        static = Artifact(
+            name="static_automaton",
+            builder="specbench.artifacts.static_automaton:build_default",
+            command=command,
+            path=self.static_automaton,
+        )
+        files = () if self.automata == "dynamic" else (static,)
         widest = max((part.needs.max_nodes for part in self.parts), default=0)
         return Needs(artifacts=files, max_nodes=max(self._budget, widest))
 
@@ -169,7 +161,7 @@ class SuffixAutomatonDecoding(Composite):
         if self.auxiliary is not None:
             return self._with_auxiliary(state)
         length, after = self._dynamic_match(state, 0)
-        matched = self._static_match()
+        matched = int(self._cursor[1])
         if self._dynamic is not None and length >= matched - self._bias:
             wanted = min(self._budget, int(self.alpha * length))
             return _named(DraftTree.chain(_copy(state, after, wanted)), _DYNAMIC)
@@ -192,7 +184,7 @@ class SuffixAutomatonDecoding(Composite):
 
     def _with_auxiliary(self, state: DecodeState) -> DraftTree:
         length, after = self._dynamic_match(state, self._budget)
-        matched = self._static_match() - self._bias
+        matched = int(self._cursor[1]) - self._bias
         if max(length, matched) < self.len_threshold:
             self._asked = self.auxiliary.propose(state)
             return _named(self._asked, _AUXILIARY)
@@ -215,18 +207,14 @@ class SuffixAutomatonDecoding(Composite):
     def _dynamic_match(self, state: DecodeState, room: int) -> tuple[int, int]:
         if self._dynamic is None:
             return 0, state.length
-        match: tuple[int, int] = repeated_suffix(self._dynamic.arrays, state.length, room)
-        return match
-
-    def _static_match(self) -> int:
-        return int(self._cursor[1])
+        return self._dynamic.repeated_suffix(state.length, room)
 
     def _compile(self) -> None:
         """Compile, or load what was compiled before, outside any clock."""
         text = np.zeros(8, dtype=np.int64)
         if self._dynamic is not None:
             self._dynamic.extend(text, 0, 8)
-            repeated_suffix(self._dynamic.arrays, 8, 0)
+            self._dynamic.repeated_suffix(8)
             self._dynamic.clear()
         if self._static is not None:
             follow(self._static.arrays, self._cursor, text, 0, 8)

@@ -20,8 +20,9 @@ State kept: the draft length under ``heuristic``; the draft model's cache for a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,10 +36,6 @@ from specbench.decoding.structs import (
     Proposal,
     StepOutcome,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 _SCHEDULES = ("constant", "heuristic")
 

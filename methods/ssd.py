@@ -29,9 +29,10 @@ Recorded for each turn (``drafter`` in the records), as it was when the turn beg
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +42,6 @@ from specbench.decoding.structs import Artifact, DecodeState, DraftContext, Draf
 from specbench.errors import ArtifactError
 from specbench.index.suffix.array_queries import frequent_continuation
 from specbench.index.suffix.ring import RingIndex, Staleness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _REBUILDS = ("background", "sync")
 _INT32_MAX = 2**31 - 1
@@ -63,9 +61,6 @@ class Spacelike(Drafter):
         rebuild_requests: rebuild the array when so many requests finished since; None never.
         rebuild_seconds: rebuild it when it is so old and a request finished since; None never.
         warm_start: ``cases.jsonl`` of an earlier run whose requests are there from the start.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     name: str = "ssd"
@@ -101,16 +96,13 @@ class Spacelike(Drafter):
 
     @property
     def needs(self) -> Needs:
-        files: tuple[Artifact, ...] = ()
-        if self.warm_start is not None:
-            files = (
-                Artifact(
-                    name="warm_start",
-                    builder="",
-                    command="python run.py (its run folder holds a cases.jsonl)",
-                    path=self.warm_start,
-                ),
-            )
+        run = Artifact(
+            name="warm_start",
+            builder="",
+            command="python run.py (its run folder holds a cases.jsonl)",
+            path=self.warm_start,
+        )
+        files = () if self.warm_start is None else (run,)
         return Needs(artifacts=files, max_nodes=self.draft_len)
 
     @property

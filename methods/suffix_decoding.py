@@ -22,18 +22,14 @@ State kept: the local tree for a turn; the global tree as ``state_scope`` says: 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DecodeState, DraftTree, Needs
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.index.suffix.tree import SuffixTree
 from specbench.index.suffix.tree_kernels import speculate
-
-if TYPE_CHECKING:
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DraftContext, StepOutcome
 
 _DRAFTS = ("path", "tree")
 _LOCAL, _GLOBAL = 0, 1
@@ -53,9 +49,6 @@ class SuffixDecoding(Drafter):
         max_cached_requests: answers in the global tree at most; 0 for no global tree, -1 for any
             number.
         max_cached_tokens: tokens of a tree at most, rounded up to a power of two.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     name: str = "suffix_decoding"

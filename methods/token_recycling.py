@@ -28,14 +28,15 @@ State kept: the matrix, ``vocab × k`` numbers. Kept over all cases (``state_sco
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DraftTree, Needs
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.errors import ConfigurationError
 from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
 from specbench.index.tree.static_tree import (
@@ -45,12 +46,6 @@ from specbench.index.tree.static_tree import (
     load_tree,
     tree_of_levels,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 
 _BREADTH, _DEPTH = 80, 6  # the paper's tree
 
@@ -94,7 +89,6 @@ class TokenRecycling(Drafter):
                 f"{self._tree.n_ranks} candidates per node: raise it, or let a tree grow with "
                 f"method.breadth={_BREADTH}."
             )
-        self._matrix: AdjacencyMatrix | None = None
 
     @property
     def needs(self) -> Needs:
@@ -113,15 +107,15 @@ class TokenRecycling(Drafter):
         self._matrix.prepare(self._tree)
 
     def reset(self) -> None:
-        self._candidates.clear()
+        self._matrix.clear()
 
     def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
-        matrix = self._candidates
+        matrix = self._matrix
         tokens = torch.from_numpy(np.ascontiguousarray(prompt)).to(matrix.rows.device)
         matrix.update(tokens, logits, self.update)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        tokens = self._candidates.fill(state.root)
+        tokens = self._matrix.fill(state.root)
         on_host = tokens.device.type == "cpu"
         return DraftTree(tokens.numpy() if on_host else tokens, self._tree.parents)
 
@@ -129,7 +123,7 @@ class TokenRecycling(Drafter):
         if outcome.finished or outcome.logits is None:
             return
         # Not necessarily the tree proposed: the engine may have cut it, or `union` merged it.
-        matrix, drafted = self._candidates, outcome.tree.tokens
+        matrix, drafted = self._matrix, outcome.tree.tokens
         if isinstance(drafted, np.ndarray):
             drafted = torch.from_numpy(drafted).to(matrix.rows.device)
         root = int(state.buffer[state.length - len(outcome.committed) - 1])
@@ -137,17 +131,11 @@ class TokenRecycling(Drafter):
         matrix.update(tokens, outcome.logits, self.update)
 
     def snapshot(self) -> Mapping[str, np.ndarray]:
-        return {"matrix": self._candidates.rows.to("cpu", copy=True).numpy()}
+        return {"matrix": self._matrix.rows.to("cpu", copy=True).numpy()}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        matrix = self._candidates.rows
+        matrix = self._matrix.rows
         matrix.copy_(torch.from_numpy(np.array(arrays["matrix"])).to(matrix.device))
-
-    @property
-    def _candidates(self) -> AdjacencyMatrix:
-        if self._matrix is None:
-            raise RuntimeError("setup must come first")
-        return self._matrix
 
     def _shape(self) -> StaticTree:
         if self.levels is not None:

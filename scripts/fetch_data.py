@@ -7,44 +7,29 @@ Spec-Bench comes from its repository, the others from the hub as their yaml in `
 pins them. A file appears whole or not at all; an existing one is kept unless ``--force``.
 """
 
-from __future__ import annotations
-
-import argparse
 import hashlib
 import json
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose, option_names
 from specbench.data.cases import hub_rows, load_cases
 from specbench.errors import DatasetError, SpecBenchError, unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # Spec-Bench has no hub id.
 _URLS = {
     "specbench": "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/"
     "data/spec_bench/question.jsonl",
 }
-# What the file was when the yaml was written; another one is taken, but said so.
 _SHA256 = {"specbench": "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04"}
 _TIMEOUT_S = 30
 
 
-def fetchable() -> list[str]:
-    return [name for name in option_names("dataset") if compose([f"dataset={name}"]).dataset.fetch]
-
-
 def fetch(name: str, folder: Path, *, force: bool = False) -> Path:
-    """Bring one data set into ``folder`` and return its file.
-
-    Raises:
-        DatasetError: it cannot be reached, or what came is malformed.
-    """
     dataset = compose([f"dataset={name}"]).dataset
     target = folder / str(dataset.file)
     if target.is_file() and not force:
@@ -75,6 +60,7 @@ def _download(name: str) -> bytes:
             f"{compose([f'dataset={name}']).dataset.file} and type data_dir=FOLDER."
         ) from error
     found = hashlib.sha256(content).hexdigest()
+    # Another file than the one that the yaml was written for is taken, but said so.
     if found != _SHA256[name]:
         print(f"{name}: note: the file has changed upstream (sha256 {found})", file=sys.stderr)
     return content
@@ -83,46 +69,36 @@ def _download(name: str) -> bytes:
 def _from_hub(dataset: Any) -> bytes:
     """The rows as one JSON object a line, under the column names that a local file has."""
     columns = dict(dataset.columns)
-    renamed = {
-        there: columns[role]
-        for role, there in dataset.hub.columns.items()
-        if there is not None and columns.get(role) is not None
-    }
-    return b"".join(_lines(hub_rows(dataset, columns), renamed, columns, dataset))
-
-
-def _lines(
-    rows: Iterable[Any], renamed: dict[str, str], columns: dict[str, Any], dataset: Any
-) -> Iterable[bytes]:
-    for row in rows:
-        values = {renamed.get(key, key): value for key, value in row.values.items()}
+    renamed = {there: columns.get(role) for role, there in dataset.hub.columns.items()}
+    lines = []
+    for row in hub_rows(dataset, columns):
+        values = {renamed.get(key) or key: value for key, value in row.values.items()}
         # Where the hub has no such column, a local file gets what stands for it.
         if columns["id"] is not None:
             values.setdefault(columns["id"], row.number - 1)
         if columns["category"] is not None:
             values.setdefault(columns["category"], dataset.category or dataset.name)
-        yield (json.dumps(values, ensure_ascii=False) + "\n").encode()
+        lines.append(json.dumps(values, ensure_ascii=False) + "\n")
+    return "".join(lines).encode()
 
 
 def main(argv: list[str] | None = None) -> int:
-    names = fetchable()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    names = [n for n in option_names("dataset") if compose([f"dataset={n}"]).dataset.fetch]
+    parser = parser_of(__doc__)
     parser.add_argument("name", help=f"{', '.join(names)} or all")
     parser.add_argument("--out", type=Path, default=Path("data"), help="folder (default: data)")
     parser.add_argument("--force", action="store_true", help="fetch again what is there")
     args = parser.parse_args(argv)
-    try:
-        if args.name != "all" and args.name not in names:
+
+    def fetch_them() -> int:
+        if args.name not in [*names, "all"]:
             raise unknown_name("data set", args.name, [*names, "all"])
         for name in names if args.name == "all" else [args.name]:
             fetch(name, args.out, force=args.force)
-    except SpecBenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"Type: python run.py dataset={args.name} data_dir={args.out}")
-    return 0
+        print(f"Type: python run.py dataset={args.name} data_dir={args.out}")
+        return 0
+
+    return reporting_errors(fetch_them)
 
 
 if __name__ == "__main__":

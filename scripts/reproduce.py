@@ -10,26 +10,23 @@ Without a folder of data files (data_dir, or conf/local/default.yaml) the shippe
 in for every data set, and the captions say so.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
 from rich.console import Console
-from rich.table import Table
 
 from analysis import figures, tables
 from analysis.papers import REPRODUCTIONS
+from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose
-from specbench.errors import SpecBenchError, unknown_name
+from specbench.errors import unknown_name
 from specbench.paths import PROJECT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from specbench.results.console import rich_table
 
 _STAND_IN = ("dataset=demo", "dataset.sample=stratified")
 # Its cost surface is what the experiments with predicted times (runner.surface=measure) need too;
@@ -39,30 +36,38 @@ _SURFACE = "ngrammys_figure1"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the highest exit code of what was run."""
-    options = _parser().parse_intermixed_args(arguments)  # words may stand on both sides
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("words", nargs="*", metavar="NAME|KEY=VALUE", help="artifacts, and overrides for run.py")
+    add("--results", type=Path, default=Path("results"), help="where runs go (default: results)")
+    add("-o", "--output", type=Path, metavar="DIR", help="default: RESULTS/artifacts")
+    add("--list", action="store_true", help="name the artifacts and stop")
+    options = parser.parse_intermixed_args(arguments)  # words may stand on both sides
     if options.list:
         for artifact in REPRODUCTIONS:
-            sys.stdout.write(f"{artifact.name:28} {artifact.place}\n")
+            print(f"{artifact.name:28} {artifact.place}")
         return 0
-    try:
-        names = _experiments([word for word in options.words if "=" not in word])
-        overrides = [word for word in options.words if "=" in word]
-        overrides += _stand_in(overrides)
-    except SpecBenchError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    return reporting_errors(lambda: run_and_draw(options))
+
+
+def run_and_draw(options: argparse.Namespace) -> int:
+    names = _experiments([word for word in options.words if "=" not in word])
+    overrides = [word for word in options.words if "=" in word]
+    overrides += _stand_in(overrides)
     codes, minutes = {}, {}
     for name in names:
         command = [
             sys.executable, str(PROJECT / "run.py"), f"experiment={name}",
             f"paths.results={options.results}", *overrides,
         ]  # fmt: skip
-        sys.stdout.write(f"\n=== {' '.join(command[1:])}\n")
-        sys.stdout.flush()
+        print(f"\n=== {' '.join(command[1:])}", flush=True)
         start = time.monotonic()
         codes[name] = subprocess.run(command, check=False).returncode
         minutes[name] = (time.monotonic() - start) / 60
-    _say(codes, minutes)
+    rows = [(name, str(code), f"{minutes[name]:.1f}") for name, code in codes.items()]
+    rows.append(("all", str(max(codes.values(), default=0)), f"{sum(minutes.values()):.1f}"))
+    frame = pd.DataFrame(rows, columns=["experiment", "exit code", "minutes"])
+    Console(width=80).print(rich_table(frame, "experiments"))
     folders = [str(options.results / name) for name in names if (options.results / name).is_dir()]
     if not folders:
         return max(codes.values(), default=0)
@@ -84,37 +89,18 @@ def _experiments(wanted: Sequence[str]) -> list[str]:
 def _stand_in(overrides: Sequence[str]) -> list[str]:
     """The demo prompts where no folder of data files is known."""
     typed = {override.partition("=")[0] for override in overrides}
-    if typed & {"data_dir", "dataset"} or compose().data_dir is not None:
-        return []
-    if "scale=paper" in overrides:  # what is not in a folder comes from the hub
+    # In the paper's size, what is not in a folder comes from the hub.
+    if (
+        typed & {"data_dir", "dataset"}
+        or "scale=paper" in overrides
+        or compose().data_dir is not None
+    ):
         return []
     sys.stderr.write(
         "no data_dir: the shipped demo prompts stand in for every data set. For the real ones type "
         "data_dir=FOLDER (scripts/fetch_data.py fills one).\n"
     )
     return list(_STAND_IN)
-
-
-def _say(codes: dict[str, int], minutes: dict[str, float]) -> None:
-    table = Table(title="experiments")
-    for heading in ("experiment", "exit code", "minutes"):
-        table.add_column(heading, justify="left" if heading == "experiment" else "right")
-    for name, code in codes.items():
-        table.add_row(name, str(code), f"{minutes[name]:.1f}")
-    table.add_row("all", str(max(codes.values(), default=0)), f"{sum(minutes.values()):.1f}")
-    Console(width=80).print(table)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("words", nargs="*", metavar="NAME|KEY=VALUE", help="artifacts, and overrides for run.py")
-    add("--results", type=Path, default=Path("results"), help="where runs go (default: results)")
-    add("-o", "--output", type=Path, metavar="DIR", help="default: RESULTS/artifacts")
-    add("--list", action="store_true", help="name the artifacts and stop")
-    return parser
 
 
 if __name__ == "__main__":

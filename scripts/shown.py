@@ -5,8 +5,6 @@ table. Tables are written into the documents; a figure carries the hash of its r
 ``tests/docs/test_shown.py`` fails where a document says something else.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io
@@ -14,22 +12,19 @@ import json
 import re
 import string
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import yaml
+from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar, curves
 from analysis.plots.style import RC
 from specbench.paths import PROJECT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from matplotlib.figure import Figure
 
 INDEX = PROJECT / "docs" / "shown.yaml"
 DOCUMENTS = ("README.md", "docs/measurements.md")
@@ -62,7 +57,6 @@ class Fields(string.Formatter):
 
 
 def index() -> dict[str, Any]:
-    """The records of ``figures`` by path, and the ``tables`` by name."""
     found: dict[str, Any] = yaml.safe_load(INDEX.read_text(encoding="utf-8"))
     return found
 
@@ -83,11 +77,8 @@ def _typed(row: Mapping[str, str]) -> dict[str, Any]:
     for key, cell in row.items():
         number = re.fullmatch(r"(-?\d+)|-?\d+\.\d+(?:e-?\d+)?", cell)
         cells[key] = cell if number is None else int(cell) if number[1] else float(cell)
-    for key in row:
-        if key.endswith(" low"):
-            name = key.removesuffix(" low")
-            cells[f"{name}_ci"] = [cells[key], cells[f"{name} high"]]
-    return cells
+    ends = [key.removesuffix(" low") for key in row if key.endswith(" low")]
+    return cells | {f"{name}_ci": [cells[f"{name} low"], cells[f"{name} high"]] for name in ends}
 
 
 def by_keys(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[Any, Any]:
@@ -127,20 +118,16 @@ def table(name: str) -> str:
 
 
 def with_tables(text: str) -> str:
-    """A document with its shown tables made again from their records."""
     return SHOWN.sub(lambda found: found[1] + table(found[2]), text)
 
 
 def fingerprint(records: list[str]) -> str:
     """The hash that a figure carries of the records it was drawn from."""
-    digest = hashlib.sha256()
-    for record in records:
-        digest.update((PROJECT / record).read_bytes())
-    return digest.hexdigest()
+    found = b"".join((PROJECT / record).read_bytes() for record in records)
+    return hashlib.sha256(found).hexdigest()
 
 
 def draw_bench(summary: Any) -> Figure:
-    """Speedup by task of the main job."""
     rows = {(row["label"], row["task"]): row for row in summary["rows"]}
     tasks = list(dict.fromkeys(task for _, task in rows))
     ticks = [f"{task.replace('_', ' ')}\nn = {rows['ar', task]['n_cases']}" for task in tasks]
@@ -167,25 +154,15 @@ def draw_cacheback_figure3(tables: Any, page: str) -> Figure:
         f"{task.replace('_', ' ')}\nn = {next(r['cases'] for r in by_task if r['data'] == task)}"
         for task in tasks
     ]
-    series = []
+    series, around = [], []
     for row in methods:
+        name = row["method"]
         claimed = row["claimed speedup / MAT"].partition(" / ")[0]
-        point = Point(0, row["speedup"], tuple(row["speedup_ci"]))
         claims = [Point(0, float(claimed))] if claimed else []
-        series.append(Series(row["method"], row["method"], [point], claimed=claims))
-    around = [
-        Series(
-            row["method"],
-            row["method"],
-            [
-                Point(x, cell["speedup"])
-                for x, task in enumerate(tasks)
-                for cell in by_task
-                if (cell["data"], cell["method"]) == (task, row["method"])
-            ],
-        )
-        for row in methods
-    ]
+        series.append(Series(name, name, [_point(0, row)], claimed=claims))
+        cells = (cell for cell in by_task if cell["method"] == name)
+        spoke = [Point(tasks.index(cell["data"]), cell["speedup"]) for cell in cells]
+        around.append(Series(name, name, spoke))
     panel = Panel("", "", "speedup over ar", series, ["smollm2_135m"], reference=(1.0, "ar"))
     conditions = next(line for line in page.splitlines() if line.startswith("smollm2_135m ("))
     claim = next(row for row in methods if row["claimed speedup / MAT"])
@@ -194,7 +171,6 @@ def draw_cacheback_figure3(tables: Any, page: str) -> Figure:
 
 
 def draw_growth(record: Any) -> Figure:
-    """Drafting time against tokens of context and tokens stored."""
     names = {"context": "tokens of context", "stores": "tokens stored (1,000 of context)"}
     panels = []
     for part, xlabel in names.items():

@@ -5,16 +5,16 @@ python scripts/spec_bench.py import OUT ar=vanilla.jsonl pld=pld.jsonl --model v
 python scripts/spec_bench.py import --help      # what each of the two keeps and loses
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import re
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from analysis.runs.command import add_command, parser_of, reporting_errors
 from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
@@ -31,9 +31,6 @@ from specbench.results.spec_bench_format import (
 )
 from specbench.results.statistics.summary import OVERALL, summarise
 from specbench.storage import jsonl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.
 
@@ -73,11 +70,7 @@ _FAILED_ANSWER = {
 
 
 def export_run(options: argparse.Namespace) -> None:
-    """Write one answer file per label and repeat.
-
-    Raises:
-        ConfigurationError: the run has no records, no tokens or no times.
-    """
+    """Write one answer file per label and repeat."""
     manifest = RunManifest.read(options.run)
     records, _ = read_records(options.run)
     if manifest.imported is not None:
@@ -91,7 +84,7 @@ def export_run(options: argparse.Namespace) -> None:
         )
     labels = list(dict.fromkeys(record.label for record in records))
     usable = usable_blocks(records, labels)
-    decode = _no_text if options.no_text else _decoder(manifest.config["model"])
+    decode = (lambda _: "") if options.no_text else _decoder(manifest.config["model"])
     dtype = (manifest.model and manifest.model.dtype) or manifest.config["model"]["dtype"]
     temperature = float(manifest.setting("generation", "temperature") or 0.0)
     repeats = sorted({record.repeat for record in records})
@@ -114,11 +107,6 @@ def export_run(options: argparse.Namespace) -> None:
         print("without text: their speed.py cannot count the tokens of a baseline in these files")
 
 
-def _no_text(tokens: Sequence[int]) -> str:
-    del tokens
-    return ""
-
-
 def _decoder(model: Mapping[str, Any]) -> Callable[[Sequence[int]], str]:
     from specbench.models.loading import load_tokenizer  # brings torch
 
@@ -139,12 +127,7 @@ def _decoder(model: Mapping[str, Any]) -> Callable[[Sequence[int]], str]:
 
 
 def import_answers(options: argparse.Namespace) -> None:
-    """Write a run folder with the records of all answer files.
-
-    Raises:
-        OutputRefused: the folder is not empty.
-        AnswerError: a file or a question contradicts itself.
-    """
+    """Write a run folder with the records of all answer files."""
     if options.out.exists() and any(options.out.iterdir()):
         raise OutputRefused(f"{options.out} is not empty. Name a new folder.")
     files = [_named(text) for text in options.files]
@@ -182,13 +165,12 @@ def import_answers(options: argparse.Namespace) -> None:
     manifest.exit_code = 1 if errors else 0
     manifest.write(options.out)
     jsonl.write_text(options.out / DONE, "")
-    for row in rows:
-        if row["task"] == OVERALL:
-            mean = mean_accept_length(theirs[row["label"]])
-            print(
-                f"{row['label']}: {row['n_cases']} questions, MAT {_number(row['mat'])} "
-                f"(Spec-Bench's mean accepted tokens: {_number(mean)})"
-            )
+    for row in (row for row in rows if row["task"] == OVERALL):
+        mean = mean_accept_length(theirs[row["label"]])
+        print(
+            f"{row['label']}: {row['n_cases']} questions, MAT {_number(row['mat'])} "
+            f"(Spec-Bench's mean accepted tokens: {_number(mean)})"
+        )
     if errors:
         print(f"{len(errors)} questions are marked as failed; reasons in {options.out / ERRORS}")
     print(f"{options.out}: python -m analysis.tables {options.out}")
@@ -220,7 +202,9 @@ def _question(
     """The records of a line, and why it failed if it did."""
     try:
         records = from_answer(line, source, number)
-        reason = 'the answer is "ERROR"' if records[0].status == "failed" else ""
+        if records[0].status != "failed":
+            return records, []
+        reason = 'the answer is "ERROR"'
     except AnswerError as error:
         if not flag:
             raise AnswerError(
@@ -229,8 +213,6 @@ def _question(
             ) from error
         reason = str(error)
         records = from_answer({**line, "choices": [_FAILED_ANSWER]}, source, number)
-    if not reason:
-        return records, []
     first = records[0]
     where = {"label": first.label, "case_id": first.case_id, "turn": 0, "repeat": first.repeat}
     return records, [{**where, "type": "AnswerError", "message": reason, "traceback": ""}]
@@ -239,7 +221,6 @@ def _question(
 def _manifest(
     options: argparse.Namespace, labels: Sequence[str], baseline: str | None
 ) -> RunManifest:
-    """What the command line says about the run."""
     gpus = [{"name": name} for name in options.gpu]
     device = "cuda" if gpus else None
     return RunManifest(
@@ -264,23 +245,18 @@ def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3f}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
     commands = parser.add_subparsers(metavar="export|import", required=True)
-
-    def command(name: str, about: str, work: Callable[[argparse.Namespace], None]) -> Any:
-        made = commands.add_parser(
-            name, help=about.splitlines()[0], description=about, formatter_class=formatter
-        )
-        made.set_defaults(work=work)
-        return made.add_argument
-
-    add = command("export", _EXPORT, export_run)
+    command = add_command(commands, "export", _EXPORT)
+    command.set_defaults(work=export_run)
+    add = command.add_argument
     add("run", type=Path, help="folder of a run")
     add("out", type=Path, help="folder of the answer files")
     add("--no-text", action="store_true", help="needs no tokenizer; see above")
-    add = command("import", _IMPORT, import_answers)
+    command = add_command(commands, "import", _IMPORT)
+    command.set_defaults(work=import_answers)
+    add = command.add_argument
     add("out", type=Path, help="the run folder, new")
     add("files", nargs="+", metavar="LABEL=FILE", help="an answer file; its name is the default")
     add("--model", required=True, help="the model's name, as in conf/model")
@@ -290,18 +266,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpu", action="append", default=[], help="name of the GPU, where known; once for each")
     add("--temperature", type=float, default=0.0)
     add("--flag", action="store_true", help="keep contradictory questions as failed cases")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = parser.parse_args(arguments)
     options.work(options)
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SpecBenchError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(error.exit_code)
+    sys.exit(reporting_errors(main))

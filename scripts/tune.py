@@ -13,52 +13,43 @@ The spaces are in scripts/search_spaces.yaml. Optuna only suggests (ask) and lea
 is its seed and the split's.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hydra.utils
 import numpy as np
 import optuna
+import pandas as pd
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.table import Table
 
-from specbench.config.compare import with_parts
+from analysis.runs.command import parser_of, reporting_errors
+from specbench.config.compare import method_node
 from specbench.config.compose import compose, option_names
-from specbench.config.knobs import check_method
-from specbench.errors import ConfigurationError, SpecBenchError, unknown_name
+from specbench.errors import ConfigurationError, unknown_name
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import Replayer
-from specbench.replay.traces import load_traces
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from specbench.replay.traces import Traces, Turn
+from specbench.replay.traces import Traces, Turn, load_traces
+from specbench.results.console import rich_table
+from specbench.storage import jsonl
 
 SPACES = Path(__file__).with_name("search_spaces.yaml")
-DEFAULT, TUNED, HINDSIGHT = "default", "tuned", "best in hindsight"
-
 console = Console(width=118)
+DEFAULT, TUNED, HINDSIGHT = "default", "tuned", "best in hindsight"
 
 
 @dataclass
 class Trial:
-    """One setting of a method.
+    """One setting of a method: what differs from its yaml, and the speedup on each split.
 
-    Attributes:
-        knobs: what differs from the method's yaml.
-        speedup: over plain decoding, by split; None where the setting is refused.
+    The speedup is over plain decoding; None where the setting is refused.
     """
 
     knobs: Mapping[str, Any]
-    speedup: dict[str, float | None] = field(default_factory=dict)
+    speedup: dict[str, float | None]
 
 
 class Scorer:
@@ -74,8 +65,7 @@ class Scorer:
             seed=int(traces.config["seed"]),
         )
         self.splits = split(traces, share, seed)
-        self._model = str(config.model.name)
-        self._defaults: dict[str, dict[str, Any]] = {}
+        self._model = f"model={config.model.name}"
         self._plain = {name: self._speed("ar", {}, turns) for name, turns in self.splits.items()}
 
     def score(self, method: str, knobs: Mapping[str, Any]) -> Trial:
@@ -84,48 +74,36 @@ class Scorer:
         Raises:
             ConfigurationError: the method cannot be replayed.
         """
-        trial = Trial(dict(knobs))
+        found = Trial(knobs, {})
         for name, turns in self.splits.items():
             speed = self._speed(method, knobs, turns)
-            trial.speedup[name] = None if speed is None else speed / (self._plain[name] or 1.0)
-        return trial
-
-    def default_knobs(self, method: str) -> dict[str, Any]:
-        """The method's own values, as a run of this model has them."""
-        if method not in self._defaults:
-            composed = compose([f"method={method}", f"model={self._model}"]).method
-            node = OmegaConf.to_container(composed, resolve=True)
-            assert isinstance(node, dict)
-            self._defaults[method] = {str(k): v for k, v in node.items() if k != "label"}
-        return dict(self._defaults[method])
+            found.speedup[name] = None if speed is None else speed / (self._plain[name] or 1.0)
+        return found
 
     def _speed(self, method: str, knobs: Mapping[str, Any], turns: Sequence[Turn]) -> float | None:
         """Predicted tokens/s; None where the knobs contradict each other."""
-        node = {**self.default_knobs(method), **knobs}
-        check_method(node)
         try:
-            drafter = hydra.utils.instantiate(with_parts(node), _convert_="all")
+            node = method_node(method, knobs, self._model)
+            drafter = hydra.utils.instantiate(node, _convert_="all")
         except hydra.errors.InstantiationException as error:
             if isinstance(error.__cause__, ConfigurationError):
                 return None
             raise
-        drafter = self._replayer.prepare(drafter)
-        played = self._replayer.replay_turns(drafter, turns)
+        played = self._replayer.replay_turns(self._replayer.prepare(drafter), turns)
         tokens = sum(len(p.decoded.output_ids) - 1 for p in played)
         return tokens / sum(p.decode_s for p in played)
 
 
 def split(traces: Traces, share: float, seed: int) -> dict[str, list[Turn]]:
     """The turns of the development and of the held-out cases; every task is cut alike."""
-    by_task: dict[str, list[str]] = {}
     cases = traces.cases()
+    by_task: dict[str, list[str]] = {}
     for case_id, turns in cases.items():
         by_task.setdefault(turns[0].task, []).append(case_id)
     rng = np.random.default_rng(seed)
     development: set[str] = set()
     for members in by_task.values():
-        count = round(share * len(members))
-        development.update(rng.permutation(members)[:count].tolist())
+        development.update(rng.permutation(members)[: round(share * len(members))].tolist())
     if not development or len(development) == len(cases):
         raise ConfigurationError(
             f"{len(cases)} cases cannot be split with --share {share}: record more, at least two a "
@@ -138,11 +116,6 @@ def split(traces: Traces, share: float, seed: int) -> dict[str, list[Turn]]:
 
 
 def load_spaces(path: Path, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The search space of each method.
-
-    Raises:
-        ConfigurationError: a method has none.
-    """
     spaces = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(spaces, dict)
     for method in methods:
@@ -155,15 +128,13 @@ def load_spaces(path: Path, methods: Sequence[str]) -> dict[str, dict[str, Any]]
 
 def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
     """Knobs by Optuna's suggestion; a knob is a list of choices, or ``{from, to, log}``."""
-    knobs: dict[str, Any] = {}
-    for key, values in space.items():
+
+    def value(key: str, values: Any) -> Any:
         if isinstance(values, list):
-            knobs[key] = trial.suggest_categorical(key, values)
-        else:
-            knobs[key] = trial.suggest_int(
-                key, values["from"], values["to"], log=bool(values.get("log", False))
-            )
-    return knobs
+            return trial.suggest_categorical(key, values)
+        return trial.suggest_int(key, values["from"], values["to"], log=values.get("log", False))
+
+    return {key: value(key, values) for key, values in space.items()}
 
 
 def tune(
@@ -198,37 +169,26 @@ def tune(
     }
 
 
-def render(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    table = Table(title=title, caption="speedups are PREDICTED, not measured")
-    for heading in ("method", "setting", "development", "held-out", "knobs"):
-        table.add_column(heading)
+def table_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     for row in rows:
         for name in (DEFAULT, TUNED, HINDSIGHT):
             part = row[name]
             knobs = " ".join(f"{key}={value}" for key, value in part["knobs"].items())
-            table.add_row(
-                row["method"] if name == DEFAULT else "",
-                name,
-                f"{part['development']:.3f}",
-                f"{part['held-out']:.3f}",
-                knobs or "its yaml",
-                end_section=name == HINDSIGHT,
-            )
-    return table
+            scores = (f"{part[split]:.3f}" for split in ("development", "held-out"))
+            yield [row["method"] if name == DEFAULT else "", name, *scores, knobs or "its yaml"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", type=Path)
-    parser.add_argument("surface", type=Path)
-    parser.add_argument("methods", nargs="+")
-    parser.add_argument("--trials", type=int, default=40, help="of each method (default: 40)")
-    parser.add_argument("--share", type=float, default=0.5, help="of the development split")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--spaces", type=Path, default=SPACES)
-    parser.add_argument("--out", type=Path, help="write the report as JSON")
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("run", type=Path)
+    add("surface", type=Path)
+    add("methods", nargs="+")
+    add("--trials", type=int, default=40, help="of each method (default: 40)")
+    add("--share", type=float, default=0.5, help="of the development split")
+    add("--seed", type=int, default=0)
+    add("--spaces", type=Path, default=SPACES)
+    add("--out", type=Path, help="write the report as JSON")
     options = parser.parse_args(arguments)
     if options.trials < 1 or not 0 < options.share < 1:
         raise ConfigurationError("--trials must be at least 1, and --share between 0 and 1.")
@@ -245,17 +205,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{options.trials} trials a method, {counts['development']} development and "
         f"{counts['held-out']} held-out cases"
     )
-    console.print(render(rows, title))
+    columns = ["method", "setting", "development", "held-out", "knobs"]
+    frame = pd.DataFrame([*table_rows(rows)], columns=columns)
+    console.print(rich_table(frame, title, "speedups are PREDICTED, not measured"))
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         report = {"seed": options.seed, "share": options.share, "cases": counts, "rows": rows}
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        jsonl.write_json(options.out, report)
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SpecBenchError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(error.exit_code)
+    sys.exit(reporting_errors(main))

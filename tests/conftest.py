@@ -14,6 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DraftTree
+from specbench.decoding.verify import GreedyVerifier
 from specbench.kernels import autotune
 from specbench.models.draft_model import DraftModel
 from specbench.models.target import Target
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from specbench.decoding.structs import Needs
+    from specbench.decoding.verify import Verifier
 
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")
@@ -82,6 +86,24 @@ def tiny_draft(
         max_nodes=max_nodes,
         **options,
     )
+
+
+def engine(
+    target: Any,
+    verifier: Verifier | None = None,
+    *,
+    eos: frozenset[int] = frozenset(),
+    **options: Any,
+) -> Engine:
+    """Greedy and without an end token where nothing else is said."""
+    return Engine(target, verifier or GreedyVerifier(), eos_ids=eos, **options)
+
+
+def side_by_side(tokens: np.ndarray, width: int) -> DraftTree:
+    """Chains of ``width`` tokens each, as the batch layout runs them."""
+    parents = np.arange(-1, len(tokens) - 1)
+    parents[::width] = -1
+    return DraftTree(tokens, parents, rows=(len(tokens) // width, width))
 
 
 @pytest.fixture(scope="session")

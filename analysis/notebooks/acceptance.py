@@ -6,7 +6,7 @@
 # %%
 from analysis.notebooks import shared
 from analysis.papers.reproduction import captions
-from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.plots.charts import Panel, curves
 from analysis.runs.acceptance import by_depth, by_position
 from analysis.runs.comparisons import make_comparisons
 
@@ -19,15 +19,8 @@ comparisons = make_comparisons(shared.runs())
 
 # %%
 for comparison in comparisons:
-    entries, left_out = shared.readable(comparison.drafting)
-    depth, position = [], []
-    for entry in entries:
-        own = entry.records
-        method = entry.method
-        deep = [Point.at(d, share) for d, share in by_depth(own)]
-        along = [Point.at(at, mat) for at, mat in by_position(own)]
-        depth.append(Series(comparison.name_of(entry), method, deep))
-        position.append(Series(comparison.name_of(entry), method, along))
+    depth, left_out = shared.drawn(comparison, by_depth)
+    position, _ = shared.drawn(comparison, by_position)
     panels = [
         Panel("", "draft tokens accepted, at least", "share of steps", depth, top=1.0),
         Panel("", "position in the answer (tokens)", "MAT", position, bottom=1.0),

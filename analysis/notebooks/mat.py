@@ -5,10 +5,12 @@
 # same on every machine.
 
 # %%
+import functools
+
 from analysis.figures import mean_accepted_tokens
 from analysis.notebooks import shared
 from analysis.papers.reproduction import captions
-from analysis.plots.charts import Panel, Point, Series, bars
+from analysis.plots.charts import Panel, bars
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import pooled_ratio, steps
 from specbench.results.estimate import Estimate
@@ -28,26 +30,21 @@ for comparison in comparisons:
 
 
 # %%
-def share(records: list[CaseRecord], committed: int) -> Estimate:
-    return pooled_ratio(
-        records,
-        lambda r: list(r.accepted_per_step).count(committed),
-        steps,
-        at_most=1,
-    )
+def shares(records: list[CaseRecord], most: int) -> list[tuple[int, Estimate]]:
+    def share(committed: int) -> Estimate:
+        return pooled_ratio(
+            records, lambda r: list(r.accepted_per_step).count(committed), steps, at_most=1
+        )
+
+    return [(n - 1, share(n)) for n in range(1, most + 1)]
 
 
 # %%
 for comparison in comparisons:
     counts = [n for run in comparison.runs for r in run.records for n in r.accepted_per_step]
-    committed = range(1, max(counts, default=1) + 1)
-    entries, left_out = shared.readable(comparison.drafting)
-    series = []
-    for entry in entries:
-        own = entry.records
-        points = [Point.at(n - 1, share(own, n)) for n in committed]
-        series.append(Series(comparison.name_of(entry), entry.method, points))
-    ticks = [str(n) for n in committed]
+    most = max(counts, default=1)
+    series, left_out = shared.drawn(comparison, functools.partial(shares, most=most))
+    ticks = [str(n) for n in range(1, most + 1)]
     panel = Panel("", "tokens committed by a step", "share of steps", series, ticks, top=1.0)
     figure = bars([panel], f"Tokens per step: {comparison.title}", captions([comparison], left_out))
     shared.show(figure, f"steps_{comparison.model}_{comparison.dataset}")

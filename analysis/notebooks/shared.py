@@ -11,17 +11,20 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
+from analysis.plots.charts import Point, Series
 from analysis.plots.layout import save
 from analysis.plots.style import RC
-from analysis.runs.comparisons import ComparedLabel
+from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.load import Run, usable_runs
+from specbench.results.estimate import Estimate
+from specbench.results.records import CaseRecord
 
 MOST = 6  # lines or kinds of bars that can be told apart
 
@@ -53,6 +56,21 @@ def readable(entries: Sequence[ComparedLabel]) -> tuple[Sequence[ComparedLabel],
     if len(entries) <= MOST:
         return entries, ""
     return entries[:MOST], f"Drawn: the first {MOST} of {len(entries)} labels."
+
+
+def drawn(
+    comparison: Comparison, numbers: Callable[[list[CaseRecord]], Iterable[tuple[float, Estimate]]]
+) -> tuple[list[Series], str]:
+    """A line for each readable label through its numbers, and words on those left out."""
+    entries, left_out = readable(comparison.drafting)
+    return [
+        Series(
+            comparison.name_of(entry),
+            entry.method,
+            [Point.at(x, number) for x, number in numbers(entry.records)],
+        )
+        for entry in entries
+    ], left_out
 
 
 def show(figure: Figure, name: str) -> None:

@@ -24,10 +24,10 @@ from analysis.runs.claims import NOT_RUN, Claim, load_claims
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import (
     draft_passes,
-    draft_share,
     draft_tokens,
     hit_rate,
     load_of_pass,
+    phase_share,
     rows_of_draft_pass,
     rows_of_target_pass,
 )
@@ -99,13 +99,13 @@ def _table3(runs: Sequence[Run]) -> list[ResultTable]:
         for entry in comparison.drafting:
             rows.append(_load_row(entry))
             claim = entry.claim
-            notes += [f"{entry.label}: claimed by {claim.describe()}."] if claim else []
+            notes += [claim.note(entry.label)] if claim else []
         run_methods = {entry.method for entry in comparison.entries}
         for claim in _table3_claims():
             if claim.method not in run_methods:
                 who = {"model": claim.model, "method": claim.method, "cases": "0"}
                 rows.append({**who, **_claimed_load(claim), "verdict": NOT_RUN})
-                notes.append(f"{claim.method}: claimed by {claim.describe()}.")
+                notes.append(claim.note(claim.method))
     text = captions(comparisons, _TABLE3_TEXT)
     return [ResultTable.of("CARD, Table 3: computation of a pass", text, rows, with_rule(notes))]
 
@@ -122,7 +122,7 @@ def _claimed_load(claim: Claim | None) -> dict[str, Cell]:
     cells = (
         " / ".join(ABSENT if load is None else f"{load:g}" for load in loads),
         f"{claim.value('speedup'):g}",
-        f"{claim.model}, {claim.hardware}",
+        claim.place,
     )
     return dict(zip(headings, cells, strict=True))
 
@@ -159,7 +159,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
             "run": comparison.title,
             "setting": entry.label,
             "r": str(r),
-            "draft share of time [95 %]": draft_share(entry),
+            "draft share of time [95 %]": phase_share(entry),
             "MAT [95 %]": entry.measured("mat"),
             "cases": str(entry.overall["n_cases"]),
         }
@@ -172,7 +172,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _figure1_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "figure1"):
-        points = [Point.at(r, draft_share(entry)) for r, entry in along(comparison, "gamma")]
+        points = [Point.at(r, phase_share(entry)) for r, entry in along(comparison, "gamma")]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft's share of time",
             [Series("sps", "sps", points)], top=1.0,
@@ -211,11 +211,11 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
                     "cases": str(entry.overall["n_cases"]),
                     "claimed hit rate": claimed[0],
                     "claimed MAT": claimed[1],
-                    "claimed on": f"{claim.model}, {claim.hardware}" if claim else ABSENT,
+                    "claimed on": claim.place if claim else ABSENT,
                     "verdict": entry.verdict(),
                 }
             )
-            notes += [f"K = {size}: claimed by {claim.describe()}."] if claim else []
+            notes += [claim.note(f"K = {size}")] if claim else []
     text = captions(comparisons, _FIGURE6_TEXT)
     return [ResultTable.of("CARD, Figure 6: size of the cache", text, rows, with_rule(notes))]
 
@@ -244,7 +244,6 @@ def _figure6_row(comparison: Comparison) -> list[Panel]:
 
 
 def _beside(points: list[Point], dataset: str, metric: str | None) -> list[Series]:
-    """What was measured, and the published logs' values of the metric."""
     drawn = [Series("card, measured", PAPER, points)]
     logs = [
         Point(float(claim.knobs["k"]), claim.value(metric or ""))

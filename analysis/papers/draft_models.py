@@ -10,11 +10,11 @@ from analysis.runs.claims import VERDICT_RULE, Claim, compare, load_claims
 from analysis.runs.comparisons import ComparedLabel, conditions, make_comparisons
 from analysis.runs.drafting import (
     draft_passes,
-    draft_share,
     draft_tokens,
     drafter_count,
     hit_rate,
     load_of_pass,
+    phase_share,
     rows_of_draft_pass,
     rows_of_target_pass,
 )
@@ -70,7 +70,7 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> dict[str, Cell]:
     run, label, row = entry.run, entry.label, entry.overall
     share = Estimate(None)
     if inside is not None and inside.run.tells_draft_time(label):
-        share = draft_share(inside)
+        share = phase_share(inside)
     per_token = [
         pooled_ratio(entry.records, count, decoded_tokens, run.seed)
         for count in (draft_passes, draft_tokens)

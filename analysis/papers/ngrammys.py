@@ -62,22 +62,20 @@ def _comparisons(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[dict[str, Cell]] = []
-    for run in runs:
-        assert run.surface is not None, "this experiment measures costs alone"
-        batch = run.surface.passes["batch"]
-        for context in batch.axes["context"]:
-            for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items():
-                rows.append(
-                    {
-                        "model": run.model,
-                        "context (tokens)": str(context),
-                        "k": str(k),
-                        "w": str(w),
-                        "slow-down [95 %]": slowdown,
-                        "passes": str(batch.repeats),
-                    }
-                )
+    rows: list[dict[str, Cell]] = [
+        {
+            "model": run.model,
+            "context (tokens)": str(context),
+            "k": str(k),
+            "w": str(w),
+            "slow-down [95 %]": slowdown,
+            "passes": str(run.surface.passes["batch"].repeats),
+        }
+        for run in runs
+        if run.surface is not None  # this experiment measures costs alone
+        for context in run.surface.passes["batch"].axes["context"]
+        for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items()
+    ]
     text = "\n".join(slowdown_caption(run, _FIGURE1_TEXT) for run in runs)
     return [ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, rows)]
 
@@ -184,11 +182,11 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         for entry in comparison.drafting:
             claim = entry.claim if entry.claim and entry.claim.model == where[0] else None
             rows.append(_table1_row(entry, _setting(entry), claim))
-            notes += [f"{_setting(entry)}: claimed by {claim.describe()}."] if claim else []
+            notes += [claim.note(_setting(entry))] if claim else []
         if best is not None:
             claim = claim_of_setting(_claims(), "best", PAPER, *where)
             rows.append(_table1_row(best, f"(k*, w*) = {_pair(best)}", claim))
-            notes += [f"(k*, w*): claimed by {claim.describe()}."] if claim else []
+            notes += [claim.note("(k*, w*)")] if claim else []
     for claim in _claimed_elsewhere(comparisons):
         rows.append(
             {
@@ -200,8 +198,7 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
                 "verdict": _why_not(claim, comparisons),
             }
         )
-        quoted = "quoted" if claim.quoted else "claimed"
-        notes.append(f"{_claimed_setting(claim)}: {quoted} by {claim.describe()}.")
+        notes.append(claim.note(_claimed_setting(claim), "quoted" if claim.quoted else "claimed"))
     text = "\n".join([_TABLE1_TEXT, *(caption(comparison) for comparison in comparisons)])
     return [ResultTable.of("N-Grammys, Table 1", text, rows, with_rule(notes))]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
 
 from analysis.papers.reproduction import (
     Pictures,
@@ -30,118 +30,92 @@ _FIGURE4_TEXT = (
 )
 
 
-def _share(
-    entry: ComparedLabel, counts: Callable[[CaseRecord], Counter[Any]], wanted: Any
-) -> Estimate:
-    own = [record for record in entry.records if record.drafter]
-    return pooled_ratio(
-        own,
-        lambda r: counts(r)[wanted],
-        lambda r: sum(counts(r).values()),
-        entry.run.seed,
-        at_most=1,
-    )
-
-
-def _won(source: str, key: str) -> Callable[[CaseRecord], Counter[Any]]:
+def _won(record: CaseRecord, source: str, key: str) -> Counter[int]:
     """Values of a list with one entry per step, at the steps that a row of the source won."""
-
-    def counts(record: CaseRecord) -> Counter[Any]:
-        lists = record.drafter
-        return Counter(
-            value
-            for value, won in zip(lists[key], lists["won_source"], strict=True)
-            if won == source
-        )
-
-    return counts
-
-
-def _given(source: str) -> Callable[[CaseRecord], Counter[Any]]:
-    return lambda record: Counter(record.drafter[f"rows_{source}"])
+    steps = zip(record.drafter[key], record.drafter["won_source"], strict=True)
+    return Counter(value for value, won in steps if won == source)
 
 
 _SOURCES = ("context", "bigram")
-_PARTS: tuple[tuple[str, str, Callable[[str], Callable[[CaseRecord], Counter[Any]]]], ...] = (
-    ("accepted draft tokens", "share of the source's wins", lambda s: _won(s, "accepted")),
-    (
-        "rank of the winning row (0 is first)",
+# Of each part its unit, and what a turn counted for a source.
+_PARTS: dict[str, tuple[str, Callable[[CaseRecord, str], Counter[int]]]] = {
+    "accepted draft tokens": (
         "share of the source's wins",
-        lambda s: _won(s, "won_rank"),
+        lambda record, source: _won(record, source, "accepted"),
     ),
-    ("rows given to the source", "share of steps", _given),
-)
+    "rank of the winning row (0 is first)": (
+        "share of the source's wins",
+        lambda record, source: _won(record, source, "won_rank"),
+    ),
+    "rows given to the source": (
+        "share of steps",
+        lambda record, source: Counter(record.drafter[f"rows_{source}"]),
+    ),
+}
 
 
-def _distributions(entry: ComparedLabel) -> list[list[tuple[str, list[tuple[int, Estimate]]]]]:
-    """For each part, each source's distribution: value and share."""
+def _distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int, Estimate]]:
+    """Every value up to the largest, also those that did not occur, and its share."""
+    counted = _PARTS[part][1]
     own = [record for record in entry.records if record.drafter]
-    parts = []
-    for _, _, counts_of in _PARTS:
-        sources = []
-        for source in _SOURCES:
-            counts = counts_of(source)
-            total = sum((counts(record) for record in own), Counter[Any]())
-            # Also the values that did not occur: their share is 0.
-            support = range(min(total, default=0), max(total, default=-1) + 1)
-            values = [(value, _share(entry, counts, value)) for value in support]
-            sources.append((source, values))
-        parts.append(sources)
-    return parts
+
+    def share(value: int) -> Estimate:
+        return pooled_ratio(
+            own,
+            lambda r: counted(r, source)[value],
+            lambda r: counted(r, source).total(),
+            entry.run.seed,
+            at_most=1,
+        )
+
+    total = sum((counted(record, source) for record in own), Counter[int]())
+    support = range(min(total, default=0), max(total, default=-1) + 1)
+    return [(value, share(value)) for value in support]
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[dict[str, Cell]] = []
     comparisons = claimed_comparisons(runs, PAPER, "table1")
-    for comparison in comparisons:
-        for entry in comparison.drafting:
-            distributions = _distributions(entry)
-            for (part, _, _), sources in zip(_PARTS, distributions, strict=True):
-                for source, values in sources:
-                    for value, share in values:
-                        rows.append(
-                            {
-                                "run": comparison.title,
-                                "part": part,
-                                "source": source,
-                                "value": str(value),
-                                "share [95 %]": share,
-                                "cases": str(entry.overall["n_cases"]),
-                            }
-                        )
+    rows: list[dict[str, Cell]] = [
+        {
+            "run": comparison.title,
+            "part": part,
+            "source": source,
+            "value": str(value),
+            "share [95 %]": share,
+            "cases": str(entry.overall["n_cases"]),
+        }
+        for comparison in comparisons
+        for entry in comparison.drafting
+        for part in _PARTS
+        for source in _SOURCES
+        for value, share in _distribution(entry, part, source)
+    ]
     text = captions(comparisons, _FIGURE4_TEXT, speedup=False)
     return [ResultTable.of("N-Grammys, Figure 4: acceptance, rank, allocation", text, rows)]
-
-
-def _series(source: str, values: Sequence[tuple[int, Estimate]]) -> Series:
-    points = [Point.at(value, share) for value, share in values]
-    return Series(source, f"{PAPER}/{source}", points)
 
 
 def _figure4_figure(runs: Sequence[Run]) -> Pictures:
     for model, comparisons in by_model(claimed_comparisons(runs, PAPER, "table1")):
         found = [(comparison, entry) for comparison in comparisons for entry in comparison.drafting]
-        columns = [_distributions(entry) for _, entry in found]
-        panels = [
-            [
-                Panel(
-                    _title(*found[j]) if i == 0 else "", words, unit,
-                    [
-                        _series(source, values) for source, values in column[i]
-                    ],
-                    top=1.0,
-                    bars=True,
-                )
-                for j, column in enumerate(columns)
-            ]
-            for i, (words, unit, _) in enumerate(_PARTS)
-        ]  # fmt: skip
-        figure = curves(
-            panels,
-            f"N-Grammys, Figure 4 ({model})",
-            captions(comparisons, _FIGURE4_TEXT, speedup=False),
+        panels = [[_panel(entry, part) for _, entry in found] for part in _PARTS]
+        panels[0] = [
+            replace(panel, title=_title(*drawn))
+            for panel, drawn in zip(panels[0], found, strict=True)
+        ]
+        text = captions(comparisons, _FIGURE4_TEXT, speedup=False)
+        yield model, curves(panels, f"N-Grammys, Figure 4 ({model})", text)
+
+
+def _panel(entry: ComparedLabel, part: str) -> Panel:
+    series = [
+        Series(
+            source,
+            f"{PAPER}/{source}",
+            [Point.at(value, share) for value, share in _distribution(entry, part, source)],
         )
-        yield model, figure
+        for source in _SOURCES
+    ]
+    return Panel("", part, _PARTS[part][0], series, top=1.0, bars=True)
 
 
 def _title(comparison: Comparison, entry: ComparedLabel) -> str:

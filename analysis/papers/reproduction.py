@@ -19,7 +19,7 @@ from analysis.runs.comparisons import (
     make_comparisons,
 )
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import natural, settings_table
+from analysis.tabular.comparison_tables import Columns, natural, settings_table
 from analysis.tabular.table import ResultTable
 from specbench.errors import ResultsError
 from specbench.results.estimate import ABSENT, Estimate
@@ -101,7 +101,7 @@ def knob_column(name: str) -> Callable[[ComparedLabel], str]:
 
 def settings_tables(
     title: str,
-    columns: Mapping[str, Callable[[ComparedLabel], str]],
+    columns: Columns,
     paper: str,
     *exhibits: str,
     text: str = "",

@@ -60,7 +60,6 @@ def _post() -> list[Claim]:
 
 
 def _hollow(entry: ComparedLabel) -> list[Point]:
-    """The post's tokens/s for the method, at the end of the stream."""
     method = entry.method
     end = max((size for size, _, _ in _over_stream(entry.run, entry.label, "mat")), default=0.0)
     return [Point(end, claim.value("tokens_per_s")) for claim in _post() if claim.method == method]

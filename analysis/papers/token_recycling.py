@@ -19,7 +19,7 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.stacked_bars import stacked_bars
 from analysis.runs.comparisons import ComparedLabel, Comparison
-from analysis.runs.estimates import phase_s, pooled_ratio
+from analysis.runs.drafting import phase_share
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, task_table
 from analysis.tabular.table import Cell, ResultTable
@@ -117,36 +117,24 @@ def _figure3_row(
 
 
 def _phase_shares(entry: ComparedLabel) -> dict[str, Estimate]:
-    timed = [record for record in entry.records if record.phase_s]
-
-    def share(phase: str) -> Estimate:
-        return pooled_ratio(
-            timed,
-            lambda r: phase_s(r, phase),
-            lambda r: sum(phase_s(r, each) for each in _PHASES),
-            entry.run.seed,
-            at_most=1,
-        )
-
-    return {words: share(phase) for phase, words in _PHASES.items()}
+    return {words: phase_share(entry, phase) for phase, words in _PHASES.items()}
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[dict[str, Cell]] = []
     comparisons = claimed_comparisons(runs, PAPER, "figure4")
-    for comparison in comparisons:
-        for entry in comparison.entries:
-            for part, share in _phase_shares(entry).items():
-                rows.append(
-                    {
-                        "run": comparison.title,
-                        "method": comparison.name_of(entry),
-                        "part": part,
-                        # Most parts are below a hundredth.
-                        "share of the steps' time [95 %]": replace(share, digits=4),
-                        "cases": str(entry.overall["n_cases"]),
-                    }
-                )
+    rows: list[dict[str, Cell]] = [
+        {
+            "run": comparison.title,
+            "method": comparison.name_of(entry),
+            "part": part,
+            # Most parts are below a hundredth.
+            "share of the steps' time [95 %]": replace(share, digits=4),
+            "cases": str(entry.overall["n_cases"]),
+        }
+        for comparison in comparisons
+        for entry in comparison.entries
+        for part, share in _phase_shares(entry).items()
+    ]
     text = captions(comparisons, _FIGURE4_TEXT, speedup=False)
     return [ResultTable.of("Token Recycling, Figure 4: time of a step", text, rows)]
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 
-from analysis.plots.layout import CLAIMED, finish, legend_of
+from analysis.plots.layout import CLAIMED, finish, legend_of, ratio_ticks
 from analysis.plots.style import REFERENCE, bar_style, claimed_style, line_style
 from specbench.results.estimate import Estimate, Interval
 
@@ -34,7 +34,6 @@ class Point:
 
     @classmethod
     def at(cls, x: float, estimate: Estimate) -> Point:
-        """A number with its interval, at a place."""
         return cls(x, estimate.value, estimate.interval)
 
 
@@ -250,7 +249,9 @@ def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
                     axes.plot(segment[1][0], place, marker="^", color=REFERENCE, markersize=4)
                     cut = True
         if ratios:
-            _ratio_scale(axes, bottom, max(min(highest, top), 1.2 * max(values)))
+            axes.set_yscale("log")
+            axes.set_ylim(bottom, max(min(highest, top), 1.2 * max(values)))
+            ratio_ticks(axes.yaxis)
             continue
         end = max(min(highest, top), bottom + 0.1)
         # Room for the markers of a line that runs along the bottom, where that is not 0.
@@ -264,14 +265,6 @@ def _lows(point: Point) -> list[float]:
     if point.y is None or point.interval is None:
         return []
     return [point.interval[0]] if point.interval[0] > point.y / HEADROOM else []
-
-
-def _ratio_scale(axes: Axes, bottom: float, top: float) -> None:
-    axes.set_yscale("log")
-    axes.set_ylim(bottom, top)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _label(axes: Axes, panel: Panel) -> None:

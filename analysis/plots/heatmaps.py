@@ -10,9 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from analysis.plots.layout import finish
+from analysis.plots.layout import finish, ratio_ticks
 from analysis.plots.style import HEATMAP
 from specbench.results.estimate import Estimate
 
@@ -89,9 +88,7 @@ def heatmaps(
         _write_cells(axes, grid, math.sqrt(low * high) if manyfold else (low + high) / 2)
     bar = figure.colorbar(image, ax=list(all_axes), fraction=0.03, pad=0.02)
     if manyfold:
-        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        bar.ax.yaxis.set_major_formatter(ScalarFormatter())
-        bar.ax.yaxis.set_minor_locator(NullLocator())
+        ratio_ticks(bar.ax.yaxis)
     bar.set_label(unit, fontsize=8)
     bar.outline.set_visible(False)
     finish(figure, title, caption)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 _CHARACTERS_PER_INCH = 18
 CLAIMED = "claimed"  # in a legend
@@ -47,6 +49,13 @@ def finish(
     ]
     words = "\n".join(lines_below)
     figure.text(0.02, -0.08 / height, words, fontsize=7, va="top", gid=CAPTION)
+
+
+def ratio_ticks(axis: Axis) -> None:
+    """1, 2, 5, 10, … of a logarithmic axis, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(ScalarFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

@@ -70,7 +70,6 @@ def _stack(axes: Axes, rows: Rows, parts: list[str], xlabel: str, form: str) -> 
 
 
 def _one_by_one(axes: Axes, rows: Rows, parts: list[str], xlabel: str) -> None:
-    """A line per part and a marker per row."""
     aside = 0.5 / max(1, len(rows))
     for i, row in enumerate(rows.values()):
         offset = aside * (i - (len(rows) - 1) / 2)

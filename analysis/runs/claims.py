@@ -125,11 +125,15 @@ class Claim:
             return False
         return all(re.search(self.gpu, name) for name in gpus)
 
-    def describe(self) -> str:
-        """Where the numbers come from."""
+    @property
+    def place(self) -> str:
+        return f"{self.model}, {self.hardware}"
+
+    def note(self, who: str, how: str = "claimed") -> str:
+        """Where the numbers come from that stand beside a row of this name."""
         title = self.title.partition(":")[0]
         words = [title, self.source, self.model, self.dataset, self.hardware]
-        return "; ".join(word for word in words if word)
+        return f"{who}: {how} by {'; '.join(filter(None, words))}."
 
 
 class _ExhibitMust(TypedDict):
@@ -251,7 +255,6 @@ def _distance(claim: Claim, run: Run) -> float:
 
 
 def _applies(claim: Claim, dataset: str, temperature: float) -> bool:
-    """Whether a claim can stand in a table of this data set at all."""
     return (
         claim.dataset == dataset
         and claim.temperature == temperature

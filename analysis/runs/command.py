@@ -1,4 +1,4 @@
-"""What the commands over runs share: reading them, and errors as exit codes."""
+"""What commands share: their help, reading runs, and errors as exit codes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,25 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from analysis.runs.load import Run, usable_runs
 from specbench.errors import SpecBenchError
+
+_AS_WRITTEN = argparse.RawDescriptionHelpFormatter
+
+
+def parser_of(about: str | None) -> argparse.ArgumentParser:
+    """A parser whose help shows ``about``, a module's docstring, as it was written."""
+    return argparse.ArgumentParser(description=about, formatter_class=_AS_WRITTEN)
+
+
+def add_command(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
+    """One of several commands (an object of ``add_subparsers``) with a help of its own."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=about.splitlines()[0], description=about, formatter_class=_AS_WRITTEN
+    )
+    return parser
 
 
 def runs_parser(command: str, description: str) -> argparse.ArgumentParser:

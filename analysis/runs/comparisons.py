@@ -101,7 +101,6 @@ class Comparison:
 
     @property
     def tasks(self) -> list[str]:
-        """All tasks in their usual order, without the overall one."""
         tasks = {task for entry in self.entries for task in entry.rows} - {OVERALL}
         return sorted(tasks, key=task_order)
 

@@ -45,12 +45,12 @@ def load_of_pass(rows: Estimate, parameters: int | None) -> str:
     return f"{rows.value * parameters / 1e9:.3g}"
 
 
-def draft_share(entry: ComparedLabel) -> Estimate:
-    """The draft phase's share of an entry's steps; no number without phases."""
+def phase_share(entry: ComparedLabel, phase: str = "draft") -> Estimate:
+    """A phase's share of the time of an entry's steps; no number without phases."""
     return pooled_ratio(
         [record for record in entry.records if record.phase_s],
-        lambda r: (r.phase_s or {}).get("draft"),
-        lambda r: sum(phase_s(r, phase) for phase in STEP_PHASES),
+        lambda r: phase_s(r, phase),
+        lambda r: sum(phase_s(r, each) for each in STEP_PHASES),
         entry.run.seed,
         at_most=1,
     )

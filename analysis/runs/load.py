@@ -80,7 +80,6 @@ class Run:
 
     @property
     def experiment(self) -> str | None:
-        """The ``experiment`` that was typed."""
         for override in self.manifest.overrides:
             key, _, value = override.lstrip("+").partition("=")
             if key == "experiment":
@@ -118,7 +117,6 @@ class Run:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the records were made up (fixtures of the tests)."""
         return bool(self.manifest.synthetic)
 
     @property
@@ -190,12 +188,8 @@ class Run:
         return self.manifest.labels.get(label, LabelInfo()).knobs
 
 
-def find_runs(paths: Iterable[Path | str]) -> list[Path]:
-    """All run folders at or below the given ones, sorted; each once."""
-    return _folders_with((CASES, MANIFEST), paths)
-
-
-def _folders_with(names: tuple[str, ...], paths: Iterable[Path | str]) -> list[Path]:
+def find_runs(paths: Iterable[Path | str], names: Sequence[str] = (CASES, MANIFEST)) -> list[Path]:
+    """All folders with these files at or below the given ones, sorted; each once."""
     found: dict[Path, Path] = {}
     for root in map(Path, paths):
         if not root.is_dir():
@@ -236,7 +230,7 @@ def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list
         specbench.storage.jsonl.RecordError: a manifest or a surface cannot be used.
     """
     runs = []
-    for path in _folders_with((SURFACE, MANIFEST, DONE), paths):
+    for path in find_runs(paths, (SURFACE, MANIFEST, DONE)):
         manifest = RunManifest.read(path)
         run = Run(path, manifest, (), True, Surface.read(path / SURFACE))
         if by_hand or run.experiment is not None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, Claim
-from analysis.runs.comparisons import (
-    ComparedLabel,
-    Comparison,
-    caption,
-    run_names,
-)
+from analysis.runs.comparisons import ComparedLabel, Comparison, caption, run_names
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, FEWEST, Estimate
 from specbench.results.statistics.summary import compare_pairs
 from specbench.results.summary_schema import SummaryRow
 from specbench.results.tasks import HEADINGS
 from specbench.results.wording import verdict_words
+
+# Of a table, by heading: what a row has there.
+Columns: TypeAlias = Mapping[str, Callable[[ComparedLabel], str]]
 
 
 def context_cells(row: SummaryRow) -> dict[str, Cell]:
@@ -36,29 +35,17 @@ def comparison_table(comparison: Comparison) -> ResultTable:
     tasks = comparison.tasks if len(comparison.tasks) > 1 else []
     rows: list[dict[str, Cell]] = []
     for entry in comparison.entries:
-        by_task = {
-            HEADINGS.get(task, task): _number(entry.rows[task]["speedup"])
-            if task in entry.rows
-            else ABSENT
-            for task in tasks
-        }
+        by_task = {HEADINGS.get(t, t): _number(entry.measured("speedup", t).value) for t in tasks}
         where = {"run": names[entry.run.path]} if names else {}
         rows.append({**where, "method": entry.label, **by_task, **_result_cells(entry, True)})
     # Per-task numbers of a claim would be taken for measured ones here.
     rows += [{"method": claim.method, **_not_run_cells(claim)} for claim in comparison.not_run]
-    notes = [
-        *(
-            _note(entry.label, entry.claim)
-            for entry in comparison.entries
-            if entry.claim is not None
-        ),
-        *(_note(claim.method, claim) for claim in comparison.not_run),
-    ]
+    notes = [entry.claim.note(entry.label) for entry in comparison.entries if entry.claim]
+    notes += [claim.note(claim.method) for claim in comparison.not_run]
     return ResultTable.of(comparison.title, caption(comparison), rows, with_rule(notes))
 
 
 def _result_cells(entry: ComparedLabel, geomean: bool = False) -> dict[str, Cell]:
-    """What was measured over the whole run, and what is claimed."""
     row = entry.overall
     return {
         "MAT [95 %]": entry.measured("mat"),
@@ -77,48 +64,38 @@ def _not_run_cells(claim: Claim, why: str = NOT_RUN) -> dict[str, Cell]:
     return {"cases": "0", **_all_claimed(claim), "verdict": why}
 
 
-def _note(who: str, claim: Claim) -> str:
-    return f"{who}: claimed by {claim.describe()}."
-
-
 def task_table(comparison: Comparison, title: str) -> ResultTable:
     """The long form: a row per task and label, every number with its interval and claim."""
-    rows: list[dict[str, Cell]] = []
-    for task in comparison.tasks:
-        for entry in comparison.entries:
-            row = entry.rows.get(task)
-            if row is None or entry.label == entry.run.baseline:
-                continue
-            value = entry.claim.value("speedup", task) if entry.claim else None
-            rows.append(
-                {
-                    "data": task,
-                    "method": comparison.name_of(entry),
-                    "MAT [95 %]": entry.measured("mat", task),
-                    "speedup [95 %]": entry.measured("speedup", task),
-                    **context_cells(row),
-                    "cases": str(row["n_cases"]),
-                    "claimed speedup": _number(value),
-                    "verdict": entry.verdict(task) if value is not None else "",
-                }
-            )
+
+    def cells(task: str, entry: ComparedLabel) -> dict[str, Cell]:
+        value = entry.claim.value("speedup", task) if entry.claim else None
+        return {
+            "data": task,
+            "method": comparison.name_of(entry),
+            "MAT [95 %]": entry.measured("mat", task),
+            "speedup [95 %]": entry.measured("speedup", task),
+            **context_cells(entry.rows[task]),
+            "cases": str(entry.rows[task]["n_cases"]),
+            "claimed speedup": _number(value),
+            "verdict": entry.verdict(task) if value is not None else "",
+        }
+
+    rows = [
+        cells(task, entry)
+        for task in comparison.tasks
+        for entry in comparison.entries
+        if task in entry.rows and entry.label != entry.run.baseline
+    ]
     return ResultTable.of(title, "By task; claims and conditions as above.", rows)
 
 
-def _model(entry: ComparedLabel) -> str:
-    return entry.run.model
+_WHERE: Columns = {
+    "model": lambda entry: entry.run.model,
+    "data": lambda entry: entry.run.dataset,
+}
 
 
-def _dataset(entry: ComparedLabel) -> str:
-    return entry.run.dataset
-
-
-_WHERE: Mapping[str, Callable[[ComparedLabel], str]] = {"model": _model, "data": _dataset}
-
-
-def _apart(
-    entries: Sequence[ComparedLabel], columns: Mapping[str, Callable[[ComparedLabel], str]]
-) -> dict[str, Callable[[ComparedLabel], str]]:
+def _apart(entries: Sequence[ComparedLabel], columns: Columns) -> Columns:
     """Further columns that tell rows apart.
 
     Model and data where there are several, and the run where the rest leaves two rows alike.
@@ -134,7 +111,7 @@ def _apart(
 def settings_table(
     title: str,
     comparisons: Sequence[Comparison],
-    columns: Mapping[str, Callable[[ComparedLabel], str]],
+    columns: Columns,
     text: str = "",
     beside: Sequence[Claim] = (),
 ) -> ResultTable:
@@ -153,7 +130,7 @@ def settings_table(
     for entry in entries:
         place = {heading: of(entry) for heading, of in {**apart, **columns}.items()}
         rows.append({**place, **_result_cells(entry)})
-    notes = [_note(entry.label, entry.claim) for entry in entries if entry.claim is not None]
+    notes = [entry.claim.note(entry.label) for entry in entries if entry.claim]
     not_run = [(claim, NOT_RUN) for comparison in comparisons for claim in comparison.not_run]
     for claim, why in [*not_run, *((claim, OTHER_MODEL) for claim in beside)]:
         where = {"model": claim.model, "data": claim.dataset}
@@ -165,7 +142,7 @@ def settings_table(
                 **_not_run_cells(claim, why),
             }
         )
-        notes.append(_note(claim.method, claim))
+        notes.append(claim.note(claim.method))
     conditions = "\n".join(caption(comparison) for comparison in comparisons)
     caption_text = "\n".join(filter(None, [text, conditions]))
     return ResultTable.of(title, caption_text, rows, with_rule(notes))
@@ -180,7 +157,7 @@ def claimed_cells(claim: Claim | None) -> dict[str, Cell]:
     """What is claimed (speedup / MAT), and for which model on what."""
     return {
         "claimed speedup / MAT": _claimed(claim),
-        "claimed on": f"{claim.model}, {claim.hardware}" if claim else ABSENT,
+        "claimed on": claim.place if claim else ABSENT,
     }
 
 
@@ -189,9 +166,7 @@ def _all_claimed(claim: Claim | None) -> dict[str, Cell]:
     return dict([ratios, ("claimed tokens/s", _claimed_speed(claim)), place])
 
 
-def _in_order(
-    comparison: Comparison, columns: Mapping[str, Callable[[ComparedLabel], str]]
-) -> list[ComparedLabel]:
+def _in_order(comparison: Comparison, columns: Columns) -> list[ComparedLabel]:
     """As a run has its labels; several runs by what sets them apart, the baseline first."""
     entries = rows_once(comparison)
     if len(comparison.runs) == 1:
@@ -213,15 +188,8 @@ def natural(text: str) -> list[tuple[str, int]]:
 
 def rows_once(comparison: Comparison) -> list[ComparedLabel]:
     """The comparison's entries; the baseline, which every run of a sweep has, only once."""
-    seen = False
-    entries = []
-    for entry in comparison.entries:
-        if entry.label == entry.run.baseline:
-            if seen:
-                continue
-            seen = True
-        entries.append(entry)
-    return entries
+    plain = [entry for entry in comparison.entries if entry.label == entry.run.baseline]
+    return [e for e in comparison.entries if e.label != e.run.baseline or e is plain[0]]
 
 
 def pairs_table(comparison: Comparison) -> ResultTable | None:

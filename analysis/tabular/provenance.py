@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from analysis.runs.load import Run
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
 from specbench.results.manifest import LabelInfo
+from specbench.storage.jsonl import JsonObject
 
 # Of a manifest; what is left out is long and stands there.
 _SURROUNDINGS = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
@@ -25,7 +26,7 @@ class Environment:
 
     title: str
     facts: Mapping[str, str]
-    runs: Sequence[str] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
 
 
 def settings(runs: Iterable[Run]) -> list[ResultTable]:
@@ -61,15 +62,12 @@ def environments(runs: Iterable[Run]) -> list[Environment]:
     for run in runs:
         manifest = run.manifest.to_json()
         facts = dict(_flat({key: manifest[key] for key in _SURROUNDINGS if manifest.get(key)}))
-        key = json.dumps(facts)
-        if key not in found:
-            title = f"{run.hardware}, {run.code}"
-            found[key] = Environment(title, facts, [])
-        found[key] = Environment(found[key].title, facts, [*found[key].runs, str(run.path)])
+        new = Environment(f"{run.hardware}, {run.code}", facts)
+        found.setdefault(json.dumps(facts), new).runs.append(str(run.path))
     return list(found.values())
 
 
-def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat(node: JsonObject, prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in node.items():
         if isinstance(value, dict):
             if key not in _LONG:

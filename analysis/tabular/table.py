@@ -52,7 +52,6 @@ class ResultTable:
 
     @property
     def rows(self) -> list[list[Cell]]:
-        """The cells, row by row."""
         return [list(row) for row in self.frame.itertuples(index=False, name=None)]
 
     @property

@@ -9,32 +9,25 @@ walk over dictionaries that finds the followers of Cacheback's tree without buil
 are against its time, measured in the same run.
 """
 
-from __future__ import annotations
-
+import argparse
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hydra.utils
 import numpy as np
-from omegaconf import OmegaConf
 
 from methods.cacheback import Cacheback
 from scripts.bench.harness import print_table
+from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.artifacts.corpora import installed_prose
-from specbench.config.compare import with_parts
+from specbench.config.compare import method_node
 from specbench.config.compose import compose, option_names, typed
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, StepOutcome
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, Needs, StepOutcome
 from specbench.index.lru.frozen_table import FrozenTable
 from specbench.models import loading, weights
-
-if TYPE_CHECKING:
-    import argparse
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import Needs
 
 # Besides every method with its own defaults: the knobs worth a row of their own.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -47,6 +40,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 WARM_UP = 20
+PARTS = ("propose", "observe", "both")
 
 
 class Documentation:
@@ -57,7 +51,6 @@ class Documentation:
         self.tokenizer = loading.load_tokenizer(self.cfg)
 
     def tokens(self, count: int) -> IntArray:
-        """The first ``count`` tokens, in reading order."""
         _, prose = next(installed_prose())
         ids: list[int] = []
         for paragraph in prose:
@@ -89,11 +82,8 @@ class Documentation:
 
 def make(name: str, knobs: dict[str, Any]) -> Drafter:
     """The drafter with its yaml's knobs, and these instead of some."""
-    config: Any = OmegaConf.to_container(
-        compose([f"method={name}", "pair=none"]).method, resolve=True
-    )
-    config.pop("label", None)
-    drafter: Drafter = hydra.utils.instantiate(with_parts({**config, **knobs}), _convert_="all")
+    node = method_node(name, knobs, "pair=none")
+    drafter: Drafter = hydra.utils.instantiate(node, _convert_="all")
     return drafter
 
 
@@ -125,8 +115,7 @@ def time_steps(drafter: Drafter, text: IntArray, context: int, seed: int) -> dic
     drafter.end(state)
     nodes, propose, observe = np.array(steps[WARM_UP:]).T
     row: dict[str, Any] = {"steps": len(nodes), "nodes_median": float(np.median(nodes))}
-    parts = {"propose": propose, "observe": observe, "both": propose + observe}
-    for part, values in parts.items():
+    for part, values in zip(PARTS, (propose, observe, propose + observe), strict=True):
         row[f"{part}_median_us"] = round(float(np.median(values)) / 1e3, 2)
         row[f"{part}_p95_us"] = round(float(np.percentile(values, 95)) / 1e3, 2)
     return row
@@ -192,7 +181,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     documentation = Documentation()
     text = documentation.tokens(options.context + 3 * (options.steps + WARM_UP))
-    entries: list[tuple[str, Drafter]] = [
+    entries = [
         (label_of(name, knobs), make(name, knobs))
         for name in option_names("method")
         for knobs in ({}, *VARIANTS.get(name, []))
@@ -215,10 +204,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def show(results: dict[str, Any]) -> None:
     def cells(row: dict[str, Any]) -> list[str]:
-        times = (
-            f"{row[f'{part}_median_us']:.1f} ({row[f'{part}_p95_us']:.1f})"
-            for part in ("propose", "observe", "both")
-        )
+        times = (f"{row[f'{part}_median_us']:.1f} ({row[f'{part}_p95_us']:.1f})" for part in PARTS)
         return [row["label"], f"{row['nodes_median']:.0f}", *times, f"{row['ratio_to_walk']:.2f}"]
 
     print_table(

@@ -9,22 +9,22 @@ attention) and host (the host's work per step outside the target pass and the dr
 model).
 """
 
-from __future__ import annotations
-
+import argparse
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import AutoConfig
 
-from scripts.bench.harness import console, milliseconds, print_table
-from scripts.bench.layers import MOST_ROWS, Layers
+from scripts.bench.harness import console, print_table, seconds
+from scripts.bench.layers import MOST_ROWS, Layers, clocked
+from specbench.arrays import Array
 from specbench.config.compose import compose, typed
 from specbench.config.schema import packed_bytes
 from specbench.data.chat_templates import PromptTemplate
@@ -35,17 +35,12 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.models.loading import load_model, load_tokenizer
 from specbench.models.target import Target
 
-if TYPE_CHECKING:
-    import argparse
-
-
 PARTS = ("generate", "rows", "outside", "host")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, MOST_ROWS)
 CONTEXTS = (256, 1024)
 # How products are made, and what a table calls it: as the engine makes them, as it would without
 # panels, and with nothing packed.
 KINDS = {"packed": "packed", "libraries": "best of the libraries", "plain": "plain"}
-UNITS = ("ms", "ratio")
 QUESTIONS = (
     "Explain how a bicycle stays upright, in simple words.",
     "Write a short letter to a neighbour about a tree that has fallen over the fence.",
@@ -55,7 +50,6 @@ QUESTIONS = (
 
 
 def random_tree(nodes: int, vocab: int, seed: int) -> DraftTree:
-    """A tree with branches of mixed length."""
     rng = np.random.default_rng(seed)
     parents = np.array([rng.integers(max(-1, i - 8), i) for i in range(nodes)], dtype=np.int64)
     return DraftTree(rng.integers(0, vocab, nodes), parents)
@@ -71,58 +65,55 @@ def against_generate(
     plain = Drafter(name="ar")
     layers = Layers(model)
 
-    def run_ours(ids: np.ndarray[Any, Any]) -> tuple[float, list[int]]:
-        layers.pack()
-        start = time.perf_counter()
-        out = engine.decode(ids, plain, max_new_tokens=tokens).output_ids
-        return len(out) / (time.perf_counter() - start), out
+    def ours(ids: Array) -> list[int]:
+        return engine.decode(ids, plain, max_new_tokens=tokens).output_ids
 
     @torch.inference_mode()
-    def run_theirs(ids: np.ndarray[Any, Any]) -> tuple[float, list[int]]:
-        layers.unpack("sdpa")
+    def theirs(ids: Array) -> list[int]:
         batch = torch.from_numpy(ids)[None]
-        start = time.perf_counter()
+        options = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
         out = model.generate(
-            batch,
-            attention_mask=torch.ones_like(batch),
-            max_new_tokens=tokens,
-            do_sample=False,
-            eos_token_id=sorted(eos),
-            pad_token_id=0,
-        )[0, len(ids) :].tolist()
-        return len(out) / (time.perf_counter() - start), out
+            batch, attention_mask=torch.ones_like(batch), eos_token_id=sorted(eos), **options
+        )
+        found: list[int] = out[0, len(ids) :].tolist()
+        return found
 
-    ours: list[float] = []
-    theirs: list[float] = []
+    speeds: dict[Any, list[float]] = {ours: [], theirs: []}
     equal = 0
-    for i, question in enumerate((*QUESTIONS[:1], *QUESTIONS)):
+    for i, question in enumerate((*QUESTIONS[:1], *QUESTIONS)):  # the first warms up
         ids = np.array(template.render([(question, None)]))
-        order = (run_ours, run_theirs) if i % 2 else (run_theirs, run_ours)
-        found = {call: call(ids) for call in order}
-        if i == 0:
-            continue  # warm-up
-        ours.append(found[run_ours][0])
-        theirs.append(found[run_theirs][0])
-        equal += found[run_ours][1] == found[run_theirs][1]
+        out = {}
+        for call in (ours, theirs) if i % 2 else (theirs, ours):
+            if call is ours:
+                layers.pack()
+            else:
+                layers.unpack("sdpa")
+            start = time.perf_counter()
+            out[call] = call(ids)
+            speeds[call].append(len(out[call]) / (time.perf_counter() - start))
+        equal += bool(i) and out[ours] == out[theirs]
     layers.pack()
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    ratios = [a / b for a, b in zip(speeds[ours][1:], speeds[theirs][1:], strict=True)]
     return {
         "new_tokens": tokens,
-        "ours_tokens_per_s": statistics.median(ours),
-        "generate_tokens_per_s": statistics.median(theirs),
+        "ours_tokens_per_s": statistics.median(speeds[ours][1:]),
+        "generate_tokens_per_s": statistics.median(speeds[theirs][1:]),
         "ratio": statistics.geometric_mean(ratios),
         "ratios": ratios,
-        "equal_outputs": f"{equal}/{len(ours)}",
+        "equal_outputs": f"{equal}/{len(ratios)}",
     }
+
+
+def milliseconds(call: Callable[[], object], times: int) -> list[float]:
+    return [1e3 * seconds(call) for _ in range(times)]
 
 
 def pass_by_rows(target: Target, layers: Layers, repeats: int) -> list[dict[str, Any]]:
     """Median milliseconds of a pass over rows by each of ``KINDS``, interleaved."""
     found = []
     for context in CONTEXTS:
-        prompt = np.random.default_rng(context).integers(100, 1000, context)
-        target.prefill(prompt)
-        times: dict[tuple[str, int], list[float]] = {}
+        target.prefill(np.random.default_rng(context).integers(100, 1000, context))
+        times = {(kind, rows): list[float]() for kind in KINDS for rows in ROWS}
         for kind in [*KINDS] * repeats:
             if kind == "plain":
                 layers.unpack()
@@ -130,26 +121,23 @@ def pass_by_rows(target: Target, layers: Layers, repeats: int) -> list[dict[str,
                 layers.pack()
             with layers.by_libraries() if kind == "libraries" else nullcontext():
                 for rows in ROWS:
-                    tree = random_tree(rows - 1, target.vocab_size, rows)
-
-                    def one(tree: DraftTree = tree) -> object:
-                        return target.forward(7, tree).greedy()
-
-                    if not times.get((kind, rows)):
+                    one = pass_over(target, rows)
+                    if not times[kind, rows]:
                         one()
-                    times.setdefault((kind, rows), []).extend(milliseconds(one) for _ in range(4))
+                    times[kind, rows] += milliseconds(one, 4)
         layers.pack()
         medians = {key: statistics.median(values) for key, values in times.items()}
         for rows in ROWS:
-            found.append(
-                {
-                    "context": context,
-                    "rows": rows,
-                    **{f"{kind}_ms": medians[kind, rows] for kind in KINDS},
-                    **{f"{kind}_ratio": medians[kind, rows] / medians[kind, 1] for kind in KINDS},
-                }
-            )
+            by_kind = {f"{kind}_ms": medians[kind, rows] for kind in KINDS}
+            by_kind |= {f"{kind}_ratio": medians[kind, rows] / medians[kind, 1] for kind in KINDS}
+            found.append({"context": context, "rows": rows, **by_kind})
     return found
+
+
+def pass_over(target: Target, rows: int) -> Callable[[], object]:
+    """A pass over a token and a tree of ``rows`` - 1 nodes."""
+    tree = random_tree(rows - 1, target.vocab_size, rows)
+    return lambda: target.forward(7, tree).greedy()
 
 
 def outside_arithmetic(target: Target, rows: int, rounds: int = 4) -> dict[str, Any]:
@@ -165,24 +153,20 @@ def outside_arithmetic(target: Target, rows: int, rounds: int = 4) -> dict[str, 
     """
     layers = Layers(target.model)
     target.prefill(np.random.default_rng(0).integers(100, 1000, CONTEXTS[0]))
-    tree = random_tree(rows - 1, target.vocab_size, rows)
-
-    def one() -> object:
-        return target.forward(7, tree).greedy()
-
+    one = pass_over(target, rows)
     times: dict[str, list[float]] = {"whole": [], "left": [], "called": [], "around": []}
     for _ in range(rounds):
         one()
-        times["whole"].extend(milliseconds(one) for _ in range(20))
+        times["whole"] += milliseconds(one, 20)
         for part in ("left", "called"):
             with layers.without_arithmetic(calls=part == "called"):
                 one()
-                times[part].extend(milliseconds(one) for _ in range(20))
+                times[part] += milliseconds(one, 20)
         spent: list[float] = []
         with layers.timed(spent):
             for _ in range(20):
                 spent.clear()
-                times["around"].append(milliseconds(one) - sum(spent))
+                times["around"].append(1e3 * (seconds(one) - sum(spent)))
     found = {f"{part}_ms": statistics.median(values) for part, values in times.items()}
     found["calls_ms"] = found.pop("called_ms") - found["left_ms"]
     share = max(found["left_ms"], found["around_ms"]) / found["whole_ms"]
@@ -207,15 +191,7 @@ def host_work(nodes: int, steps: int = 300) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     target = Target(model, max_len=1024 + steps, max_nodes=max(nodes, 1))
     inside: list[float] = []
-    call = target._call
-
-    def timed_call(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        out = call(*args, **kwargs)
-        inside.append(time.perf_counter() - start)
-        return out
-
-    target._call = timed_call  # type: ignore[method-assign]
+    target._call = clocked(target._call, inside)  # type: ignore[method-assign]
     engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
     drafter = _Scripted(name="scripted")
     drafter.tree = random_tree(nodes, 512, 0)
@@ -272,17 +248,12 @@ def show(results: dict[str, Any]) -> None:
             f"(equal outputs {g['equal_outputs']})"
         )
     if "pass_by_rows" in results:
-        cells = [
-            [
-                str(row["context"]),
-                str(row["rows"]),
-                *chain.from_iterable(
-                    (f"{row[f'{kind}_ms']:.1f}", f"{row[f'{kind}_ratio']:.2f}") for kind in KINDS
-                ),
-            ]
-            for row in results["pass_by_rows"]
-        ]
-        columns = ("context", "rows", *(f"{n} {u}" for n in KINDS.values() for u in UNITS))
+        columns = ["context", "rows"]
+        cell = "{context}|{rows}"
+        for kind, name in KINDS.items():
+            columns += [f"{name} ms", f"{name} ratio"]
+            cell += f"|{{{kind}_ms:.1f}}|{{{kind}_ratio:.2f}}"
+        cells = [cell.format_map(row).split("|") for row in results["pass_by_rows"]]
         print_table("a target pass by rows (ratio to its own 1-row pass)", columns, cells)
     for row in results.get("outside_arithmetic", ()):
         console.print(

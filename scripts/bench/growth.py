@@ -10,31 +10,25 @@ synthetic: ids drawn by Zipf's law, seeded, half of every document being pieces 
 that look-ups find long and short matches. Steps commit one to three tokens.
 """
 
-from __future__ import annotations
-
+import argparse
 import json
 import tempfile
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from scripts.bench.drafters import Documentation, label_of, make, time_steps
 from scripts.bench.harness import console, print_table, seconds
+from specbench.arrays import IntArray
 from specbench.artifacts.datastore import build_datastore
 from specbench.artifacts.static_automaton import DocumentAutomaton
 from specbench.config.compose import option_names
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.index.suffix.array import build_suffix_array
 from specbench.index.suffix.ring import RingIndex
-
-if TYPE_CHECKING:
-    import argparse
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.drafter import Drafter
 
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
 STORES = (10**4, 10**5, 10**6, 10**7)
@@ -85,11 +79,9 @@ def query_text(store: IntArray, length: int, seed: int) -> IntArray:
 def measure_contexts(seed: int) -> list[dict[str, Any]]:
     documentation = Documentation()
     text = documentation.tokens(CONTEXTS[-1] + 3 * STEPS)
-    entries: list[tuple[str, dict[str, Any]]] = [
-        (name, {}) for name in option_names("method") if name in COMPLEXITY
-    ]
+    names = [name for name in option_names("method") if name in COMPLEXITY]
     rows = []
-    for name, knobs in [*entries, ("ngrammys", {"strategy": "context"})]:
+    for name, knobs in [*((name, {}) for name in names), ("ngrammys", {"strategy": "context"})]:
         drafter = make(name, knobs)
         documentation.set_up(drafter, MAX_LEN)
         for size in CONTEXTS:
@@ -114,6 +106,12 @@ def measure_stores(seed: int) -> list[dict[str, Any]]:
     return rows
 
 
+def _made(name: str, knobs: dict[str, Any], files: dict[str, Path]) -> Drafter:
+    drafter = make(name, knobs)
+    drafter.setup(DraftContext(VOCAB, frozenset({2}), max_len=MAX_LEN, artifacts=files))
+    return drafter
+
+
 def _with_store(name: str, text: IntArray, folder: Path) -> Drafter:
     """A drafter that has stored a text, in documents."""
     path = folder / f"{name}-{len(text)}.bin"
@@ -131,24 +129,13 @@ def _with_store(name: str, text: IntArray, folder: Path) -> Drafter:
     elif name == "ssd":
         # All requests are there when the array is sorted, as after a long run.
         knobs |= {"buffer_tokens": len(text) + len(parts), "rebuild_requests": len(parts)}
-    drafter = make(name, knobs)
-    drafter.setup(_context(files))
+    drafter = _made(name, knobs, files)
     if not files:
         for part in parts:
             _feed(drafter, part)
     if name == "ssd":
         drafter.wait()  # type: ignore[attr-defined]
     return drafter
-
-
-def _context(files: dict[str, Path]) -> DraftContext:
-    return DraftContext(
-        vocab_size=VOCAB,
-        eos_ids=frozenset({2}),
-        tokenizer_hash="",
-        max_len=MAX_LEN,
-        artifacts=files,
-    )
 
 
 def _automaton(parts: list[Any]) -> Any:
@@ -198,17 +185,16 @@ def measure_builds(seed: int) -> list[dict[str, Any]]:
 def measure_recycling(seed: int) -> list[dict[str, Any]]:
     # Several threads wait for the slowest, and so for whatever else runs on its core.
     torch.set_num_threads(1)
-    drafter = make("token_recycling", {})
-    drafter.setup(_context({}))
+    drafter = _made("token_recycling", {}, {})
     state = DecodeState(np.arange(1000), 8)
     state.commit(np.array([5]))
     logits = torch.randn(81, VOCAB, generator=torch.Generator().manual_seed(seed))
-    taken = []
-    for _ in range(220):
-        start = time.perf_counter()
+
+    def step() -> None:
         tree = drafter.propose(state)
         drafter.observe(state, StepOutcome(tree, NO_TOKENS, np.array([5]), None, logits=logits))
-        taken.append(time.perf_counter() - start)
+
+    taken = [seconds(step) for _ in range(220)]
     what = "Token Recycling: fill and update, 81 rows, one thread"
     median, p95 = np.median(taken[20:]), np.percentile(taken[20:], 95)
     return [{"what": what, "size": VOCAB, "s": round(median, 6), "p95_s": round(p95, 6)}]
@@ -230,15 +216,8 @@ def growth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         sizes = np.log([r["size"] for r in line])
         power = float(np.polyfit(sizes, np.log([r["both_median_us"] for r in line]), 1)[0])
         stated = COMPLEXITY[label.split()[0]][part]
-        found.append(
-            {
-                "part": part,
-                "label": label,
-                "complexity": stated,
-                "power": round(power, 3),
-                "within": power <= _ALLOWED[stated],
-            }
-        )
+        facts = {"power": round(power, 3), "within": power <= _ALLOWED[stated]}
+        found.append({"part": part, "label": label, "complexity": stated, **facts})
     return found
 
 

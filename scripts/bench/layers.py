@@ -1,33 +1,36 @@
 """A model's layers with other products in their place, to tell what a pass is made of."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
+from transformers import PreTrainedModel
 
 from specbench.kernels.autotune import KERNELS, Kernel, measure_plan, pack
 from specbench.kernels.fused_layers import fuse, unfuse
 from specbench.kernels.packed_linear import PackedLinear, SiblingLinear, unpack_linears
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from transformers import PreTrainedModel
-
 MOST_ROWS = 128
 SMALL = 8  # inputs of a product that is called for nothing but its call
 
 
-class Layers:
-    """The model's layers as the engine runs them, and as transformers does.
+def clocked(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    """A call that appends the seconds it takes to ``spent``."""
 
-    Args:
-        model: with packed linears and fused layers.
-    """
+    def run(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        out = call(*args, **kwargs)
+        spent.append(time.perf_counter() - start)
+        return out
+
+    return run
+
+
+class Layers:
+    """The layers of a model with packed linears: as the engine runs them, or transformers."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -96,18 +99,9 @@ class Layers:
         return self._kernels(nothing, lambda q, *_, **__: q)
 
     def timed(self, spent: list[float]) -> AbstractContextManager[None]:
-        """The milliseconds of each product and attention are appended to ``spent``."""
-
-        def clocked(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-            def run(*args: Any, **kwargs: Any) -> torch.Tensor:
-                start = time.perf_counter()
-                out = call(*args, **kwargs)
-                spent.append((time.perf_counter() - start) * 1e3)
-                return out
-
-            return run
-
-        return self._kernels(clocked, clocked(torch.nn.functional.scaled_dot_product_attention))
+        """The seconds of each product and attention are appended to ``spent``."""
+        attention = clocked(torch.nn.functional.scaled_dot_product_attention, spent)
+        return self._kernels(lambda kernel: clocked(kernel, spent), attention)
 
     @torch.inference_mode()
     def plan_libraries(self) -> dict[str, dict[int, str]]:

@@ -1,21 +1,16 @@
 """The folder of a trained draft model: weights, vocabulary, how it was made, and its card."""
 
-from __future__ import annotations
-
-import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
 from specbench.models import int8_checkpoint
 from specbench.models.draft_loading import ID_MAP_FILE
 from specbench.paths import ASSETS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedModel
+from specbench.storage import jsonl
 
 DRAFT_FOLDER = ASSETS / "draft_smollm2_135m"
 FACTS = "training.json"
@@ -39,7 +34,6 @@ is written by the script from `training.json`, whose row on prompts was added by
 def write_draft(
     draft: PreTrainedModel, ids: torch.Tensor, folder: Path, made_for: str, facts: dict[str, Any]
 ) -> None:
-    """Weights in bytes, configuration, vocabulary and how it was made."""
     folder.mkdir(parents=True, exist_ok=True)
     draft.config.tokenizer_hash = made_for
     int8_checkpoint.save(draft, folder)
@@ -58,19 +52,15 @@ def read_draft(folder: Path) -> PreTrainedModel:
 def write_card(folder: Path, facts: dict[str, Any]) -> None:
     """Add facts to those of a draft, and write its card anew from all of them."""
     path = folder / FACTS
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    known |= facts
-    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    rows = "\n".join(
-        f"| {name.replace('_', ' ')} | {', '.join(map(str, v)) if isinstance(v, list) else v} |"
-        for name, v in known.items()
-        if not isinstance(v, dict)
-    )
-    scores = "".join(
-        f"\n{name.replace('_', ' ')}:\n\n"
-        + "\n".join(f"- {key}: {value}" for key, value in found.items())
-        + "\n"
-        for name, found in known.items()
-        if isinstance(found, dict)
-    )
-    (folder / "README.md").write_text(CARD.format(rows=rows, scores=scores), encoding="utf-8")
+    known = (jsonl.read_json(path) if path.is_file() else {}) | facts
+    jsonl.write_json(path, known)
+    rows, scores = [], []
+    for name, value in known.items():
+        title = name.replace("_", " ")
+        if isinstance(value, dict):
+            scores += [f"\n{title}:\n", *(f"- {key}: {score}" for key, score in value.items())]
+        else:
+            row = ", ".join(map(str, value)) if isinstance(value, list) else value
+            rows.append(f"| {title} | {row} |")
+    text = CARD.format(rows="\n".join(rows), scores="".join(f"{line}\n" for line in scores))
+    (folder / "README.md").write_text(text, encoding="utf-8")

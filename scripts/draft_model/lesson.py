@@ -1,18 +1,11 @@
 """What a draft model is taught: its vocabulary, the target's answers in it, and the loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedModel
 
-from scripts.draft_model.texts import is_answer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from scripts.draft_model.texts import Texts
+from scripts.draft_model.texts import Texts, is_answer
 
 
 def frequent_ids(texts: Texts, size: int, keep: list[int]) -> torch.Tensor:
@@ -55,11 +48,16 @@ class Lesson:
     top_probs: torch.Tensor
 
 
+def own_ids(ids: torch.Tensor, largest: int) -> torch.Tensor:
+    """The draft's id of each id of the target up to ``largest``; 0 stands for all left out."""
+    own = torch.zeros(max(int(ids.max()), largest) + 1, dtype=torch.long)
+    own[ids[1:]] = torch.arange(1, len(ids))
+    return own
+
+
 def lesson(texts: Texts, ids: torch.Tensor, prompt_weight: float) -> Lesson:
     """Translate texts into the draft's ids."""
-    vocab = int(max(ids.max(), texts.tokens.max(), texts.top_ids.max())) + 1
-    own = torch.zeros(vocab, dtype=torch.long)  # 0: the row of all ids left out
-    own[ids[1:]] = torch.arange(1, len(ids))
+    own = own_ids(ids, max(int(texts.tokens.max()), int(texts.top_ids.max())))
     top = own[texts.top_ids.long()]
     probs = texts.top_logprobs.float().exp() * (top > 0)
     mass = probs.sum(-1)
@@ -90,7 +88,7 @@ def split(texts: Texts) -> tuple[torch.Tensor, torch.Tensor]:
         for a, n in zip(starts, texts.prompts.tolist(), strict=True)
     ]
     held = torch.arange(len(prompts)) % 24 == 0
-    unseen = {prompt for prompt, out in zip(prompts, held.tolist(), strict=True) if out}
+    unseen = set(prompts[::24])
     return held, torch.tensor([prompt not in unseen for prompt in prompts])
 
 

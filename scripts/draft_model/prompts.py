@@ -4,29 +4,24 @@
     python -m scripts.draft_model.prompts --count 2304 --compare FILE.jsonl
 
 Templates and word lists are this project's own (``prompts.yaml``); passages are paragraphs of the
-installed packages' documentation (``specbench/artifacts/corpora.py``). Everything is drawn
-with a seed.
-``--compare`` counts a training's own prompts that share eight words in a row with any question of a
-data file.
+installed packages' documentation (``specbench/artifacts/corpora.py``). Everything is drawn with a
+seed. ``--compare`` counts a training's own prompts that share eight words in a row with any
+question of a data file.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import random
 import re
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
+from analysis.runs.command import parser_of
 from specbench.artifacts.corpora import installed_prose
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 GROUP = 48  # prompts of one style that the target answers together
 STYLES = ("chat", "translation", "summarization", "qa", "math", "rag")
@@ -38,26 +33,19 @@ _SHARED_WORDS = 8
 
 @cache
 def _lists() -> dict[str, dict[str, list[str]]]:
-    """``fields`` and ``templates`` of prompts.yaml."""
     path = Path(__file__).with_name("prompts.yaml")
     found: dict[str, dict[str, list[str]]] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return found
 
 
 class PromptMaker:
-    """Draws prompts.
-
-    Args:
-        seed: the same seed and paragraphs give the same prompts.
-        paragraphs: prose that passages are made of, one paragraph a string.
-    """
+    """Draws prompts: the same seed and paragraphs of prose give the same ones."""
 
     def __init__(self, seed: int, paragraphs: Sequence[str]) -> None:
         self._random = random.Random(seed)
         self._paragraphs = paragraphs
 
     def draw(self, style: str) -> str:
-        """What the user says in one prompt of a style in ``STYLES``."""
         match style:
             case "chat":
                 return self._fill(style, sentence=self._passage().split(". ")[0])
@@ -106,7 +94,6 @@ class PromptMaker:
 
 
 def read_paragraphs() -> list[str]:
-    """Prose of this machine, in a fixed order."""
     return [paragraph for _, found in installed_prose() for paragraph in found]
 
 
@@ -126,10 +113,8 @@ def seed_of_group(seed: int, group: int) -> int:
 
 def _texts_of(question: dict[str, Any]) -> list[str]:
     """What a line of a data file asks, whichever of the known forms it has."""
-    return [
-        *question.get("turns", []),
-        *(str(question[key]) for key in ("question", "prompt", "text") if key in question),
-    ]
+    named = (str(question[key]) for key in ("question", "prompt", "text") if key in question)
+    return [*question.get("turns", []), *named]
 
 
 def shared_with(prompts: Sequence[str], questions: Sequence[str]) -> list[int]:
@@ -144,19 +129,17 @@ def shared_with(prompts: Sequence[str], questions: Sequence[str]) -> list[int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compare", type=Path, nargs="*", default=[], metavar="FILE.jsonl")
     options = parser.parse_args(argv)
+    paragraphs = read_paragraphs()
     if not options.compare:
-        maker = PromptMaker(options.seed, read_paragraphs())
+        maker = PromptMaker(options.seed, paragraphs)
         for i in range(options.count):
             print(json.dumps(maker.draw(STYLES[i % len(STYLES)]), ensure_ascii=False))
         return 0
-    paragraphs = read_paragraphs()
     prompts = [
         prompt
         for group in range(-(-options.count // GROUP))

@@ -1,17 +1,19 @@
 """What a draft model is worth: MAT on recorded answers, and the time of a pass."""
 
-from __future__ import annotations
-
+import argparse
+import functools
 import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from scripts.draft_model.folder import read_draft, write_card
+from scripts.draft_model.lesson import own_ids
 from specbench.config.compose import compose, typed
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError
@@ -20,11 +22,6 @@ from specbench.models.draft_loading import ID_MAP_FILE, read_id_map
 from specbench.models.draft_model import DraftModel
 from specbench.models.target import Target
 from specbench.results.records import CASES, read_records
-
-if TYPE_CHECKING:
-    import argparse
-
-    from transformers import PreTrainedModel
 
 
 @torch.inference_mode()
@@ -35,16 +32,9 @@ def matches_on(
 
     A draft of any length is accepted up to the first miss, and up to there what it was drafted from
     is the text itself: one pass over the text tells what every step would have accepted.
-
-    Args:
-        draft: the draft model.
-        tokens: ``[n]`` ids of the target, prompt and answer.
-        first: place of the answer's first token.
-        ids: the draft's vocabulary, see ``frequent_ids``.
+    ``tokens`` are the target's ids of prompt and answer, whose first token is at ``first``.
     """
-    own = torch.zeros(int(max(ids.max(), tokens.max())) + 1, dtype=torch.long)
-    own[ids[1:]] = torch.arange(1, len(ids))
-    rows = own[tokens.long()][None, :-1].to(draft.device)
+    rows = own_ids(ids, int(tokens.max()))[tokens.long()][None, :-1].to(draft.device)
     hidden = draft.model(input_ids=rows, use_cache=False).last_hidden_state[0, first:]
     logits = draft.lm_head(hidden)
     logits[:, 0] = -torch.inf
@@ -52,12 +42,7 @@ def matches_on(
 
 
 def steps_of(matches: np.ndarray, draft_len: int) -> int:
-    """Steps of greedy decoding with chains of ``draft_len`` tokens.
-
-    Args:
-        matches: from ``matches_on``; a step commits the matches in front, and one token more.
-        draft_len: tokens of a chain.
-    """
+    """Steps of greedy decoding with chains: each commits the matches in front, and one more."""
     steps = at = 0
     while at < len(matches):
         miss = np.flatnonzero(~matches[at : at + draft_len])
@@ -107,22 +92,13 @@ def pass_times(folder: Path, context: int = 256, repeats: int = 60) -> tuple[flo
     """
     cfg = typed(compose(["model=smollm2_135m"]))
 
-    def packed(network: PreTrainedModel) -> Target:
-        return Target(
-            network,
-            max_len=context + 8,
-            max_nodes=1,
-            packed_bytes=2_000_000_000,
-            cache_dir=Path(cfg.cache_dir),
-        )
-
-    target = packed(loading.load_model(cfg).model)
-    draft = DraftModel(
-        packed(read_draft(folder)),
-        target_vocab=target.vocab_size,
-        id_map=read_id_map(folder),
-        max_nodes=1,
+    cache = Path(cfg.cache_dir)
+    packed = functools.partial(
+        Target, max_len=context + 8, max_nodes=1, packed_bytes=2_000_000_000, cache_dir=cache
     )
+    target = packed(loading.load_model(cfg).model)
+    network, ids = packed(read_draft(folder)), read_id_map(folder)
+    draft = DraftModel(network, target_vocab=target.vocab_size, id_map=ids, max_nodes=1)
     tokens = np.random.default_rng(0).integers(3, target.vocab_size, context)
     target.prefill(tokens)
     draft.begin(tokens)

@@ -5,17 +5,17 @@ computed anyway, and say far more than the token that was chosen. Groups of text
 with a seed of its own, so that a stopped job goes on and several processes share the work.
 """
 
-from __future__ import annotations
-
+import argparse
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from scripts.draft_model.prompts import prompts_of_group, read_paragraphs, seed_of_group
 from specbench.config.compose import compose, typed
@@ -23,12 +23,6 @@ from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.kv_cache import KVCache
-
-if TYPE_CHECKING:
-    import argparse
-    from pathlib import Path
-
-    from transformers import PreTrainedModel
 
 TEMPERATURE = 0.7
 TOP = 16  # next tokens of the target kept for each position; sampling draws from them
@@ -56,8 +50,7 @@ class Texts:
     top_logprobs: torch.Tensor
 
     @staticmethod
-    def joined(parts: list[Texts]) -> Texts:
-        """All texts of ``parts`` in order."""
+    def joined(parts: list["Texts"]) -> "Texts":
         offsets = np.cumsum([0] + [len(p.tokens) for p in parts])
         starts = [p.starts[:-1] + int(at) for p, at in zip(parts, offsets, strict=False)]
         fields = ("tokens", "prompts", "greedy", "top_ids", "top_logprobs")
@@ -94,13 +87,8 @@ def answers(
 ) -> Texts:
     """Let the target answer prompts in one batch, and keep its likeliest tokens everywhere.
 
-    Args:
-        target: a transformers causal LM.
-        prompts: ids of each prompt.
-        greedy: for each, whether to take the likeliest token, else a drawn one.
-        eos_ids: ids that end an answer.
-        limit: new tokens at most.
-        seed: of the draws.
+    ``greedy`` says of each prompt whether its answer takes the likeliest token or a drawn one;
+    ``limit`` is the most new tokens.
     """
     device = target.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -123,14 +111,14 @@ def answers(
         causal[None] & real[:, None, :longest],
         (column[None] - padding[:, None]).clamp(min=0),
     )
-    tops: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-    for row, prompt in enumerate(prompts):
-        tops.append([top_next(target.lm_head(states[row, longest - len(prompt) :]))])
+    tops = [
+        [top_next(target.lm_head(states[row, longest - len(prompt) :]))]
+        for row, prompt in enumerate(prompts)
+    ]
     texts = [list(p) for p in prompts]
     active = list(range(rows))
     take_first = torch.tensor(greedy, device=device)
-    last_ids = torch.stack([tops[row][0][0][-1] for row in active])
-    last_logprobs = torch.stack([tops[row][0][1][-1] for row in active])
+    last_ids, last_logprobs = (torch.stack([top[0][i][-1] for top in tops]) for i in (0, 1))
     for step in range(limit):
         weights = (last_logprobs / TEMPERATURE).softmax(-1)
         drawn = torch.multinomial(weights, 1, generator=generator)
@@ -215,7 +203,6 @@ def _flat(
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Generate the groups of texts that are not there yet."""
     share, shares = options.share
     wanted = [i for i in range(options.groups) if i % shares == share]
     missing = [i for i in wanted if not group_file(options.work, i).is_file()]
@@ -257,11 +244,7 @@ def group_file(work: Path, i: int) -> Path:
 
 
 def read_texts(work: Path, groups: int) -> tuple[Texts, list[str]]:
-    """All texts, and the style of each.
-
-    Raises:
-        ConfigurationError: groups are missing.
-    """
+    """All texts, and the style of each."""
     parts, styles = [], []
     for i in range(groups):
         path = group_file(work, i)

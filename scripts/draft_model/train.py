@@ -15,29 +15,26 @@ Everything is seeded and resumes: groups of answers and the training's state lie
 ``RUN`` is the folder of a greedy run with recorded ``ar`` outputs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from analysis.runs.command import parser_of, reporting_errors
 from scripts.draft_model.folder import DRAFT_FOLDER, FACTS, read_draft, write_card, write_draft
 from scripts.draft_model.lesson import Lesson, batches, frequent_ids, lesson, loss_of, split
 from scripts.draft_model.prompts import GROUP
 from scripts.draft_model.score import evaluate, matches_on, pass_times, pooled_mat
 from scripts.draft_model.texts import is_answer, prepare, read_texts
 from specbench.config.compose import compose, typed
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError
 from specbench.models import loading
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # Of the target's thirty. Layer 16 has the head that looks at the token before, 17 and 18 those that
 # find what followed the same token earlier; together they copy, which a draft needs most. Measured
@@ -45,18 +42,14 @@ if TYPE_CHECKING:
 # far less.
 LAYERS = [0, 1, 16, 17, 18, 29]
 STEPS_BETWEEN_SAVES = 100
+# What a training's state belongs to.
+RECIPE = ("seed", "layers", "vocab", "lr", "epochs", "batch_tokens", "prompt_weight")
 
 
 def cut_down(target: PreTrainedModel, ids: torch.Tensor, layers: list[int]) -> PreTrainedModel:
     """A Llama of some of the target's layers and rows of its embeddings, tied.
 
-    Args:
-        target: a ``LlamaForCausalLM``.
-        ids: the draft's vocabulary, see ``frequent_ids``; the row of -1 is the mean of the others.
-        layers: numbers of the target's layers, in order.
-
-    Raises:
-        ConfigurationError: no such layer.
+    ``ids`` is the draft's vocabulary, see ``frequent_ids``; the row of -1 is the others' mean.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -85,7 +78,6 @@ def cut_down(target: PreTrainedModel, ids: torch.Tensor, layers: list[int]) -> P
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train on the prepared texts and write the draft's folder."""
     texts, styles = read_texts(options.work, options.groups)
     cfg = typed(compose(["model=smollm2_135m"]))
     tokenizer = loading.load_tokenizer(cfg)
@@ -143,8 +135,9 @@ def learn(
     )
     plans = _plans(taught.starts.diff()[texts], texts, options)
     path = options.work / "training.pt"
-    recipe = json.dumps([_recipe(options), len(plans), int(taught.starts[-1])], sort_keys=True)
-    done, seconds = _resume(path, recipe, draft, optimizer)
+    recipe = {name: getattr(options, name) for name in RECIPE}
+    key = json.dumps([recipe, len(plans), int(taught.starts[-1])], sort_keys=True)
+    done, seconds = _resume(path, key, draft, optimizer)
     if done:
         print(f"going on at batch {done} of {len(plans)}", flush=True)
     start = time.perf_counter() - seconds
@@ -171,14 +164,13 @@ def learn(
             )
             counted.zero_()
         if number % STEPS_BETWEEN_SAVES == STEPS_BETWEEN_SAVES - 1 or last:
-            _save(path, recipe, draft, optimizer, number + 1, seconds)
+            _save(path, key, draft, optimizer, number + 1, seconds)
     return seconds / 60
 
 
 def _plans(
     lengths: torch.Tensor, texts: torch.Tensor, options: argparse.Namespace
 ) -> list[list[int]]:
-    """The texts of every batch of every epoch."""
     plans = []
     for epoch in range(options.epochs):
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + epoch)
@@ -192,20 +184,14 @@ def _rate(number: int, count: int) -> float:
     return max(rate, 0.02)
 
 
-def _recipe(options: argparse.Namespace) -> dict[str, Any]:
-    """What a training's state belongs to."""
-    names = ("seed", "layers", "vocab", "lr", "epochs", "batch_tokens", "prompt_weight")
-    return {name: getattr(options, name) for name in names}
-
-
 def _resume(
-    path: Path, recipe: str, draft: PreTrainedModel, optimizer: torch.optim.Optimizer
+    path: Path, key: str, draft: PreTrainedModel, optimizer: torch.optim.Optimizer
 ) -> tuple[int, float]:
     """Load a stopped training of the same recipe; gives its batches and seconds."""
     if not path.is_file():
         return 0, 0.0
     state = torch.load(path, map_location=draft.device, weights_only=True)
-    if state["recipe"] != recipe:
+    if state["recipe"] != key:
         return 0, 0.0
     draft.load_state_dict(state["draft"])
     optimizer.load_state_dict(state["optimizer"])
@@ -214,7 +200,7 @@ def _resume(
 
 def _save(
     path: Path,
-    recipe: str,
+    key: str,
     draft: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     done: int,
@@ -222,14 +208,12 @@ def _save(
 ) -> None:
     partial = path.with_suffix(".partial")
     state = {"draft": draft.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save({"recipe": recipe, "done": done, "seconds": seconds, **state}, partial)
+    torch.save({"recipe": key, "done": done, "seconds": seconds, **state}, partial)
     partial.replace(path)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--work", type=Path, default=Path(".cache/draft_smollm2_135m"), help="texts and state")
     add("--out", type=Path, default=DRAFT_FOLDER, help="the draft's folder")
@@ -264,31 +248,28 @@ def _share(text: str) -> tuple[int, int]:
     return share, shares
 
 
-def main(argv: list[str] | None = None) -> int:
-    options = parse(argv)
+def work(options: argparse.Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
-    try:
-        if options.evaluate:
-            evaluate(options)
-        elif options.time:
-            slow, fast = pass_times(options.out)
-            found = {
-                "target_ms": round(slow * 1e3, 2),
-                "draft_ms": round(fast * 1e3, 2),
-                "ratio": round(fast / slow, 3),
-            }
-            print(f"one-token pass: {found}")
-            write_card(options.out, {"one-token_pass": found})
-        else:
-            if options.only != "train":
-                prepare(options)
-            if options.only != "prepare":
-                train(options)
-    except SpecBenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    if options.evaluate:
+        evaluate(options)
+    elif options.time:
+        slow, fast = pass_times(options.out)
+        found = {"target_ms": round(slow * 1e3, 2), "draft_ms": round(fast * 1e3, 2)}
+        found["ratio"] = round(fast / slow, 3)
+        print(f"one-token pass: {found}")
+        write_card(options.out, {"one-token_pass": found})
+    else:
+        if options.only != "train":
+            prepare(options)
+        if options.only != "prepare":
+            train(options)
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    return reporting_errors(lambda: work(options))
 
 
 if __name__ == "__main__":

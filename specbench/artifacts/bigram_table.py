@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specbench.arrays import Array
+from specbench.artifacts.resolve import Progress
 from specbench.errors import ConfigurationError
 from specbench.index.ngram.bigram_table import TOP, BigramTable, digest, embedding_weight
 from specbench.models import loading
 from specbench.models.weights import sample_weights
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PreTrainedModel
 
-    from specbench.arrays import Array
-    from specbench.artifacts.resolve import Progress
-
-# The name of built files begins with the stem; raise the version when the same model gives another
-# table, and every machine builds again.
 STEM = "bigram_table"
+# Raised when the same model gives another table: every machine then builds again.
 BUILDER_VERSION = 2  # 2: unigrams ranked as the paper's listing does
 
 # Contexts per pass.

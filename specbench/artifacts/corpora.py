@@ -14,14 +14,12 @@ import importlib.util
 import platform
 import re
 import sysconfig
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench.errors import ConfigurationError, unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 # Required by this project, directly or through torch, and rich in prose. Import names; the
 # distributions are called the same.
@@ -95,13 +93,10 @@ def installed_prose() -> Iterator[tuple[str, list[str]]]:
 def documentation(
     progress: Callable[[str, int, int], None] | None,
 ) -> tuple[Iterator[str], dict[str, Any]]:
-    """What the bundled model's tables and stores are made from.
-
-    Args:
-        progress: called with what is being read, and how much of how much.
+    """What the bundled model's tables and stores are made from, for a file and for its header.
 
     Returns:
-        The paragraphs, read lazily, and JSON-ready facts about them for a file's header.
+        The paragraphs, read lazily, and JSON-ready facts about them.
     """
     read_from = sources()
 
@@ -211,9 +206,7 @@ HUB = {
 def hub_texts(name: str, revision: str | None) -> Iterator[str]:
     """Documents of a corpus in `HUB`, streamed; every message of a dialogue is one.
 
-    Args:
-        name: a key of `HUB`.
-        revision: of the data set; None takes the newest.
+    ``revision`` is the data set's; None takes the newest.
 
     Raises:
         ConfigurationError: an unknown name, or the hub cannot be read.

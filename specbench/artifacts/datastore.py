@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.artifacts.corpora import documentation
+from specbench.artifacts.resolve import Progress
 from specbench.errors import ArtifactError
 from specbench.index.suffix.datastore import CHUNK, DatastoreWriter
 from specbench.models import loading
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from specbench.arrays import Array
-    from specbench.artifacts.resolve import Progress
-
-# The name of built files begins with the stem; raise the version when the same text gives another
-# datastore, and every machine builds again.
 STEM = "datastore"
+# Raised when the same text gives another datastore: every machine then builds again.
 BUILDER_VERSION = 1
 
 # Texts tokenised at once.
@@ -63,11 +59,9 @@ def build_datastore(
     """Write a datastore of documents.
 
     Args:
-        documents: token ids; read lazily.
-        path: the file to write; temporary files of its size lie beside it meanwhile.
-        tokenizer_hash: what the ids belong to.
+        documents: token ids below ``vocab_size``; read lazily.
+        path: temporary files of its size lie beside it meanwhile.
         corpus: JSON-ready facts about the documents, for the header.
-        vocab_size: ids must be below it.
         chunk: tokens sorted at once; bounds the memory.
         max_tokens: stop after about so many.
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from specbench.artifacts.corpora import documentation
+from specbench.artifacts.resolve import Progress
+from specbench.index.lru.frozen_table import FrozenTable
 from specbench.index.lru.ngram_counts import CHUNK, WindowCounter, frequent_followers
 from specbench.models import loading
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from specbench.artifacts.resolve import Progress
-    from specbench.index.lru.frozen_table import FrozenTable
-
-# The name of built files begins with the stem; raise the version when the same text gives another
-# table, and every machine builds again.
 STEM = "frozen_table"
+# Raised when the same text gives another table: every machine then builds again.
 BUILDER_VERSION = 1
 
 # Texts tokenised at once: enough for the tokenizer's threads, little enough to stay small.

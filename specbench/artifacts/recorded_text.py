@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.errors import ArtifactError
 from specbench.results.records import CASES, MANIFEST, read_records
 from specbench.storage.jsonl import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from specbench.arrays import Array
 
 
 def recorded_turns(path: Path, tokenizer_hash: str | None) -> Iterator[tuple[Array, Array]]:

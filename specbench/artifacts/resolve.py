@@ -14,23 +14,20 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import filelock
 
+from specbench.decoding.structs import Artifact
 from specbench.errors import ArtifactError, NeedsNotMet
 from specbench.models import loading
 from specbench.storage.arrays import read_header
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from specbench.decoding.structs import Artifact
-
-    Progress: TypeAlias = Callable[[str, int, int], None]
+Progress: TypeAlias = Callable[[str, int, int], None]
 
 # Builders end within minutes; who waits longer than this waits for a hung process.
 _LOCK_TIMEOUT_S = 1800.0

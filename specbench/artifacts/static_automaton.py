@@ -7,26 +7,22 @@ in the reference, every id of the vocabulary is a document of its own, too.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.artifacts.corpora import documentation
 from specbench.artifacts.frozen_table import count_texts
+from specbench.artifacts.resolve import Progress
 from specbench.index.suffix.automaton import SuffixAutomaton
 from specbench.index.suffix.static_automaton import StaticAutomaton
 from specbench.models import loading
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from specbench.arrays import Array
-    from specbench.artifacts.resolve import Progress
-
-# The name of built files begins with the stem; raise the version when the same text gives another
-# automaton, and every machine builds again.
 STEM = "static_automaton"
+# Raised when the same text gives another automaton: every machine then builds again.
 BUILDER_VERSION = 1
 
 

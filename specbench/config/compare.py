@@ -59,7 +59,8 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     name, knobs = named
     if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
         raise unknown_name("method in compare", name, option_names("method"))
-    composed = _method_defaults(name, _model_choice(cfg), bool(cfg.pair.tuned), paths.CONF_DIR)
+    pair = () if cfg.pair.tuned else ("pair=none",)
+    composed = _composed((f"method={name}", f"model={_model_choice(cfg)}", *pair), paths.CONF_DIR)
     valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
     for key in knobs:
         if key not in valid:
@@ -72,12 +73,6 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result
-
-
-@functools.lru_cache(maxsize=64)
-def _method_defaults(method: str, model: str, tuned: bool, conf_dir: Path) -> DictConfig:
-    """A method's configuration for a model; an experiment asks for the same one many times."""
-    return compose([f"method={method}", f"model={model}", *([] if tuned else ["pair=none"])])
 
 
 def _model_choice(cfg: DictConfig) -> str:
@@ -115,16 +110,32 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
             raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
         if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
             raise unknown_name(f"method in method={inside[-1]}", name, option_names("method"))
-        node = OmegaConf.to_container(_part_defaults(name, paths.CONF_DIR).method, resolve=True)
-        assert isinstance(node, dict)
-        node.pop("label", None)
-        part_node = {str(k): v for k, v in node.items()} | knobs
-        check_method(part_node)
-        return with_parts(part_node, inside)
+        return method_node(name, knobs, "pair=none", inside=inside)
 
     return {k: part(v) if k in PART_KNOBS else v for k, v in method.items()}
 
 
+def method_node(
+    name: str, knobs: Mapping[str, Any], *overrides: str, inside: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """A method's node of its yaml's values, these knobs instead of some, and its parts' nodes.
+
+    Args:
+        overrides: of the rest of the configuration, e.g. ``pair=none``.
+        inside: see `with_parts`.
+
+    Raises:
+        ConfigurationError: an unknown knob or a value of another type; see `with_parts` for parts.
+    """
+    composed = _composed((f"method={name}", *overrides), paths.CONF_DIR)
+    node: Any = OmegaConf.to_container(composed.method, resolve=True)
+    node.pop("label", None)
+    node |= knobs
+    check_method(node)
+    return with_parts(node, inside)
+
+
 @functools.lru_cache(maxsize=64)
-def _part_defaults(method: str, conf_dir: Path) -> DictConfig:
-    return compose([f"method={method}", "pair=none"])
+def _composed(overrides: tuple[str, ...], conf_dir: Path) -> DictConfig:
+    """A configuration; an experiment asks for the same one many times."""
+    return compose(overrides)

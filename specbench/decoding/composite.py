@@ -14,14 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from specbench.arrays import IntArray
-    from specbench.decoding.structs import (
-        Artifact,
-        DecodeState,
-        DraftContext,
-        DraftTree,
-        Needs,
-        StepOutcome,
-    )
+    from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 
 
 def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
@@ -32,7 +25,9 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
     """
     everyone = (own, *parts)
     artifacts = [
-        _renamed(artifact, i) for i, needs in enumerate(parts) for artifact in needs.artifacts
+        replace(artifact, name=f"part{i}.{artifact.name}")
+        for i, needs in enumerate(parts)
+        for artifact in needs.artifacts
     ]
     layers = sorted({layer for needs in everyone for layer in needs.hidden_layers})
     return replace(
@@ -54,10 +49,6 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
     )
 
 
-def _renamed(artifact: Artifact, part: int) -> Artifact:
-    return replace(artifact, name=f"part{part}.{artifact.name}")
-
-
 @dataclass(kw_only=True, eq=False)
 class Composite(Drafter):
     """Base of drafters with parts. The composite's state scope holds for its parts too.
@@ -68,7 +59,6 @@ class Composite(Drafter):
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """The drafters it is made of."""
         raise NotImplementedError
 
     @property
@@ -98,13 +88,9 @@ class Composite(Drafter):
 
     def setup(self, context: DraftContext) -> None:
         for i, part in enumerate(self.parts):
-            prefix = f"part{i}."
-            files = {
-                name.removeprefix(prefix): path
-                for name, path in context.artifacts.items()
-                if name.startswith(prefix)
-            }
-            part.setup(replace(context, artifacts=files))
+            given, prefix = context.artifacts.items(), f"part{i}."
+            own = {n.removeprefix(prefix): path for n, path in given if n.startswith(prefix)}
+            part.setup(replace(context, artifacts=own))
 
     def reset(self) -> None:
         for part in self.parts:
@@ -139,11 +125,8 @@ class Composite(Drafter):
 
     def report(self) -> dict[str, Any]:
         """What the parts counted, under the part's name and a dot."""
-        return {
-            f"{part.name}.{key}": value
-            for part in self.parts
-            for key, value in part.report().items()
-        }
+        counts = ((part.name, part.report()) for part in self.parts)
+        return {f"{name}.{key}": value for name, own in counts for key, value in own.items()}
 
     def close(self) -> None:
         for part in self.parts:

@@ -39,18 +39,11 @@ class Drafter:
 
     A method is a keyword-only dataclass whose fields are its knobs; ``conf/method/<name>.yaml``
     holds the same names. Check values in ``__post_init__`` (and call ``super().__post_init__()``).
-
-    Attributes:
-        name: the method's name, as in ``method=<name>``.
-        version: raised by one whenever a number may move.
-        state_scope: how long what it learnt is kept: ``turn``, ``prompt`` (a case) or ``run``.
-
-    Raises:
-        ConfigurationError: a knob's value is out of range.
     """
 
-    name: str
-    version: int = 1
+    name: str  # the method's name, as in ``method=<name>``
+    version: int = 1  # raised by one whenever a number may move
+    # how long what it learnt is kept: ``turn``, ``prompt`` (a case) or ``run``
     state_scope: str = "prompt"
 
     def __post_init__(self) -> None:
@@ -103,8 +96,7 @@ class Drafter:
     def overlap(self, state: DecodeState, tree: DraftTree) -> BonusProposal | None:
         """Work done while the target reads ``tree``, where ``needs.overlap`` is set.
 
-        Returns:
-            What the drafter drew meanwhile for the token after the tree's last node, or None.
+        What the drafter drew meanwhile for the token after the tree's last node, or None.
         """
         return None
 

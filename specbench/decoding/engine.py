@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from specbench.decoding.structs import (
-    BonusProposal,
-    DecodeState,
-    DraftTree,
-    Needs,
-    StepOutcome,
-)
+from specbench.decoding.structs import BonusProposal, DecodeState, DraftTree, Needs, StepOutcome
 from specbench.errors import CaseFailed, unknown_name
 from specbench.system.clock import Clock, Timings, make_clock
 
@@ -39,65 +33,44 @@ OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 
 @dataclass(slots=True)
 class DecodeResult:
-    """One decoded turn.
+    """One turn: its counts step by step, and what else is known when it is over."""
 
-    Attributes:
-        output_ids: the new tokens, up to and including the first end token or the limit.
-        finish_reason: ``eos``, ``length`` (the limit of new tokens) or ``context`` (the model's).
-        committed_per_step: tokens committed by each step, the target's own one included.
-        drafted_per_step: candidate nodes of each step's tree.
-        depth_per_step: depth of each step's tree.
-        sources_per_step: for each step the source of each accepted node, where the drafter names
-            sources.
-        n_aux: auxiliary nodes over all steps.
-        drafter: what the drafter counted (``Drafter.report``).
-        timings: see ``specbench.system.clock.Timings``.
-    """
-
-    output_ids: list[int]
-    finish_reason: str
-    committed_per_step: list[int]
-    drafted_per_step: list[int]
-    depth_per_step: list[int]
-    sources_per_step: list[list[int]] | None
-    n_aux: int
+    # the new tokens, up to and including the first end token or the limit
+    output_ids: list[int] = field(default_factory=list)
+    # ``eos``, ``length`` (the limit of new tokens) or ``context`` (the model's)
+    finish_reason: str = ""
+    # tokens committed by each step, the target's own one included
+    committed_per_step: list[int] = field(default_factory=list)
+    drafted_per_step: list[int] = field(default_factory=list)  # candidate nodes of each step's tree
+    depth_per_step: list[int] = field(default_factory=list)  # depth of each step's tree
+    # for each step the source of each accepted node, where the drafter names sources
+    sources_per_step: list[list[int]] | None = None
+    n_aux: int = 0  # auxiliary nodes over all steps
+    # what the drafter counted (``Drafter.report``)
     drafter: Mapping[str, Any] = field(default_factory=dict)
     timings: Timings = field(default_factory=Timings)
 
+    def add(self, tree: DraftTree, depth: int, path: IntArray, committed: int) -> None:
+        aux = 0 if tree.aux is None else int(tree.aux.sum())
+        self.n_aux += aux
+        self.committed_per_step.append(committed)
+        self.drafted_per_step.append(len(tree) - aux)
+        self.depth_per_step.append(depth)
+        if tree.sources is not None:
+            if self.sources_per_step is None:
+                self.sources_per_step = [[] for _ in self.committed_per_step[:-1]]
+            self.sources_per_step.append([int(s) for s in tree.sources[path[:committed]]])
+        elif self.sources_per_step is not None:
+            self.sources_per_step.append([])
+
     @property
     def n_target_passes(self) -> int:
-        """Target passes after prefill."""
+        """Those after prefill."""
         return len(self.committed_per_step)
 
     @property
     def n_drafted(self) -> int:
         return sum(self.drafted_per_step)
-
-
-class _Trace:
-    """Counts of each step, in lists that grow."""
-
-    __slots__ = ("aux", "committed", "depth", "drafted", "sources")
-
-    def __init__(self) -> None:
-        self.committed: list[int] = []
-        self.drafted: list[int] = []
-        self.depth: list[int] = []
-        self.sources: list[list[int]] | None = None
-        self.aux = 0
-
-    def add(self, tree: DraftTree, depth: int, path: IntArray, committed: int) -> None:
-        aux = 0 if tree.aux is None else int(tree.aux.sum())
-        self.aux += aux
-        self.committed.append(committed)
-        self.drafted.append(len(tree) - aux)
-        self.depth.append(depth)
-        if tree.sources is not None:
-            if self.sources is None:
-                self.sources = [[] for _ in self.committed[:-1]]
-            self.sources.append([int(s) for s in tree.sources[path[:committed]]])
-        elif self.sources is not None:
-            self.sources.append([])
 
 
 class Engine:
@@ -136,28 +109,21 @@ class Engine:
         on_gpu = str(target.device).startswith("cuda")
         if overlap == "auto":
             overlap = "serial" if phases else "stream" if on_gpu else "thread"
-        self.overlap = overlap
-        if self.overlap == "stream" and not on_gpu:
-            self.overlap = "thread"
+        self.overlap = "thread" if overlap == "stream" and not on_gpu else overlap
         self._clock = clock() if clock else make_clock(str(target.device), phases)
         self._eos = np.array(sorted(eos_ids), dtype=np.int64)
         self._pool: ThreadPoolExecutor | None = None
         self._side_stream: torch.cuda.Stream | None = None
 
     def decode(
-        self,
-        prompt: IntArray,
-        drafter: Drafter,
-        *,
-        max_new_tokens: int,
-        seed: int = 0,
+        self, prompt: IntArray, drafter: Drafter, *, max_new_tokens: int, seed: int = 0
     ) -> DecodeResult:
         """Decode one turn.
 
         Args:
             prompt: ``[n_prompt]`` ids.
             drafter: set up and, where its state scope says so, reset.
-            max_new_tokens: limit, the first token included.
+            max_new_tokens: the first token included.
             seed: for verifiers and drafters that draw random numbers.
 
         Raises:
@@ -166,7 +132,7 @@ class Engine:
         limit = self._limit(len(prompt), max_new_tokens)
         needs = drafter.needs
         state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit, seed)
-        trace = _Trace()
+        result = DecodeResult()
         clock = self._clock
         self.verifier.begin(seed)
 
@@ -182,26 +148,22 @@ class Engine:
 
         finished = self._finished(state)
         while not finished:
-            finished = self._step(state, drafter, needs, clock, trace)
+            finished = self._step(state, drafter, needs, clock, result)
             clock.step_done()
 
         clock.finish_begin()
         drafter.end(state)
-        timings = clock.end()
-        return DecodeResult(
-            output_ids=state.new_tokens.tolist(),
-            finish_reason=self._finish_reason(state, limit < max_new_tokens),
-            committed_per_step=trace.committed,
-            drafted_per_step=trace.drafted,
-            depth_per_step=trace.depth,
-            sources_per_step=trace.sources,
-            n_aux=trace.aux,
-            drafter=drafter.report(),
-            timings=timings,
-        )
+        result.timings = clock.end()
+        result.output_ids = state.new_tokens.tolist()
+        if state.root in self.eos_ids:
+            result.finish_reason = "eos"
+        else:
+            result.finish_reason = "context" if limit < max_new_tokens else "length"
+        result.drafter = drafter.report()
+        return result
 
     def _step(
-        self, state: DecodeState, drafter: Drafter, needs: Needs, clock: Clock, trace: _Trace
+        self, state: DecodeState, drafter: Drafter, needs: Needs, clock: Clock, result: DecodeResult
     ) -> bool:
         tree = drafter.propose(state)
         free = self.target.free_rows()
@@ -240,17 +202,12 @@ class Engine:
                 finished=finished,
             ),
         )
-        trace.add(tree, int(scores.depths.max()), path, len(committed))
+        result.add(tree, int(scores.depths.max()), path, len(committed))
         clock.phase("observe")
         return finished
 
     def _pass(
-        self,
-        state: DecodeState,
-        drafter: Drafter,
-        tree: DraftTree,
-        needs: Needs,
-        clock: Clock,
+        self, state: DecodeState, drafter: Drafter, tree: DraftTree, needs: Needs, clock: Clock
     ) -> tuple[StepScores, BonusProposal | None]:
         """The target pass, with the drafter's parallel part, if any, between launch and wait.
 
@@ -319,8 +276,3 @@ class Engine:
 
     def _finished(self, state: DecodeState) -> bool:
         return state.remaining <= 0 or state.root in self.eos_ids
-
-    def _finish_reason(self, state: DecodeState, cut_by_context: bool) -> str:
-        if state.root in self.eos_ids:
-            return "eos"
-        return "context" if cut_by_context else "length"

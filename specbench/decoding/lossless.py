@@ -7,6 +7,7 @@ emitted is (nearly) the maximum there, the output is one that plain decoding cou
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -27,16 +28,13 @@ class AuditTarget(PassTarget, Protocol):
     """A target whose number format is known: it sets the tolerance."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The format of its weights, e.g. ``torch.float32``."""
+    def dtype(self) -> torch.dtype: ...
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     """Index of the first position where ``a`` and ``b`` differ, their lengths included."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return None if len(a) == len(b) else min(len(a), len(b))
+    pairs = enumerate(zip_longest(a, b))
+    return next((i for i, (x, y) in pairs if x != y), None)
 
 
 def audit_output(
@@ -47,19 +45,12 @@ def audit_output(
     *,
     ended_rightly: bool = True,
 ) -> Lossless:
-    """Compare a greedy output with plain decoding's and explain a difference.
+    """Compare a greedy output with the reference, plain decoding's, and explain a difference.
 
-    Args:
-        target: the model, its dtype setting the tolerance; its cache is overwritten.
-        prompt: prompt ids.
-        output: the method's new tokens.
-        reference: plain decoding's new tokens.
-        ended_rightly: whether the output ended at an end token or at the limit. An output that
-            stopped elsewhere is a bug whatever its logits say.
-
-    Returns:
-        ``near_tie`` where every emitted token is within the dtype's tolerance of the maximum of a
-        one-token pass, teacher-forced on the method's own output; else ``bug``.
+    It is a ``near_tie`` where every emitted token is within the dtype's tolerance of the maximum of
+    a one-token pass, teacher-forced on the method's own output; else a ``bug``. An output that did
+    not end at an end token or at the limit (``ended_rightly``) is a bug whatever its logits say.
+    The target's cache is overwritten.
     """
     first = first_difference(output, reference)
     if first is None:

@@ -13,13 +13,7 @@ if TYPE_CHECKING:
 
 
 class TargetInfo(Protocol):
-    """What a drafter may know of the target; ``specbench.models.target.Target`` in a run.
-
-    Attributes:
-        device: where passes run and logits lie.
-        dtype: of its weights.
-        vocab_size: logits of a row.
-    """
+    """What a drafter may know of the target; ``specbench.models.target.Target`` in a run."""
 
     device: torch.device
     dtype: torch.dtype
@@ -43,30 +37,34 @@ class TargetInfo(Protocol):
 class DraftLM(Protocol):
     """A second model that drafts; ``specbench.models.draft_model.DraftModel`` in a run.
 
-    Ids are the target's, unless ``own`` asks for the draft's.
-
-    Attributes:
-        device: where passes run and logits lie.
-        forwards: passes since ``begin``.
-        tokens: rows of those passes.
+    Ids are the target's. With ``own`` logits are over the draft's own ids, which `to_target_ids`
+    translates: cheaper to search where the draft's vocabulary is smaller than the target's.
     """
 
     device: torch.device
-    forwards: int
-    tokens: int
+    forwards: int  # passes since ``begin``
+    tokens: int  # rows of those passes
 
     @property
-    def n_parameters(self) -> int:
-        """Weights, tied ones once."""
+    def n_parameters(self) -> int: ...
 
     def begin(self, tokens: IntArray, seed: int = 0) -> None:
-        """Start a turn: read the text ``tokens [n]``, reset the counters, seed ``draw``."""
+        """Start a turn: read the text ``tokens [n]``, reset the counters, seed ``draw``.
+
+        Draws differ from those of a verifier with the same seed.
+        """
 
     def free_rows(self, length: int) -> int:
-        """Tokens that still fit behind ``length``; negative where the text itself does not."""
+        """Tokens that its context still takes behind a text of ``length`` tokens.
+
+        Negative where the text itself is too long: the method then drafts nothing.
+        """
 
     def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
-        """Read what is new in the text ``tokens [n]``; logits ``[vocab]`` behind it."""
+        """Read what is new in the text ``tokens [n]``; logits ``[vocab]`` behind it.
+
+        Nodes still held are dropped.
+        """
 
     def extend(
         self,
@@ -75,19 +73,36 @@ class DraftLM(Protocol):
         *,
         own: bool = False,
     ) -> torch.Tensor:
-        """Read nodes ``[n]`` behind the text; logits ``[n, vocab]``."""
+        """Read nodes ``[n]`` behind the text; they are numbered as they come.
+
+        Args:
+            tokens: ``[n]``; a device tensor spares the copy.
+            parents: ``[n]`` numbers of the nodes they hang below, -1 for the text itself. On the
+                host they may also name nodes of this very call; a device tensor must not.
+            own: as above.
+
+        Returns:
+            Logits ``[n, vocab]``, float32 or float64; -inf for ids that it cannot propose.
+
+        Raises:
+            ValueError: more nodes than reserved, or a parent that does not come before its child.
+        """
 
     def commit_path(self, path: IntArray, survivors: IntArray | None = None) -> None:
-        """Commit the rows of accepted nodes ``[a]``; of the others ``survivors [s]`` stay."""
+        """Commit the rows of accepted nodes; the others are dropped.
 
-    def drop_nodes(self) -> None:
-        """Forget all nodes that are not committed."""
+        Args:
+            path: ``[a]`` held nodes from the text downwards; those never fed are left out.
+            survivors: ``[s]`` descendants of the path's last node that stay, parents before
+                children; they are numbered 0 .. s - 1 from now on.
+        """
+
+    def drop_nodes(self) -> None: ...
 
     def draw(self, probs: torch.Tensor) -> torch.Tensor:
         """``[n]`` ids drawn from rows of probabilities ``[n, vocab]``."""
 
-    def to_target_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """The target's ids of the draft's own."""
+    def to_target_ids(self, ids: torch.Tensor) -> torch.Tensor: ...
 
     def to_target_vocab(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
         """``[..., target's vocab]`` of ``[..., own vocab]``; ``fill`` for what the draft lacks."""

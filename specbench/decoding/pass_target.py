@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
 
 class StepScores(PassScores, Protocol):
-    """Scores of a pass, with what drafters may ask for."""
+    """Scores of a pass, with the hidden states by layer that drafters may ask for."""
 
     @property
-    def hidden(self) -> Mapping[int, torch.Tensor] | None:
-        """Hidden states by layer."""
+    def hidden(self) -> Mapping[int, torch.Tensor] | None: ...
 
 
 class PassTarget(Protocol):
@@ -33,8 +32,7 @@ class PassTarget(Protocol):
 
     def forward(
         self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
-    ) -> StepScores:
-        """The pass over root and draft."""
+    ) -> StepScores: ...
 
     def commit(self, tree: DraftTree, path: IntArray) -> None: ...
 

@@ -42,7 +42,6 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
         return self.temperature == 0.0
 
     def probs(self, logits: torch.Tensor) -> torch.Tensor:
@@ -75,7 +74,7 @@ GREEDY = Sampling()
 
 
 def sample(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Draw one id from each distribution by inverting its cumulative sum.
+    """Draw one id of positive probability from each distribution, by its cumulative sum.
 
     The sum is taken in float64: in float32, a vocabulary of 10^5 would leave five digits. The same
     uniforms give the same ids on every device, rounding at the borders between ids aside.
@@ -83,9 +82,6 @@ def sample(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     Args:
         probs: ``[n, vocab]``, not negative, not all zero; need not add up to 1.
         uniforms: ``[n]`` float64 in ``(0, 1]``.
-
-    Returns:
-        ``[n]`` ids, each of positive probability.
     """
     import torch
 
@@ -109,7 +105,6 @@ class Uniforms:
         self.begin(0)
 
     def begin(self, seed: int) -> None:
-        """Start the sequence of ``seed``."""
         self._random = np.random.default_rng([seed, self._SALT])
         self._ahead = np.empty(0)
 

@@ -28,22 +28,17 @@ NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The distributions that draft nodes were drawn from; what a ratio test needs.
+    """The distributions that draft nodes were drawn from; what a ratio test needs."""
 
-    Attributes:
-        q: ``[m, vocab]`` float32 on the device, after temperature and filters.
-        row: ``[n]`` int64 on the host: node i was drawn from ``q[row[i]]``. Siblings share a row
-            and stand in the order in which they were drawn.
-        replacement: siblings are independent draws (a token may occur twice); else each was
-            drawn from what its elder siblings left of the row.
-    """
-
-    q: torch.Tensor
+    q: torch.Tensor  # ``[m, vocab]`` float32 on the device, after temperature and filters
+    # ``[n]`` int64 on the host: node i was drawn from ``q[row[i]]``. Siblings share a row and stand
+    # in the order in which they were drawn.
     row: IntArray
+    # Siblings are independent draws (a token may occur twice); else each was drawn from what its
+    # elder siblings left of the row.
     replacement: bool = True
 
     def take(self, nodes: IntArray) -> Proposal:
-        """The proposal of the nodes with these indices, in increasing order."""
         return Proposal(self.q, self.row[nodes], self.replacement)
 
 
@@ -53,42 +48,35 @@ class BonusProposal:
 
     Too late for a node, which the pass would have had to read, but in time for the target's own
     token there: by the ratio test of the proposal it equals it as often as two draws can.
-
-    Attributes:
-        token: what was drawn.
-        q: ``[vocab]`` what it was drawn from, after temperature and filters.
     """
 
-    token: int
-    q: torch.Tensor
+    token: int  # what was drawn
+    q: torch.Tensor  # ``[vocab]`` what it was drawn from, after temperature and filters
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Draft tokens below the root (the last committed token, which is not a node itself).
+    """Draft tokens below the root (the last committed token, which is not a node itself)."""
 
-    Attributes:
-        tokens: ``[n]`` int64 token ids; a device tensor where the drafter works on the device.
-        parents: ``[n]`` int64 on the host; -1 is the root; a parent comes before its children.
-        aux: ``[n]`` bool, or None for no such node. Auxiliary nodes ride along in the target pass
-            but are never candidates (Lookahead's window). A candidate's parent is a candidate.
-        rows: ``(k, w)`` where the nodes are k unmerged chains of w tokens in row order, which the
-            batch layout runs as a batch of k; None for any other tree.
-        probs: what the nodes were drawn from; None means every child is a deterministic
-            function of the context (or of random numbers of the drafter's own: what matters is
-            that the verifier's are not among them).
-        sources: ``[n]`` int64 naming where each node came from (index into the drafter's own
-            ``source_names``), or None.
-        bonus: for the token after the last node (the root, in an empty tree), or None. A verifier
-            may draw that token with it, or without: its distribution is the target's either way.
-    """
-
+    # ``[n]`` int64 token ids; a device tensor where the drafter works on the device
     tokens: IntArray | torch.Tensor
+    # ``[n]`` int64 on the host; -1 is the root; a parent comes before its children
     parents: IntArray
+    # ``[n]`` bool, or None for no such node. Auxiliary nodes ride along in the target pass but are
+    # never candidates (Lookahead's window). A candidate's parent is a candidate.
     aux: BoolArray | None = None
+    # ``(k, w)`` where the nodes are k unmerged chains of w tokens in row order, which the batch
+    # layout runs as a batch of k; None for any other tree.
     rows: tuple[int, int] | None = None
+    # What the nodes were drawn from; None means every child is a deterministic function of the
+    # context (or of random numbers of the drafter's own: what matters is that the verifier's are
+    # not among them).
     probs: Proposal | None = None
+    # ``[n]`` int64 naming where each node came from (index into the drafter's own
+    # ``source_names``), or None.
     sources: IntArray | None = None
+    # For the token after the last node (the root, in an empty tree), or None. A verifier may draw
+    # that token with it, or without: its distribution is the target's either way.
     bonus: BonusProposal | None = None
 
     def __len__(self) -> int:
@@ -106,12 +94,9 @@ class DraftTree:
         return DraftTree(tokens, _CHAIN[:n] if n <= len(_CHAIN) else np.arange(-1, n - 1))
 
     def take(self, nodes: IntArray) -> DraftTree:
-        """The tree of some of the nodes.
+        """The tree of some nodes, ``[k]`` increasing indices, with the parent of each.
 
         ``rows`` and ``bonus`` tell of the whole tree, so a part of it has neither.
-
-        Args:
-            nodes: ``[k]`` increasing indices. The parent of each is among them, or the root.
         """
         if len(nodes) == len(self):
             return self
@@ -136,7 +121,6 @@ class DecodeState:
     Attributes:
         buffer: int64 array that holds prompt and answer; only ``buffer[:length]`` is committed.
         length: committed tokens, prompt included. ``buffer[length - 1]`` is the root.
-        n_prompt: tokens of the prompt.
         last_committed: tokens committed by the last step (1 after prefill).
         step: target passes done after prefill.
         remaining: new tokens that may still be committed.
@@ -169,7 +153,6 @@ class DecodeState:
         return int(self.buffer[self.length - 1])
 
     def commit(self, tokens: IntArray) -> None:
-        """Append the tokens that one pass committed."""
         end = self.length + len(tokens)
         self.buffer[self.length : end] = tokens
         self.length = end
@@ -179,130 +162,86 @@ class DecodeState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier decided.
+    """What the verifier decided."""
 
-    Attributes:
-        path: ``[a]`` indices of the accepted nodes, from the root's child downwards.
-        tokens: ``[a + 1]`` the accepted tokens and the target's own one after them, on the host.
-        next_tokens: ``[n + 1]`` the target's greedy token at the root and at each node. Under
-            sampling too it is the greedy one, never a drawn one: a drafter that saw what the
-            verifier would have drawn elsewhere would know its random numbers.
-    """
-
-    path: IntArray
+    path: IntArray  # ``[a]`` indices of the accepted nodes, from the root's child downwards
+    # ``[a + 1]`` the accepted tokens and the target's own one after them, on the host
     tokens: IntArray
+    # ``[n + 1]`` the target's greedy token at the root and at each node. Under sampling too it is
+    # the greedy one, never a drawn one: a drafter that saw what the verifier would have drawn
+    # elsewhere would know its random numbers.
     next_tokens: IntArray
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What ``observe`` sees of a finished step; read-only.
+    """What ``observe`` sees of a finished step; read-only."""
 
-    Attributes:
-        tree: the draft that was verified (after the engine's cuts, if any).
-        path: ``[a]`` indices of the accepted nodes.
-        committed: ``[m]`` tokens committed by this step, after the stop rules.
-        next_tokens: ``[n + 1]`` the target's greedy token at the root (row 0) and at each node
-            (row i + 1), auxiliary nodes included, see ``Verdict``; None where nobody knows it.
-        logits: ``[n + 1, vocab]`` on the device, only where ``needs.logits`` is set.
-        hidden: mapping from layer index to ``[n + 1, hidden]``, for ``needs.hidden_layers``.
-        finished: whether this step ended the turn.
-    """
-
-    tree: DraftTree
-    path: IntArray
-    committed: IntArray
+    tree: DraftTree  # the draft that was verified (after the engine's cuts, if any)
+    path: IntArray  # ``[a]`` indices of the accepted nodes
+    committed: IntArray  # ``[m]`` tokens committed by this step, after the stop rules
+    # ``[n + 1]`` the target's greedy token at the root (row 0) and at each node (row i + 1),
+    # auxiliary nodes included, see ``Verdict``; None where nobody knows it.
     next_tokens: IntArray | None
+    # ``[n + 1, vocab]`` on the device, only where ``needs.logits`` is set
     logits: torch.Tensor | None = None
+    # mapping from layer index to ``[n + 1, hidden]``, for ``needs.hidden_layers``
     hidden: Mapping[int, torch.Tensor] | None = None
-    finished: bool = False
+    finished: bool = False  # whether this step ended the turn
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file that a method needs besides the model (table, datastore, automaton, weights).
+    """A file that a method needs besides the model (table, datastore, automaton, weights)."""
 
-    Attributes:
-        name: what it is, e.g. ``frozen_table``; also the key under ``DraftContext.artifacts``.
-        path: the file the user named, or None for the default place in the cache.
-        builder: ``module:function`` below ``specbench``, called as
-            ``build(tokenizer, out_path, progress, **params)``, for the bundled model only.
-        params: keyword arguments of the builder; part of the default file's name.
-        command: the command line that builds it for another model.
-        per_model: whether it belongs to one model's weights, not to every model with the tokenizer.
-    """
-
-    name: str
+    name: str  # what it is, e.g. ``frozen_table``; also the key under ``DraftContext.artifacts``
+    # ``module:function`` below ``specbench``, called as ``build(tokenizer, out_path, progress,
+    # **params)``, for the bundled model only.
     builder: str
-    command: str
-    path: str | None = None
+    command: str  # the command line that builds it for another model
+    path: str | None = None  # the file the user named, or None for the default place in the cache
+    # keyword arguments of the builder; part of the default file's name
     params: Mapping[str, Any] = field(default_factory=dict)
+    # whether it belongs to one model's weights, not to every model with the tokenizer
     per_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter requires; checked before weights are loaded.
+    """What a drafter requires; checked before weights are loaded."""
 
-    Attributes:
-        tokens_only: the draft depends on committed tokens alone (replay is then exact).
-        logits: ``StepOutcome.logits`` of every row.
-        prompt_logits: logits of every prompt position, handed to ``observe_prompt``.
-        hidden_layers: indices of hidden states to hand over.
-        draft_model: a second model, named by the ``pair`` group.
-        artifacts: files besides the model.
-        reference: the case's plain greedy output, handed over before ``begin`` (oracle).
-        overlap: ``overlap`` is to be called while the target pass runs.
-        layout: ``tree`` or ``batch`` (the drafter's trees then carry ``rows``).
-        batch: rows of the batch layout at most (the cache's batch size).
-        max_nodes: nodes of a draft tree at most; sizes the engine's buffers.
-        draft_nodes: nodes that the draft model holds at once at most; 0 for ``max_nodes``.
-        sampling: works at temperature > 0.
-        eager: its passes run eagerly, whatever the run's engine.
-    """
-
-    tokens_only: bool = True
-    logits: bool = False
-    prompt_logits: bool = False
-    hidden_layers: tuple[int, ...] = ()
-    draft_model: bool = False
-    artifacts: tuple[Artifact, ...] = ()
-    reference: bool = False
-    overlap: bool = False
-    layout: str = "tree"
-    batch: int = 1
-    max_nodes: int = 128
-    draft_nodes: int = 0
-    sampling: bool = True
-    eager: bool = False
+    tokens_only: bool = True  # the draft depends on committed tokens alone (replay is then exact)
+    logits: bool = False  # ``StepOutcome.logits`` of every row
+    prompt_logits: bool = False  # logits of every prompt position, handed to ``observe_prompt``
+    hidden_layers: tuple[int, ...] = ()  # indices of hidden states to hand over
+    draft_model: bool = False  # a second model, named by the ``pair`` group
+    artifacts: tuple[Artifact, ...] = ()  # files besides the model
+    reference: bool = False  # the case's plain greedy output, handed over before ``begin`` (oracle)
+    overlap: bool = False  # ``overlap`` is to be called while the target pass runs
+    layout: str = "tree"  # ``tree`` or ``batch`` (the drafter's trees then carry ``rows``)
+    batch: int = 1  # rows of the batch layout at most (the cache's batch size)
+    max_nodes: int = 128  # nodes of a draft tree at most; sizes the engine's buffers
+    draft_nodes: int = 0  # nodes that the draft model holds at once at most; 0 for ``max_nodes``
+    sampling: bool = True  # works at temperature > 0
+    eager: bool = False  # its passes run eagerly, whatever the run's engine
 
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """What a drafter is given once, before the first case.
+    """What a drafter is given once, before the first case."""
 
-    Attributes:
-        vocab_size: ids are in ``[0, vocab_size)``.
-        eos_ids: ids that end an answer.
-        tokenizer_hash: what a table or datastore must have been built for.
-        max_len: committed tokens plus draft nodes never exceed this.
-        artifacts: resolved files by ``Artifact.name``.
-        seed: the run's seed.
-        sampling: how the target's logits become probabilities; a draft model draws from its own
-            logits treated the same way.
-        target: what may be known of the target; None under replay.
-        draft_model: the second model, where ``needs.draft_model`` is set.
-        measured: what ``setup`` measured at the run's first start, by knob; it uses what it finds
-            and adds what it measures, so that a resumed run goes on with the same values.
-    """
-
-    vocab_size: int
-    eos_ids: frozenset[int]
-    tokenizer_hash: str = ""
-    max_len: int = 0
+    vocab_size: int  # ids are in ``[0, vocab_size)``
+    eos_ids: frozenset[int]  # ids that end an answer
+    tokenizer_hash: str = ""  # what a table or datastore must have been built for
+    max_len: int = 0  # committed tokens plus draft nodes never exceed this
+    # resolved files by ``Artifact.name``
     artifacts: Mapping[str, Path] = field(default_factory=dict)
-    seed: int = 0
+    seed: int = 0  # the run's seed
+    # How the target's logits become probabilities; a draft model draws from its own logits treated
+    # the same way.
     sampling: Sampling = GREEDY
-    target: TargetInfo | None = None
-    draft_model: DraftLM | None = None
+    target: TargetInfo | None = None  # what may be known of the target; None under replay
+    draft_model: DraftLM | None = None  # the second model, where ``needs.draft_model`` is set
+    # What ``setup`` measured at the run's first start, by knob; it uses what it finds and adds what
+    # it measures, so that a resumed run goes on with the same values.
     measured: dict[str, int] = field(default_factory=dict)

@@ -37,16 +37,8 @@ def fill_tree(
 ) -> int:
     """Check a tree and write its geometry for the root (row 0) and the n nodes (rows 1 .. n).
 
-    Args:
-        tokens: ``[n]``, or ``[0]`` to skip the check of ids.
-        parents: ``[n]``.
-        aux: ``[n]``, or ``[0]`` for none.
-        vocab_size: ids are in ``[0, vocab_size)``.
-        depths: ``[>= n + 1]``, written.
-        visible: ``[>= n + 1, >= n + 1]``, written: row i sees row j.
-
-    Returns:
-        ``VALID``, or which rule is broken.
+    ``tokens [n]`` may be ``[0]``, which skips the check of ids, and ``aux [n]`` too, for none.
+    Written are ``depths [>= n + 1]`` and ``visible [>= n + 1, >= n + 1]``: row i sees row j.
     """
     n = len(parents)
     depths[0] = 0
@@ -70,13 +62,8 @@ def fill_tree(
 def longest_accepted(parents: IntArray, accepted: BoolArray, path: IntArray) -> int:
     """The deepest node that is accepted with all its ancestors; the first of equally deep ones.
 
-    Args:
-        parents: ``[n]``.
-        accepted: ``[n]`` whether each node, given its parent, is.
-        path: ``[>= n]``, written with the accepted nodes from the top.
-
-    Returns:
-        Number of accepted nodes.
+    Writes the nodes from the top into ``path [>= n]`` and returns how many there are.
+    ``accepted [n]`` tells of each node whether it is, given its parent.
     """
     n = len(parents)
     depth = np.zeros(n, dtype=np.int64)
@@ -102,17 +89,8 @@ def longest_match(
     """Greedy verification: the deepest node whose whole path equals the target's choices.
 
     Siblings may repeat a token (Cacheback without merging), so every matching branch is followed;
-    the first of equally deep ones wins.
-
-    Args:
-        tokens: ``[n]``.
-        parents: ``[n]``.
-        aux: ``[n]``, or ``[0]`` for none; auxiliary nodes never match.
-        next_tokens: ``[n + 1]`` the target's choice at the root and at each node.
-        path: ``[>= n]``, written with the accepted nodes from the top.
-
-    Returns:
-        Number of accepted nodes.
+    see `longest_accepted`. ``next_tokens [n + 1]`` holds the target's choice at the root and at
+    each node. Auxiliary nodes (``aux [n]``, or ``[0]`` for none) never match.
     """
     n = len(parents)
     accepted = np.zeros(n, dtype=np.bool_)
@@ -182,9 +160,6 @@ def visibility(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Ancestor matrix and depths from parents on any device, without a loop over nodes.
 
     Pointer doubling: after k squarings a row sees all ancestors up to distance 2^k.
-
-    Args:
-        parents: ``[n]`` int64, -1 for the root.
 
     Returns:
         ``visible [n + 1, n + 1]`` bool and ``depths [n + 1]`` int64, root first.

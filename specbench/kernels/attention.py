@@ -18,23 +18,19 @@ ATTENTION_NAME = "specbench"
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """How the rows of one pass may look at the keys.
+    """How the rows of one pass may look at the keys."""
 
-    Attributes:
-        mask: additive float mask ``[1 or batch, 1, rows, keys]``; None where no key is hidden from
-            any row (a single row), or where ``causal`` says it all.
-        causal: plain causal attention over the pass's own rows (a prompt on an empty cache).
-        windowed: additive masks by sliding-window size, for layers that have one and where some
-            key lies outside the window; a missing size means the window hides nothing.
-        folded: the masks above with their rows repeated, by (mask's id, times); filled by use.
-        moved: the masks above on the devices of other layers, by (mask's id, device); likewise.
-    """
-
+    # Additive float mask ``[1 or batch, 1, rows, keys]``; None where no key is hidden from any row
+    # (a single row), or where ``causal`` says it all.
     mask: torch.Tensor | None = None
+    # plain causal attention over the pass's own rows (a prompt on an empty cache)
     causal: bool = False
+    # Additive masks by sliding-window size, for layers that have one and where some key lies
+    # outside the window; a missing size means the window hides nothing.
     windowed: dict[int, torch.Tensor] = field(default_factory=dict)
+    # the masks above with their rows repeated, by (mask's id, times); filled by use
     folded: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-
+    # the masks above on the devices of other layers, by (mask's id, device); likewise
     moved: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
 
     def on(self, mask: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -68,14 +64,14 @@ def attend(
     """Scaled dot-product attention under ``plan``.
 
     Args:
-        module: the attention module; not used.
+        module: transformers hands it over; not used.
         query: ``[batch, heads, rows, head_dim]``.
         key: ``[batch, kv_heads, keys, head_dim]``, cached keys first.
         value: same shape as ``key``.
-        attention_mask: unused; the plan carries the mask.
+        attention_mask: of a call from outside the engine, which brings no plan; None: causal.
         scaling: factor on the scores.
         sliding_window: the layer's window, or None.
-        plan: the pass's plan; None (a call from outside the engine) means causal.
+        plan: the pass's.
 
     Returns:
         ``[batch, rows, heads, head_dim]`` and None (no attention weights).
@@ -112,14 +108,9 @@ def attend(
 
 
 def folded_heads(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Queries as rows of the key heads they look at.
+    """``query [batch, heads, rows, head_dim]`` as rows of the key heads that they look at.
 
-    Args:
-        query: ``[batch, heads, rows, head_dim]``; neighbouring heads share a key head.
-        kv_heads: key heads.
-
-    Returns:
-        ``[batch, kv_heads, heads / kv_heads * rows, head_dim]``.
+    Neighbouring heads share a key head: ``[batch, kv_heads, heads / kv_heads * rows, head_dim]``.
     """
     return query.reshape(query.shape[0], kv_heads, -1, query.shape[3])
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -100,36 +101,28 @@ def measure_plan(
 ) -> dict[str, dict[int, str]]:
     """Fastest kernel by weight shape and row bucket, at most one packed format per shape.
 
-    Args:
-        weights: all weights ``[out, in]`` that would be packed.
-        without: kernels that are not to be chosen.
-
-    Returns:
-        ``{"OUTxIN": {rows: kernel}}``.
+    ``without`` names kernels that are not to be chosen. Gives ``{"OUTxIN": {rows: kernel}}``.
     """
-    shapes: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
+    shapes: dict[str, list[torch.Tensor]] = defaultdict(list)
     for weight in weights:
-        out_features, in_features = weight.shape
-        shapes[out_features, in_features].append(weight)
+        shapes[f"{weight.shape[0]}x{weight.shape[1]}"].append(weight)
     kinds = [kind for kind in available_kernels() if kind not in without]
     plan: dict[str, dict[int, str]] = {}
-    for (out_features, in_features), group in shapes.items():
-        wanted = max(1, MEASURE_BYTES // (4 * out_features * in_features))
-        sample = group[:wanted]
-        times: dict[str, dict[int, float]] = {}
-        for kind in kinds:
-            packs = [pack(kind, w) for w in sample]
-            kernel = KERNELS[kind]
-            times[kind] = {}
-            for rows in ROW_BUCKETS:
-                x = torch.randn(rows, in_features)
-                times[kind][rows] = _seconds(
-                    lambda k=kernel, x=x, p=packs, s=sample: [  # type: ignore[misc]
-                        k(x, w, q, None) for w, q in zip(s, p, strict=True)
-                    ]
-                )
-        plan[f"{out_features}x{in_features}"] = _choose(times)
+    for shape, group in shapes.items():
+        sample = group[: max(1, MEASURE_BYTES // (4 * group[0].numel()))]
+        plan[shape] = _choose({kind: _seconds_by_rows(kind, sample) for kind in kinds})
     return plan
+
+
+def _seconds_by_rows(kind: str, weights: list[torch.Tensor]) -> dict[int, float]:
+    packs = [pack(kind, weight) for weight in weights]
+
+    def products(x: torch.Tensor) -> None:
+        for weight, packed in zip(weights, packs, strict=True):
+            KERNELS[kind](x, weight, packed, None)
+
+    inputs = {rows: torch.randn(rows, weights[0].shape[1]) for rows in ROW_BUCKETS}
+    return {rows: _seconds(partial(products, x)) for rows, x in inputs.items()}
 
 
 def _choose(times: dict[str, dict[int, float]]) -> dict[int, str]:
@@ -151,16 +144,8 @@ def _choose(times: dict[str, dict[int, float]]) -> dict[int, str]:
 
 
 def _plan_path(cache_dir: Path, shapes: Iterable[str]) -> Path:
-    key = json.dumps(
-        [
-            PLAN_VERSION,
-            torch.__version__,
-            torch.get_num_threads(),
-            platform.machine(),
-            _cpu_model(),
-            sorted(set(shapes)),
-        ]
-    )
+    software = [PLAN_VERSION, torch.__version__, torch.get_num_threads()]
+    key = json.dumps([*software, platform.machine(), _cpu_model(), sorted(set(shapes))])
     return cache_dir / "packed" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 

@@ -45,11 +45,8 @@ def _mean_square(x: Any) -> Any:
 
 def _norm(x: Any, weight: Any, out: Any, rows: int, size: int, epsilon: float) -> None:
     """Rows of ``x`` divided by their root mean square, times ``weight``."""
-    source, result, factor = (
-        carray(x, (rows, size)),
-        carray(out, (rows, size)),
-        carray(weight, size),
-    )
+    source, result = carray(x, (rows, size)), carray(out, (rows, size))
+    factor = carray(weight, size)
     for row in range(rows):
         scale = float32(1.0) / float32((_mean_square(source[row]) + float32(epsilon)) ** 0.5)
         for i in range(size):
@@ -86,11 +83,7 @@ def _compiled() -> tuple[Any, Any]:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Root mean square norm of ``x [..., size]``.
-
-    Raises:
-        TypeError: not float32 on the CPU, which the compiled code would misread.
-    """
+    """Root mean square norm of ``x [..., size]``, float32 on the CPU."""
     _must_be_readable(x, weight)
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -102,16 +95,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
 
 def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> None:
-    """Rotate the first ``heads`` heads of each row in place.
+    """Rotate the first ``heads`` heads (query and key) of each row in place.
 
-    Args:
-        x: ``[..., all heads * size]`` float32 on the CPU, rows at one distance.
-        cos: ``[..., size]`` contiguous, as the model's rotary embedding gives it.
-        sin: the same shape.
-        heads: query and key heads.
-
-    Raises:
-        TypeError: not float32 on the CPU, or tables that are not contiguous.
+    ``x [..., all heads * size]`` is float32 on the CPU, its rows at one distance. ``cos`` and
+    ``sin [..., size]`` are contiguous, as the model's rotary embedding gives them.
     """
     _must_be_readable(x, cos, sin)
     if not (cos.is_contiguous() and sin.is_contiguous()):
@@ -123,6 +110,7 @@ def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -
 
 
 def _must_be_readable(*tensors: torch.Tensor) -> None:
+    """TypeError for what the compiled code would misread."""
     for tensor in tensors:
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             raise TypeError(f"float32 on the CPU wanted, not {tensor.dtype} on {tensor.device}")
@@ -131,10 +119,9 @@ def _must_be_readable(*tensors: torch.Tensor) -> None:
 # -- what modules of known classes are given as ``forward`` ----------------------------------------
 
 
-def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+def _norm_forward(self: Any, hidden_states: torch.Tensor) -> Any:
     if is_compiling():
-        traced: torch.Tensor = type(self).forward(self, hidden_states)
-        return traced
+        return type(self).forward(self, hidden_states)
     return rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
@@ -145,17 +132,16 @@ def _attention_forward(
     attention_mask: torch.Tensor | None = None,
     past_key_values: Any = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, Any]:
+) -> Any:
     # A pass that is traced, or not one of this project's engine.
     if is_compiling() or "plan" not in kwargs or past_key_values is None:
-        result: tuple[torch.Tensor, Any] = type(self).forward(
+        return type(self).forward(
             self, hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
         )
-        return result
     batch, rows, _ = hidden_states.shape
     size = self.head_dim
     heads, kv_heads = (linear.out_features // size for linear in (self.q_proj, self.k_proj))
-    product = self.q_proj.product.all(hidden_states)
+    product = self.q_proj.product.packed(hidden_states)
     cos, sin = (table.expand(batch, rows, size).contiguous() for table in position_embeddings)
     rotate_(product, cos, sin, heads + kv_heads)
     by_head = product.view(batch, rows, heads + 2 * kv_heads, size).transpose(1, 2)
@@ -175,23 +161,18 @@ def _window(attention: Any) -> int | None:
     return window
 
 
-def _gated_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+def _gated_forward(self: Any, x: torch.Tensor) -> Any:
     if is_compiling():
-        traced: torch.Tensor = type(self).forward(self, x)
-        return traced
-    gate, up = self.gate_proj.product.all(x).chunk(2, -1)
-    out: torch.Tensor = self.down_proj(self.act_fn(gate).mul_(up))
-    return out
+        return type(self).forward(self, x)
+    gate, up = self.gate_proj.product.packed(x).chunk(2, -1)
+    return self.down_proj(self.act_fn(gate).mul_(up))
 
 
 def fuse(model: nn.Module) -> int:
     """Fuse the small steps of ``model``'s float32 layers on the CPU, once its linears are packed.
 
-    A module that was given a ``forward`` by someone else (accelerate's hooks) keeps it. The loops
-    are compiled here.
-
-    Returns:
-        How many modules have such a ``forward`` now.
+    A module that was given a ``forward`` by someone else (accelerate's hooks) keeps it. Returns
+    how many have ours.
     """
     for module in model.modules():
         forward = _fused(module)

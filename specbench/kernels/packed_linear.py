@@ -15,6 +15,7 @@ leaves every product to plain torch.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,11 +37,9 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class PackedLinear(nn.Module):
-    """Stands in for ``nn.Linear``: same parameters, a kernel chosen by the number of rows.
+    """Stands in for ``nn.Linear``: shares its parameters, chooses a kernel by the number of rows.
 
-    Args:
-        linear: the layer to stand in for; its parameters are shared, not copied.
-        kernels: kernel name by row bucket, the last one for anything longer.
+    ``kernels`` holds a name by row bucket, the last one for anything longer.
     """
 
     def __init__(self, linear: nn.Linear, kernels: dict[int, str]) -> None:
@@ -79,37 +78,28 @@ class SiblingLinear(nn.Module):
 
     The first one called computes all; the others return their part of it. A sibling that is given
     any other tensor computes anew, so the order of calls costs time but never correctness.
-
-    Args:
-        linear: the layer to stand in for; its weight is a part of ``product``'s.
-        product: the siblings' common product.
-        start: its first output within the product.
+    ``start`` is the first output of ``linear`` within the product.
     """
 
     def __init__(self, linear: nn.Linear, product: SharedProduct, start: int) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self._product = (product,)  # in a tuple: not a submodule, or its weights would count twice
+        self.product = product  # no module, or its weights would count twice
         self._part = slice(start, start + linear.out_features)
-
-    @property
-    def product(self) -> SharedProduct:
-        return self._product[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to ``[..., out]``, a view of the common product."""
         if is_compiling():  # a trace shall not keep an output for the siblings
             return nn.functional.linear(x, self.weight, self.bias)
-        return self._product[0].of(x)[..., self._part]
+        return self.product.of(x)[..., self._part]
 
 
 class SharedProduct:
     """The product of several linears' stacked weights with their common input.
 
-    Args:
-        linears: the siblings, in the order in which they are called. Their weights become views
-            of one matrix, so that stacking takes no memory.
+    The linears come in the order in which they are called. Their weights become views of one
+    matrix, so that stacking takes no memory.
     """
 
     def __init__(self, linears: list[nn.Linear]) -> None:
@@ -137,21 +127,14 @@ class SharedProduct:
 
     def pack(self, kernels: dict[int, str]) -> list[SiblingLinear]:
         self.packed = PackedLinear(self.stacked, kernels)
-        starts = [0]
-        for linear in self.linears:
-            starts.append(starts[-1] + linear.out_features)
+        ends = accumulate(linear.out_features for linear in self.linears)
         return [
-            SiblingLinear(linear, self, start)
-            for linear, start in zip(self.linears, starts, strict=False)
+            SiblingLinear(linear, self, end - linear.out_features)
+            for linear, end in zip(self.linears, ends, strict=True)
         ]
 
-    def all(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., out of all siblings]``, side by side in the order of the linears."""
-        out: torch.Tensor = self.packed(x)
-        return out
-
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """The same; kept until each sibling has taken its part."""
+        """``[..., out of all siblings]``, kept until each sibling has taken its part."""
         if x is not self._input or self._output is None:
             self._input, self._output = x, self.packed(x)
             self._waiting = len(self.linears)
@@ -167,11 +150,8 @@ def pack_linears(
 ) -> dict[str, Any]:
     """Swap ``model``'s float32 CPU linears for packed ones, the largest weights first.
 
-    Args:
-        model: any module; only ``nn.Linear`` layers in float32 on the CPU are touched, and none
-            that was given a ``forward`` by someone else (accelerate's hooks).
-        memory_bytes: packed copies together take at most this much.
-        cache_dir: where the measured plan is kept.
+    None is touched that was given a ``forward`` by someone else (accelerate's hooks). Packed
+    copies together take at most ``memory_bytes``; ``cache_dir`` keeps the measured plan.
 
     Returns:
         What is packed now, as ``packed_weights`` gives it, with the plan of all these shapes.
@@ -208,9 +188,7 @@ def pack_linears(
 def packed_weights(model: nn.Module) -> dict[str, Any]:
     """What stands packed in ``model``, whoever packed it; for the run's manifest.
 
-    Returns:
-        ``{"layers", "bytes", "plan"}``: linears replaced, memory of the packed copies, and kernel
-        by row bucket for each shape of weight.
+    Linears replaced, memory of the packed copies, and kernel by row bucket for each weight's shape.
     """
     layers = [m for m in model.modules() if isinstance(m, PackedLinear | SiblingLinear)]
     found = [m.product.packed if isinstance(m, SiblingLinear) else m for m in layers]

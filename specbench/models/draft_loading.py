@@ -44,20 +44,10 @@ def load_draft_model(
     max_nodes: int,
     make_target: Callable[..., Target] = Target,
 ) -> tuple[DraftModel, DraftInfo]:
-    """Load the draft model of a run's ``pair`` group.
+    """Load the draft model of a run's ``pair`` group, and say what the manifest says about it.
 
-    Args:
-        draft: the ``pair.draft`` node.
-        model: the ``model`` node of the target.
-        target: what verifies.
-        tokenizer: the target's.
-        max_len: longest text.
-        max_nodes: nodes of the largest draft tree that is held at once.
-        make_target: from a network and ``max_len`` and ``max_nodes`` to what runs its passes: the
-            run's engine.
-
-    Returns:
-        The draft model, and what the manifest says about it.
+    ``model`` and ``tokenizer`` are the target's; ``make_target`` makes the run's engine from a
+    network, ``max_len`` and ``max_nodes``, the largest draft tree that is held at once.
 
     Raises:
         NeedsNotMet: its tokenizer is not the target's; names the first differing token.
@@ -114,11 +104,8 @@ def _placed(name: str, asked: str | None, target: Target) -> tuple[torch.device,
         device = torch.device("cuda:0")
     wanted = len({device, *target.devices})
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        log.warning(
-            "pair.draft.device=%s is not there: the draft model shares %s with the target",
-            name,
-            target.device,
-        )
+        missing = "pair.draft.device=%s is not there: the draft model shares %s with the target"
+        log.warning(missing, name, target.device)
         device = target.device
     return device, wanted
 

@@ -37,24 +37,16 @@ _DRAWS = 0xD12AF7  # keeps a draft's random numbers apart from a verifier's of t
 
 
 class DraftModel:
-    """A small causal LM that drafts; wraps a ``Target`` of its own (cache, packed linears).
+    """A small causal LM that drafts, see ``DraftLM``; wraps a ``Target`` of its own.
 
     Args:
-        target: the draft model's weights and cache. It must be told by ``reserve`` how long texts
-            and trees become.
         target_vocab: logits of a row of the model that verifies.
         id_map: ``[draft vocab]`` the target's id of each of the draft's, -1 for the row that
             stands for every other id; None where ids agree.
         max_nodes: nodes of a tree that are held at once.
         context_length: tokens that the draft can read; None where nothing limits them.
-        devices_asked: devices that the configuration asked for, both models together.
-        devices: devices that both models are on.
-
-    Attributes:
-        vocab_size: ids the draft can propose from, in its own numbering.
-        forwards: passes since ``begin``; its pass over the prompt is not counted, as the target's
-            is not among the target's passes.
-        tokens: rows of those passes.
+        devices_asked: of the configuration, for both models together.
+        devices: that both models are on.
     """
 
     def __init__(
@@ -73,11 +65,13 @@ class DraftModel:
         self.target_vocab = target_vocab
         self.context_length = context_length
         self.devices_asked, self.devices = devices_asked, devices
+        # Not counted is the pass over the prompt, as the target's is not among its passes.
         self.forwards = self.tokens = 0
         self._ids: torch.Tensor | None = None  # [vocab_size] own id -> target id
         self._own_ids: torch.Tensor | None = None  # [target_vocab] target id -> own id
         self._host_own_ids: IntArray | None = None  # the same
         self._unknown: int | None = None  # own id that is read but never proposed
+        self.vocab_size: int  # ids it can propose from, in its own numbering
         if id_map is None:
             self.vocab_size = min(target.vocab_size, target_vocab)
             if self.vocab_size < target_vocab:
@@ -122,7 +116,6 @@ class DraftModel:
 
     @property
     def network(self) -> PreTrainedModel:
-        """The model itself, for what runs it by other means."""
         model: PreTrainedModel = self._target.model
         return model
 
@@ -178,12 +171,6 @@ class DraftModel:
     # -- a turn ----------------------------------------------------------------------------------
 
     def begin(self, tokens: IntArray, seed: int = 0) -> None:
-        """Start a turn: read the text so far, reset the counters, seed ``draw``.
-
-        Args:
-            tokens: ``[n]`` committed ids, prompt and first token.
-            seed: the turn's (``DecodeState.seed``); draws differ from those of a verifier with it.
-        """
         self.forwards = self.tokens = 0
         own_seed = int(np.random.SeedSequence([seed, _DRAWS]).generate_state(1, np.uint64)[0] >> 1)
         self._generator.manual_seed(own_seed)
@@ -193,27 +180,12 @@ class DraftModel:
             self._last = self._target.prefill(self._host_ids(tokens)).logits[-1:]
 
     def free_rows(self, length: int) -> int:
-        """Tokens that the draft's context still takes behind a text of ``length`` tokens.
-
-        Negative where the text itself is too long: the method then drafts nothing.
-        """
         rows = self._target.cache.max_len - self._max_nodes
         return min(rows, self.context_length or rows) - length
 
     def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
-        """Read what was committed since, and say what may come next.
-
-        The cache must hold a prefix of the text: committed tokens only ever grow, and `commit_path`
-        commits none but accepted nodes. Nodes still held are dropped.
-
-        Args:
-            tokens: ``[n]`` all committed ids.
-            own: see `extend`.
-
-        Returns:
-            Logits ``[target_vocab]`` behind the last token.
-        """
         self.drop_nodes()
+        # It holds a prefix of the text: `commit_path` commits none but accepted nodes.
         cache = self._target.cache
         if cache.length > len(tokens):
             cache.truncate(len(tokens))
@@ -235,22 +207,6 @@ class DraftModel:
         *,
         own: bool = False,
     ) -> torch.Tensor:
-        """Feed nodes of a draft tree behind the committed text; they are numbered as they come.
-
-        Args:
-            tokens: ``[n]`` the target's ids; a device tensor spares the copy.
-            parents: ``[n]`` numbers of the nodes they hang below, -1 for the text itself. On the
-                host they may also name nodes of this very call; a device tensor must not.
-            own: logits over the draft's own ids, which `to_target_ids` translates: cheaper to
-                search where the draft's vocabulary is smaller than the target's.
-
-        Returns:
-            Logits ``[n, target_vocab]`` (``[n, vocab_size]`` with ``own``), float32 or float64;
-            ids that the draft cannot propose have -inf.
-
-        Raises:
-            ValueError: more nodes than reserved, or a parent that does not come before its child.
-        """
         n, first = len(parents), self._count
         end = first + n
         if end > self._max_nodes:
@@ -306,14 +262,6 @@ class DraftModel:
         return seen[:, :end], self._depths[1 : end + 1]
 
     def commit_path(self, path: IntArray, survivors: IntArray | None = None) -> None:
-        """Commit the rows of accepted nodes; the others are dropped.
-
-        Args:
-            path: ``[a]`` numbers of held nodes, from the text downwards, each the child of the one
-                before. Accepted nodes that were never fed are left out.
-            survivors: ``[s]`` descendants of the path's last node that stay, parents before
-                children; they are numbered 0 .. s - 1 from now on.
-        """
         held = 0 if survivors is None else len(survivors)
         if len(path):
             self._last = None
@@ -348,7 +296,6 @@ class DraftModel:
     # -- ids and random numbers ------------------------------------------------------------------
 
     def draw(self, probs: torch.Tensor) -> torch.Tensor:
-        """``[n]`` ids drawn from rows of probabilities ``[n, vocab]``, one of each."""
         numbers = torch.rand(
             len(probs), dtype=torch.float64, device=self.device, generator=self._generator
         )
@@ -358,7 +305,6 @@ class DraftModel:
         return ids if self._ids is None else self._ids[ids]
 
     def to_target_vocab(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-        """``[..., target_vocab]`` of ``[..., vocab_size]``; ``fill`` for what the draft lacks."""
         if self._ids is not None:
             out = values.new_full((*values.shape[:-1], self.target_vocab), fill)
             if self._unknown is None:

@@ -2,10 +2,8 @@
 
 A pass of the eager engine launches some thousand kernels from Python, and on a GPU the launches
 take longer than the kernels. A CUDA graph launches them all at once, but is tied to addresses and
-shapes. So the number of rows is rounded up to a bucket, and so is the number of keys; all that
-changes from pass to pass (ids, tree, length of the text) lies in buffers that the graph reads. From
-the ids to the accepted path and the rows kept in the cache everything is one graph; a step copies
-one small array to the device and one back.
+shapes. So the numbers of rows and of keys are rounded up to buckets, and what changes from pass to
+pass lies in buffers that the graph reads (``static_pass``).
 
 The same code runs without capture on any device, which is how it is tested: a padded pass gives the
 numbers of the exact one. Buffers and buckets follow the static-cache decoding of gpt-fast
@@ -22,7 +20,7 @@ import numpy as np
 import torch
 
 from specbench.errors import CaseFailed, first_line
-from specbench.models.scores import Scores, StaticScores
+from specbench.models.scores import Scores
 from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.models.target import Target, in_place
 
@@ -78,11 +76,6 @@ class GraphTarget(Target):
         drafts: a draft model's: passes are those of ``append`` and ``extend``.
         layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
             any other is captured when it first comes, which costs its step a moment.
-        **kwargs: as for ``Target``.
-
-    Attributes:
-        reasons: why passes of a shape ran eagerly, by shape; for the run's manifest.
-        graphs: shapes that were captured.
     """
 
     def __init__(
@@ -100,8 +93,8 @@ class GraphTarget(Target):
         self._drafts = drafts
         self._layouts = tuple(layouts)
         self._passes: dict[tuple[int, int, int], FixedShape | None] = {}
-        self.reasons: dict[str, str] = {}
-        self.graphs: list[str] = []
+        self.reasons: dict[str, str] = {}  # why passes of a shape ran eagerly, by shape
+        self.graphs: list[str] = []  # shapes that were captured
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
         self._outcome: Outcome | None = None  # of the last pass, where that has moved its rows
@@ -158,16 +151,11 @@ class GraphTarget(Target):
 
     @torch.inference_mode()
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
-        """The pass over the root and the nodes of ``tree``, padded to its bucket.
+        """As in ``Target``, padded to its bucket, queued and not waited for.
 
-        It is queued and not waited for: the device works while the caller goes on, until somebody
-        asks the scores what was accepted. That is where ids on the device are refused, too.
-
-        A tree larger than the largest bucket, and one whose hidden states are asked for, runs as
-        in ``Target``.
-
-        Raises:
-            CaseFailed: the tree is malformed or a token is outside the vocabulary.
+        The device works while the caller goes on, until somebody asks the scores what was accepted.
+        That is where ids on the device are refused, too. A tree larger than the largest bucket, and
+        one whose hidden states are asked for, runs as in ``Target``.
         """
         self._outcome = None
         in_rows = tree.rows is not None and self.cache.batch >= tree.rows[0] > 1
@@ -183,20 +171,14 @@ class GraphTarget(Target):
             self.cache.broadcast()
             step.load_rows(root, tree, length)
             step.run()
-            return StaticScores(step.logits, n + 1, step.select, depths=depths)
+            return Scores(step.logits, step.select, depths=depths)
         step.load(root, tree, self._geometry.depths, self._geometry.visible, length)
         step.run()
-        if not self.commits:
-            return StaticScores(step.logits, n + 1, depths=depths)
         self._outcome = step.outcome
-        return StaticScores(step.logits, n + 1, outcome=step.outcome, depths=depths)
+        return Scores(step.logits[: n + 1], depths=depths, outcome=step.outcome)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
-        """Commit the root's row and the rows of the accepted path.
-
-        Raises:
-            CaseFailed: the pass has moved the rows of another path to where these were.
-        """
+        """As in ``Target``; raises CaseFailed where the pass has kept another path's rows."""
         if self._outcome is not None:
             moved = self._outcome.path()[: len(path)]
             if np.array_equal(path, moved):
@@ -225,7 +207,6 @@ class GraphTarget(Target):
         return logits
 
     def describe(self) -> dict[str, Any]:
-        """What was captured and what ran eagerly and why; for the run's manifest."""
         return {"engine": "graph", "graphs": list(self.graphs), "eager": dict(self.reasons)}
 
     def _choose(self, tree: DraftTree, in_rows: bool) -> StaticPass | None:
@@ -279,14 +260,13 @@ class GraphTarget(Target):
         return self._passes[shape]
 
     def _make(self, rows: int, keys: int, batch: int) -> FixedShape | None:
-        made = (
-            StaticNodes(self, rows, keys)
-            if batch == _NODES
-            else StaticPass(self, rows, keys, batch)
-        )
+        made: FixedShape
+        if batch == _NODES:
+            made, what = StaticNodes(self, rows, keys), f"{rows} nodes"
+        else:
+            made, what = StaticPass(self, rows, keys, batch), f"{batch} x {rows} rows"
         if not self._captures:
             return made
-        what = f"{rows} nodes" if batch == _NODES else f"{batch} x {rows} rows"
         name = f"{what}, {keys} keys"
         try:
             with torch.inference_mode():

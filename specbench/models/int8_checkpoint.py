@@ -43,12 +43,7 @@ def save(network: PreTrainedModel, folder: Path) -> None:
 
 
 def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """The model that ``save`` wrote, on the CPU.
-
-    Args:
-        folder: holds ``config.json`` and ``int8.safetensors``.
-        dtype: of the weights in memory.
-        attention: transformers' name of the attention implementation.
+    """The model that ``save`` wrote, on the CPU, with weights in ``dtype``.
 
     Raises:
         WeightsNotFound: the file is damaged, or not of this configuration.

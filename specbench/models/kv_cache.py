@@ -53,17 +53,12 @@ class KVCache:
             self._storage[device] = torch.zeros(
                 2 * layers, batch, kv_heads, max_len, head_dim, dtype=dtype, device=device
             )
-        used = dict.fromkeys(self._storage, 0)
+        unused = {device: iter(storage) for device, storage in self._storage.items()}
         for device in layer_devices:
-            index = used[device]
-            self._layers.append(
-                (self._storage[device][2 * index], self._storage[device][2 * index + 1])
-            )
-            used[device] = index + 1
+            self._layers.append((next(unused[device]), next(unused[device])))
 
     @property
     def storage(self) -> torch.Tensor:
-        """The single tensor of a model on one device."""
         (storage,) = self._storage.values()
         return storage
 
@@ -103,11 +98,9 @@ class KVCache:
 
     @contextmanager
     def static(self, slots: torch.Tensor, keys: int) -> Iterator[None]:
-        """Passes within write at ``slots`` and see ``keys`` rows: shapes without the length.
+        """Passes within write at ``slots [rows]`` and see ``keys`` rows: shapes without the length.
 
-        Args:
-            slots: ``[rows]`` int64 on the device, where the pass's rows go.
-            keys: rows handed to attention, whose mask hides those that hold nothing.
+        The mask of attention hides those of the keys that hold nothing.
         """
         self._static = (slots, keys)
         try:
@@ -137,12 +130,9 @@ class KVCache:
     def commit(self, rows: torch.Tensor | None, count: int, retained: int = 0) -> None:
         """Commit the next ``count`` rows, retain ``retained`` more and drop the others.
 
-        Args:
-            rows: ``[count + retained]`` row numbers from the first uncommitted row (0 is the root
-                of a single pass) on any device, in the order they shall have; None where
-                they are ``0 .. count + retained - 1`` already (a chain).
-            count: number of rows to commit.
-            retained: number of rows after them that stay, uncommitted.
+        ``rows [count + retained]`` are numbers from the first uncommitted row (0 is the root of a
+        single pass) on any device, in the order they shall have; None where they are
+        ``0 .. count + retained - 1`` already (a chain).
         """
         if rows is not None:
             start = self.length

@@ -31,36 +31,22 @@ _SHAPE_STD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A target model, ready to decode.
+    """A target model, ready to decode."""
 
-    Attributes:
-        model: in eval mode on its device, without gradients.
-        tokenizer: None under ``model.shape=true``.
-        eos_ids: ids that end an answer, from config, generation config and tokenizer.
-        context_length: tokens of prompt and answer together at most.
-        id: hub id or local folder.
-        revision: the commit where the hub told it, else what was asked for; None for a folder.
-        weights_hash: SHA-256 over the weight files where they are local.
-        dtype: of the weights, e.g. ``float32``.
-        device: e.g. ``cpu`` or ``cuda:0``.
-    """
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
-    eos_ids: frozenset[int]
-    context_length: int
-    id: str
+    model: PreTrainedModel  # in eval mode on its device, without gradients
+    tokenizer: PreTrainedTokenizerBase | None  # None under ``model.shape=true``
+    eos_ids: frozenset[int]  # ids that end an answer, from config, generation config and tokenizer
+    context_length: int  # tokens of prompt and answer together at most
+    id: str  # hub id or local folder
+    # the commit where the hub told it, else what was asked for; None for a folder
     revision: str | None
-    weights_hash: str | None
+    weights_hash: str | None  # SHA-256 over the weight files where they are local
     dtype: str
     device: str
 
 
 def model_files_present(config: RunConfig | ModelConfig) -> None:
     """Check that the weights can be had, before anything heavy is imported.
-
-    Args:
-        config: a run's, or its ``model`` node.
 
     Raises:
         WeightsNotFound: with the id, the places that were looked at, and what to type.
@@ -120,11 +106,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 def load_model(
     config: RunConfig | ModelConfig, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> LoadedModel:
-    """Load the target model.
-
-    Args:
-        config: a run's, or its ``model`` node.
-        tokenizer: from ``load_tokenizer``, loaded here where it is None.
+    """Load the target model, and its tokenizer where none is given.
 
     Raises:
         WeightsNotFound: the weights are neither local nor reachable, or a file is corrupt.
@@ -144,7 +126,7 @@ def load_model(
         network = shape_model(
             model.shape_config, dtype=dtype, device=device, attention=str(model.attention)
         )
-        return _loaded(model, network, None, revision=None, weights_hash=None)
+        return _loaded(model, network, None)
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
     place, options = weights.source(model)
     spread = {"device_map": model.device_map} if model.device_map else {}
@@ -168,11 +150,10 @@ def load_model(
         _check_room(model, network)
     else:
         nn.Module.to(network, device)
-    digest = None
     if isinstance(place, Path):
         digest = weights.weights_hash(place, Path(model.cache_dir))
-    commit = None if isinstance(place, Path) else weights.commit(model)
-    return _loaded(model, network, tokenizer, revision=commit, weights_hash=digest)
+        return _loaded(model, network, tokenizer, weights_hash=digest)
+    return _loaded(model, network, tokenizer, revision=weights.commit(model))
 
 
 def _check_room(model: ModelConfig, network: PreTrainedModel) -> None:
@@ -232,8 +213,8 @@ def _loaded(
     network: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     *,
-    revision: str | None,
-    weights_hash: str | None,
+    revision: str | None = None,
+    weights_hash: str | None = None,
 ) -> LoadedModel:
     network.eval().requires_grad_(False)
     config = network.config

@@ -22,57 +22,10 @@ def greedy_ids(logits: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isfinite(top), ids, -1)
 
 
-class Scores:
-    """What one pass says about each of its rows: row 0 is the root, row i + 1 is node i.
-
-    Attributes:
-        raw: logits as the pass returned them, ``[rows, vocab]``.
-        select: row numbers of root and nodes within ``raw``, or None where they are in order.
-        hidden: hidden states ``[rows, hidden]`` by layer, as asked for.
-        depths: ``[n + 1]`` of root and nodes, until the next pass.
-    """
-
-    __slots__ = ("depths", "hidden", "raw", "select")
-
-    def __init__(
-        self,
-        raw: torch.Tensor,
-        select: torch.Tensor | None = None,
-        hidden: Mapping[int, torch.Tensor] | None = None,
-        depths: IntArray = ROOT_ALONE,
-    ) -> None:
-        self.raw, self.select, self.hidden, self.depths = raw, select, hidden, depths
-
-    @property
-    def vocab_size(self) -> int:
-        return self.raw.shape[-1]
-
-    @property
-    def verified(self) -> tuple[IntArray, IntArray] | None:
-        """Accepted path and greedy choices on the host, where the pass itself verified."""
-        return None
-
-    @property
-    def logits(self) -> torch.Tensor:
-        """``[n + 1, vocab]`` on the device."""
-        return self.raw if self.select is None else self.raw.index_select(0, self.select)
-
-    def greedy(self) -> torch.Tensor:
-        """``[n + 1]`` on the device, see `greedy_ids`."""
-        ids = greedy_ids(self.raw)
-        return ids if self.select is None else ids.index_select(0, self.select)
-
-
 def batch_select(batch: int, rows: int, device: torch.device) -> torch.Tensor:
-    """``select`` of a batch layout: the first row's root, then the nodes of each row.
+    """``Scores.select [1 + batch * (rows - 1)]`` of a batch layout of ``batch * rows`` rows.
 
-    Args:
-        batch: rows of the batch.
-        rows: root and nodes of each.
-        device: where the logits are.
-
-    Returns:
-        ``[1 + batch * (rows - 1)]`` row numbers within ``[batch * rows]``.
+    The first row's root, then the nodes of each row.
     """
     order = torch.arange(batch * rows, device=device).view(batch, rows)
     return torch.cat([order[0, :1], order[:, 1:].reshape(-1)])
@@ -81,11 +34,8 @@ def batch_select(batch: int, rows: int, device: torch.device) -> torch.Tensor:
 class Outcome:
     """What a queued pass finds out about itself; whoever asks first waits for the pass.
 
-    The answer stays as it is when the pass runs again.
-
-    Args:
-        wait: waits for the pass and gives the numbers of ``StaticPass.device_part``.
-        rows: of the pass, padding included.
+    The answer stays as it is when the pass runs again. ``wait`` waits for the pass, of ``rows``
+    rows with padding, and gives the numbers of ``StaticPass.device_part``.
     """
 
     __slots__ = ("_rows", "_values", "_wait")
@@ -96,7 +46,6 @@ class Outcome:
         self._values: IntArray
 
     def read(self) -> IntArray:
-        """All the numbers; waits at the first call alone."""
         if self._wait is not None:
             self._values = self._wait().copy()
             self._wait = None
@@ -119,38 +68,50 @@ class Outcome:
         return self.read()[:rows]
 
 
-class StaticScores(Scores):
-    """Scores of a padded pass, with what the pass itself finds out.
+class Scores:
+    """What one pass says about each of its rows: row 0 is the root, row i + 1 is node i.
 
-    Args:
-        raw: logits of all rows, padding included.
-        rows: root and nodes.
-        select: as for ``Scores``.
-        outcome: of a pass that verifies; else None.
-        depths: as for ``Scores``.
+    Attributes:
+        raw: logits as the pass returned them, ``[rows, vocab]``.
+        select: row numbers of root and nodes within ``raw``, or None where they are in order.
+        hidden: hidden states ``[rows, hidden]`` by layer, as asked for.
+        depths: ``[n + 1]`` of root and nodes, until the next pass.
+        outcome: of a queued pass that verifies its draft itself, else None.
     """
 
-    __slots__ = ("_outcome", "_rows")
+    __slots__ = ("depths", "hidden", "outcome", "raw", "select")
 
     def __init__(
         self,
         raw: torch.Tensor,
-        rows: int,
         select: torch.Tensor | None = None,
-        outcome: Outcome | None = None,
+        hidden: Mapping[int, torch.Tensor] | None = None,
         depths: IntArray = ROOT_ALONE,
+        outcome: Outcome | None = None,
     ) -> None:
-        super().__init__(raw if select is not None else raw[:rows], select, depths=depths)
-        self._rows = rows
-        self._outcome = outcome
+        self.raw, self.select, self.hidden, self.depths = raw, select, hidden, depths
+        self.outcome = outcome
+
+    @property
+    def vocab_size(self) -> int:
+        return self.raw.shape[-1]
 
     @property
     def verified(self) -> tuple[IntArray, IntArray] | None:
-        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, found by the pass; else None.
+        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, where the pass itself verified.
 
         Raises:
             CaseFailed: a draft token is outside the vocabulary.
         """
-        if self._outcome is None:
-            return None
-        return self._outcome.path(), self._outcome.choices(self._rows)
+        outcome = self.outcome
+        return None if outcome is None else (outcome.path(), outcome.choices(len(self.depths)))
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """``[n + 1, vocab]`` on the device."""
+        return self.raw if self.select is None else self.raw.index_select(0, self.select)
+
+    def greedy(self) -> torch.Tensor:
+        """``[n + 1]`` on the device, see `greedy_ids`."""
+        ids = greedy_ids(self.raw)
+        return ids if self.select is None else ids.index_select(0, self.select)

@@ -22,11 +22,7 @@ _ROUNDS = 5
 def latency_ratio(context: DraftContext, knob: str, *, target_rows: int, draft_rows: int) -> int:
     """`passes_per_target_pass` of a run's two models, or what an earlier start of the run measured.
 
-    Args:
-        context: what ``setup`` is given; its ``measured`` is read, and gets what is measured.
-        knob: whose value it is.
-        target_rows: rows of a target pass, the root included; fewer where the target has no room.
-        draft_rows: nodes of a draft pass.
+    That is what ``context.measured`` holds for ``knob``, or gets.
     """
     if knob not in context.measured:
         target, draft = context.target, context.draft_model
@@ -38,9 +34,9 @@ def latency_ratio(context: DraftContext, knob: str, *, target_rows: int, draft_r
 def passes_per_target_pass(
     target: TargetInfo, draft: DraftLM, target_rows: int, draft_rows: int
 ) -> int:
-    """``ceil(t_target / t_draft)``, at least 1; arguments as for `latency_ratio`.
+    """``ceil(t_target / t_draft)``, at least 1, of passes with so many rows; empties both caches.
 
-    Both caches are left empty.
+    The root is one of ``target_rows``; they are fewer where the target has no room.
     """
     # In a union the tree that all parts share may be smaller than a part's own.
     target_s = target.pass_s(min(target_rows, target.max_nodes + 1))

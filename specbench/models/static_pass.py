@@ -32,31 +32,19 @@ _WARM_UPS = 3  # passes before a capture: libraries choose kernels and allocate 
 
 
 class FixedShapeTarget(Protocol):
-    """What the shapes of a target ask of it.
-
-    Attributes:
-        cache: holds the text; a shape writes its rows there.
-        vocab_size: ids are in ``[0, vocab_size)``.
-        device: where passes run.
-        dtype: of the weights and masks.
-        hidden_value: what a mask holds where attention must not look.
-        windows: lengths of the sliding windows that some layers have.
-        commits: whether a pass verifies its draft and moves the accepted rows itself.
-    """
+    """What the shapes of a target ask of it."""
 
     cache: KVCache
     vocab_size: int
     device: torch.device
     dtype: torch.dtype
-    hidden_value: float
-    windows: tuple[int, ...]
-    commits: bool
+    hidden_value: float  # what a mask holds where attention must not look
+    windows: tuple[int, ...]  # lengths of the sliding windows that some layers have
+    commits: bool  # whether a pass verifies its draft and moves the accepted rows itself
 
-    def capture_stream(self) -> torch.cuda.Stream:
-        """Where graphs are captured."""
+    def capture_stream(self) -> torch.cuda.Stream: ...
 
-    def on_device(self) -> AbstractContextManager[Any]:
-        """Makes the target's device the present one."""
+    def on_device(self) -> AbstractContextManager[Any]: ...
 
     def run(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
@@ -71,10 +59,8 @@ class FixedShape:
     of its keys. A shape is made for a text that leaves its rows free there, so that the warm-ups of
     a capture in mid-text overwrite nothing that is committed or held.
 
-    Args:
-        target: whose model and cache it uses.
-        rows: rows of the pass, padding included.
-        keys: cached rows that attention looks at, padding included; at least ``rows``.
+    ``rows`` of the pass and ``keys``, the cached rows that attention looks at (at least ``rows``),
+    include padding.
     """
 
     def __init__(self, target: FixedShapeTarget, rows: int, keys: int) -> None:
@@ -174,8 +160,7 @@ class StaticNodes(FixedShape):
 class StaticPass(FixedShape):
     """A step of the target: root and tree, acceptance and the rows that stay.
 
-    Args:
-        batch: rows of the batch layout; 1 for a tree. The others as for ``FixedShape``.
+    ``batch`` counts the rows of the batch layout; 1 for a tree.
     """
 
     def __init__(self, target: FixedShapeTarget, rows: int, keys: int, batch: int = 1) -> None:
@@ -266,13 +251,11 @@ class StaticPass(FixedShape):
     # -- the device's part ---------------------------------------------------------------------
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
-        """From the buffers to logits and outcome, without the host: what a graph captures.
+        """Logits ``[batch * rows, vocab]``, and of a pass that verifies ``[2 * rows + 2]`` int64.
 
-        Returns:
-            Logits ``[batch * rows, vocab]``, and of a pass that verifies ``[2 * rows + 2]`` int64:
-            greedy choices (-1 where not finite), rows of the accepted path with the root first
-            (padded with their own numbers), how many of them there are, and whether a draft token
-            was outside the vocabulary.
+        Those are: greedy choices (-1 where not finite), rows of the accepted path with the root
+        first (padded with their own numbers), how many of them there are, and whether a draft token
+        was outside the vocabulary.
         """
         target, cache = self._target, self._target.cache
         ids, parents, deep, candidate = self._parts
@@ -281,7 +264,10 @@ class StaticPass(FixedShape):
         length = self.numbers[candidate]
         positions = depths + length
         slots = self._row_numbers + length
-        plan = self._plan(positions, slots, length)
+        seen = (self._key_numbers < length).expand(self.rows, -1)
+        seen = seen.index_copy(1, slots, self.visible)
+        of_keys = partial(self._key_numbers.index_copy, 0, slots, positions)
+        plan = self._masks(seen, positions, of_keys)
         with cache.static(slots, self.keys):
             logits = target.run(tokens, positions.expand(self.batch, -1), plan).flatten(0, 1)
         if not self._verifies:
@@ -292,14 +278,6 @@ class StaticPass(FixedShape):
         path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
         cache.move(slots, path + length)
         return logits, torch.cat([choices, path, count, self.numbers[-1:]])
-
-    def _plan(
-        self, positions: torch.Tensor, slots: torch.Tensor, length: torch.Tensor
-    ) -> AttentionPlan:
-        seen = (self._key_numbers < length).expand(self.rows, -1)
-        seen = seen.index_copy(1, slots, self.visible)
-        of_keys = partial(self._key_numbers.index_copy, 0, slots, positions)
-        return self._masks(seen, positions, of_keys)
 
     def _accept(
         self,

@@ -44,9 +44,7 @@ class Target:
     """A causal language model with an exact, rewindable cache.
 
     Args:
-        model: a loaded causal LM.
         max_len: longest text (prompt and answer).
-        max_nodes: nodes of the largest draft tree.
         batch: rows of the batch layout.
         packed_bytes: memory for packed CPU linears; 0 leaves the model as it is.
         cache_dir: where measured kernel plans are kept.
@@ -80,10 +78,8 @@ class Target:
         install(model)
         self.packed_weights = packed_weights(model)  # another target may have packed it before
         if packed_bytes:
-            self.packed_weights = pack_linears(
-                model, memory_bytes=packed_bytes, cache_dir=cache_dir
-            )
-            self.packed_weights["fused"] = fuse(model)
+            packed = pack_linears(model, memory_bytes=packed_bytes, cache_dir=cache_dir)
+            self.packed_weights = packed | {"fused": fuse(model)}
         elif self.packed_weights["layers"]:
             self.packed_weights["fused"] = count_fused(model)
         self.cache: KVCache
@@ -95,11 +91,8 @@ class Target:
         placed = getattr(self.model, "hf_device_map", None)
         if not placed or len(set(placed.values())) == 1:
             return [self.device] * n_layers
-        layers = next(
-            m
-            for m in self.model.modules()
-            if isinstance(m, torch.nn.ModuleList) and len(m) == n_layers
-        )
+        lists = (m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList))
+        layers = next(m for m in lists if len(m) == n_layers)
         return [next(layer.parameters()).device for layer in layers]
 
     @property
@@ -158,7 +151,6 @@ class Target:
 
     @property
     def max_nodes(self) -> int:
-        """Nodes of the largest draft tree that the buffers hold."""
         return self._sizes[1] - 1
 
     def free_rows(self) -> int:
@@ -169,15 +161,7 @@ class Target:
 
     @torch.inference_mode()
     def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> Scores:
-        """The pass over a prompt on an empty cache.
-
-        Args:
-            prompt: ``[n]`` ids.
-            all_logits: logits of every position instead of the last one.
-
-        Returns:
-            Scores of the last position, or of all.
-        """
+        """The pass over ``prompt [n]`` on an empty cache; scores of its last token, or of all."""
         n = len(prompt)
         self.cache.reset()
         positions = self._key_positions[:n]
@@ -200,10 +184,7 @@ class Target:
     def append(self, ids: torch.Tensor) -> Scores:
         """The pass over ``ids [n]`` (on the device) as text behind the committed text.
 
-        Their rows are committed; uncommitted ones must have been dropped.
-
-        Returns:
-            Scores of the last position.
+        Their rows are committed; uncommitted ones must have been dropped. Scores of the last one.
         """
         n = len(ids)
         visible = None if n == 1 else self._lower_triangle(n)
@@ -225,9 +206,6 @@ class Target:
             visible: ``[n, held + n]`` bool on the device: which held and new rows a node sees;
                 None where each sees all before it and itself (a chain).
             depths: ``[held + n]`` of held and new nodes; 0 follows the last committed token.
-
-        Returns:
-            Scores of the new nodes.
         """
         n = len(ids)
         if visible is None and n > 1:
@@ -250,18 +228,12 @@ class Target:
                 "invalid_draft",
                 f"{past + len(depths)} rows exceed the cache's {self.cache.max_len}",
             )
-        positions = depths[-n:] + past
+        own = depths + past
         plan = AttentionPlan()
         if visible is not None:
             plan.mask = torch.nn.functional.pad(self._additive(visible), (past, 0))[None, None]
-        for window in self.windows:
-            if past + len(depths) > window:
-                keys = torch.cat([self._key_positions[:past], depths + past])
-                seen = positions[:, None] - keys[None, :] < window
-                if visible is not None:
-                    seen[:, past:] &= visible
-                plan.windowed[window] = self._additive(seen)[None, None]
-        return Scores(self._call(ids[None], positions[None], plan, keep=keep).logits[0])
+        self._add_windows(plan, own[-n:], own, visible)
+        return Scores(self._call(ids[None], own[None, -n:], plan, keep=keep).logits[0])
 
     @torch.inference_mode()
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
@@ -269,7 +241,6 @@ class Target:
 
         Args:
             root: the last committed token, whose keys and values are not cached yet.
-            tree: the draft.
             hidden_layers: hidden states to hand over (0 is the embedding's output).
 
         Raises:
@@ -321,7 +292,7 @@ class Target:
         return Scores(out.logits.flatten(0, 1), self._selects[k, w], depths=depths)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
-        """Commit the root's row and the rows of the accepted path."""
+        """Commit the rows of the root and of the accepted path."""
         count = len(path) + 1
         if tree.rows is not None and self.cache.batch >= tree.rows[0] > 1:
             self.cache.commit_row(int(path[0]) // tree.rows[1] if len(path) else 0, count)
@@ -364,14 +335,25 @@ class Target:
             own.masked_fill_(~visible, self.hidden_value)
             self._mask_span = (past, past + rows)
             plan.mask = self._mask[None, None, :rows, : past + rows]
+        self._add_windows(plan, positions, positions, visible)
+        return plan
+
+    def _add_windows(
+        self,
+        plan: AttentionPlan,
+        positions: torch.Tensor,
+        own: torch.Tensor,
+        visible: torch.Tensor | None,
+    ) -> None:
+        """Masks of sliding windows that hide something; ``own`` holds uncommitted positions."""
+        past = self.cache.length
         for window in self.windows:
-            if past + rows > window:
-                keys = torch.cat([self._key_positions[:past], positions])
+            if past + len(own) > window:
+                keys = torch.cat([self._key_positions[:past], own])
                 seen = positions[:, None] - keys[None, :] < window
                 if visible is not None:
                     seen[:, past:] &= visible
                 plan.windowed[window] = self._additive(seen)[None, None]
-        return plan
 
     def _call(
         self,

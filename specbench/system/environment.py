@@ -7,11 +7,13 @@ holds nothing that changes by itself; what does (load, stolen time, GPU clocks) 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,11 +52,7 @@ def describe() -> dict[str, Any]:
 
 
 def fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a description without which numbers are not comparable.
-
-    Args:
-        description: what :func:`describe` returned, now or when a run was begun.
-    """
+    """The part of what :func:`describe` returned without which numbers are not comparable."""
     machine, packages = description["hardware"], description["versions"]
     return {
         "cpu": machine["cpu"],
@@ -89,17 +87,12 @@ def _cpus_usable() -> int:
 @functools.cache
 def cpu_model() -> str:
     """The CPU's name as the vendor writes it, else the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return " ".join(value.split())
-    name = (
-        _output_of("sysctl", "-n", "machdep.cpu.brand_string") if sys.platform == "darwin" else None
-    )
+    with contextlib.suppress(OSError):
+        known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if found := re.search(r"^model name\s*:[ \t]*(\S.*)$", known, re.MULTILINE):
+            return " ".join(found[1].split())
+    on_a_mac = sys.platform == "darwin"
+    name = _output_of("sysctl", "-n", "machdep.cpu.brand_string") if on_a_mac else None
     return name or platform.processor() or platform.machine() or "unknown"
 
 
@@ -107,11 +100,8 @@ def cpu_model() -> str:
 def _gpu_rows() -> tuple[tuple[str, int, str], ...]:
     """Name, memory in MiB and driver of each NVIDIA GPU of the machine."""
     # The driver's own tool answers in parent and child alike, whether or not torch is loaded.
-    query = _output_of(
-        "nvidia-smi",
-        "--query-gpu=name,memory.total,driver_version",
-        "--format=csv,noheader,nounits",
-    )
+    fields = "--query-gpu=name,memory.total,driver_version"
+    query = _output_of("nvidia-smi", fields, "--format=csv,noheader,nounits")
     rows = []
     for line in (query or "").splitlines():
         name, memory, driver = (part.strip() for part in line.rsplit(",", 2))
@@ -144,10 +134,7 @@ def versions() -> dict[str, str]:
 
 
 def git_state(root: Path = PROJECT) -> dict[str, Any] | None:
-    """Commit of the code and whether it was changed since; None outside a repository.
-
-    Args:
-        root: a folder of the working tree; by default this project's.
+    """Commit of the code below ``root``, and changes since; None outside a repository.
 
     Returns:
         ``commit`` (None before the first one), ``dirty`` (code or configuration differs from it,

@@ -24,25 +24,21 @@ _STEAL_FIELD = 7
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """How much of the machine a turn had to itself. None: the system does not tell.
+    """How much of the machine a turn had to itself. None: the system does not tell."""
 
-    Attributes:
-        cpu_steal: share of all CPU time that the hypervisor gave to other machines.
-        cpu_waiting: seconds this process's threads were ready to run but had no CPU, per second
-            of the turn; other processes of this machine took it. May exceed 1 with many threads.
-        cpu_others: share of all CPU time that other processes of this machine used.
-        cpu_load: processes running or waiting for a CPU, averaged over the last minute.
-        gpu: what the GPUs did at the turn's end (see :class:`specbench.system.nvml.Gpus`); reasons
-            for throttling are those of its start and end together.
-        energy_j: what the GPUs took, with ``measure=energy``.
-    """
-
+    # share of all CPU time that the hypervisor gave to other machines
     cpu_steal: float | None = None
+    # Seconds this process's threads were ready to run but had no CPU, per second of the turn; other
+    # processes of this machine took it. May exceed 1 with many threads.
     cpu_waiting: float | None = None
+    # share of all CPU time that other processes of this machine used
     cpu_others: float | None = None
+    # processes running or waiting for a CPU, averaged over the last minute
     cpu_load: float | None = None
+    # What the GPUs did at the turn's end (see :class:`specbench.system.nvml.Gpus`); reasons for
+    # throttling are those of its start and end together.
     gpu: list[dict[str, Any]] | None = None
-    energy_j: float | None = None
+    energy_j: float | None = None  # what the GPUs took, with ``measure=energy``
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,12 +35,10 @@ class Gpus:
         self._handles = list(handles)
 
     def states(self) -> list[dict[str, Any]]:
-        """What each GPU is doing now.
+        """What each GPU is doing now; what it does not report is None.
 
-        Returns:
-            By GPU ``sm_mhz``, ``memory_mhz``, ``temperature_c``, ``power_w``, ``throttle`` (names
-            of the reasons in force; idling is none) and ``other_processes`` (compute processes
-            besides this one). What a GPU does not report is None.
+        ``throttle`` has the names of the reasons in force (idling is none), ``other_processes``
+        counts compute processes besides this one.
         """
         return [self._state(handle) for handle in self._handles]
 
@@ -103,14 +101,9 @@ def open_gpus(uuids: Sequence[str]) -> Gpus | None:
 
 
 def check_energy(gpus: Gpus | None, devices: Sequence[str]) -> None:
-    """Refuse ``measure=energy`` where no energy can be read.
+    """Refuse ``measure=energy`` where no energy can be read, and say what is missing.
 
-    Args:
-        gpus: what :func:`open_gpus` returned.
-        devices: what the run computes on, in words.
-
-    Raises:
-        ConfigurationError: says what is missing.
+    ``devices`` are what the run computes on, in words.
     """
     if gpus is not None and gpus.energy_j() is not None:
         return

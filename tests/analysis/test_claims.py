@@ -20,9 +20,9 @@ from analysis.runs.claims import (
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.manifest import LabelInfo, ModelInfo
+from tests.analysis.folders import RECORDS
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "records"
 PAPERS = ("cacheback", "token_recycling", "ngrammys", "ssd", "card")
 # Methods of this project, run here or in a later version.
 METHODS = {
@@ -34,7 +34,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    return load_runs([GOLDEN])[0]
+    return load_runs([RECORDS])[0]
 
 
 def claim(**changes) -> Claim:
@@ -245,6 +245,12 @@ class TestFindClaim:
         assert own["token_recycling"], "the method's own paper is preferred"
 
 
+CLAIMED = {"speedup": 1.86, "mat": 2.42}
+FEW = {"mat_ci": None, "speedup_ci": None}
+WIDE = {"mat": 4.13, "mat_ci": (0.94, 18.15)}
+WIDE_SPEED = {"speedup_ci": (1.0, 2.0)}
+
+
 class TestVerdict:
     """Measured: MAT 2.40 in [2.3, 2.5], speedup 1.80 in [1.7, 1.9], on an RTX 4090."""
 
@@ -257,59 +263,48 @@ class TestVerdict:
     def with_values(self, **values):
         return claim(values={name: {"overall": value} for name, value in values.items()})
 
-    def test_all_that_is_claimed_agrees(self):
-        assert self.verdict(claim()) == "reproduced"
-        assert self.verdict(self.with_values(speedup=1.75)) == "reproduced"
+    @pytest.mark.parametrize(
+        ("claimed", "row", "verdict"),
+        [
+            (CLAIMED, {}, "reproduced"),
+            ({"speedup": 1.75}, {}, "reproduced"),
+            ({"speedup": 2.5, "mat": 2.42}, {}, "MAT only"),
+            ({"speedup": 1.80, "mat": 2.9}, {}, "not"),
+            ({"speedup": 2.5}, {}, "not"),
+            # The margins are those stated.
+            ({"mat": 2.5 * 1.049}, {}, "MAT only"),
+            ({"mat": 2.5 * 1.051}, {}, "not"),
+            ({"mat": 2.3 / 1.049}, {}, "MAT only"),
+            ({"mat": 2.3 / 1.051}, {}, "not"),
+            ({"speedup": 1.9 * 1.099}, {}, "reproduced"),
+            ({"speedup": 1.9 * 1.101}, {}, "not"),
+            # Without an interval the value itself must be near; two cases give no verdict.
+            (CLAIMED, FEW, "reproduced"),
+            ({"mat": 2.6}, FEW, "not"),
+            (CLAIMED, FEW | {"n_cases": 2}, "too few to tell"),
+            ({"mat": 2.9}, FEW | {"n_cases": 2}, "too few to tell"),
+            # An interval that anything lies in gives none either, whatever speed says ...
+            *(({"mat": mat}, WIDE, "too few to tell") for mat in (2.42, 4.13, 18.0, 40.0)),
+            (CLAIMED, WIDE, "too few to tell"),
+            ({"mat": 2.42}, {"mat_ci": (2.0, 3.0)}, "MAT only"),
+            ({"mat": 2.42}, {"mat_ci": (2.0, 3.01)}, "too few to tell"),
+            # ... and one of speed leaves MAT's verdict.
+            (CLAIMED, WIDE_SPEED, "MAT only"),
+            ({"speedup": 1.8, "mat": 2.9}, WIDE_SPEED, "not"),
+            ({"speedup": 1.8}, WIDE_SPEED, "too few to tell"),
+            (CLAIMED, {"mat": None, "mat_ci": None, "speedup": None}, "not compared"),
+        ],
+    )
+    def test_on_the_same_hardware(self, claimed, row, verdict):
+        assert self.verdict(self.with_values(**claimed), **row) == verdict
 
     @pytest.mark.parametrize("gpus", [(), ("NVIDIA A100-SXM4-80GB",)])
     def test_speed_is_not_compared_across_hardware(self, gpus):
         assert self.verdict(claim(), gpus) == "MAT only"
         assert self.verdict(self.with_values(speedup=1.75), gpus) == "not compared"
-
-    def test_too_few_gpus_are_other_hardware(self):
-        assert self.verdict(claim(gpu_count=2)) == "MAT only"
-
-    def test_mat_agrees_and_speed_does_not(self):
-        assert self.verdict(self.with_values(speedup=2.5, mat=2.42)) == "MAT only"
-
-    def test_mat_does_not_agree(self):
-        assert self.verdict(self.with_values(speedup=1.80, mat=2.9)) == "not"
-        assert self.verdict(self.with_values(speedup=2.5)) == "not"
-
-    def test_the_margins_are_those_stated(self):
-        assert self.verdict(self.with_values(mat=2.5 * 1.049)) == "MAT only"
-        assert self.verdict(self.with_values(mat=2.5 * 1.051)) == "not"
-        assert self.verdict(self.with_values(mat=2.3 / 1.049)) == "MAT only"
-        assert self.verdict(self.with_values(mat=2.3 / 1.051)) == "not"
-        assert self.verdict(self.with_values(speedup=1.9 * 1.099)) == "reproduced"
-        assert self.verdict(self.with_values(speedup=1.9 * 1.101)) == "not"
-
-    def test_without_an_interval_the_value_itself_must_be_near(self):
-        few = {"mat_ci": None, "speedup_ci": None}
-        assert self.verdict(claim(), **few) == "reproduced"
-        assert self.verdict(self.with_values(mat=2.6), **few) == "not"
-
-    def test_an_interval_that_anything_lies_in_gives_no_verdict(self):
-        wide = {"mat": 4.13, "mat_ci": (0.94, 18.15)}
-        for mat in (2.42, 4.13, 18.0, 40.0):
-            assert self.verdict(self.with_values(mat=mat), **wide) == "too few to tell"
-        assert self.verdict(claim(), **wide) == "too few to tell", "whatever speed says"
-        assert self.verdict(self.with_values(mat=2.42), mat_ci=(2.0, 3.0)) == "MAT only"
-        assert self.verdict(self.with_values(mat=2.42), mat_ci=(2.0, 3.01)) == "too few to tell"
-
-    def test_a_wide_interval_of_speed_leaves_mat_s_verdict(self):
-        wide = {"speedup_ci": (1.0, 2.0)}
-        assert self.verdict(claim(), **wide) == "MAT only"
-        assert self.verdict(self.with_values(speedup=1.8, mat=2.9), **wide) == "not"
-        assert self.verdict(self.with_values(speedup=1.8), **wide) == "too few to tell"
-
-    def test_two_cases_give_no_verdict(self):
-        few = {"mat_ci": None, "speedup_ci": None, "n_cases": 2}
-        assert self.verdict(claim(), **few) == "too few to tell"
-        assert self.verdict(self.with_values(mat=2.9), **few) == "too few to tell"
+        assert self.verdict(claim(gpu_count=2)) == "MAT only", "too few are other hardware"
 
     def test_nothing_to_compare(self):
         assert self.verdict(None) == ""
         assert self.verdict(claim(), model="smollm2_135m") == "other model"
         assert self.verdict(claim(qualifier="up to")) == "not compared"
-        assert self.verdict(claim(), mat=None, mat_ci=None, speedup=None) == "not compared"

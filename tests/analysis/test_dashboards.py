@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,10 @@ from analysis import dashboards, publish
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from specbench.results.estimate import Estimate
+from tests.analysis.folders import GOLDEN
 
 # Theirs, while they import their own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +100,8 @@ def test_entity_and_project_come_from_the_runs_where_none_is_given(runs):
     assert (given.entity, given.project) == ("me", "mine")
 
 
-def test_without_push_a_file_is_written_and_what_to_type_is_said(runs, tmp_path, capsys):
-    del runs
+@pytest.mark.usefixtures("runs")
+def test_without_push_a_file_is_written_and_what_to_type_is_said(tmp_path, capsys):
     texts = []
     for name in ("first", "again"):
         path = tmp_path / f"{name}.json"
@@ -121,7 +119,8 @@ class Saved:
     url = "https://example.invalid/saved"
 
 
-def test_push_saves_both_for_the_account_s_own_entity(compared, monkeypatch, capsys):
+@pytest.mark.usefixtures("runs")
+def test_push_saves_both_for_the_account_s_own_entity(monkeypatch, capsys):
     import wandb
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
@@ -141,12 +140,10 @@ def test_push_saves_both_for_the_account_s_own_entity(compared, monkeypatch, cap
     assert dashboards.main([str(GOLDEN / "records"), "--push"]) == 0
     assert saved == [("Workspace", "account"), ("Report", "account")]
     assert capsys.readouterr().out.count(Saved.url) == 2
-    del compared
 
 
-def test_a_refusal_is_reported_with_what_to_type(compared, monkeypatch, capsys):
-    del compared
-
+@pytest.mark.usefixtures("runs")
+def test_a_refusal_is_reported_with_what_to_type(monkeypatch, capsys):
     def refuse(_):
         raise RuntimeError("no key")
 

@@ -20,20 +20,14 @@ from analysis.plots.style import bar_style, line_style
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, usable_runs
 from specbench.results.estimate import Estimate
+from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "records"
-
-
-@pytest.fixture
-def results(tmp_path):
-    shutil.copytree(GOLDEN / "synthetic", tmp_path / "one")
-    return tmp_path
 
 
 @pytest.fixture
 def comparison():
-    return make_comparisons(load_runs([GOLDEN]))[0]
+    return make_comparisons(load_runs([RECORDS]))[0]
 
 
 def test_png_and_svg_are_written_beside_the_runs(results, capsys):
@@ -57,8 +51,7 @@ def test_the_same_records_give_the_same_bytes(results, tmp_path):
 
 def test_tables_with_one_name_do_not_overwrite_each_other(results):
     shutil.copytree(results / "one", results / "two")
-    path = results / "two" / "manifest.json"
-    path.write_text(path.read_text().replace("Synthetic CPU", "Other CPU"))
+    edit_manifest(results / "two", hardware={"cpu": "Other CPU"})
     assert figures.main([str(results)]) == 0
     assert len(list((results / "figures").glob("*.png"))) == 4
 
@@ -77,7 +70,7 @@ def elsewhere(run):
     ],
 )  # fmt: skip
 def test_a_second_machine_has_figures_of_its_own(name):
-    runs, _ = usable_runs([ROOT / "tests/golden/experiments" / name], surfaces=True)
+    runs, _ = usable_runs([EXPERIMENTS / name], surfaces=True)
     once = [stem for stem, _ in figures.figures_of(runs)]
     twice = [stem for stem, _ in figures.figures_of([*runs, *map(elsewhere, runs)])]
     assert len(set(twice)) == len(twice) == 2 * len(once) > 0
@@ -85,7 +78,7 @@ def test_a_second_machine_has_figures_of_its_own(name):
 
 
 def test_a_label_of_two_runs_is_drawn_for_each():
-    (run,) = load_runs([GOLDEN])
+    (run,) = load_runs([RECORDS])
     (comparison,) = make_comparisons([run, replace(run, path=run.path.with_name("again"))])
     names = [series.name for series in speedups([comparison])]
     assert sorted(names) == sorted(
@@ -114,16 +107,10 @@ def test_axes_have_units(comparison):
 
 
 def test_no_speedup_figure_without_a_baseline(results):
-    path = results / "one" / "manifest.json"
-    path.write_text(path.read_text().replace('"baseline": "ar"', '"baseline": null'))
+    edit_manifest(results / "one", baseline=None)
     (comparison,) = make_comparisons(load_runs([results]))
     assert figures.speedup_by_task(comparison) is None
     assert figures.mean_accepted_tokens(comparison) is not None
-
-
-def test_an_empty_folder_exits_2(tmp_path, capsys):
-    assert figures.main([str(tmp_path)]) == 2
-    assert "no run at or below" in capsys.readouterr().err
 
 
 def test_every_method_looks_different_and_always_the_same():
@@ -280,7 +267,7 @@ def test_a_part_that_is_nearly_all_does_not_hide_the_others():
 
 @pytest.fixture(scope="module")
 def experiments():
-    return usable_runs([ROOT / "tests/golden/experiments"], surfaces=True)[0]
+    return usable_runs([EXPERIMENTS], surfaces=True)[0]
 
 
 @pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda reproduction: reproduction.name)

@@ -6,22 +6,20 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from analysis.runs.load import find_runs, load_runs, usable_runs
 from specbench.errors import ResultsError
 from specbench.storage.jsonl import RecordError
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records"
+from tests.analysis.folders import RECORDS, edit_manifest, edit_records
 
 
 @pytest.fixture
 def results(tmp_path):
     """Two copies of the synthetic run, one level and two levels deep."""
     for name in ("b", "sweep/a"):
-        shutil.copytree(GOLDEN / "synthetic", tmp_path / name)
+        shutil.copytree(RECORDS / "synthetic", tmp_path / name)
     return tmp_path
 
 
@@ -46,14 +44,10 @@ def test_what_a_run_knows(results):
 
 
 def test_a_run_on_gpus(results):
-    path = results / "b" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["hardware"]["gpus"] = [{"name": "NVIDIA RTX 4090"}] * 2
-    path.write_text(json.dumps(manifest))
+    edit_manifest(results / "b", hardware={"gpus": [{"name": "NVIDIA RTX 4090"}] * 2})
     assert load_runs([results / "b"])[0].gpus == [], "the model was on the CPU"
-    manifest["model"]["device"] = "cuda:0"
-    manifest["git"] = {"commit": "0123456789abcdef", "dirty": True}
-    path.write_text(json.dumps(manifest))
+    git = {"commit": "0123456789abcdef", "dirty": True}
+    edit_manifest(results / "b", model={"device": "cuda:0"}, git=git)
     (run,) = load_runs([results / "b"])
     assert run.hardware == "2 NVIDIA RTX 4090"
     assert run.code == "commit 0123456789 with changes"
@@ -90,26 +84,19 @@ class TestIncompleteRuns:
 class TestPartsOfOthers:
     """Records that a second run here holds as well stand in no table by themselves."""
 
-    @staticmethod
-    def change(folder, **keys):
-        path = folder / "manifest.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
-
     def test_shards_beside_their_merge(self, results):
-        self.change(results / "b", identity={"shard": "0/2"})
+        edit_manifest(results / "b", identity={"shard": "0/2"})
         assert len(usable_runs([results])[0]) == 2, "another run's merge is missing"
-        self.change(results / "sweep" / "a", merged_from=["b"])
+        edit_manifest(results / "sweep" / "a", merged_from=["b"])
         assert [run.path.name for run in usable_runs([results])[0]] == ["a"]
         assert len(usable_runs([results / "b"])[0]) == 1, "named alone it is shown"
 
     def test_plain_decoding_recorded_for_a_replay(self, results):
         (run, _) = load_runs([results])
-        self.change(results / "sweep" / "a", traces={"run_key": run.manifest.run_key})
-        self.change(results / "sweep" / "a", run_key="another")
+        edit_manifest(results / "sweep" / "a", traces={"run_key": run.manifest.run_key})
+        edit_manifest(results / "sweep" / "a", run_key="another")
         assert len(usable_runs([results])[0]) == 2, "it has other labels, too"
-        cases = results / "b" / "cases.jsonl"
-        lines = [line for line in cases.open() if json.loads(line)["label"] == "ar"]
-        cases.write_text("".join(lines))
+        edit_records(results / "b", lambda record: record if record["label"] == "ar" else None)
         assert [run.path.name for run in usable_runs([results])[0]] == ["a"]
 
 

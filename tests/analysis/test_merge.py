@@ -16,6 +16,7 @@ from runners.launch.dispatch import Invocation
 from specbench.config import compose
 from specbench.results import records
 from specbench.storage import jsonl
+from tests.analysis.folders import edit_manifest
 from tests.runners.test_dispatch import comparable, no_work
 
 N = 2
@@ -53,10 +54,7 @@ def refused(capsys, *arguments):
 
 
 def change(path, name, **changes):
-    manifest = jsonl.read_json(path / records.MANIFEST)
-    node = manifest if name is None else manifest[name]
-    node.update(changes)
-    jsonl.write_json(path / records.MANIFEST, manifest)
+    edit_manifest(path, **{name: jsonl.read_json(path / records.MANIFEST)[name] | changes})
 
 
 def test_merged_shards_are_the_whole_run(small, shards, tmp_path, capsys):
@@ -89,44 +87,43 @@ def test_a_folder_of_shards_is_searched(parts, tmp_path):
     assert merge.main([str(tmp_path), "-o", str(tmp_path / "merged")]) == 0
 
 
-def test_a_missing_shard(parts, tmp_path, capsys):
-    message = refused(capsys, parts[1], "-o", tmp_path / "merged")
-    assert "not all shards are there: run the command with shard=0/2" in message
-    assert not (tmp_path / "merged").exists()
-
-
-def test_a_shard_that_is_there_twice(parts, tmp_path, capsys):
-    shutil.copytree(parts[0], tmp_path / "copy")
-    message = refused(capsys, *parts, tmp_path / "copy", "-o", tmp_path / "merged")
-    assert "shard=0/2 is there 2 times" in message
-    assert str(tmp_path / "copy") in message
-
-
-def test_records_that_are_there_twice(parts, tmp_path, capsys):
+def recorded_twice(parts):
     text = (parts[0] / records.CASES).read_text()
     with (parts[1] / records.CASES).open("a") as file:
         file.write(text.splitlines()[0] + "\n")
-    message = refused(capsys, *parts, "-o", tmp_path / "merged")
-    assert "1 records are there twice" in message
 
 
-def test_an_incomplete_shard(parts, tmp_path, capsys):
-    (parts[1] / records.DONE).unlink()
-    message = refused(capsys, *parts, "-o", tmp_path / "merged")
-    assert f"{parts[1]} (shard=1/2) is incomplete" in message
-
-
-def test_shards_of_other_runs(parts, tmp_path, capsys):
-    change(parts[1], None, run_key="another")
-    message = refused(capsys, *parts, "-o", tmp_path / "merged")
-    assert "are not shards of one run" in message
-    assert 'run_key: there "another"' in message
-
-
-def test_shards_of_other_weights(parts, tmp_path, capsys):
-    change(parts[1], "model", weights_hash="another")
-    message = refused(capsys, *parts, "-o", tmp_path / "merged")
-    assert 'model.weights_hash: there "another"' in message
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda parts: shutil.rmtree(parts[0]),
+            ["not all shards are there: run the command with shard=0/2"],
+        ),
+        (
+            lambda parts: shutil.copytree(parts[0], parts[0].with_name("copy")),
+            ["shard=0/2 is there 2 times", "copy"],
+        ),
+        (recorded_twice, ["1 records are there twice"]),
+        (
+            lambda parts: (parts[1] / records.DONE).unlink(),
+            ["part1 (shard=1/2) is incomplete"],
+        ),
+        (
+            lambda parts: edit_manifest(parts[1], run_key="another"),
+            ["are not shards of one run", 'run_key: there "another"'],
+        ),
+        (
+            lambda parts: change(parts[1], "model", weights_hash="another"),
+            ['model.weights_hash: there "another"'],
+        ),
+    ],
+)
+def test_what_is_not_every_shard_of_one_run_once_is_refused(parts, tmp_path, capsys, spoil, said):
+    spoil(parts)
+    message = refused(capsys, tmp_path, "-o", tmp_path / "merged")
+    assert all(words in message for words in said)
+    assert not (tmp_path / "merged").exists()
 
 
 def test_other_hardware_must_be_asked_for_and_is_noted(parts, tmp_path, capsys):

@@ -13,9 +13,9 @@ import pytest
 from analysis.notebooks import shared
 from analysis.papers.ngrammys import grid_figures
 from specbench.errors import ResultsError
+from tests.analysis.folders import GOLDEN
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden"
 NOTEBOOKS = sorted(
     set((ROOT / "analysis" / "notebooks").glob("[a-z]*.py")) - {Path(shared.__file__)}
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,27 +19,27 @@ from analysis.tabular.table import ResultTable, to_csv
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
 from specbench.results.statistics.summary import summarise
+from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
-FIXTURES = ROOT / "tests" / "golden" / "experiments"
 CONF = ROOT / "conf" / "experiment"
 # Experiments of our own have no paper's size.
-EXPERIMENTS = {path.stem for path in (CONF / "paper").glob("*.yaml")}
+PAPERS = {path.stem for path in (CONF / "paper").glob("*.yaml")}
 
 
 @pytest.fixture(scope="module")
 def run():
-    (found,) = load_runs([FIXTURES / "token_recycling_table1"])
+    (found,) = load_runs([EXPERIMENTS / "token_recycling_table1"])
     return found
 
 
 def test_every_experiment_has_an_artifact_and_the_other_way_round():
     named = {name for reproduction in REPRODUCTIONS for name in reproduction.experiments}
-    assert named == EXPERIMENTS
+    assert named == PAPERS
 
 
 def test_every_artifact_has_the_paper_s_setting_and_says_its_command():
-    for name in EXPERIMENTS:
+    for name in PAPERS:
         for folder, scale in ((".", ""), ("paper", " scale=paper")):
             path = CONF / folder / f"{name}.yaml"
             first, command = path.read_text().splitlines()[:2]
@@ -49,7 +48,7 @@ def test_every_artifact_has_the_paper_s_setting_and_says_its_command():
 
 
 def test_runs_are_told_apart_by_their_experiment():
-    runs, _ = usable_runs([FIXTURES, FIXTURES.parent / "records"], surfaces=True)
+    runs, _ = usable_runs([EXPERIMENTS, GOLDEN / "records"], surfaces=True)
     made, others = by_reproduction(runs)
     assert [reproduction.name for reproduction, _ in made] == [
         reproduction.name for reproduction in REPRODUCTIONS
@@ -63,7 +62,7 @@ def test_runs_are_told_apart_by_their_experiment():
 
 def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_run(tmp_path):
     for name in ("ngrammys_figure3", "ngrammys_figure5"):
-        shutil.copytree(FIXTURES / name, tmp_path / name)
+        shutil.copytree(EXPERIMENTS / name, tmp_path / name)
 
     def made():
         return {a.name: members for a, members in by_reproduction(load_runs([tmp_path]))[0]}
@@ -77,28 +76,27 @@ def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_ru
 
 
 def test_a_surface_without_an_experiment_is_no_artifact(tmp_path):
-    home = shutil.copytree(FIXTURES / "ngrammys_figure1", tmp_path / "cost")
+    home = shutil.copytree(EXPERIMENTS / "ngrammys_figure1", tmp_path / "cost")
     assert len(load_surfaces([tmp_path])) == 1
-    manifest = json.loads((home / "manifest.json").read_text())
-    (home / "manifest.json").write_text(json.dumps(manifest | {"overrides": []}))
+    edit_manifest(home, overrides=[])
     assert load_surfaces([tmp_path]) == []
 
 
 def test_a_damaged_surface_exits_2(tmp_path, capsys):
-    home = shutil.copytree(FIXTURES / "ngrammys_figure1", tmp_path / "cost")
+    home = shutil.copytree(EXPERIMENTS / "ngrammys_figure1", tmp_path / "cost")
     (home / "surface.json").write_text("{")
     assert tables.main([str(tmp_path)]) == 2
     assert "surface.json cannot be read" in capsys.readouterr().err
 
 
 def test_models_stand_in_the_order_of_their_size():
-    runs = load_runs([FIXTURES / "cacheback_figure3"])
+    runs = load_runs([EXPERIMENTS / "cacheback_figure3"])
     comparisons = claimed_comparisons(runs, "cacheback", "table1")
     assert [comparison.model for comparison in comparisons] == ["vicuna7b", "vicuna13b"]
 
 
 def test_claims_of_other_artifacts_stay_away():
-    (run,) = load_runs([FIXTURES / "cacheback_table1"])
+    (run,) = load_runs([EXPERIMENTS / "cacheback_table1"])
     (comparison,) = claimed_comparisons([run], "cacheback", "table1")
     assert {entry.claim.exhibit for entry in comparison.entries if entry.claim} == {"table1"}
     assert comparison.not_run == []
@@ -117,7 +115,7 @@ def test_claims_of_other_artifacts_stay_away():
     ],
 )  # fmt: skip
 def test_tables_by_task_have_speeds_with_intervals_and_claims(name, method, claimed, where):
-    runs = load_runs([FIXTURES / name])
+    runs = load_runs([EXPERIMENTS / name])
     ((reproduction, members),), _ = by_reproduction(runs)
     page = reproduction.tables(members)[0]
     rows = page.frame.to_dict("records")
@@ -137,7 +135,7 @@ def test_the_best_setting_is_compared_with_the_best_claimed():
 
 
 def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
-    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
     (comparison,) = claimed_comparisons(runs, "cacheback", "table1")
     claimed = [
         (entry.run.path.name, entry.claim.value("mat"))
@@ -157,7 +155,7 @@ def with_knobs(run, folder, **knobs):
 
 
 def test_cells_of_a_heatmap_share_all_other_settings():
-    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
     frozen = [with_knobs(run, f"frozen_{run.path.name}", table="frozen") for run in runs]
     (comparison,) = claimed_comparisons([*runs, frozen[0]], "cacheback", "table1")
     (sweep,) = sweeps(comparison, "leader_len", "follower_len")
@@ -172,7 +170,7 @@ def test_cells_of_a_heatmap_share_all_other_settings():
 
 
 def test_strategies_do_not_share_a_heatmap():
-    runs = load_runs([FIXTURES / "ngrammys_figure5"])
+    runs = load_runs([EXPERIMENTS / "ngrammys_figure5"])
     unigrams = [with_knobs(run, f"uni_{run.path.name}", strategy="unigram") for run in runs]
     ((_, figure),) = ngrammys.grid_figures([*runs, *unigrams], "mat", "MAT")
     titles = [axes.get_title("left") for axes in figure.axes if axes.get_title("left")]
@@ -181,7 +179,7 @@ def test_strategies_do_not_share_a_heatmap():
 
 
 def test_a_cell_that_was_run_twice_is_refused():
-    runs = load_runs([FIXTURES / "cacheback_figure4"])
+    runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
     again = with_knobs(runs[0], "again")
     (comparison,) = claimed_comparisons([*runs, again], "cacheback", "table1")
     with pytest.raises(ResultsError, match=r"leader_len 1, follower_len 1 was run twice.*again"):
@@ -189,7 +187,7 @@ def test_a_cell_that_was_run_twice_is_refused():
 
 
 def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_path):
-    home = shutil.copytree(FIXTURES / "ngrammys_table1" / "mtbench", tmp_path / "run")
+    home = shutil.copytree(EXPERIMENTS / "ngrammys_table1" / "mtbench", tmp_path / "run")
     for path in (home / "cases.jsonl", home / "manifest.json"):
         path.write_text(path.read_text().replace("mistral7b", "smollm2_135m"))
     runs = load_runs([tmp_path])
@@ -262,7 +260,7 @@ def test_a_share_s_interval_does_not_pass_one(run):
 
 
 def test_spread_over_repeats_by_hand():
-    (run, *_) = load_runs([FIXTURES / "ngrammys_table1" / "mtbench"])
+    (run, *_) = load_runs([EXPERIMENTS / "ngrammys_table1" / "mtbench"])
     mean, deviation = over_repeats(run.records, "k5_w4", "ar")
     ratios = []
     for repeat in range(3):
@@ -317,7 +315,7 @@ def test_csv_gives_bounds_columns_of_their_own():
 
 def draft_model_rows(change):
     """Cells of the table of resources by method, after ``change`` of every record's counters."""
-    runs = load_runs([FIXTURES / "draft_models"])
+    runs = load_runs([EXPERIMENTS / "draft_models"])
     for run in runs:
         run.records[:] = [
             replace(r, drafter=change(r.method, r.drafter)) if r.method != "ar" else r
@@ -350,7 +348,7 @@ def test_what_nobody_counted_is_absent_and_not_0():
 
 
 def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulated():
-    (phased,) = [run for run in load_runs([FIXTURES / "draft_models"]) if run.phases]
+    (phased,) = [run for run in load_runs([EXPERIMENTS / "draft_models"]) if run.phases]
     column = "draft share [95 %]"
 
     def share():
@@ -367,7 +365,7 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
 
 
 def test_table_3_compares_speed_on_its_own_model_and_hardware():
-    (run,) = load_runs([FIXTURES / "card_table3"])
+    (run,) = load_runs([EXPERIMENTS / "card_table3"])
     machine = {"gpus": [{"name": "NVIDIA A800-SXM4-80GB"}] * 3}
     model = replace(run.manifest.model, device="cuda:0")
     there = replace(run, manifest=replace(run.manifest, hardware=machine, model=model))
@@ -381,7 +379,7 @@ def test_table_3_compares_speed_on_its_own_model_and_hardware():
 
 
 def test_table_3_shows_no_draft_where_there_is_none():
-    (run,) = load_runs([FIXTURES / "card_table3"])
+    (run,) = load_runs([EXPERIMENTS / "card_table3"])
     run.records[:] = [replace(r, drafter={}) if r.label == "sps" else r for r in run.records]
     (table,) = card._table3([run])
     (row,) = table.frame[table.frame["method"] == "sps"].to_dict("records")

@@ -7,20 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from analysis import figures, publish
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "records" / "synthetic"
+from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_json, edit_manifest
 
 
 @pytest.fixture
 def run(tmp_path):
-    shutil.copytree(GOLDEN, tmp_path / "experiment" / "job")
+    shutil.copytree(RECORDS / "synthetic", tmp_path / "experiment" / "job")
     (found,) = load_runs([tmp_path])
     return found
 
@@ -83,16 +81,15 @@ def test_what_a_run_sends(run, fake):
 @pytest.fixture(params=["experiment=ngrammys_figure1", None], ids=["experiment", "by hand"])
 def cost_run(tmp_path, request):
     """A cost run of an experiment, or of a bare command, with passes over trees too."""
-    home = shutil.copytree(GOLDEN.parents[1] / "experiments/ngrammys_figure1", tmp_path / "x" / "c")
-    manifest = json.loads((home / "manifest.json").read_text())
-    manifest["overrides"] = [request.param] if request.param else []
-    (home / "manifest.json").write_text(json.dumps(manifest))
-    surface = json.loads((home / "surface.json").read_text())
-    surface["prefill"] = {"axes": {"context": [25]}, "samples_s": [[0.03, 0.01, 0.02]]}
+    home = shutil.copytree(EXPERIMENTS / "ngrammys_figure1", tmp_path / "x" / "c")
+    edit_manifest(home, overrides=[request.param] if request.param else [])
     times = [[[0.004, 0.005, 0.006]], [[0.008, 0.009, 0.007]]]
-    surface["tree"] = {"axes": {"rows": [1, 8], "context": [25]}, "samples_s": times}
-    surface["drafting"] = [{"label": "pld", "context": 25, "step_us": 7.5}, {"label": "rest"}]
-    (home / "surface.json").write_text(json.dumps(surface))
+    edit_json(
+        home / "surface.json",
+        prefill={"axes": {"context": [25]}, "samples_s": [[0.03, 0.01, 0.02]]},
+        tree={"axes": {"rows": [1, 8], "context": [25]}, "samples_s": times},
+        drafting=[{"label": "pld", "context": 25, "step_us": 7.5}, {"label": "rest"}],
+    )
     return home
 
 
@@ -120,7 +117,7 @@ def test_a_surface_without_batch_passes_has_no_slow_downs(cost_run, fake):
     surface = json.loads((cost_run / "surface.json").read_text())
     axes = surface["batch"]["axes"] | {"k": [2, 4, 16]}  # none of one row
     for batch in (None, surface["batch"] | {"axes": axes}):
-        (cost_run / "surface.json").write_text(json.dumps({**surface, "batch": batch}))
+        edit_json(cost_run / "surface.json", batch=batch)
         assert publish.main([str(cost_run)]) == 0
         assert "figures/passes" in fake.logged
         assert "figures/slowdown" not in fake.logged
@@ -162,8 +159,7 @@ def test_the_id_of_an_older_folder_is_its_name_and_key_s(run, tmp_path):
 def test_the_same_command_on_two_machines_is_two_runs(run, tmp_path):
     def made(place, **more):
         home = shutil.copytree(run.path, tmp_path / place / "job")
-        manifest = json.loads((home / "manifest.json").read_text())
-        (home / "manifest.json").write_text(json.dumps(manifest | more))
+        edit_manifest(home, **more)
         (found,) = load_runs([home])
         return found
 

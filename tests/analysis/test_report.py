@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import shutil
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +16,10 @@ from analysis.runs.load import load_runs
 from analysis.tabular import provenance
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import Estimate, numeric_columns
+from specbench.results.records import CaseRecord
 from tests.analysis import browser
+from tests.analysis.folders import GOLDEN, RECORDS, edit_manifest, edit_records
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
@@ -49,7 +48,7 @@ class Reader(HTMLParser):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    assert report.main([str(GOLDEN / "records"), "-o", str(path)]) == 0
+    assert report.main([str(RECORDS), "-o", str(path)]) == 0
     return path
 
 
@@ -65,7 +64,7 @@ def read(text):
 
 @pytest.fixture
 def run(tmp_path):
-    shutil.copytree(GOLDEN / "records" / "synthetic", tmp_path / "run")
+    shutil.copytree(RECORDS / "synthetic", tmp_path / "run")
     (found,) = load_runs([tmp_path])
     return found
 
@@ -99,14 +98,14 @@ def test_the_summary_comes_first_with_its_warnings(text):
 
 
 def test_numbers_are_those_of_the_tables(text):
-    (comparison,) = make_comparisons(load_runs([GOLDEN / "records"]))
+    (comparison,) = make_comparisons(load_runs([RECORDS]))
     for entry in comparison.entries:
         value = str(entry.measured("mat"))
         assert value in re.sub(r"<[^>]+>", "", text), entry.label
 
 
 def test_a_claim_stands_beside_the_measured_value():
-    comparisons = make_comparisons(load_runs([GOLDEN / "records"]))
+    comparisons = make_comparisons(load_runs([RECORDS]))
     rows = {str(row[1]): [str(cell) for cell in row] for row in report.claims(comparisons).rows}
     assert rows["pld"][2].startswith("1.65")
     assert rows["pld"][3] == "1.75"
@@ -144,7 +143,7 @@ def test_pictures_are_in_the_project_s_style_with_outlined_text(read):
 
 def test_the_same_records_give_the_same_bytes(page, tmp_path):
     again = tmp_path / "again.html"
-    assert report.main([str(GOLDEN / "records"), "-o", str(again)]) == 0
+    assert report.main([str(RECORDS), "-o", str(again)]) == 0
     assert again.read_bytes() == page.read_bytes()
 
 
@@ -158,10 +157,11 @@ def test_what_runs_are_called_cannot_become_markup(run):
 
 
 def test_a_bug_is_the_first_thing_said(run):
-    records = [json.loads(line) for line in (run.path / "cases.jsonl").read_text().splitlines()]
-    wrong = next(line for line in records if line["label"] == "pld" and line["status"] == "ok")
-    wrong["lossless"]["verdict"] = "bug"
-    (run.path / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    wrong = next(r.key for r in run.records if (r.label, r.status) == ("pld", "ok"))
+    bug = {"verdict": "bug"}
+    edit_records(
+        run.path, lambda r: r | {"lossless": bug} if CaseRecord.from_json(r).key == wrong else r
+    )
     comparisons = make_comparisons(load_runs([run.path]))
     assert report.warnings(comparisons)[0] == (
         "BUG: output that is not plain decoding's",
@@ -172,8 +172,7 @@ def test_a_bug_is_the_first_thing_said(run):
 def test_runs_that_agree_in_their_surroundings_share_them(run, tmp_path):
     other = shutil.copytree(run.path, tmp_path / "other")
     newer = shutil.copytree(run.path, tmp_path / "newer")
-    manifest = json.loads((newer / "manifest.json").read_text())
-    (newer / "manifest.json").write_text(json.dumps(manifest | {"versions": {"torch": "9"}}))
+    edit_manifest(newer, versions={"torch": "9"})
     apart, shared = provenance.environments(load_runs([run.path, other, newer]))
     assert (apart.runs, shared.runs) == ([str(newer)], [str(other), str(run.path)])
     assert apart.facts["versions.torch"] == "9"

@@ -17,33 +17,24 @@ from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import load_runs
 from analysis.tabular.comparison_tables import settings_table
 from analysis.tabular.table import ResultTable, to_latex, to_markdown, to_rich
+from tests.analysis.folders import edit_manifest, edit_records
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "records"
 
 
-@pytest.fixture
-def results(tmp_path):
-    shutil.copytree(GOLDEN / "synthetic", tmp_path / "one")
-    return tmp_path
+def typed(folder):
+    """The bare command in a process of its own."""
+    command = [sys.executable, "-m", "analysis.tables", str(folder)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
-def edit_manifest(folder, **changes):
-    path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def edit_records(folder, change):
-    path = folder / "cases.jsonl"
-    lines = [json.dumps(change(json.loads(line))) for line in path.read_text().splitlines()]
-    path.write_text("\n".join(lines) + "\n")
+def csv_rows(capsys, *arguments):
+    assert tables.main([*map(str, arguments), "--csv"]) == 0
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
 
 def test_the_bare_command_prints_a_table(results):
-    done = subprocess.run(
-        [sys.executable, "-m", "analysis.tables", str(results)],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = typed(results)
     assert done.returncode == 0, done.stderr
     for words in ("cacheback", "speedup [95 %]", "1.86 / 2.42", "not run", "SYNTHETIC RECORDS"):
         assert words in done.stdout
@@ -51,10 +42,7 @@ def test_the_bare_command_prints_a_table(results):
 
 
 def test_an_empty_folder_exits_2_and_says_what_to_type(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "analysis.tables", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = typed(tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert "error: no run at or below" in done.stderr
@@ -94,12 +82,10 @@ def test_only_the_forms_asked_for_are_written(results, tmp_path):
 
 def test_the_order_of_records_and_folders_does_not_matter(results, capsys):
     shutil.copytree(results / "one", results / "two")
-    tables.main([str(results), "--csv", "--pairs"])
-    first = capsys.readouterr().out
+    first = csv_rows(capsys, results, "--pairs")
     path = results / "one" / "cases.jsonl"
     path.write_text("\n".join(reversed(path.read_text().splitlines())) + "\n")
-    tables.main([str(results / "two"), str(results / "one"), "--csv", "--pairs"])
-    assert capsys.readouterr().out == first
+    assert csv_rows(capsys, results / "two", results / "one", "--pairs") == first
 
 
 def test_runs_share_a_table_only_if_they_may_be_compared(results):
@@ -114,9 +100,7 @@ def test_runs_share_a_table_only_if_they_may_be_compared(results):
 
 
 def keep_cases(folder, keep):
-    path = folder / "cases.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(line for line in lines if keep(json.loads(line))) + "\n")
+    edit_records(folder, lambda record: record if keep(record) else None)
 
 
 def test_runs_of_different_size_do_not_share_a_table(results):
@@ -210,10 +194,8 @@ def test_the_same_hardware_lets_speed_be_compared(results):
 
 
 def test_spec_bench_s_estimator_on_request(results, capsys):
-    tables.main([str(results), "--csv"])
-    paired = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    tables.main([str(results), "--csv", "--estimator", "specbench"])
-    theirs = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    paired = csv_rows(capsys, results)
+    theirs = csv_rows(capsys, results, "--estimator", "specbench")
     assert {row["estimator"] for row in paired} == {"paired"}
     assert {row["estimator"] for row in theirs} == {"specbench"}
     assert [row["mat"] for row in theirs] == [row["mat"] for row in paired]
@@ -222,9 +204,7 @@ def test_spec_bench_s_estimator_on_request(results, capsys):
 
 def test_a_run_without_baseline(results):
     edit_manifest(results / "one", baseline=None)
-    path = results / "one" / "cases.jsonl"
-    kept = [line for line in path.read_text().splitlines() if '"label":"ar"' not in line]
-    path.write_text("\n".join(kept) + "\n")
+    keep_cases(results / "one", lambda record: record["label"] != "ar")
     (comparison,) = make_comparisons(load_runs([results]))
     row = tables.comparison_table(comparison).rows[0]
     assert row[0] == "cacheback"
@@ -233,11 +213,7 @@ def test_a_run_without_baseline(results):
 
 
 def test_csv_has_the_claim_of_each_task(results, capsys):
-    tables.main([str(results), "--csv"])
-    rows = {
-        (row["label"], row["task"]): row
-        for row in csv.DictReader(io.StringIO(capsys.readouterr().out))
-    }
+    rows = {(row["label"], row["task"]): row for row in csv_rows(capsys, results)}
     assert rows["pld", "summarization"]["claimed_speedup"] == "2.36"
     assert rows["pld", "overall"]["claimed_mat"] == "1.75"
     assert rows["ar", "overall"]["claimed_speedup"] == ""

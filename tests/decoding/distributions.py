@@ -25,12 +25,11 @@ import torch
 from scipy import stats
 
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import Sampling, Uniforms, sample
 from specbench.decoding.structs import DraftTree, Proposal
 from specbench.decoding.tree import NO_AUX, sibling_table
 from specbench.decoding.verify.rejection import descend, ratio_tests
-from specbench.system.clock import NullClock
+from tests.conftest import engine
 from tests.decoding import table_models
 from tests.decoding.table_models import TableTarget
 
@@ -140,10 +139,10 @@ def contexts_of(before, last, tokens, parents):
 # -- trials ----------------------------------------------------------------------------------------
 
 
-def turns(verifier, drafter, n, n_tokens, target_table=None, **engine):
+def turns(verifier, drafter, n, n_tokens, target_table=None, **options):
     """``[n, n_tokens]`` outputs of the engine, a seed each, and the tokens that a step commits."""
     target = TableTarget(table(0) if target_table is None else target_table)
-    loop = Engine(target, verifier, eos_ids=frozenset(), clock=NullClock, **engine)
+    loop = engine(target, verifier, **options)
     outputs, steps = np.empty((n, n_tokens), dtype=np.int64), 0
     for seed in range(n):
         drafter.reset()

@@ -13,19 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftTree, Needs
-from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.models.target import Target
-from specbench.system.clock import NullClock
-from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
+from specbench.system.clock import CpuClock
+from tests.conftest import ARCHITECTURES, VOCAB, engine, side_by_side, tiny_model
 
 NEW_TOKENS = 24
-
-
-def engine(target: Target, eos: frozenset[int] = frozenset(), **kwargs) -> Engine:
-    return Engine(target, GreedyVerifier(), eos_ids=eos, clock=NullClock, **kwargs)
 
 
 def sequential(
@@ -155,9 +149,8 @@ def test_the_first_end_token_counts(make_target, rng):
     target = make_target("llama")
     prompt = rng.integers(0, VOCAB, 6)
     first = sequential(target, prompt, 1)[0]
-    result = engine(target, eos=frozenset({first})).decode(
-        prompt, Drafter(name="ar"), max_new_tokens=9
-    )
+    loop = engine(target, eos=frozenset({first}))
+    result = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=9)
     assert result.output_ids == [first] and result.committed_per_step == []
 
 
@@ -193,18 +186,12 @@ class Fixed(Drafter):
         return self.tree
 
 
-def test_a_token_outside_the_vocabulary_fails_the_case(make_target):
-    with pytest.raises(CaseFailed) as caught:
-        engine(make_target("llama")).decode(
-            np.arange(4), Fixed(tree=DraftTree.chain(np.array([VOCAB]))), max_new_tokens=5
-        )
-    assert caught.value.kind == "invalid_draft" and "method=fixed" in str(caught.value)
-
-
-def test_device_tokens_are_checked_too(make_target):
-    tree = DraftTree(torch.tensor([VOCAB]), np.array([-1]))
-    with pytest.raises(CaseFailed, match=r"method=fixed.*vocabulary"):
+@pytest.mark.parametrize("on", [np.array, torch.tensor], ids=["host", "device"])
+def test_a_token_outside_the_vocabulary_fails_the_case(make_target, on):
+    tree = DraftTree.chain(on([VOCAB]))
+    with pytest.raises(CaseFailed, match=r"method=fixed.*vocabulary") as caught:
         engine(make_target("llama")).decode(np.arange(4), Fixed(tree=tree), max_new_tokens=5)
+    assert caught.value.kind == "invalid_draft"
 
 
 def test_batch_steps_and_empty_drafts_may_alternate(make_target):
@@ -222,9 +209,7 @@ def test_batch_steps_and_empty_drafts_may_alternate(make_target):
                 return DraftTree.empty()
             at = state.length - state.n_prompt
             right = (self.truth[at : at + w] + [0] * w)[:w]
-            tokens = np.array([[1] * w, [2] * w, right]).reshape(-1)
-            parents = np.array([-1 if i % w == 0 else i - 1 for i in range(k * w)])
-            return DraftTree(tokens, parents, rows=(k, w))
+            return side_by_side(np.array([[1] * w, [2] * w, right]).reshape(-1), w)
 
     for seed in range(8):
         prompt = np.random.default_rng(seed).integers(0, VOCAB, 7)
@@ -282,7 +267,7 @@ def test_overlapped_and_serial_schedules_agree(make_target, rng):
     assert len(runs["serial"][2]) == len(runs["serial"][1])
 
 
-class MarkedPhases(NullClock):
+class MarkedPhases(CpuClock):
     """Notes the phases in order."""
 
     def __init__(self) -> None:
@@ -328,14 +313,7 @@ def test_no_pass_is_left_running_where_the_drafter_fails_beside_it(make_target, 
 def test_only_the_serial_emulation_tells_drafting_from_the_pass(overlap, beside, make_target):
     """And it is what ``auto`` means where phases are taken."""
     clock = MarkedPhases()
-    loop = Engine(
-        make_target("llama"),
-        GreedyVerifier(),
-        eos_ids=frozenset(),
-        overlap=overlap,
-        phases=True,
-        clock=lambda: clock,
-    )
+    loop = engine(make_target("llama"), overlap=overlap, phases=True, clock=lambda: clock)
     loop.decode(np.array([1, 2]), Parallel(truth=[], depth=1), max_new_tokens=2)
     assert clock.marks == ["draft", *beside, "verify", "accept", "cache", "observe"]
 
@@ -370,9 +348,7 @@ def test_batch_layout_decodes_as_the_tree_layout(make_target, rng):
         def propose(self, state):
             at = state.length - state.n_prompt
             right = (truth[at : at + w] + [0] * w)[:w]
-            tokens = np.array([[1] * w, right, [2] * w]).reshape(-1)
-            parents = np.array([-1 if i % w == 0 else i - 1 for i in range(k * w)])
-            return DraftTree(tokens, parents, rows=(k, w))
+            return side_by_side(np.array([[1] * w, right, [2] * w]).reshape(-1), w)
 
     results = [engine(t).decode(prompt, Rows(), max_new_tokens=20) for t in (target, plain)]
     assert results[0].output_ids == results[1].output_ids == truth

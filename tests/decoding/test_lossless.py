@@ -8,19 +8,16 @@ import torch
 
 from specbench.decoding import lossless
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.lossless import audit_output, first_difference
-from specbench.decoding.verify import GreedyVerifier
 from specbench.models.target import Target
-from specbench.system.clock import NullClock
-from tests.conftest import VOCAB, tiny_model
+from tests.conftest import VOCAB, engine, tiny_model
 
 PROMPT = [3, 1, 4, 1, 5]
 
 
 def plain(target: Target, n: int = 12) -> list[int]:
-    run = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
-    return run.decode(np.array(PROMPT), Drafter(name="ar"), max_new_tokens=n).output_ids
+    found = engine(target).decode(np.array(PROMPT), Drafter(name="ar"), max_new_tokens=n)
+    return found.output_ids
 
 
 def test_first_difference():
@@ -69,8 +66,7 @@ def test_a_tie_is_a_near_tie_whatever_follows():
     other = 21 - reference[place]
     run = [*reference[:place], other]
     prompt = np.array([*PROMPT, *run])
-    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
-    run += engine.decode(prompt, Drafter(name="ar"), max_new_tokens=3).output_ids
+    run += engine(target).decode(prompt, Drafter(name="ar"), max_new_tokens=3).output_ids
     found = audit_output(target, PROMPT, run, reference)
     assert found.verdict == "near_tie" and found.first_diff == place
     assert found.gap is not None and found.gap <= lossless.TOLERANCE["float64"]
@@ -84,9 +80,5 @@ def test_stopping_early_without_an_end_token_is_a_bug(make_target):
 
 
 def test_tolerances_are_the_stated_ones():
-    assert lossless.TOLERANCE == {
-        "float64": 1e-9,
-        "float32": 1e-3,
-        "float16": 0.05,
-        "bfloat16": 0.25,
-    }
+    stated = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
+    assert stated == lossless.TOLERANCE

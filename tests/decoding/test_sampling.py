@@ -37,7 +37,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specbench.config.schema import VERIFIERS
-from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import Sampling, Uniforms, sample
 from specbench.decoding.structs import DraftTree, Proposal
 from specbench.decoding.tree import sibling_table
@@ -51,7 +50,7 @@ from specbench.decoding.verify.rejection import ratio_tests
 from specbench.errors import CaseFailed
 from specbench.models.scores import Scores
 from specbench.results.records import LOSSY_VERIFIERS
-from specbench.system.clock import NullClock
+from tests.conftest import engine
 from tests.decoding import distributions as exact
 from tests.decoding.distributions import (
     DRAFTS,
@@ -399,7 +398,7 @@ def test_wrong_verifiers_are_found(wrong, draft):
 def test_all_rows_at_once_decide_as_row_by_row(verifier, draft, monkeypatch):
     """The way of a GPU, on the CPU: the same tokens in the same steps."""
     sampling = SAMPLINGS["warm"]
-    engine = Engine(TableTarget(table(0)), verifier(sampling), eos_ids=frozenset(), clock=NullClock)
+    loop = engine(TableTarget(table(0)), verifier(sampling))
     runs = []
     for lazy in (True, False):
         for module in ("match", "rejection"):
@@ -408,7 +407,7 @@ def test_all_rows_at_once_decide_as_row_by_row(verifier, draft, monkeypatch):
             )
         for seed in range(6):
             drafter = TreeDrafts.named(draft, sampling)
-            result = engine.decode(PROMPT, drafter, max_new_tokens=20, seed=seed)
+            result = loop.decode(PROMPT, drafter, max_new_tokens=20, seed=seed)
             runs.append((result.output_ids, result.committed_per_step))
     assert runs[:6] == runs[6:]
 
@@ -418,8 +417,8 @@ def test_rejection_at_temperature_0_is_greedy(draft):
     drafter = TreeDrafts.named(draft, SAMPLINGS["warm"])
     outputs = []
     for verifier in (GreedyVerifier(), RejectionVerifier(Sampling(0.0))):
-        engine = Engine(TableTarget(table(0)), verifier, eos_ids=frozenset(), clock=NullClock)
-        outputs.append(engine.decode(PROMPT, drafter, max_new_tokens=30).output_ids)
+        loop = engine(TableTarget(table(0)), verifier)
+        outputs.append(loop.decode(PROMPT, drafter, max_new_tokens=30).output_ids)
     assert outputs[0] == outputs[1]
 
 
@@ -445,12 +444,10 @@ def test_lossy_verifiers_are_known_to_the_records():
 def test_logits_that_are_not_finite_fail_the_case(verifier):
     broken = table(0)
     broken[:, 4] = torch.nan
-    engine = Engine(
-        TableTarget(broken), verifier(SAMPLINGS["warm"]), eos_ids=frozenset(), clock=NullClock
-    )
+    loop = engine(TableTarget(broken), verifier(SAMPLINGS["warm"]))
     drafter = TreeDrafts.named("chain", SAMPLINGS["warm"])
     with pytest.raises(CaseFailed, match="not finite"):
-        engine.decode(PROMPT, drafter, max_new_tokens=200)
+        loop.decode(PROMPT, drafter, max_new_tokens=200)
 
 
 @pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier, typical])

@@ -12,15 +12,13 @@ from specbench.config.compose import compose
 from specbench.data.cases import load_cases
 from specbench.data.chat_templates import PromptTemplate
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftTree, Proposal
 from specbench.decoding.verify import MatchVerifier, RejectionVerifier
 from specbench.models.loading import load_model, load_tokenizer
 from specbench.models.scores import Scores
 from specbench.models.target import Target
-from specbench.system.clock import NullClock
-from tests.conftest import ARCHITECTURES, VOCAB
+from tests.conftest import ARCHITECTURES, VOCAB, engine
 from tests.decoding.distributions import P_LEAST, worst_p
 from tests.decoding.table_models import plain_depths
 from tests.decoding.test_engine import Adversary
@@ -31,7 +29,7 @@ from tests.decoding.test_engine import Adversary
 def test_any_tree_leaves_a_seeds_output_untouched(architecture, sampling, make_target):
     """Drafts that were not drawn: what plain sampling with the same seed emits, token by token."""
     target = make_target(architecture)
-    run = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset(), clock=NullClock)
+    run = engine(target, RejectionVerifier(sampling))
     accepted = 0
     for seed in range(4):
         prompt = np.random.default_rng(seed).integers(0, VOCAB, 9)
@@ -138,9 +136,9 @@ def test_the_bundled_model_at_fixed_contexts():
             joint[places] = chance
 
         def decode(verifier, drafter, n, known=known, prompt=prompt):
-            engine = Engine(known, verifier(sampling), eos_ids=frozenset(), clock=NullClock)
+            loop = engine(known, verifier(sampling))
             results = [
-                engine.decode(prompt, drafter, max_new_tokens=N_TOKENS, seed=seed)
+                loop.decode(prompt, drafter, max_new_tokens=N_TOKENS, seed=seed)
                 for seed in range(n)
             ]
             passes = sum(result.n_target_passes for result in results)

@@ -1,7 +1,5 @@
 """The example methods of CONTRIBUTING.md work as they stand there."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shutil
@@ -16,10 +14,9 @@ from methods.union import Union
 from specbench import paths
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
+from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError
-from specbench.system.clock import NullClock
 from tests.contract import driver
 from tests.decoding.table_models import TableDraft, TableTarget, table
 
@@ -65,19 +62,16 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", *sys.arg
 """
 
 
+WITH_DRAFT_MODEL = [
+    "tests/methods/test_draft_methods.py",
+    "tests/methods/test_union_drafts.py",
+    "tests/decoding/test_sampling_methods.py",
+]
+
+
 @pytest.mark.parametrize(
     "tests",
-    [
-        ["tests/contract"],
-        pytest.param(
-            [
-                "tests/methods/test_draft_methods.py",
-                "tests/methods/test_union_drafts.py",
-                "tests/decoding/test_sampling_methods.py",
-            ],
-            marks=pytest.mark.slow,
-        ),
-    ],
+    [["tests/contract"], pytest.param(WITH_DRAFT_MODEL, marks=pytest.mark.slow)],
     ids=["contract", "draft_model"],
 )
 def test_the_tests_find_the_examples_and_pass(root, tests):
@@ -91,35 +85,10 @@ def test_the_tests_find_the_examples_and_pass(root, tests):
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 10
 
 
-def decode(drafter, stream, n_prompt):
-    """Drive ``drafter`` as the engine does, with ``stream`` in the target's place.
-
-    Returns the number of tokens committed by each step.
-    """
-    state = DecodeState(np.array(stream[:n_prompt], dtype=np.int64), len(stream) - n_prompt)
-    state.commit(np.array(stream[n_prompt : n_prompt + 1], dtype=np.int64))
-    drafter.begin(state)
-    committed_per_step = []
-    while state.remaining:
-        tree = drafter.propose(state)
-        assert len(tree) <= drafter.needs.max_nodes
-        assert all(parent < node for node, parent in enumerate(tree.parents))
-        path: list[int] = []
-        at = state.length
-        for node, parent in enumerate(tree.parents):
-            last = path[-1] if path else -1
-            if parent == last and at < len(stream) and int(tree.tokens[node]) == stream[at]:
-                path.append(node)
-                at += 1
-        committed = np.array(stream[state.length : at + 1], dtype=np.int64)
-        state.commit(committed)
-        state.step += 1
-        outcome = StepOutcome(tree, np.array(path, dtype=np.int64), committed, None)
-        drafter.observe(state, outcome)
-        committed_per_step.append(len(committed))
-    drafter.end(state)
-    assert state.tokens.tolist() == list(stream)
-    return committed_per_step
+def committed(drafter, stream, n_prompt):
+    """Tokens that each step commits, with ``stream`` in the target's place."""
+    stream = np.array(stream, dtype=np.int64)
+    return driver.play(drafter, stream[:n_prompt], stream[n_prompt:]).accepted
 
 
 def test_the_example_drafts_a_periodic_stream_in_full(make):
@@ -128,9 +97,8 @@ def test_the_example_drafts_a_periodic_stream_in_full(make):
     drafter.setup(DraftContext(vocab_size=16, eos_ids=frozenset({0})))
     drafter.reset()
     stream = [1, 2, 3] * 20
-    accepted = decode(drafter, stream, n_prompt=4)
     # 55 tokens after the first new one, 8 drafted + 1 of the target's own a step: 6 steps and 1.
-    assert accepted == [9] * 6 + [1]
+    assert committed(drafter, stream, n_prompt=4) == [9] * 6 + [1]
 
 
 def test_the_example_learns_across_the_border_of_a_step_and_forgets(make):
@@ -138,7 +106,7 @@ def test_the_example_learns_across_the_border_of_a_step_and_forgets(make):
     drafter = make("successor_walk")
     # Prompt 5, first new token 9. Two empty drafts commit 7, then 5; 9 -> 7 and 7 -> 5 lie over the
     # borders of steps. With them the third draft is 9 7 5 ...; without, it would be 9 alone.
-    assert decode(drafter, [5, 9, 7, 5, 9, 7, 5], n_prompt=1) == [1, 1, 3]
+    assert committed(drafter, [5, 9, 7, 5, 9, 7, 5], n_prompt=1) == [1, 1, 3]
     drafter.reset()
     state = DecodeState(np.array([5], dtype=np.int64), 4)
     assert len(drafter.propose(state)) == 0
@@ -161,7 +129,7 @@ def test_the_example_with_a_draft_model_is_exact(make, alone):
     logits = table(0, 8, 3.0)
     draft = TableDraft(logits + 0.7 * table(1, 8))
     method.setup(DraftContext(8, frozenset(), draft_model=draft))
-    loop = Engine(TableTarget(logits), GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    loop = Engine(TableTarget(logits), GreedyVerifier(), eos_ids=frozenset())
     prompt = np.array([3, 1, 4], dtype=np.int64)
     expected = loop.decode(prompt, Drafter(name="plain"), max_new_tokens=60)
     method.reset()

@@ -1,10 +1,7 @@
 """What the documents promise exists, and the house rules that no linter checks."""
 
-from __future__ import annotations
-
 import ast
 import re
-import runpy
 import shlex
 import subprocess
 import tomllib
@@ -13,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts import check_env
 from specbench.config import compose
 from specbench.config.compare import compose_entry
 from specbench.config.knobs import check_method
@@ -59,6 +57,11 @@ def make_targets() -> dict[str, str]:
     return dict(re.findall(r"^([a-z-]+):.*?## (.+)$", text("Makefile"), re.M))
 
 
+def make(*words: str, cwd: Path) -> str:
+    command = ["make", "--no-print-directory", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
+
+
 def config_groups() -> set[str]:
     """Folders of conf/ that hold a choice a user makes, as they are named on a command line."""
     files = [path for path in (ROOT / "conf").rglob("*") if path.is_file()]
@@ -77,20 +80,12 @@ def test_make_targets_that_are_named_exist(document):
 
 
 def test_readme_names_every_make_target():
-    missing = {
-        name for name in make_targets() if name != "help" and f"`{name}`" not in text("README.md")
-    }
-    assert not missing
+    readme = text("README.md")
+    assert not {name for name in make_targets() if name != "help" and f"`{name}`" not in readme}
 
 
 def test_make_help_lists_every_target_with_its_comment():
-    shown = subprocess.run(
-        ["make", "--no-print-directory", "help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    shown = make("help", cwd=ROOT)
     for target, comment in make_targets().items():
         assert re.search(rf"^ +{target} +{re.escape(comment)}$", shown, re.M)
 
@@ -103,13 +98,7 @@ def test_the_gpu_check_installs_nothing(tmp_path, made, python):
     for name in made:
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
-    shown = subprocess.run(
-        ["make", "--no-print-directory", "-n", "-f", str(ROOT / "Makefile"), "gpu-check"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    shown = make("-n", "-f", str(ROOT / "Makefile"), "gpu-check", cwd=tmp_path)
     assert shown == f"{python} -m scripts.gpu_check --out docs/measurements/gpu \n"
 
 
@@ -194,10 +183,8 @@ def test_paths_and_links_in_documents_exist(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_modules_that_documents_run_exist(document):
-    modules = re.findall(
-        r"python -m ((?:specbench|runners|analysis|scripts)\.[\w.]+)", text(document)
-    )
-    for name in modules:
+    pattern = r"python -m ((?:specbench|runners|analysis|scripts)\.[\w.]+)"
+    for name in re.findall(pattern, text(document)):
         place = ROOT / name.replace(".", "/")
         assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), name
 
@@ -249,9 +236,8 @@ def test_compiled_code_calls_none_of_another_file():
     """Numba's cache on disk does not notice a change there, and runs the old code (numba 0.68)."""
     compiled = {}
     for path in sources("specbench", "methods"):
-        functions = [
-            n for n in ast.parse(path.read_text("utf-8")).body if isinstance(n, ast.FunctionDef)
-        ]
+        body = ast.parse(path.read_text("utf-8")).body
+        functions = [node for node in body if isinstance(node, ast.FunctionDef)]
         names = {f.name for f in functions if any("njit" in ast.dump(d) for d in f.decorator_list)}
         if names:
             compiled[".".join(path.relative_to(ROOT).with_suffix("").parts)] = (path, names)
@@ -260,9 +246,7 @@ def test_compiled_code_calls_none_of_another_file():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module in compiled:
                 taken = {alias.name for alias in node.names} & compiled[node.module][1]
-                assert not taken, (
-                    f"{path.name} imports {taken}: compiled code needs a copy of its own"
-                )
+                assert not taken, f"{path.name}: compiled code needs a copy of its own of {taken}"
 
 
 def printing(path: Path) -> list[int]:
@@ -278,9 +262,8 @@ def test_the_core_and_the_methods_log_instead_of_printing():
 def test_unpickling_and_foreign_code_stay_off():
     for path in sources(*PACKAGES, "scripts"):
         source = path.read_text(encoding="utf-8")
-        assert not re.search(
-            r"\bpickle\.(loads?|Unpickler)\b|^\s*import (dill|joblib)", source, re.M
-        )
+        pickles = r"\bpickle\.(loads?|Unpickler)\b|^\s*import (dill|joblib)"
+        assert not re.search(pickles, source, re.M), path
         assert not re.search(r"trust_remote_code\s*=\s*True|weights_only\s*=\s*False", source), path
         assert not re.search(r"torch\.load\((?!.*weights_only=True)", source), path
 
@@ -299,12 +282,8 @@ def test_checked_versions_fit_the_declared_bounds():
     project = tomllib.loads(text("pyproject.toml"))["project"]
     extras = project["optional-dependencies"].values()
     declared = [*project["dependencies"], *(line for extra in extras for line in extra)]
-    checked = {
-        canonicalize_name(name): version
-        for name, version in runpy.run_path(str(ROOT / "scripts" / "check_env.py"))[
-            "checked_versions"
-        ](ROOT / "constraints.txt").items()
-    }
+    versions = check_env.checked_versions(ROOT / "constraints.txt")
+    checked = {canonicalize_name(name): version for name, version in versions.items()}
     for line in declared:
         requirement = Requirement(line)
         name = canonicalize_name(requirement.name)
@@ -323,10 +302,9 @@ def test_one_torch_and_one_ruff_version_everywhere():
 
 
 def test_check_env_tells_a_wrong_version(tmp_path, capsys):
-    main = runpy.run_path(str(ROOT / "scripts" / "check_env.py"))["main"]
     constraints = tmp_path / "constraints.txt"
     constraints.write_text("numpy==0.0.1  # never\nnot-installed-here==1.0\n", encoding="utf-8")
-    assert main(["--constraints", str(constraints)]) == 1
+    assert check_env.main(["--constraints", str(constraints)]) == 1
     printed = capsys.readouterr().out
     assert "0.0.1 was checked" in printed
     assert "not-installed-here" not in printed

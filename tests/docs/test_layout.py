@@ -1,7 +1,5 @@
 """The layout that docs/house.md promises: few files a folder, one meaning per name."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Measured tables and figures of the documents are those of their records (``make shown``)."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

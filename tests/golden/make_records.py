@@ -8,6 +8,7 @@ call writes the same bytes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
@@ -32,41 +33,23 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Entry:
-    """A label of a made-up run.
-
-    Attributes:
-        knobs: of its method.
-        chance: in percent, that one more draft token is accepted.
-        cost: of a step, in tens of microseconds times about a hundred.
-        draft: forwards of a draft model in a step; 0 for a method without one.
-        devices: devices that were used and asked for, where the records say so.
-    """
+    """A label of a made-up run."""
 
     method: str
     knobs: dict[str, Any] = field(default_factory=dict)
-    chance: int = 0
-    cost: int = 100
-    draft: int = 0
-    devices: tuple[int, int] | None = None
+    chance: int = 0  # in percent, that one more draft token is accepted
+    cost: int = 100  # of a step, in tens of microseconds times about a hundred
+    draft: int = 0  # forwards of a draft model in a step
+    devices: tuple[int, int] | None = None  # used and asked for
 
 
 @dataclass(frozen=True)
 class Run:
-    """A made-up run.
-
-    Attributes:
-        folder: where it lies below the fixture's folder.
-        entries: by label, ``ar`` first.
-        cases: ``(case id, task, category, turns)``.
-        experiment: that it claims to be of.
-        phases: whether steps are split into phases.
-        timing: ``measured``, ``predicted`` or ``none``.
-        accidents: failed, disturbed and near-tie turns.
-    """
+    """A made-up run."""
 
     folder: str
-    entries: dict[str, Entry]
-    cases: tuple[tuple[str, str, str, int], ...]
+    entries: dict[str, Entry]  # by label, ``ar`` first
+    cases: tuple[tuple[str, str, str, int], ...]  # (case id, task, category, turns)
     dataset: str = "specbench"
     model: str = "vicuna7b"
     experiment: str | None = None
@@ -74,7 +57,7 @@ class Run:
     phases: bool = False
     timing: str = "measured"
     scope: str = "prompt"
-    accidents: bool = False
+    accidents: bool = False  # failed, disturbed and near-tie turns
 
 
 AR = Entry("ar")
@@ -330,15 +313,14 @@ def _cacheback():
 
 
 def _token_recycling():
+    named = functools.partial(_named, scope="run")
     methods = {"lookahead": _LOOKAHEAD, "pld": _PLD, "rest": _REST, "token_recycling": _TR}
-    yield _named("token_recycling_table1", methods, spec_bench(), scope="run")
-    yield _named(
+    yield named("token_recycling_table1", methods, spec_bench())
+    yield named(
         "token_recycling_table1_shuffle", {"shuffle": replace(_TR, chance=63)}, spec_bench(),
-        scope="run",
     )  # fmt: skip
-    yield _named(
+    yield named(
         "token_recycling_table1_mbpp", methods, plain("mbpp", 4), "mbpp", model="codellama7b",
-        scope="run",
     )  # fmt: skip
     trees = {
         rule: Entry("token_recycling", {"update": rule, "breadth": None, "depth": None}, 60, 140)
@@ -351,12 +333,11 @@ def _token_recycling():
         knobs = {"update": "last", "breadth": 80, "depth": levels}
         trees[f"depth_{levels}"] = Entry("token_recycling", knobs, 30 + 6 * levels, 180)
     yield _named("token_recycling_figure3", trees, plain("mtbench", 3, 2), "mtbench")
-    yield _named(
-        "token_recycling_figure4", {"token_recycling": _TR}, spec_bench(), phases=True, scope="run"
-    )
+    yield named("token_recycling_figure4", {"token_recycling": _TR}, spec_bench(), phases=True)
 
 
 def _ngrammys():
+    named = functools.partial(_named, model="mistral7b")
     for dataset, k in itertools.product(("mtbench", "humaneval"), (1, 5, 10)):
         rows = {
             "bigram": Entry("ngrammys", {"k": k, "w": 1}, 10 + k, 104),
@@ -364,29 +345,29 @@ def _ngrammys():
             "extended_2": Entry("ngrammys", {"k": k, "w": 2}, 15 + k, 104),
             "extended_3": Entry("ngrammys", {"k": k, "w": 3}, 16 + k, 104),
         }
-        yield _named(
-            "ngrammys_figure2", rows, plain(dataset, 3), dataset, part=f"{dataset}_{k}",
-            model="mistral7b", timing="none",
+        yield named(
+            "ngrammys_figure2", rows, plain(dataset, 3), dataset, timing="none",
+            part=f"{dataset}_{k}",
         )  # fmt: skip
     for dataset, k, w in itertools.product(("mtbench", "gsm8k"), (1, 5), (2, 6)):
         entry = Entry("ngrammys", {"k": k, "w": w}, 30 + 3 * k + w, 90 + k * (w + 1))
         for experiment, timing in (("ngrammys_figure3", "predicted"), ("ngrammys_figure5", "none")):
-            yield _named(
+            yield named(
                 experiment, {"ngrammys": entry}, plain(dataset, 3), dataset, timing=timing,
-                part=f"{dataset}_{k}_{w}", model="mistral7b",
+                part=f"{dataset}_{k}_{w}",
             )  # fmt: skip
     for dataset in ("mtbench", "humaneval"):
-        yield _named(
+        yield named(
             "ngrammys_table1",
             {
                 "k10_w10": Entry("ngrammys", {"k": 10, "w": 10}, 52, 130),
                 "k5_w4": Entry("ngrammys", {"k": 5, "w": 4}, 46, 110),
             },
-            plain(dataset, 3), dataset, part=dataset, model="mistral7b", repeats=3,
+            plain(dataset, 3), dataset, part=dataset, repeats=3,
         )  # fmt: skip
-        yield _named(
+        yield named(
             "ngrammys_figure4", {"ngrammys": Entry("ngrammys", {"k": 10, "w": 10}, 52, 130)},
-            plain(dataset, 3), dataset, part=dataset, model="mistral7b", timing="none",
+            plain(dataset, 3), dataset, part=dataset, timing="none",
         )  # fmt: skip
 
 
@@ -404,6 +385,7 @@ def _ssd():
 
 
 def _card():
+    named = functools.partial(_named, model="llama3_70b", scope="turn")
     card = Entry("card", {"k": 100, "r": 7}, 70, 105, draft=7)
     methods = {
         "card": card,
@@ -412,34 +394,19 @@ def _card():
     }
     for dataset in ("gsm8k", "mtbench"):
         turns = 2 if dataset == "mtbench" else 1
-        yield _named(
-            "card_table1", methods, plain(dataset, 3, turns), dataset, part=dataset,
-            model="llama3_70b", scope="turn",
-        )  # fmt: skip
+        yield named("card_table1", methods, plain(dataset, 3, turns), dataset, part=dataset)
         sizes = {
             f"k{k}": replace(card, knobs={"k": k, "r": 7}, chance=50 + k // 10) for k in (5, 25)
         }
-        yield _named(
-            "card_figure6", sizes, plain(dataset, 3, turns), dataset, part=dataset,
-            model="llama3_70b", scope="turn",
-        )  # fmt: skip
+        yield named("card_figure6", sizes, plain(dataset, 3, turns), dataset, part=dataset)
     for dataset in ("humaneval", "mbpp"):
-        yield _named(
-            "card_figure5", methods, plain(dataset, 3), dataset, part=dataset, model="llama3_70b",
-            scope="turn",
-        )  # fmt: skip
+        yield named("card_figure5", methods, plain(dataset, 3), dataset, part=dataset)
     query = Entry("card", {"k": 100, "r": 7, "correct": False}, 55, 105, draft=7)
-    yield _named(
-        "card_table2", {"card": card, "query_only": query}, plain("gsm8k", 4), "gsm8k",
-        model="llama3_70b", scope="turn",
-    )  # fmt: skip
+    yield named("card_table2", {"card": card, "query_only": query}, plain("gsm8k", 4), "gsm8k")
     trees = {**methods, "opt_tree": Entry("opt_tree", {}, 66, 180, draft=6)}
-    yield _named("card_table3", trees, plain("gsm8k", 4), "gsm8k", model="llama3_70b", scope="turn")
+    yield named("card_table3", trees, plain("gsm8k", 4), "gsm8k")
     lengths = {f"r{r}": Entry("sps", {"gamma": r}, 50, 100 + 8 * r, draft=r) for r in (1, 4, 8)}
-    yield _named(
-        "card_figure1", lengths, plain("gsm8k", 4), "gsm8k", model="llama3_70b", phases=True,
-        scope="turn",
-    )  # fmt: skip
+    yield named("card_figure1", lengths, plain("gsm8k", 4), "gsm8k", phases=True)
 
 
 def _draft_models():

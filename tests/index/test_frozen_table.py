@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections import Counter
 
@@ -124,15 +125,12 @@ def test_documents_are_sampled_by_share_and_seed():
     assert list(frozen_table.sample_documents(texts, 1.0, 0)) == texts
 
 
+SHAPE = {"leader_len": 1, "follower_len": 1, "leader_capacity": 9, "follower_capacity": 9}
+
+
 def test_a_table_built_from_texts_says_from_what(tmp_path):
     table, header = frozen_table.build_from_texts(
-        ["a b a c", "a b"],
-        WordTokenizer(),
-        leader_len=1,
-        follower_len=1,
-        leader_capacity=9,
-        follower_capacity=9,
-        corpus={"name": "three letters"},
+        ["a b a c", "a b"], WordTokenizer(), **SHAPE, corpus={"name": "three letters"}
     )
     a, b, c = (zlib.crc32(x) % 997 for x in (b"a", b"b", b"c"))
     assert table.followers((a,)) == [(b,), (c,)]
@@ -146,22 +144,9 @@ def test_a_table_built_from_texts_says_from_what(tmp_path):
 
 
 def test_building_stops_near_max_tokens():
-    seen = []
-
-    def endless():
-        while True:
-            seen.append(1)
-            yield "a b c"
-
+    endless = itertools.repeat("a b c")
     _, header = frozen_table.build_from_texts(
-        endless(),
-        WordTokenizer(),
-        leader_len=1,
-        follower_len=1,
-        leader_capacity=9,
-        follower_capacity=9,
-        corpus={},
-        max_tokens=5000,
+        endless, WordTokenizer(), **SHAPE, corpus={}, max_tokens=5000
     )
     assert 5000 <= header["n_tokens"] < 10_000
 

@@ -16,13 +16,11 @@ from specbench.decoding.structs import DraftTree
 from specbench.kernels import fused_layers
 from specbench.kernels.packed_linear import packed_weights
 from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, tiny_model
+from tests.conftest import ARCHITECTURES, side_by_side, tiny_model
 
 PROMPT = np.arange(3, 20)
 TREE = DraftTree(np.array([5, 6, 7, 8, 9, 4]), np.array([-1, 0, 0, 1, -1, 4]))
-ROWS = DraftTree(  # three rows of two draft tokens
-    np.array([5, 6, 7, 8, 9, 4]), np.array([-1, 0, -1, 2, -1, 4]), rows=(3, 2)
-)
+ROWS = side_by_side(np.array([5, 6, 7, 8, 9, 4]), 2)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 576), (1, 7, 30), (3, 5, 1), (2, 100, 48)])

@@ -11,6 +11,7 @@ from specbench.errors import ArtifactError, ConfigurationError
 from specbench.index.lru.frozen_table import FrozenTable
 from specbench.index.lru.kernels import grow_tree, insert_windows, rechain
 from tests.methods.cacheback_reference import PlainFrozen, PlainTable, draft
+from tests.methods.toy_turns import pairs
 
 VOCABULARY = 50
 
@@ -55,10 +56,6 @@ def commit(drafter, state, tokens):
     state.commit(np.array(tokens, dtype=np.int64))
     outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, np.array(tokens, dtype=np.int64), None)
     drafter.observe(state, outcome)
-
-
-def pairs(tree):
-    return list(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True))
 
 
 def test_followers_come_most_recent_first_and_leaves_are_asked_in_turn(tmp_path):
@@ -113,11 +110,8 @@ def test_windows_straddle_the_border_between_prompt_and_answer(tmp_path):
     state = after_prefill(drafter, [1, 2], 3)
     assert drafter._dynamic[0].snapshot() == [((1,), [(2, 3)])]
     commit(drafter, state, [4, 5])
-    assert drafter._dynamic[0].snapshot() == [
-        ((1,), [(2, 3)]),
-        ((2,), [(3, 4)]),
-        ((3,), [(4, 5)]),
-    ]
+    windows = [((1,), [(2, 3)]), ((2,), [(3, 4)]), ((3,), [(4, 5)])]
+    assert drafter._dynamic[0].snapshot() == windows
 
 
 def test_an_empty_step_teaches_nothing(tmp_path):
@@ -226,28 +220,6 @@ def test_reset_forgets_the_text_but_not_the_corpus(tmp_path):
     drafter.reset()
     state = after_prefill(drafter, [4], 1)
     assert pairs(drafter.propose(state)) == [(9, -1)]
-
-
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        ({"total_draft_len": 19}, ["total_draft_len=19", "drafts nothing", "at least 20"]),
-        ({"leader_len": 0}, ["leader_len=0", "at least 1"]),
-        ({"table": "duel"}, ["duel", "dual"]),
-        ({"budget_counts": "papers"}, ["papers", "paper"]),
-        ({"chaining_reserved": -1}, ["chaining_reserved=-1"]),
-        ({"tables": [{"kind": "frozzen"}]}, ["frozzen", "frozen"]),
-        ({"tables": [{"kind": "dynamic", "leader_length": 2}]}, ["leader_length", "leader_len"]),
-        ({"tables": [{"leader_len": 2}]}, ["tables[0]", "kind"]),
-        ({"tables": [{"kind": "dynamic", "follower_len": 0}]}, ["tables[0].follower_len"]),
-        ({"state_scope": "case"}, ["state_scope", "case"]),
-    ],
-)
-def test_bad_knobs_are_refused_with_what_to_type(knobs, words):
-    with pytest.raises(ConfigurationError) as caught:
-        Cacheback(**knobs)
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_the_smallest_budget_that_drafts_is_accepted():

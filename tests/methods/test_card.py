@@ -5,15 +5,8 @@ import pytest
 
 from methods.card import Card
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftContext
-from specbench.decoding.verify import GreedyVerifier
-from specbench.errors import ConfigurationError
-from specbench.system.clock import NullClock
-from tests.decoding.table_models import TableDraft, TableTarget, table
-
-VOCAB = 8
-PROMPT = np.array([3, 1, 4], dtype=np.int64)
+from tests.methods.table_turns import VOCAB, pair, turn
 
 
 def card(draft, target=None, **knobs):
@@ -22,17 +15,6 @@ def card(draft, target=None, **knobs):
     drafter.setup(context)
     drafter.reset()
     return drafter
-
-
-def turn(target, drafter, n=60, eos=frozenset(), overlap="serial"):
-    loop = Engine(target, GreedyVerifier(), eos_ids=eos, clock=NullClock, overlap=overlap)
-    return loop.decode(PROMPT, drafter, max_new_tokens=n)
-
-
-def pair(seed=0, noise=0.0, room=10**6):
-    """A target, and a draft that is it but for some noise."""
-    logits = table(seed, VOCAB, 3.0)
-    return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, VOCAB), room)
 
 
 def test_a_perfect_draft_is_followed_at_its_own_speed():
@@ -151,20 +133,3 @@ def test_r_can_be_measured(knobs, make_target):
     drafter.begin(None)
     assert 1 <= drafter.report()["r"] <= drafter.max_depth
     assert target.cache.length == 0
-
-
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [
-        ({"r": 0}, r"method.r=0 .* auto, or between 1 and method.max_depth=50"),
-        ({"r": 51}, "method.r=51"),
-        ({"r": "often"}, "method.r='often'"),
-        ({"r": 2.5}, "method.r=2.5"),
-        ({"k": 0}, "method.k=0"),
-        ({"k": 5000}, "method.k=5000 .* at most"),
-        ({"max_depth": 0}, "method.max_depth=0"),
-    ],
-)
-def test_values_out_of_range_are_refused(knobs, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Card(**knobs)

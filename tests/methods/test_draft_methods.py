@@ -17,7 +17,6 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import RejectionVerifier
 from specbench.models.target import Target
-from specbench.system.clock import NullClock
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
 from tests.contract import driver
 from tests.decoding.distributions import P_LEAST, worst_p
@@ -208,7 +207,7 @@ def test_the_laws_of_three_tokens_are_the_targets(method, kept):
             drafter.needs, vocab_size=len(ids), target_vocab=vocab, max_len=32, id_map=ids
         )
     set_up(drafter, draft, sampling)
-    loop = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset(), clock=NullClock)
+    loop = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset())
     length = 6 if method is Pearl else 3  # PEARL's first pass verifies nothing
     results = [
         loop.decode(prompt, drafter, max_new_tokens=length, seed=seed) for seed in range(turns)

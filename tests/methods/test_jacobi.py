@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from methods.jacobi import Jacobi
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
-from specbench.errors import ConfigurationError
 from tests.conftest import ARCHITECTURES, VOCAB
 from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
@@ -130,12 +129,3 @@ def test_the_same_seed_and_prompt_draw_the_same_guesses_after_other_cases():
     assert [tree.tokens.tolist() for _, tree in first] == [t.tokens.tolist() for _, t in again]
     other = play(jacobi(6, seed=1, fill="vocabulary"), [1, 2, 3], 20, markov_rule(0))[1]
     assert first[0][1].tokens.tolist() != other[0][1].tokens.tolist()
-
-
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [({"block_len": 0}, "method.block_len=0"), ({"fill": "promt"}, "Did you mean 'prompt'")],
-)
-def test_values_out_of_range_are_refused(knobs, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Jacobi(**knobs)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from methods.lookahead import Lookahead
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, StepOutcome
-from specbench.errors import ConfigurationError
 from specbench.index.ngram.lookahead_window import tree_shape
 from specbench.index.ngram.pool import NgramPool
 from tests.conftest import ARCHITECTURES, VOCAB
@@ -339,11 +338,3 @@ def test_reset_empties_the_pool_and_the_window_starts_anew():
     assert len(drafter._pool) == 0
     again = play(drafter, [1, 2, 3], 40, markov_rule(0))
     assert [t.tokens.tolist() for _, t in first[1]] == [t.tokens.tolist() for _, t in again[1]]
-
-
-@pytest.mark.parametrize("knob", ["window", "guesses"])
-def test_values_out_of_range_are_refused(knob):
-    with pytest.raises(ConfigurationError, match=f"method.{knob}=0"):
-        Lookahead(**{knob: 0})
-    with pytest.raises(ConfigurationError, match=r"method.ngram=1 .* at least 2"):
-        Lookahead(ngram=1)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from methods.opt_tree import OptTree
 from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
-from specbench.errors import ConfigurationError
 
 VOCAB = 5
 
@@ -166,9 +165,3 @@ def test_accepted_nodes_stay_in_the_drafts_cache():
     drafter.propose(state)
     drafter.observe(state, StepOutcome(tree, np.array(path), tree.tokens[path], None))
     assert draft.kept == []  # another tree than the last one
-
-
-@pytest.mark.parametrize("knobs", [{"nodes": 0}, {"max_depth": 0}, {"threshold": 1.5}], ids=str)
-def test_knobs_out_of_range(knobs):
-    with pytest.raises(ConfigurationError, match=f"method.{next(iter(knobs))}"):
-        OptTree(**knobs)

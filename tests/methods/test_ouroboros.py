@@ -7,32 +7,15 @@ from hypothesis import strategies as st
 
 from methods.ouroboros import Ouroboros, phrases_spoken
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
-from specbench.decoding.verify import GreedyVerifier
-from specbench.errors import ConfigurationError
 from specbench.index.ngram.pool import NgramPool
-from specbench.system.clock import NullClock
-from tests.decoding.table_models import TableDraft, TableTarget, table
-
-VOCAB = 8
-PROMPT = np.array([3, 1, 4], dtype=np.int64)
+from tests.methods.table_turns import PROMPT, VOCAB, pair, turn
 
 
 def ouroboros(draft, **knobs):
     drafter = Ouroboros(**({"gamma": 3, "ngram": 3, "window": 4, "guesses": 4} | knobs))
     drafter.setup(DraftContext(VOCAB, frozenset(), draft_model=draft))
     return drafter
-
-
-def turn(target, drafter, n=60, eos=frozenset()):
-    loop = Engine(target, GreedyVerifier(), eos_ids=eos, clock=NullClock)
-    return loop.decode(PROMPT, drafter, max_new_tokens=n)
-
-
-def pair(seed=0, noise=0.0, room=10**6):
-    logits = table(seed, VOCAB, 3.0)
-    return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, VOCAB), room)
 
 
 KNOBS = [{}, {"gamma": 1, "topk": 0}, {"ngram": 2, "window": 1, "guesses": 1, "topk": 1}]
@@ -158,18 +141,3 @@ def test_replaced_phrases_keep_their_places_and_never_repeat():
     pool.replace(7, np.array([[1, 1], [9, 9]]))
     assert pool.after(7).tolist() == [[2, 2], [1, 1], [9, 9]]
     assert pool.after(6).tolist() == [[1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [
-        ({"gamma": 0}, r"method\.gamma=0 .* at least 1"),
-        ({"ngram": 1}, r"method\.ngram=1"),
-        ({"window": 0}, r"method\.window=0"),
-        ({"guesses": 0}, r"method\.guesses=0"),
-        ({"topk": 21}, r"method\.topk=21 .* between 0 and guesses"),
-    ],
-)
-def test_values_out_of_range_are_refused(knobs, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Ouroboros(**knobs)

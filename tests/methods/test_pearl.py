@@ -1,20 +1,13 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from methods.pearl import Pearl
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DraftContext
-from specbench.decoding.verify import GreedyVerifier, MatchVerifier, RejectionVerifier
-from specbench.errors import ConfigurationError
-from specbench.system.clock import NullClock
-from tests.decoding.table_models import TableDraft, TableTarget, table
-
-VOCAB = 8
-PROMPT = np.array([3, 1, 4], dtype=np.int64)
+from specbench.decoding.verify import MatchVerifier, RejectionVerifier
+from tests.methods.table_turns import PROMPT, VOCAB, pair, turn
 
 
 def pearl(draft, sampling=GREEDY, **knobs):
@@ -22,17 +15,6 @@ def pearl(draft, sampling=GREEDY, **knobs):
     drafter.setup(DraftContext(VOCAB, frozenset(), sampling=sampling, draft_model=draft))
     drafter.reset()
     return drafter
-
-
-def turn(target, drafter, n=60, eos=frozenset(), overlap="serial", verifier=None, seed=0):
-    verifier = verifier or GreedyVerifier()
-    loop = Engine(target, verifier, eos_ids=eos, clock=NullClock, overlap=overlap)
-    return loop.decode(PROMPT, drafter, max_new_tokens=n, seed=seed)
-
-
-def pair(seed=0, noise=0.0, room=10**6):
-    logits = table(seed, VOCAB, 3.0)
-    return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, VOCAB), room)
 
 
 def plain_pearl(target_rule, draft_rule, text, gamma, steps):
@@ -155,9 +137,3 @@ def test_gamma_can_be_measured(room, make_target):
     draft = tiny_draft(drafter.needs)
     drafter.setup(DraftContext(TINY_VOCAB, frozenset(), target=target, draft_model=draft))
     assert 1 <= drafter.report()["gamma"] <= 64
-
-
-@pytest.mark.parametrize("gamma", [0, 65, "some", 1.5])
-def test_gamma_out_of_range_is_refused(gamma):
-    with pytest.raises(ConfigurationError, match=r"method\.gamma=.* auto, or between 1 and 64"):
-        Pearl(gamma=gamma)

@@ -135,22 +135,6 @@ def test_the_draft_is_a_copy():
     assert draft.tolist() == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        ({"variant": "specbensh"}, ["specbensh", "specbench"]),
-        ({"max_ngram": 0}, ["max_ngram=0"]),
-        ({"min_ngram": 4}, ["max_ngram=3", "min_ngram=4"]),
-        ({"num_tokens": 0}, ["num_tokens=0"]),
-    ],
-)
-def test_bad_knobs_are_refused(knobs, words):
-    with pytest.raises(ConfigurationError) as caught:
-        PromptLookup(**knobs)
-    for word in words:
-        assert word in str(caught.value)
-
-
 @settings(max_examples=400, deadline=None)
 @given(
     text=st.lists(st.integers(0, 3), min_size=1, max_size=40),

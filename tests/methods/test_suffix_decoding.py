@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from methods.suffix_decoding import SuffixDecoding
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
-from specbench.errors import ConfigurationError
 from specbench.index.suffix.tree import SuffixTree
 from specbench.index.suffix.tree_kernels import FREED, TAIL, speculate
 from tests.conftest import ARCHITECTURES, VOCAB
@@ -318,20 +317,3 @@ def test_lossless_on_tiny_models(architecture, draft, make_target, rng):
     assert again.n_target_passes < first.n_target_passes
     drafter.reset()
     assert decode(target, drafter, prompt, 40).drafted_per_step == first.drafted_per_step
-
-
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [
-        ({"depth": 1}, "depth"),
-        ({"factor": -1.0}, "factor"),
-        ({"min_token_prob": 1.5}, "min_token_prob"),
-        ({"max_spec_tokens": 0}, "max_spec_tokens"),
-        ({"draft": "chain"}, "draft"),
-        ({"max_cached_requests": -2}, "max_cached_requests"),
-        ({"max_cached_tokens": 0}, "max_cached_tokens"),
-    ],
-)
-def test_values_out_of_range_are_refused(knobs, message):
-    with pytest.raises(ConfigurationError, match=message):
-        SuffixDecoding(**knobs)

@@ -332,25 +332,6 @@ def test_knobs_shape_the_tree_and_max_nodes_is_its_size(knobs, sizes):
     assert len(drafter.propose(after(1, 2))) == sum(sizes)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [
-        ({"k": 0}, "method.k=0"),
-        ({"k": 7}, "method.k=7 is too small .* method.breadth=80"),
-        ({"update": "lst"}, "Did you mean 'last'"),
-        ({"depth": 0}, "method.depth=0"),
-        ({"depth": 2}, "method.depth=2 makes no tree: .* between 2 and 72"),
-        ({"breadth": 5}, "method.breadth=5 makes no tree: .* between 6 and"),
-        ({"levels": []}, "at least one level"),
-        ({"levels": [9]}, r"method.levels=\[9\] makes no tree"),
-        ({"levels": [4], "depth": 3}, "leave out"),
-    ],
-)
-def test_values_out_of_range_are_refused(knobs, message):
-    with pytest.raises(ConfigurationError, match=message):
-        TokenRecycling(**knobs)
-
-
 def test_more_candidates_than_tokens_are_refused():
     with pytest.raises(ConfigurationError, match="the vocabulary's size, 7"):
         recycling(7)

@@ -363,23 +363,6 @@ def test_a_union_of_one_accepts_what_its_part_accepts(make, make_target, rng):
 # -- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [
-        ({"drafters": []}, "drafters"),
-        ({"max_nodes": 0}, "max_nodes"),
-        ({"fill": "rank"}, "ranked"),
-        ({"depth_cost": 0.0}, "depth_cost"),
-        ({"priority": ["sma"]}, "'sam'"),
-        ({"quotas": [1, 2]}, "quotas"),
-        ({"quotas": [1, 2, -1]}, "quotas"),
-    ],
-)
-def test_values_out_of_range_are_refused(knobs, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Union(**knobs)
-
-
 def test_names_that_nobody_resolved_are_no_drafters():
     with pytest.raises(ConfigurationError, match="cacheback"):
         _ = Union().needs

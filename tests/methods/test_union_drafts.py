@@ -17,12 +17,10 @@ from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
 from specbench.errors import ConfigurationError
-from specbench.system.clock import NullClock
 from tests.contract import driver
 from tests.decoding.table_models import TableDraft, TableTarget, table
+from tests.methods.table_turns import PROMPT, VOCAB
 
-VOCAB = 8
-PROMPT = np.array([3, 1, 4], dtype=np.int64)
 METHODS = driver.with_draft_model() | {
     "sps": lambda: Sps(gamma=3),
     "heuristic": lambda: Sps(gamma=2, schedule="heuristic", max_gamma=5),
@@ -57,9 +55,7 @@ def test_a_part_follows_what_other_parts_commit(method, sampling):
     """The draft asserts that its cache holds the text and that nodes hang where they should."""
     verifier = GreedyVerifier() if sampling.greedy else RejectionVerifier(sampling)
     logits = table(0, VOCAB, 3.0)
-    loop = Engine(
-        TableTarget(logits), verifier, eos_ids=frozenset(), clock=NullClock, overlap="serial"
-    )
+    loop = Engine(TableTarget(logits), verifier, eos_ids=frozenset(), overlap="serial")
     for seed in range(3):
         plain = loop.decode(PROMPT, Drafter(name="ar"), max_new_tokens=80, seed=seed).output_ids
         drafter = Union(drafters=[METHODS[method](), Lucky(plain)])

@@ -9,9 +9,13 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DecodeState, StepOutcome
 from specbench.decoding.tree import longest_match
 from specbench.decoding.verify import GreedyVerifier
-from specbench.system.clock import NullClock
 
 NO_AUX = np.empty(0, dtype=np.bool_)
+
+
+def pairs(tree):
+    """Token and parent of every node."""
+    return list(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True))
 
 
 def markov_rule(seed, vocab_size=6, order=2):
@@ -68,7 +72,7 @@ def play(drafter, prompt, n, rule):
 
 def decode(target, drafter, prompt, n, eos=frozenset()):
     """One turn with the engine; the drafter is set up, and reset where it should be."""
-    engine = Engine(target, GreedyVerifier(), eos_ids=eos, clock=NullClock)
+    engine = Engine(target, GreedyVerifier(), eos_ids=eos)
     return engine.decode(prompt, drafter, max_new_tokens=n)
 
 

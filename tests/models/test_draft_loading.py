@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import types
 from pathlib import Path
 
@@ -41,14 +42,9 @@ def load(tmp_path):
 
     def loaded(*overrides):
         base = ["method=sps", "pair=none", f"cache_dir={tmp_path}", "model.dtype=float64"]
-        cfg = compose([*base, "model.device=cpu", *overrides])
+        cfg = typed(compose([*base, "model.device=cpu", *overrides]))
         return draft_loading.load_draft_model(
-            typed(cfg).pair.draft,
-            typed(cfg).model,
-            target,
-            tiny_tokenizer(),
-            max_len=64,
-            max_nodes=4,
+            cfg.pair.draft, cfg.model, target, tiny_tokenizer(), max_len=64, max_nodes=4
         )
 
     return loaded
@@ -60,10 +56,10 @@ def build(*overrides):
     return build_method_runs(Job(typed(cfg), (), {}, "", Path(), resolve_entries(cfg), ()))
 
 
-def copied(checkpoint, folder):
-    for path in checkpoint.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
+@pytest.fixture
+def folder(checkpoint, tmp_path):
+    """A copy of the checkpoint, to be changed."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
 
 
 def test_a_local_checkpoint(load, checkpoint):
@@ -100,8 +96,7 @@ def test_a_random_model_out_of_range(load, key, value):
         load("pair=random_draft", f"pair.draft.random.{key}={value}")
 
 
-def test_another_tokenizer_is_refused_with_the_first_token_that_differs(load, checkpoint, tmp_path):
-    folder = copied(checkpoint, tmp_path)
+def test_another_tokenizer_is_refused_with_the_first_token_that_differs(load, folder):
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))
     vocab = content["model"]["vocab"]
@@ -113,8 +108,7 @@ def test_another_tokenizer_is_refused_with_the_first_token_that_differs(load, ch
     assert repr(names[40]) in str(refused.value) and "pair=random_draft" in str(refused.value)
 
 
-def test_a_folder_without_a_tokenizer_says_whose_it_uses(load, checkpoint, tmp_path):
-    folder = copied(checkpoint, tmp_path)
+def test_a_folder_without_a_tokenizer_says_whose_it_uses(load, folder):
     for path in folder.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(NeedsNotMet, match="tokenizer_hash"):
@@ -131,8 +125,7 @@ def test_a_folder_without_a_tokenizer_says_whose_it_uses(load, checkpoint, tmp_p
         assert damaged.value.exit_code == 2
 
 
-def test_a_reduced_vocabulary_is_read_from_its_file(load, checkpoint, tmp_path):
-    folder = copied(checkpoint, tmp_path)
+def test_a_reduced_vocabulary_is_read_from_its_file(load, folder):
     ids = np.arange(VOCAB)[::-1].copy()
     save_file({"ids": ids}, folder / draft_loading.ID_MAP_FILE)
     draft, _ = load(f"pair.draft.path={folder}")

@@ -74,13 +74,7 @@ def small_draft(architecture: str, device: str, seed: int) -> DraftModel:
     return DraftModel(fixed, target_vocab=VOCAB, max_nodes=nodes)
 
 
-def decode(
-    target: Target,
-    drafter: Drafter,
-    prompt: np.ndarray,
-    tokens: int,
-    toys: ToyFiles | None = None,
-) -> list[int]:
+def decode(target, drafter, prompt, tokens: int, toys: ToyFiles | None = None) -> list[int]:
     files = toys.files(drafter) if toys else {}
     drafter.setup(context(target, artifacts=files, tokenizer_hash=TOKENIZER))
     engine = Engine(target, GreedyVerifier(), eos_ids=EOS)
@@ -128,15 +122,10 @@ def test_captured_passes_give_the_same_tokens(architecture, rng):
     sizes = {"max_len": 200, "max_nodes": 40}
     plain = Target(tiny_model(architecture).to(DEVICE), **sizes)
     fixed = GraphTarget(tiny_model(architecture).to(DEVICE), **sizes)
-    drafter = RandomDrafts(name="random_drafts", n_nodes=20)
-    drafter.setup(context(fixed))
     prompt = rng.integers(3, VOCAB, 30)
-    eos = EOS
-    wanted = Engine(plain, GreedyVerifier(), eos_ids=eos).decode(
-        prompt, Drafter(name="plain"), max_new_tokens=60
-    )
-    got = Engine(fixed, GreedyVerifier(), eos_ids=eos).decode(prompt, drafter, max_new_tokens=60)
-    assert got.output_ids == wanted.output_ids
+    drafter = RandomDrafts(name="random_drafts", n_nodes=20)
+    wanted = decode(plain, Drafter(name="plain"), prompt, 60)
+    assert decode(fixed, drafter, prompt, 60) == wanted
     assert fixed.describe()["graphs"]
 
 
@@ -198,14 +187,7 @@ def check_overlaps(method: str, device: str, seed: int, prompt: np.ndarray) -> N
     assert accepted[0] == accepted[1] == accepted[2]
 
 
-def check_drafting(
-    target: GraphTarget,
-    method: str,
-    overlap: str,
-    draft: DraftModel,
-    prompt: np.ndarray,
-    plain: list[int],
-) -> list[int]:
+def check_drafting(target, method, overlap, draft, prompt, plain: list[int]) -> list[int]:
     """Twice in a row, as the second turn finds the first one's caches; gives what was accepted."""
     drafter = build(method)
     drafter.setup(context(target, draft_model=draft))

@@ -16,15 +16,14 @@ import torch
 
 from specbench.decoding import tree as tree_module
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.structs import NO_TOKENS, DraftTree, Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
 from specbench.models.graph_target import GraphTarget
 from specbench.models.static_pass import FixedShape, StaticPass
 from specbench.models.target import Target
-from specbench.system.clock import NullClock
-from tests.conftest import VOCAB, tiny_model
+from tests.conftest import VOCAB, engine, side_by_side, tiny_model
+from tests.models.test_graph_target import twins
 
 SIZES = {"max_len": 120, "max_nodes": 7, "batch": 3}
 
@@ -125,12 +124,9 @@ def no_streams(monkeypatch) -> None:
 def test_drafting_beside_a_pass_starts_before_anybody_waits(overlap, step, late, monkeypatch, rng):
     no_streams(monkeypatch)
     prompt = rng.integers(3, VOCAB, 20)
-    exact = Engine(
-        Target(tiny_model("llama"), **SIZES), GreedyVerifier(), eos_ids=frozenset(), clock=NullClock
-    )
-    truth = exact.decode(prompt, Drafter(name="plain"), max_new_tokens=30).output_ids
-    target = GraphTarget(tiny_model("llama"), capture=False, **SIZES)
-    loop = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock, overlap="thread")
+    exact, target = twins(**SIZES)
+    truth = engine(exact).decode(prompt, Drafter(name="plain"), max_new_tokens=30).output_ids
+    loop = engine(target, overlap="thread")
     loop.overlap = overlap  # on a CPU ``stream`` would become ``thread``
     drafter = Beside(truth=truth, log=late.log)
     result = loop.decode(prompt, drafter, max_new_tokens=30)
@@ -176,8 +172,7 @@ def test_buffers_are_loaded_again_only_when_their_pass_is_done(late, rng):
 def test_so_are_those_of_passes_that_the_host_verifies(commits, late, rng):
     """Batch rows, and drawing verifiers: none reads an outcome, so loading waits by itself."""
     exact, queued = pair(commits=commits)
-    parents = np.array([-1, 0, -1, 2, -1, 4])
-    rows = [DraftTree(rng.integers(0, VOCAB, 6), parents, rows=(3, 2)) for _ in range(2)]
+    rows = [side_by_side(rng.integers(0, VOCAB, 6), 2) for _ in range(2)]
     chains = [DraftTree.chain(rng.integers(0, VOCAB, 3)) for _ in range(2)]
     for trees in (rows, [] if commits else chains):
         for tree in trees:
@@ -203,9 +198,8 @@ def test_keep_waits_where_nobody_has(late):
     assert queued.cache.length == 13
     exact.forward(3, tree)
     exact.commit(tree, np.array([0]))
-    torch.testing.assert_close(
-        queued.cache.storage[:, :1, :, :13], exact.cache.storage[:, :1, :, :13], atol=1e-9, rtol=0
-    )
+    stored = (target.cache.storage[:, :1, :, :13] for target in (queued, exact))
+    torch.testing.assert_close(*stored, atol=1e-9, rtol=0)
 
 
 def test_ids_on_the_device_are_refused_when_the_outcome_is_read(late, monkeypatch):
@@ -237,9 +231,7 @@ def test_drafting_that_fails_beside_a_pass_is_waited_for(monkeypatch):
         def overlap(self, state, tree):
             raise RuntimeError("no memory for the draft")
 
-    loop = Engine(
-        Target(tiny_model("llama"), **SIZES), GreedyVerifier(), eos_ids=frozenset(), clock=NullClock
-    )
+    loop = engine(Target(tiny_model("llama"), **SIZES))
     loop.overlap = "stream"
     with pytest.raises(RuntimeError, match="no memory"):
         loop.decode(np.arange(9), Failing(name="failing"), max_new_tokens=5)
@@ -295,10 +287,8 @@ def test_steps_reuse_their_buffers(batch, monkeypatch, rng):
     root = 3
     for turn in range(3):
         for n in (0, 1, 3, 7) if batch == 1 else (1, 2):
-            places = np.arange(n * batch)
-            parents = np.where(places % n == 0, -1, places - 1) if n else places
-            layout = (batch, n) if batch > 1 else None
-            tree = DraftTree(rng.integers(0, VOCAB, n * batch), parents, rows=layout)
+            tokens = rng.integers(0, VOCAB, n * batch)
+            tree = DraftTree.chain(tokens) if batch == 1 else side_by_side(tokens, n)
             with Made():
                 scores = target.forward(root, tree)
                 if batch == 1:

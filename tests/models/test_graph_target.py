@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,45 +21,51 @@ from methods.random_drafts import RandomDrafts
 from runners.session.build import make_target
 from specbench.config.compose import compose
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftContext, DraftTree, Needs
-from specbench.decoding.tree import longest_match
+from specbench.decoding.tree import TreeGeometry, longest_match
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan, attend, folded_heads
 from specbench.models import static_pass
-from specbench.models.graph_target import (
-    ROW_BUCKETS,
-    GraphTarget,
-    key_bucket,
-    no_graphs,
-    row_bucket,
-)
+from specbench.models.graph_target import GraphTarget, key_bucket, no_graphs, row_bucket
 from specbench.models.kv_cache import KVCache
-from specbench.models.scores import StaticScores
+from specbench.models.scores import Scores
 from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
+from tests.conftest import ARCHITECTURES, VOCAB, engine, side_by_side, tiny_draft, tiny_model
 from tests.models.test_target import trees
 
-TOLERANCE = 1e-10
+same = partial(torch.testing.assert_close, atol=1e-10, rtol=0)
+
+
+def twins(architecture="llama", *, capture=False, **sizes):
+    """An exact and a padded target over the same weights."""
+    exact = Target(tiny_model(architecture), **sizes)
+    return exact, GraphTarget(tiny_model(architecture), capture=capture, **sizes)
+
+
+def same_caches(one, other):
+    end = one.cache.length
+    assert other.cache.length == end
+    stored = (target.cache.storage[..., :end, :] for target in (other, one))
+    torch.testing.assert_close(*stored, atol=1e-9, rtol=0)
 
 
 @pytest.fixture(scope="module")
 def pairs():
-    """An exact and a padded target over the same weights, by architecture."""
-    made: dict[str, tuple[Target, GraphTarget]] = {}
+    return cache(partial(twins, max_len=600, max_nodes=40))
 
-    def make(architecture: str) -> tuple[Target, GraphTarget]:
-        if architecture not in made:
-            sizes = {"max_len": 600, "max_nodes": 40}
-            made[architecture] = (
-                Target(tiny_model(architecture), **sizes),
-                GraphTarget(tiny_model(architecture), capture=False, **sizes),
-            )
-        return made[architecture]
 
-    return make
+@pytest.fixture
+def only_warms_up(monkeypatch):
+    """What a capture runs: its passes, of which the device keeps what they write to the cache."""
+
+    def capture(step: FixedShape, _pool: object) -> None:
+        for _ in range(3):
+            step.device_part()
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", capture)
 
 
 def test_buckets():
@@ -67,7 +73,6 @@ def test_buckets():
         1, 2, 4, 32, 48, 80, 128, 128, None,
     ]  # fmt: skip
     assert [key_bucket(n, 1536) for n in (1, 256, 257, 1024, 1025)] == [256, 256, 512, 1024, 1536]
-    assert list(ROW_BUCKETS) == sorted(ROW_BUCKETS)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -82,8 +87,7 @@ def test_padding_changes_no_logit(architecture, tree, n_prompt, seed, pairs):
         target.prefill(prompt[:-1])
     wanted = exact.forward(int(prompt[-1]), tree)
     got = padded.forward(int(prompt[-1]), tree)
-    assert got.logits.shape == wanted.logits.shape
-    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+    same(got.logits, wanted.logits)
     verdict = GreedyVerifier().verify(tree, wanted)
     path, own_choices = got.verified
     assert path.tolist() == verdict.path.tolist()
@@ -91,11 +95,7 @@ def test_padding_changes_no_logit(architecture, tree, n_prompt, seed, pairs):
     # The pass moved the accepted rows itself: the caches agree on all that is committed.
     for target in (exact, padded):
         target.commit(tree, verdict.path)
-    end = exact.cache.length
-    assert padded.cache.length == end
-    torch.testing.assert_close(
-        padded.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
-    )
+    same_caches(exact, padded)
 
 
 @settings(max_examples=200, deadline=None)
@@ -117,12 +117,12 @@ def test_acceptance_on_the_device_is_the_walk(tree, data):
     step._row_numbers = torch.arange(rows)
     parent_rows = torch.zeros(rows, dtype=torch.long)
     parent_rows[1 : n + 1] = torch.from_numpy(tree.parents) + 1
+    geometry = TreeGeometry(rows - 1)
+    geometry.read(tree, VOCAB)
     depths = torch.zeros(rows, dtype=torch.long)
-    visible = torch.eye(rows, dtype=torch.bool)
-    for i in range(1, n + 1):
-        depths[i] = depths[parent_rows[i]] + 1
-        visible[i] |= visible[parent_rows[i]]
-    step.visible = visible
+    depths[: n + 1] = torch.from_numpy(geometry.depths[: n + 1])
+    step.visible = torch.eye(rows, dtype=torch.bool)
+    step.visible[: n + 1, : n + 1] = torch.from_numpy(geometry.visible[: n + 1, : n + 1])
     candidates = torch.zeros(rows, dtype=torch.bool)
     candidates[1 : n + 1] = torch.from_numpy(~aux)
     padded = torch.zeros(rows, dtype=torch.long)
@@ -135,10 +135,6 @@ def test_acceptance_on_the_device_is_the_walk(tree, data):
     assert got[count + 1 :].tolist() == list(range(count + 1, rows))
 
 
-def _context(target: Target) -> DraftContext:
-    return DraftContext(vocab_size=VOCAB, eos_ids=frozenset({2}), max_len=512, target=target)
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("commits", [True, False])
 def test_decoding_is_that_of_plain_decoding(architecture, commits, rng):
@@ -146,43 +142,20 @@ def test_decoding_is_that_of_plain_decoding(architecture, commits, rng):
     fixed = GraphTarget(
         tiny_model(architecture), capture=False, commits=commits, max_len=200, max_nodes=40
     )
-    eos = frozenset({2})
     drafter = RandomDrafts(name="random_drafts", n_nodes=20)
-    drafter.setup(_context(fixed))
+    drafter.setup(DraftContext(VOCAB, frozenset({2}), max_len=512, target=fixed))
     for length in (1, 60):
         prompt = rng.integers(3, VOCAB, length)
-        wanted = Engine(plain, GreedyVerifier(), eos_ids=eos).decode(
-            prompt, Drafter(name="plain"), max_new_tokens=24
-        )
         drafter.reset()
-        got = Engine(fixed, GreedyVerifier(), eos_ids=eos).decode(
-            prompt, drafter, max_new_tokens=24
+        wanted, got = (
+            engine(target, eos=frozenset({2})).decode(prompt, by, max_new_tokens=24)
+            for target, by in ((plain, Drafter(name="plain")), (fixed, drafter))
         )
         assert got.output_ids == wanted.output_ids
 
 
-def test_rows_of_a_batch_layout(pairs, rng):
-    sizes = {"max_len": 200, "max_nodes": 40, "batch": 5}
-    exact = Target(tiny_model("llama"), **sizes)
-    fixed = GraphTarget(tiny_model("llama"), capture=False, **sizes)
-    text = rng.integers(0, VOCAB, 11)
-    for target in (exact, fixed):
-        target.prefill(text)
-    for k, w in ((5, 3), (2, 1), (4, 6)):
-        parents = np.concatenate([np.arange(-1, w - 1) + i * w for i in range(k)])
-        parents[::w] = -1
-        tree = DraftTree(rng.integers(0, VOCAB, k * w), parents, rows=(k, w))
-        for target in (exact, fixed):  # made once, not by every step
-            assert target.forward(3, tree).select is target.forward(3, tree).select
-        wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
-        torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
-        path = np.arange(w, 2 * w, dtype=np.int64)
-        exact.commit(tree, path)
-        fixed.commit(tree, path)
-
-
 def test_what_the_host_verifies_is_not_worked_out_on_the_device_too(rng):
-    rows = DraftTree(rng.integers(0, VOCAB, 4), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    rows = side_by_side(rng.integers(0, VOCAB, 4), 2)
     for commits, tree in ((True, rows), (False, rows), (False, DraftTree.chain(np.arange(3)))):
         target = GraphTarget(
             tiny_model("llama"), capture=False, commits=commits, max_len=90, max_nodes=7, batch=2
@@ -199,7 +172,7 @@ def test_passes_of_buffers_that_grew_are_let_go_without_a_collection(commits, rn
     target = GraphTarget(
         tiny_model("llama"), capture=False, commits=commits, max_len=90, max_nodes=7, batch=2
     )
-    rows = DraftTree(rng.integers(0, VOCAB, 4), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    rows = side_by_side(rng.integers(0, VOCAB, 4), 2)
     target.prefill(np.arange(5))
     gc.disable()
     try:
@@ -212,63 +185,48 @@ def test_passes_of_buffers_that_grew_are_let_go_without_a_collection(commits, rn
         gc.enable()
 
 
-def _only_warms_up(step: FixedShape, _pool: object) -> None:
-    """What a capture runs: its passes, of which the device keeps what they write to the cache."""
-    for _ in range(3):
-        step.device_part()
-
-
+@pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_capture_in_mid_text_overwrites_nothing(architecture, monkeypatch, rng):
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
-    sizes = {"max_len": 200, "max_nodes": 40, "batch": 5}
-    exact = Target(tiny_model(architecture), **sizes)
-    fixed = GraphTarget(tiny_model(architecture), capture=True, **sizes)
+def test_rows_of_a_batch_layout_and_a_capture_in_mid_text(
+    architecture, capture, only_warms_up, rng
+):
+    """What is captured overwrites nothing that is committed or held."""
+    exact, fixed = twins(architecture, capture=capture, max_len=200, max_nodes=40, batch=5)
     text = rng.integers(0, VOCAB, 11)
     for target in (exact, fixed):
         target.prefill(text)
-    for k, w in ((5, 3), (2, 1)):
-        parents = np.concatenate([np.arange(-1, w - 1) + i * w for i in range(k)])
-        parents[::w] = -1
-        tree = DraftTree(rng.integers(0, VOCAB, k * w), parents, rows=(k, w))
+    for k, w in ((5, 3), (2, 1), (4, 6)):
+        tree = side_by_side(rng.integers(0, VOCAB, k * w), w)
         captured = len(fixed.graphs)
         wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
-        assert fixed.graphs[captured:] == [f"{k} x {w + 1} rows, 256 keys"]
-        torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
-        for target in (exact, fixed):
+        assert fixed.graphs[captured:] == [f"{k} x {w + 1} rows, 256 keys"] * capture
+        same(got.logits, wanted.logits)
+        for target in (exact, fixed):  # made once, not by every step
+            assert target.forward(3, tree).select is target.forward(3, tree).select
             target.commit(tree, np.arange(w, 2 * w, dtype=np.int64))
+    same_caches(exact, fixed)
     end = exact.cache.length
-    torch.testing.assert_close(
-        fixed.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
-    )
     # So do passes over nodes: behind what is held as well.
     ids, depths = torch.tensor([4, 5, 6, 7, 8, 9]), torch.arange(6)
     for target in (exact, fixed):
         target.extend(ids, None, depths)
         target.cache.truncate(end)
     wanted, got = (target.append(ids[:3]) for target in (exact, fixed))
-    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+    same(got.logits, wanted.logits)
 
 
-def test_a_capture_behind_a_text_that_fills_its_keys_overwrites_nothing(monkeypatch, rng):
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
-    sizes = {"max_len": 400, "max_nodes": 5, "batch": 2}
-    exact = Target(tiny_model("llama"), **sizes)
-    fixed = GraphTarget(tiny_model("llama"), capture=True, **sizes)
+def test_a_capture_behind_a_text_that_fills_its_keys_overwrites_nothing(only_warms_up, rng):
+    exact, fixed = twins(capture=True, max_len=400, max_nodes=5, batch=2)
     text = rng.integers(0, VOCAB, 253)
-    tree = DraftTree(np.array([4, 5, 6, 7]), np.array([-1, 0, -1, 2]), rows=(2, 2))
+    tree = side_by_side(np.array([4, 5, 6, 7]), 2)
     for target in (exact, fixed):
         target.prefill(text)
     wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
     assert "2 x 3 rows, 256 keys" in fixed.graphs
-    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+    same(got.logits, wanted.logits)
 
 
-def test_what_is_known_of_passes_is_captured_when_buffers_are_made(monkeypatch, rng):
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(FixedShape, "capture", _only_warms_up)
+def test_what_is_known_of_passes_is_captured_when_buffers_are_made(only_warms_up):
     target = GraphTarget(
         tiny_model("llama"), capture=True, max_len=200, max_nodes=15, batch=5, layouts=[(5, 4)]
     )
@@ -322,9 +280,9 @@ def test_a_step_copies_once_to_the_host(monkeypatch, pairs, rng):
     real = StaticPass.read
     monkeypatch.setattr(StaticPass, "read", lambda step: (reads.append(1), real(step))[1])
     asked: list[int] = []
-    verified = StaticScores.verified
+    verified = Scores.verified
     counted = property(lambda scores: (asked.append(1), verified.fget(scores))[1])
-    monkeypatch.setattr(StaticScores, "verified", counted)
+    monkeypatch.setattr(Scores, "verified", counted)
     calls = _counted(monkeypatch, ("item", "tolist", "cpu", "nonzero"))
     tree = DraftTree.chain(rng.integers(0, VOCAB, 5))
     verdict = GreedyVerifier().verify(tree, padded.forward(3, tree))
@@ -354,9 +312,9 @@ def test_the_device_part_is_one_graph(architecture, packed, everything_packed, p
     with torch.inference_mode():
         logits, outcome = step.device_part()
         traced = torch.compile(step.device_part, fullgraph=True, backend="eager")
-        again, same = traced()
-    torch.testing.assert_close(again, logits, atol=2e-4 if packed else TOLERANCE, rtol=0)
-    assert torch.equal(outcome, same)
+        again, found = traced()
+    torch.testing.assert_close(again, logits, atol=2e-4 if packed else 1e-10, rtol=0)
+    assert torch.equal(outcome, found)
 
 
 def test_ids_outside_the_vocabulary_are_refused(pairs):
@@ -368,11 +326,7 @@ def test_ids_outside_the_vocabulary_are_refused(pairs):
 
 
 def test_a_path_whose_rows_the_pass_has_moved_away_is_refused(rng):
-    sizes = {"max_len": 200, "max_nodes": 8}
-    exact, padded = pair = (
-        Target(tiny_model("llama"), **sizes),
-        GraphTarget(tiny_model("llama"), capture=False, **sizes),
-    )
+    exact, padded = pair = twins(max_len=200, max_nodes=8)
     text = rng.integers(0, VOCAB, 17)
     exact.prefill(text)
     right = int(exact.forward(3, DraftTree.empty()).greedy()[0])
@@ -387,11 +341,7 @@ def test_a_path_whose_rows_the_pass_has_moved_away_is_refused(rng):
             target.prefill(text)
             target.forward(3, tree)
             target.commit(tree, np.array(path, dtype=np.int64))
-        end = exact.cache.length
-        assert padded.cache.length == end
-        torch.testing.assert_close(
-            padded.cache.storage[..., :end, :], exact.cache.storage[..., :end, :], atol=1e-9, rtol=0
-        )
+        same_caches(exact, padded)
 
     # What a verifier that stops sooner or goes on further asks for is still there.
     for tree, path in ((siblings, []), (siblings, [1]), (below, [1]), (chain, [0, 1, 2])):
@@ -409,14 +359,11 @@ def test_a_pass_that_left_nan_behind_hurts_no_later_one(pairs, rng):
     for target in (exact, padded):
         target.prefill(prompt)
     tree = DraftTree.chain(rng.integers(0, VOCAB, 3))
-    torch.testing.assert_close(
-        padded.forward(3, tree).logits, exact.forward(3, tree).logits, atol=TOLERANCE, rtol=0
-    )
+    same(padded.forward(3, tree).logits, exact.forward(3, tree).logits)
 
 
 def test_what_has_no_bucket_runs_eagerly_and_says_so(rng):
-    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=150)
-    exact = Target(tiny_model("llama"), max_len=100, max_nodes=150)
+    exact, target = twins(max_len=100, max_nodes=150)
     for each in (target, exact):
         each.prefill(np.arange(5))
     tree = DraftTree(rng.integers(0, VOCAB, 140), np.full(140, -1))
@@ -425,8 +372,7 @@ def test_what_has_no_bucket_runs_eagerly_and_says_so(rng):
 
 
 def test_fallbacks_for_hidden_states_and_for_lack_of_room_say_so(rng):
-    target = GraphTarget(tiny_model("llama"), capture=False, max_len=245, max_nodes=5)
-    exact = Target(tiny_model("llama"), max_len=245, max_nodes=5)
+    exact, target = twins(max_len=245, max_nodes=5)
     tree = DraftTree.chain(rng.integers(0, VOCAB, 4))
     for each in (target, exact):
         each.prefill(np.arange(5))
@@ -435,8 +381,7 @@ def test_fallbacks_for_hidden_states_and_for_lack_of_room_say_so(rng):
     for each in (target, exact):
         each.prefill(np.arange(251) % VOCAB)  # leaves five rows: for the nodes, not their padding
     ids = torch.arange(5)
-    got, wanted = (each.append(ids) for each in (target, exact))
-    torch.testing.assert_close(got.logits, wanted.logits, atol=TOLERANCE, rtol=0)
+    same(target.append(ids).logits, exact.append(ids).logits)
     assert target.reasons == {
         "passes with hidden states": "graphs hand out logits alone",
         "8 nodes at the end of the cache": "padded, they exceed its 256 rows",
@@ -452,20 +397,16 @@ def test_a_failed_capture_falls_back_with_the_reason(message, reason, monkeypatc
     def fail(*_: object) -> None:
         raise RuntimeError(message)
 
-    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=10)
+    exact, target = twins(max_len=100, max_nodes=10)
     target._capture = True
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(StaticPass, "capture", fail)
-    target.prefill(np.arange(5))
+    for each in (exact, target):
+        each.prefill(np.arange(5))
     tree = DraftTree.chain(np.arange(3))
-    exact = Target(tiny_model("llama"), max_len=100, max_nodes=10)
-    exact.prefill(np.arange(5))
     assert torch.equal(target.forward(3, tree).logits, exact.forward(3, tree).logits)
-    assert target.describe() == {
-        "engine": "graph",
-        "graphs": [],
-        "eager": {"1 x 4 rows, 256 keys": reason},
-    }
+    eager = {"1 x 4 rows, 256 keys": reason}
+    assert target.describe() == {"engine": "graph", "graphs": [], "eager": eager}
 
 
 def test_what_is_captured_after_a_failure_has_memory_of_its_own(monkeypatch):
@@ -559,13 +500,11 @@ def test_a_text_longer_than_a_drafts_passes_runs_eagerly_and_says_so(max_nodes, 
     text = rng.integers(0, VOCAB, length)
     for each in (draft, exact):
         each.begin(text[:5])
-    torch.testing.assert_close(draft.catch_up(text), exact.catch_up(text), atol=TOLERANCE, rtol=0)
+    same(draft.catch_up(text), exact.catch_up(text))
     assert draft._target.describe()["eager"] == {f"{length - 5} nodes": why}
 
 
-def test_every_pass_of_a_draft_is_captured_when_its_buffers_are_made(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(StaticNodes, "capture", lambda *_: None)
+def test_every_pass_of_a_draft_is_captured_when_its_buffers_are_made(only_warms_up):
     target = _draft(capture=True)._target
     made = [f"{rows} nodes, {keys} keys" for keys in (256, 512) for rows in (1, 2, 4, 8)]
     assert target.describe() == {"engine": "graph", "graphs": made, "eager": {}}
@@ -583,7 +522,7 @@ def test_queries_folded_into_rows_see_the_same(rows):
     wanted = attend(query, key, value, attn_mask=mask, enable_gqa=True)
     plan = AttentionPlan(mask=mask)
     got = attend(folded_heads(query, 3), key, value, attn_mask=plan.fold(mask, 2))
-    torch.testing.assert_close(got.view(query.shape), wanted, atol=TOLERANCE, rtol=0)
+    same(got.view(query.shape), wanted)
     assert plan.fold(mask, 2) is plan.fold(mask, 2)
 
 
@@ -696,13 +635,12 @@ def test_a_capture_that_fails_leaves_the_current_stream_as_it_was(monkeypatch, r
 
 
 def test_an_engine_that_is_not_to_be_had_falls_back_and_says_why():
-    config = compose(["engine=graph"])
-    target = make_target(tiny_model("llama"), config, max_len=64, max_nodes=8)
+    sizes = {"max_len": 64, "max_nodes": 8}
+    target = make_target(tiny_model("llama"), compose(["engine=graph"]), **sizes)
     assert type(target) is Target
     assert "CUDA" in target.describe()["reason"]
-    assert make_target(tiny_model("llama"), compose([]), max_len=64, max_nodes=8).describe() == {
-        "engine": "eager"
-    }
+    asked = make_target(tiny_model("llama"), compose([]), **sizes)
+    assert asked.describe() == {"engine": "eager"}
 
 
 def test_a_model_over_two_devices_has_no_graph():
@@ -712,10 +650,10 @@ def test_a_model_over_two_devices_has_no_graph():
 
 
 def test_the_cache_moves_rows():
-    cache = KVCache(
+    store = KVCache(
         [torch.device("cpu")], batch=2, kv_heads=1, max_len=8, head_dim=1, dtype=torch.float64
     )
-    cache.storage[:] = torch.arange(8.0).view(8, 1)
-    cache.move(torch.tensor([2, 3, 4]), torch.tensor([2, 5, 4]))
-    assert cache.storage[0, 0, 0, :, 0].tolist() == [0, 1, 2, 5, 4, 5, 6, 7]
-    assert cache.storage[0, 1, 0, :, 0].tolist() == list(range(8))  # no tree pass writes there
+    store.storage[:] = torch.arange(8.0).view(8, 1)
+    store.move(torch.tensor([2, 3, 4]), torch.tensor([2, 5, 4]))
+    assert store.storage[0, 0, 0, :, 0].tolist() == [0, 1, 2, 5, 4, 5, 6, 7]
+    assert store.storage[0, 1, 0, :, 0].tolist() == list(range(8))  # no tree pass writes there

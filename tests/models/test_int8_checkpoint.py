@@ -14,6 +14,17 @@ from tests.conftest import tiny_model
 ROWS = torch.tensor([[1, 5, 9, 14, 3]])
 
 
+@pytest.fixture
+def path(tmp_path):
+    """The weights' file of a folder that was written."""
+    int8_checkpoint.save(tiny_model("llama", dtype=torch.float32), tmp_path)
+    return tmp_path / int8_checkpoint.FILE
+
+
+def load(path, dtype=torch.float32):
+    return int8_checkpoint.load(path.parent, dtype=dtype, attention="sdpa")
+
+
 def rounded(weight: torch.Tensor) -> torch.Tensor:
     """The nearest of 255 steps, row by row, the plain way."""
     out = weight.clone()
@@ -27,7 +38,7 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
 def test_what_is_read_is_what_was_written_but_for_the_rounding(architecture, tmp_path):
     network = tiny_model(architecture, dtype=torch.float32)
     int8_checkpoint.save(network, tmp_path)
-    found = int8_checkpoint.load(tmp_path, dtype=torch.float32, attention="sdpa").eval()
+    found = load(tmp_path / int8_checkpoint.FILE).eval()
     with torch.no_grad():
         for weight in network.parameters():
             if weight.dim() == 2:
@@ -43,8 +54,8 @@ def test_weights_come_in_the_precision_asked_for(dtype, tied, tmp_path):
     config.tie_word_embeddings = tied
     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     int8_checkpoint.save(network, tmp_path)
-    exact = int8_checkpoint.load(tmp_path, dtype=torch.float32, attention="sdpa").state_dict()
-    found = int8_checkpoint.load(tmp_path, dtype=dtype, attention="sdpa").eval()
+    path = tmp_path / int8_checkpoint.FILE
+    exact, found = load(path).state_dict(), load(path, dtype).eval()
     assert found.dtype == dtype
     for name, weight in found.state_dict().items():
         assert weight.dtype == dtype, name
@@ -56,17 +67,13 @@ def test_weights_come_in_the_precision_asked_for(dtype, tied, tmp_path):
     assert logits.dtype == dtype and logits.isfinite().all()
 
 
-def test_a_matrix_takes_one_byte_a_number(tmp_path):
-    network = tiny_model("llama", dtype=torch.float32)
-    int8_checkpoint.save(network, tmp_path)
-    stored = load_file(tmp_path / int8_checkpoint.FILE)
+def test_a_matrix_takes_one_byte_a_number(path):
+    stored = load_file(path)
     assert stored["model.layers.0.mlp.up_proj.weight"].dtype == torch.int8
     assert stored["model.norm.weight"].dtype == torch.float32
 
 
-def test_a_damaged_file_is_refused(tmp_path):
-    int8_checkpoint.save(tiny_model("llama", dtype=torch.float32), tmp_path)
-    path = tmp_path / int8_checkpoint.FILE
+def test_a_damaged_file_is_refused(path):
     whole = path.read_bytes()
     header = int.from_bytes(whole[:8], "little")
     damages = {
@@ -80,29 +87,25 @@ def test_a_damaged_file_is_refused(tmp_path):
     for what, content in damages.items():
         path.write_bytes(content)
         with pytest.raises(WeightsNotFound, match=r"int8\.safetensors is damaged") as refused:
-            int8_checkpoint.load(tmp_path, dtype=torch.float32, attention="sdpa")
+            load(path)
         assert "Fetch it again" in str(refused.value), what
 
 
-def test_a_scale_of_another_length_is_refused(tmp_path):
-    int8_checkpoint.save(tiny_model("llama", dtype=torch.float32), tmp_path)
-    path = tmp_path / int8_checkpoint.FILE
+def test_a_scale_of_another_length_is_refused(path):
     stored = load_file(path)
     matrix = next(name for name, value in stored.items() if value.dtype == torch.int8)
     stored[f"{matrix}.scale"] = stored[f"{matrix}.scale"][:1].clone()  # would fit every row
     save_file(stored, path)
     with pytest.raises(WeightsNotFound, match=rf"{re.escape(matrix)}\.scale has 1 numbers"):
-        int8_checkpoint.load(tmp_path, dtype=torch.float32, attention="sdpa")
+        load(path)
 
 
 @pytest.mark.parametrize(
     "missing", ["model.norm.weight", "model.layers.0.mlp.up_proj.weight.scale"]
 )
-def test_a_file_that_lacks_something_is_refused(missing, tmp_path):
-    int8_checkpoint.save(tiny_model("llama", dtype=torch.float32), tmp_path)
-    path = tmp_path / int8_checkpoint.FILE
+def test_a_file_that_lacks_something_is_refused(missing, path):
     stored = load_file(path)
     del stored[missing]
     save_file(stored, path)
     with pytest.raises(WeightsNotFound, match=re.escape(missing)):
-        int8_checkpoint.load(tmp_path, dtype=torch.float32, attention="sdpa")
+        load(path)

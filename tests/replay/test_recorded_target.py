@@ -15,7 +15,6 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
 from specbench.replay.recorded_target import PathLearner, RecordedTarget
 from specbench.replay.recording import top_candidates
-from specbench.system.clock import NullClock
 from tests.conftest import VOCAB
 
 CONTEXT = DraftContext(VOCAB, frozenset())
@@ -29,9 +28,9 @@ def methods() -> list[Drafter]:
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_steps_equal_the_live_runs(architecture, which, make_target):
-    live = Engine(make_target(architecture), GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    live = Engine(make_target(architecture), GreedyVerifier(), eos_ids=frozenset())
     target = RecordedTarget(VOCAB, 40)
-    replay = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    replay = Engine(target, GreedyVerifier(), eos_ids=frozenset())
     drafter = methods()[which]
     drafter.setup(CONTEXT)
     sped_up = False
@@ -66,7 +65,7 @@ def test_there_are_no_logits():
 def test_recorded_candidates_are_the_targets_likeliest(make_target):
     target = make_target()
     prompt = np.random.default_rng(1).integers(0, VOCAB, 9)
-    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
     drafter = PromptLookup(num_tokens=4)
     drafter.setup(CONTEXT)
     output = np.array(engine.decode(prompt, drafter, max_new_tokens=50).output_ids)
@@ -110,7 +109,7 @@ def test_a_learner_is_shown_the_accepted_path_and_its_candidates():
     learner = Learner(output, depth=2)
     drafter = PathLearner(name="learner", inner=learner, target=target)
     assert not drafter.needs.logits
-    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=NullClock)
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
     target.load(output, candidates)
     result = engine.decode(np.array([8, 8, 8]), drafter, max_new_tokens=10)
     assert result.output_ids == output.tolist()

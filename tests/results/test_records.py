@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,33 +15,12 @@ from specbench.storage import jsonl
 
 def make_record(**changes) -> CaseRecord:
     values = dict(
-        run_key="0123abcd",
-        label="pld",
-        method="pld",
-        model="tiny",
-        dataset="demo",
-        task="qa",
-        category="qa",
-        case_id="7",
-        turn=0,
-        repeat=0,
-        stream_index=3,
-        status="ok",
-        n_prompt=2,
-        n_new=4,
-        finish_reason="eos",
-        n_target_passes=2,
-        n_drafted=5,
-        accepted_per_step=[2, 1],
-        prompt_ids=[5, 6],
-        output_ids=[1, 2, 3, 0],
-        prefill_s=0.5,
-        decode_s=1.0,
-        drafter_setup_s=0.25,
-        wall_s=1.5,
-        state_scope="prompt",
-        seed=11,
-    )
+        run_key="0123abcd", label="pld", method="pld", model="tiny", dataset="demo", task="qa",
+        category="qa", case_id="7", turn=0, repeat=0, stream_index=3, status="ok", n_prompt=2,
+        n_new=4, finish_reason="eos", n_target_passes=2, n_drafted=5, accepted_per_step=[2, 1],
+        prompt_ids=[5, 6], output_ids=[1, 2, 3, 0], prefill_s=0.5, decode_s=1.0,
+        drafter_setup_s=0.25, wall_s=1.5, state_scope="prompt", seed=11,
+    )  # fmt: skip
     return CaseRecord(**values | changes)
 
 
@@ -136,28 +116,15 @@ def test_replacing_a_file_fails_without_touching_the_old_one(tmp_path, monkeypat
 
 
 def test_steps_have_one_row_per_step(tmp_path):
-    traces = [
-        StepTrace(
-            label="pld",
-            case_id="a",
-            turn=1,
-            repeat=0,
-            drafted=[3, 0],
-            depth=[3, 0],
-            committed=[2, 1],
-            sources=[[0], []],
-            step_s=[0.1, 0.2],
-        ),
-        StepTrace(label="ar", case_id="a", turn=1, repeat=0, drafted=[0], depth=[0], committed=[1]),
-        StepTrace(label="ar", case_id="b", turn=0, repeat=0, drafted=[], depth=[], committed=[]),
-    ]
+    empty = StepTrace(label="ar", case_id="b", turn=0, repeat=0, drafted=[], depth=[], committed=[])
+    one = replace(empty, case_id="a", turn=1, drafted=[0], depth=[0], committed=[1])
+    steps = {"drafted": [3, 0], "depth": [3, 0], "committed": [2, 1]}
+    two = replace(one, label="pld", **steps, sources=[[0], []], step_s=[0.1, 0.2])
+    traces = [two, one, empty]
     records.write_steps(tmp_path / "steps.parquet", (trace.to_json() for trace in traces))
     rows = pq.read_table(tmp_path / "steps.parquet").to_pylist()
-    assert [(r["label"], r["step"], r["committed"]) for r in rows] == [
-        ("pld", 0, 2),
-        ("pld", 1, 1),
-        ("ar", 0, 1),
-    ]
+    found = [(r["label"], r["step"], r["committed"]) for r in rows]
+    assert found == [("pld", 0, 2), ("pld", 1, 1), ("ar", 0, 1)]
     assert rows[0]["sources"] == [0]
     assert rows[2]["sources"] is None
     assert rows[2]["step_s"] is None

@@ -24,6 +24,7 @@ from specbench.results.spec_bench_format import (
     usable_blocks,
 )
 from specbench.results.statistics.summary import summarise
+from specbench.results.tasks import MT_BENCH_CATEGORIES
 from specbench.storage import jsonl
 
 SYNTHETIC = Path(__file__).resolve().parents[1] / "golden" / "records" / "synthetic"
@@ -31,23 +32,13 @@ LABELS = ("ar", "pld")
 SOURCE = Source("pld", "pld", "toy", "specbench", "k")
 EOS = 2
 BOS = 1
-MT_BENCH = (
-    "writing",
-    "roleplay",
-    "reasoning",
-    "math",
-    "coding",
-    "extraction",
-    "stem",
-    "humanities",
-)
 
 
 def record(label, case_id, turn, accepted, wall_s, category="qa", repeat=0, status="ok"):
     n_new = sum(accepted) + 1
     return CaseRecord(
         run_key="k", label=label, method=label, model="toy", dataset="specbench",
-        task="mt_bench" if category in MT_BENCH else category, category=category,
+        task="mt_bench" if category in MT_BENCH_CATEGORIES else category, category=category,
         case_id=case_id, turn=turn, repeat=repeat, stream_index=0, status=status, n_prompt=2,
         n_new=n_new, output_ids=[*range(5, 4 + n_new), EOS], prompt_ids=(3, 4),
         n_target_passes=len(accepted), accepted_per_step=accepted, prefill_s=wall_s / 4,
@@ -89,7 +80,7 @@ def speed(lines, base, task):
 
     Written again from its formulas; the file itself is not ours to carry.
     """
-    chosen = {"overall": None, "mt_bench": set(MT_BENCH)}.get(task, {task})
+    chosen = {"overall": None, "mt_bench": MT_BENCH_CATEGORIES}.get(task, {task})
 
     def of_task(answers):
         return [

@@ -23,7 +23,6 @@ from specbench.decoding.structs import Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
 from specbench.results.records import CaseRecord, Lossless
-from specbench.system.clock import NullClock
 
 VOCAB = 23
 EOS = 22
@@ -75,9 +74,7 @@ class ToySession:
     """Stands in for ``runners.session.session.Session``: words are tokens, times are zero."""
 
     def __init__(self):
-        self.engine = Engine(
-            FormulaTarget(), GreedyVerifier(), eos_ids=frozenset({EOS}), clock=NullClock
-        )
+        self.engine = Engine(FormulaTarget(), GreedyVerifier(), eos_ids=frozenset({EOS}))
         self.plain_calls = 0
         self.audits = []
 

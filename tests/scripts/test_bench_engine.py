@@ -1,7 +1,5 @@
 """What `make bench-engine` compares is what it says, on a model small enough for a test."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -57,7 +55,5 @@ def test_a_pass_without_arithmetic_may_still_call_each_product(calls, target, mo
 
 def test_the_products_calls_are_told_apart(target):
     found = engine.outside_arithmetic(target, 2, rounds=1)
-    assert found.keys() == {
-        "rows", "whole_ms", "left_ms", "around_ms", "calls_ms", "share",
-    }  # fmt: skip
+    assert {*found} == {"rows", "whole_ms", "left_ms", "around_ms", "calls_ms", "share"}
     assert found["left_ms"] > 0 and found["share"] > 0

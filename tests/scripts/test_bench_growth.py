@@ -1,7 +1,5 @@
 """The arithmetic of the growth measurement; the times themselves are a measurement."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

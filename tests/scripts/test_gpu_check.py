@@ -1,7 +1,5 @@
 """The GPU check runs on a CPU too, small: its report must be complete before a GPU is at hand."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

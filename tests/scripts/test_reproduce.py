@@ -1,7 +1,5 @@
 """One command for all tables and figures: what it runs, and what it draws of it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

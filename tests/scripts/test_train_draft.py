@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import json
 
@@ -33,14 +31,8 @@ def target():
 
 
 def ask(target, prompts, *, seed=0, greedy=None, eos=frozenset(), limit=6):
-    return draft_texts.answers(
-        target,
-        prompts,
-        [True] * len(prompts) if greedy is None else greedy,
-        eos_ids=eos,
-        limit=limit,
-        seed=seed,
-    )
+    greedy = [True] * len(prompts) if greedy is None else greedy
+    return draft_texts.answers(target, prompts, greedy, eos_ids=eos, limit=limit, seed=seed)
 
 
 def text_of(texts, i):
@@ -254,13 +246,8 @@ def test_matches_are_the_drafts_first_choices_on_the_text(target, taught):
 def test_steps_are_those_of_a_decoding_loop(matches, draft_len):
     committed = steps = 0
     while committed < len(matches):
-        accepted = 0
-        while (
-            accepted < draft_len
-            and committed + accepted < len(matches)
-            and matches[committed + accepted]
-        ):
-            accepted += 1
+        left = matches[committed : committed + draft_len]
+        accepted = next((i for i, match in enumerate(left) if not match), len(left))
         committed += accepted + 1
         steps += 1
     found = np.array(matches, dtype=bool)

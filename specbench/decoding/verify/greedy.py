@@ -30,25 +30,16 @@ class GreedyVerifier:
         self._path = np.empty(1024, dtype=np.int64)
 
     def begin(self, seed: int) -> None:
-        """Nothing: no random number is drawn."""
+        """Draws no random number, so it takes no seed."""
 
     def first(self, scores: PassScores) -> int:
-        """The greedy token after the prompt.
-
-        Raises:
-            CaseFailed: the logits are not finite.
-        """
         choices = scores.greedy()
         if isinstance(choices, torch.Tensor):
             choices = to_host(choices)[0]
         return int(finite(choices[-1:])[0])
 
     def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
-        """Longest branch of ``tree`` that agrees with the target's greedy choices.
-
-        Raises:
-            CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
-        """
+        """Longest branch of ``tree`` that agrees with the target's greedy choices."""
         verified = scores.verified  # once: a property that works it out at each reading
         if verified is not None:
             path, choices = verified

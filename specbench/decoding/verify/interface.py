@@ -18,8 +18,7 @@ class PassScores(Protocol):
     """What a verifier asks of a target pass, live or replayed."""
 
     @property
-    def vocab_size(self) -> int:
-        """Ids are in ``[0, vocab_size)``."""
+    def vocab_size(self) -> int: ...
 
     @property
     def logits(self) -> torch.Tensor:
@@ -40,13 +39,12 @@ class PassScores(Protocol):
 class Verifier(Protocol):
     """Decides acceptance from a tree and the target's scores.
 
-    Attributes:
-        name: as in ``verifier=<name>``.
-        lossless: whether the committed tokens follow the target's own distribution.
+    ``first`` and ``verify`` raise CaseFailed where a row's logits are not finite, or a draft token
+    is outside the vocabulary.
     """
 
-    name: str
-    lossless: bool
+    name: str  # as in ``verifier=<name>``
+    lossless: bool  # whether the committed tokens follow the target's own distribution
 
     def begin(self, seed: int) -> None:
         """A turn begins, with this seed."""
@@ -85,11 +83,7 @@ def to_host(*parts: torch.Tensor) -> list[Array]:
 def choices_and_tokens(
     tree: DraftTree, scores: PassScores, *more: torch.Tensor
 ) -> tuple[IntArray, IntArray, list[Array]]:
-    """Greedy choices ``[n + 1]``, draft tokens ``[n]`` and ``more``, by one copy to the host.
-
-    Raises:
-        CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
-    """
+    """Greedy choices ``[n + 1]``, draft tokens ``[n]`` and ``more``, by one copy to the host."""
     ids = scores.greedy()
     tokens = tree.tokens
     on_device = [part for part in (ids, tokens, *more) if isinstance(part, torch.Tensor)]
@@ -103,11 +97,7 @@ def choices_and_tokens(
 
 
 def finite(choices: IntArray) -> IntArray:
-    """The greedy choices as they are.
-
-    Raises:
-        CaseFailed: one is missing because its logits are not finite.
-    """
+    """The greedy choices as they are; CaseFailed where the logits of one are not finite."""
     if len(choices) and int(choices.min()) < 0:
         raise CaseFailed("nan_logits", "the target's logits are not finite (NaN or infinite)")
     return choices

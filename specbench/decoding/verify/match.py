@@ -40,7 +40,6 @@ class MatchVerifier(GreedyVerifier):
     """
 
     name = "match"
-    lossless = True
 
     def __init__(self, sampling: Sampling) -> None:
         super().__init__()
@@ -52,21 +51,12 @@ class MatchVerifier(GreedyVerifier):
 
     @torch.inference_mode()
     def first(self, scores: PassScores) -> int:
-        """Draws the token after the prompt.
-
-        Raises:
-            CaseFailed: the logits are not finite.
-        """
-        super().first(scores)
+        super().first(scores)  # refuses logits that are not finite
         return int(self._draw(scores.logits[-1:], self._uniforms.take(1))[0])
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
-        """Longest branch of ``tree`` that agrees with what the target draws.
-
-        Raises:
-            CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
-        """
+        """Longest branch of ``tree`` that agrees with what the target draws."""
         depths = scores.depths
         uniforms = self._uniforms.peek(int(depths.max()) + 1)[depths]
         logits = scores.logits
@@ -86,11 +76,7 @@ class MatchVerifier(GreedyVerifier):
         return sample(self._sampling.probs(logits), on_device)
 
     def _draw_where_reached(
-        self,
-        tree: DraftTree,
-        tokens: IntArray,
-        logits: torch.Tensor,
-        uniforms: FloatArray,
+        self, tree: DraftTree, tokens: IntArray, logits: torch.Tensor, uniforms: FloatArray
     ) -> IntArray:
         """``[n + 1]`` drawn tokens, -1 at rows that no agreement leads to; level by level."""
         drawn = np.full(len(tokens) + 1, -1, dtype=np.int64)

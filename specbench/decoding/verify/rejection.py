@@ -56,15 +56,10 @@ class RejectionVerifier(MatchVerifier):
     """
 
     name = "rejection"
-    lossless = True
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
-        """The accepted path of ``tree`` and the token drawn after it.
-
-        Raises:
-            CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
-        """
+        """The accepted path of ``tree`` and the token drawn after it."""
         rows = len(tree) + 1
         tree = _with_bonus(tree)
         proposal = tree.probs
@@ -116,10 +111,7 @@ def descend(
         children: ``[n + 1, w]`` nodes below each row, -1: none.
         uniforms: ``[n]`` a number in (0, 1] for the test of each node.
         judged: for a row, the odds ``[w]`` of its children and the token drawn if all fail.
-        rows: rows that can be judged; a node beyond them ends the walk.
-
-    Returns:
-        The accepted nodes, and the token after them; None behind a node that cannot be judged.
+        rows: rows that can be judged; behind a node beyond them the token after the path is None.
     """
     path: list[int] = []
     row = 0

@@ -34,12 +34,8 @@ class TypicalVerifier(MatchVerifier):
     """Trades the target's distribution for longer accepted paths; records and tables say so.
 
     The first token is drawn from the target's own distribution. Random numbers: one per step.
-
-    Args:
-        sampling: how the target chooses its tokens.
-        epsilon: a probability that always suffices.
-        delta: what suffices relative to ``exp(-entropy)``, the probability of each of equally
-            likely tokens.
+    A probability of ``epsilon`` always suffices. ``delta`` is what suffices relative to
+    ``exp(-entropy)``, the probability of each of equally likely tokens.
     """
 
     name = "typical"
@@ -51,11 +47,7 @@ class TypicalVerifier(MatchVerifier):
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
-        """Longest branch of likely enough tokens, and a likely enough one after it.
-
-        Raises:
-            CaseFailed: some row's logits are not finite, or a token is outside the vocabulary.
-        """
+        """Longest branch of likely enough tokens, and a likely enough one after it."""
         n = len(tree)
         p = self._sampling.probs(scores.logits)
         entropy = -torch.special.xlogy(p, p).sum(-1, keepdim=True)

@@ -7,15 +7,13 @@ file. Nothing in it changes while decoding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.index.lru.kernels import NONE, find_frozen, index_leaders
 from specbench.storage.arrays import ArrayTable
-
-if TYPE_CHECKING:
-    from specbench.arrays import Array
 
 
 class FrozenArrays(NamedTuple):

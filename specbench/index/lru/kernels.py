@@ -10,13 +10,10 @@ what they mean; `grow_tree` has the order in which a tree is drafted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numba import njit
 
-if TYPE_CHECKING:
-    from specbench.arrays import Array
+from specbench.arrays import Array
 
 NONE = -1
 

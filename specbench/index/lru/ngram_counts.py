@@ -8,18 +8,13 @@ go to disk. At the end the runs are merged, one range of first tokens at a time.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.index.lru.frozen_table import FrozenTable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from specbench.arrays import Array
-
 
 # Windows per run, and per merged range: with 4-grams about 150 MB of arrays while sorting.
 CHUNK = 1 << 22

@@ -15,15 +15,12 @@ capacities, so an empty table of any capacity takes kilobytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.index.lru import kernels as k  # columns and operations
-
-if TYPE_CHECKING:
-    from specbench.arrays import Array
-
 
 _FIRST_SIZE = 1024
 _INDEX_LIMIT = 2**31 - 1

@@ -8,23 +8,18 @@ again), so it is not stored. The unigram ranking comes from the model's embeddin
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.errors import ArtifactError
 from specbench.storage.arrays import open_array_file, write_array_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
     import torch
-
-    from specbench.arrays import Array
-
-    Progress = Callable[[str, int, int], None]
-
 
 KIND = "bigram_table"
 VERSION = 1

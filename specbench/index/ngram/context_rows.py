@@ -6,13 +6,10 @@ function's own file only, not in what it calls in another one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numba import njit
 
-if TYPE_CHECKING:
-    from specbench.arrays import Array
+from specbench.arrays import Array
 
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)

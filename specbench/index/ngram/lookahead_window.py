@@ -8,12 +8,10 @@ reference's mask and positions. Candidates, if any, are chains below the root an
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from specbench.arrays import BoolArray, IntArray
+from specbench.arrays import BoolArray, IntArray
 
 
 class LookaheadWindow:

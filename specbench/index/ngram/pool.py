@@ -6,13 +6,10 @@ walk over a token's few n-grams, forgetting everything one pass over the counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numba import njit
 
-if TYPE_CHECKING:
-    from specbench.arrays import Array, IntArray
+from specbench.arrays import Array, IntArray
 
 
 @njit(cache=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from numba import njit
 
-if TYPE_CHECKING:
-    from specbench.arrays import Array
+from specbench.arrays import Array
 
 # Which match is taken, and whether its continuation may be short.
 OLDEST_FULL, OLDEST, NEWEST = 0, 1, 2

@@ -9,13 +9,10 @@ look-ups are in `specbench.index.suffix.array_queries`.
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from specbench.arrays import Array
-
+from specbench.arrays import Array
 
 # Between two documents, so that nothing is found across their border; below every id, as the end
 # of a text is below everything.

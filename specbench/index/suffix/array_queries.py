@@ -11,13 +11,10 @@ continuations are neighbours and are counted without a hash table.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numba import njit
 
-if TYPE_CHECKING:
-    from specbench.arrays import Array
+from specbench.arrays import Array
 
 
 @njit(cache=True)

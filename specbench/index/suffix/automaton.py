@@ -15,14 +15,12 @@ there. `specbench.index.suffix.static_automaton` freezes it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-if TYPE_CHECKING:
-    from specbench.arrays import Array
-
+from specbench.arrays import Array
 
 NONE = -1
 START = 0
@@ -234,8 +232,7 @@ class SuffixAutomaton:
         return int(self.arrays.meta[TOKENS])
 
     @property
-    def n_states(self) -> int:
-        """States, the start state included."""
+    def n_states(self) -> int:  # with the start
         return int(self.arrays.meta[STATES])
 
     @property
@@ -249,7 +246,6 @@ class SuffixAutomaton:
         states[START] = (0, NONE, NONE, NONE, 0)
 
     def start_document(self) -> None:
-        """What is added next follows nothing."""
         self.arrays.meta[LAST] = START
 
     def extend(self, tokens: Array, begin: int, end: int) -> None:

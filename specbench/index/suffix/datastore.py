@@ -8,21 +8,15 @@ where one is longer than a chunk. Token ids are 32 bits wide, for any vocabulary
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.index.suffix.array import SEPARATOR, build_suffix_array
 from specbench.storage.arrays import open_array_file, write_array_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from specbench.arrays import Array
-
-    Progress = Callable[[str, int, int], None]
-
 
 KIND = "datastore"
 VERSION = 1

@@ -9,19 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.index.suffix.array import SEPARATOR, build_suffix_array
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from specbench.arrays import Array
-
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +24,7 @@ log = logging.getLogger(__name__)
 class TokenRing:
     """The last ``capacity`` tokens of all that was appended, separators included.
 
-    Args:
-        capacity: tokens; the memory is taken as it is filled.
+    The memory is taken as it is filled.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -103,8 +97,6 @@ class RingIndex:
         every_requests: rebuild when so many finished requests are missing; None for never.
         every_seconds: rebuild when the array is so old and something is missing, which is looked
             at when a request begins or ends; None for never.
-        clock: monotonic seconds.
-        build: sorts the suffixes.
 
     Attributes:
         current: the array in use.

@@ -8,18 +8,23 @@ off its beginning, and a look-up is a short scan and a binary search, without a 
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from specbench.index.suffix.automaton import EDGES, LENGTH, LINK, PREFIXES, STATES, TARGET, TOKEN
+from specbench.arrays import Array
+from specbench.index.suffix.automaton import (
+    EDGES,
+    LENGTH,
+    LINK,
+    PREFIXES,
+    STATES,
+    TARGET,
+    TOKEN,
+    SuffixAutomaton,
+)
 from specbench.storage.arrays import ArrayTable
-
-if TYPE_CHECKING:
-    from specbench.arrays import Array
-    from specbench.index.suffix.automaton import SuffixAutomaton
-
 
 # Continuations of a state that a draft may take, as in the reference.
 TOP = 8

@@ -11,15 +11,12 @@ evicted for their room. `specbench.index.suffix.tree_kernels` has the rules in d
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.index.suffix import tree_kernels as k  # columns and operations
-
-if TYPE_CHECKING:
-    from specbench.arrays import Array
-
 
 _FIRST_SIZE = 1024
 # Text positions are kept modulo 2³², of which any size below is a divisor.
@@ -85,8 +82,7 @@ class SuffixTree:
         return len(self._begins)
 
     @property
-    def n_nodes(self) -> int:
-        """Nodes, the root not counted."""
+    def n_nodes(self) -> int:  # without the root
         return int(self.arrays.meta[k.NODES])
 
     @property
@@ -104,10 +100,9 @@ class SuffixTree:
         self._recording = False
 
     def start_request(self, expected: int = 0) -> None:
-        """End the request in progress and begin another.
+        """End the request in progress and begin another, of ``expected`` tokens at most.
 
-        Args:
-            expected: tokens it may come to have; old requests make room now, not in its midst.
+        Old requests make room for them now, not in its midst.
         """
         self.end_request()
         if self.max_requests == 0:

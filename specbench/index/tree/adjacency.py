@@ -6,14 +6,10 @@ serves a GPU, where nothing comes back to the host, and the CPU.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from specbench.errors import unknown_name
-
-if TYPE_CHECKING:
-    from specbench.index.tree.static_tree import StaticTree
+from specbench.index.tree.static_tree import StaticTree
 
 UPDATE_RULES = ("last", "first", "parallel")
 

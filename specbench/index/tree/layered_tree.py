@@ -9,18 +9,14 @@ the next layer is chosen, which costs one copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.device import to_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from specbench.arrays import FloatArray, IntArray
 
 ROOT: IntArray = np.zeros(1, dtype=np.int64)
 
@@ -49,13 +45,12 @@ class _Layer:
         return len(self.tokens)
 
     def only(self, places: IntArray, parents: IntArray) -> _Layer:
-        return _Layer(
-            self.tokens[places],
-            parents,
-            self.scores[places],
-            self.children,
-            self.chances,
-            self.rows[places],
+        return replace(
+            self,
+            tokens=self.tokens[places],
+            parents=parents,
+            scores=self.scores[places],
+            rows=self.rows[places],
         )
 
 
@@ -101,9 +96,8 @@ class LayeredTree:
     def grow(self, forward: Callable[[IntArray, IntArray], torch.Tensor]) -> None:
         """Add a layer: the most likely children of the deepest one.
 
-        Args:
-            forward: the draft's pass over new nodes: from their tokens ``[n]`` and the numbers of
-                their parents ``[n]`` (-1 for the root) to logits ``[n, vocab]``.
+        ``forward`` is the draft's pass over new nodes: from their tokens ``[n]`` and the numbers of
+        their parents ``[n]`` (-1 for the root) to logits ``[n, vocab]``.
         """
         above = self._layers[-1]
         chances, children = above.chances, above.children

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numba import njit
 
-if TYPE_CHECKING:
-    from specbench.arrays import Array
+from specbench.arrays import Array
 
 NONE = -1
 LEFT_OUT = -2
@@ -121,12 +118,10 @@ def merge_trees(
 def part_view(
     place: Array, parents: Array, n_verified: int, path: Array
 ) -> tuple[Array, Array, Array]:
-    """What became of one part's tree.
+    """What became of one part's tree; ``place`` says what each of its nodes became in the trie.
 
     Args:
-        place: ``[n]`` the verified node that each of the part's nodes became, or `LEFT_OUT`.
-        parents: ``[n]`` within the part's tree.
-        n_verified: nodes that were verified, from the first.
+        n_verified: nodes of the trie that were verified, from the first.
         path: accepted ones among them.
 
     Returns:
@@ -158,5 +153,4 @@ def part_view(
                     own[k] = at
                     at = new_parents[at]
                 return kept[:m].copy(), rows[:m].copy(), own
-    none = np.empty(0, dtype=np.int64)
-    return kept[:m].copy(), rows[:m].copy(), none
+    return kept[:m].copy(), rows[:m].copy(), np.empty(0, dtype=np.int64)

@@ -10,19 +10,16 @@ import heapq
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.errors import ArtifactError
 from specbench.paths import ASSETS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from specbench.arrays import IntArray
 
 RankPath: TypeAlias = tuple[int, ...]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -67,20 +67,17 @@ class Pooled:
 
     def of_task(self, task: str) -> Pooled:
         chosen = [i for i, name in enumerate(self.tasks) if name == task]
-        return Pooled(
+        return replace(
+            self,
             tasks=[task] * len(chosen),
             categories=[self.categories[i] for i in chosen],
             totals={label: totals[chosen] for label, totals in self.totals.items()},
             dropped=[name for name in self.dropped if name == task],
             noisy=[name for name in self.noisy if name == task],
-            noisy_counted=self.noisy_counted,
             verdicts={
                 label: [pair for pair in pairs if pair[0] == task]
                 for label, pairs in self.verdicts.items()
             },
-            methods=self.methods,
-            state_scopes=self.state_scopes,
-            timings=self.timings,
             phases={
                 label: {task: phases[task]} if task in phases else {}
                 for label, phases in self.phases.items()

@@ -30,7 +30,6 @@ class BaselineContext:
     floor_s: float | None = None
 
     def share(self, tokens_per_s: float | None) -> float | None:
-        """Share of the bandwidth that plain decoding with this speed takes."""
         return self.floor_s * tokens_per_s if self.floor_s and tokens_per_s else None
 
 

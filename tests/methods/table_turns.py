@@ -1,0 +1,23 @@
+"""Turns of a target and a draft that are tables of logits; see ``tests.decoding.table_models``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specbench.decoding.engine import Engine
+from specbench.decoding.verify import GreedyVerifier
+from tests.decoding.table_models import TableDraft, TableTarget, table
+
+VOCAB = 8
+PROMPT = np.array([3, 1, 4], dtype=np.int64)
+
+
+def turn(target, drafter, n=60, eos=frozenset(), overlap="serial", verifier=None, seed=0):
+    loop = Engine(target, verifier or GreedyVerifier(), eos_ids=eos, overlap=overlap)
+    return loop.decode(PROMPT, drafter, max_new_tokens=n, seed=seed)
+
+
+def pair(seed=0, noise=0.0, room=10**6):
+    """A target, and a draft that is it but for some noise."""
+    logits = table(seed, VOCAB, 3.0)
+    return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, VOCAB), room)
