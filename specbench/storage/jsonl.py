@@ -149,6 +149,18 @@ def write_text(path: Path, text: str) -> None:
         os.replace(temporary, path)
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside ``path``: it takes its place in the end, or goes after a failure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def _dump_line(line: JsonObject) -> str:
     return json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
