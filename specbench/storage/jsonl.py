@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -89,6 +89,26 @@ def read_jsonl(path: Path) -> tuple[list[JsonObject], bool]:
             ) from error
         objects.append(value)
     return objects, truncated
+
+
+def mend_jsonl(
+    path: Path, keep: Callable[[JsonObject], bool] = lambda line: True
+) -> list[JsonObject]:
+    """The objects to keep; a line that was cut off and all others go from the file too."""
+    lines, truncated = read_jsonl(path)
+    kept = [line for line in lines if keep(line)]
+    if truncated or len(kept) < len(lines):
+        rewrite_jsonl(path, kept)
+    return kept
+
+
+def append_jsonl(path: Path, lines: Iterable[JsonObject]) -> None:
+    """Append one group to a file that grows now and then."""
+    writer = JsonlWriter(path)
+    try:
+        writer.append(lines)
+    finally:
+        writer.close()
 
 
 def rewrite_jsonl(path: Path, lines: Iterable[JsonObject]) -> None:
