@@ -258,9 +258,7 @@ class _Rounds:
     """Finished rounds over a grid, kept on disk as they are made: an interrupted run goes on."""
 
     def __init__(self, path: Path, wanted: int, *, warm_all: bool) -> None:
-        self.done, truncated = jsonl.read_jsonl(path)
-        if truncated:
-            jsonl.rewrite_jsonl(path, self.done)
+        self.done = jsonl.mend_jsonl(path)
         self._path = path
         self._wanted, self._warm_all = wanted, warm_all
 
@@ -276,9 +274,7 @@ class _Rounds:
         while len(found) < self._wanted:
             log.info("%s passes: round %d of %d", kind, len(found) + 1, self._wanted)
             found.append({"kind": kind, **once(every)})
-            writer = jsonl.JsonlWriter(self._path)
-            writer.append([found[-1]])
-            writer.close()
+            jsonl.append_jsonl(self._path, found[-1:])
         return found
 
 

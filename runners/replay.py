@@ -51,7 +51,8 @@ class Replay(Runner):
         if cfg.runner.traces is None:
             raise ConfigurationError(
                 "runner=replay needs recorded outputs: type runner.traces=RUN, with the folder of "
-                "a finished greedy run, or a pack made by scripts/export_traces.py."
+                "a finished greedy run, or a pack made by scripts/export_traces.py; or "
+                "runner=replay_recorded, which records them first."
             )
         if cfg.measure.energy:
             raise ConfigurationError(
@@ -158,8 +159,9 @@ def _replay(run: OpenRun) -> None:
     manifest.replay = kinds
     if surface is not None:
         manifest.surface = {"model": dict(surface.model), "machine": dict(surface.machine)}
+    runs = {method_run.label: method_run for method_run in run.runs}
     blocks = BlockReplayer(
-        job, replayer, run.runs, traces, kinds, surface is not None, manifest.forced_resume
+        job, replayer, runs, traces, kinds, surface is not None, manifest.forced_resume
     )
     blocks.warm_up(job.config.measure.warmup)
     missing = {(block.repeat, block.case.case_id) for block in run.pending}

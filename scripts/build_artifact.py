@@ -10,12 +10,10 @@ Without --out the file goes where runs look for it.
 """
 
 import argparse
-import os
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +29,7 @@ from specbench.errors import ConfigurationError
 from specbench.index.ngram.bigram_table import TOP, digest
 from specbench.index.suffix.datastore import CHUNK
 from specbench.models import loading, weights
+from specbench.storage import jsonl
 
 # Linux counts in KiB, macOS in bytes.
 _MEMORY_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -55,8 +54,6 @@ class Job(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of file; ``KINDS`` has all."""
-
     about: str
     add_options: Callable[[argparse.ArgumentParser], None]
     build: Callable[[Job], None]  # writes Job.partial
@@ -301,18 +298,6 @@ def _once(documents: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
             yield document
 
 
-@contextmanager
-def _replacing(out: Path) -> Iterator[Path]:
-    """A file to write beside ``out``: it takes its place in the end, or goes after a failure."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def check(options: argparse.Namespace) -> None:
     for key, least in (_AT_LEAST | dict.fromkeys(_SHAPE, 1)).items():
         value = getattr(options, key, None)
@@ -341,7 +326,7 @@ def build(options: argparse.Namespace) -> Path:
         cache_dir=cfg.cache_dir,
         model_key=weights.identity(cfg) if kind.per_model else None,
     )
-    with _replacing(out) as partial, resolve.shown_progress() as progress:
+    with jsonl.replacing(out) as partial, resolve.shown_progress() as progress:
         kind.build(Job(options, cfg, tokenizer, out, partial, progress))
     return out
 

@@ -18,7 +18,8 @@ from typing import Any
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose, option_names
 from specbench.data.cases import hub_rows, load_cases
-from specbench.errors import DatasetError, SpecBenchError, unknown_name
+from specbench.errors import DatasetError, unknown_name
+from specbench.storage import jsonl
 
 # Spec-Bench has no hub id.
 _URLS = {
@@ -35,16 +36,10 @@ def fetch(name: str, folder: Path, *, force: bool = False) -> Path:
     if target.is_file() and not force:
         print(f"{name}: {target} is there already (--force fetches it again)")
         return target
-    folder.mkdir(parents=True, exist_ok=True)
     content = _download(name) if name in _URLS else _from_hub(dataset)
-    partial = target.with_suffix(".partial")
-    partial.write_bytes(content)
-    try:
+    with jsonl.replacing(target) as partial:
+        partial.write_bytes(content)
         cases = load_cases(compose([f"dataset={name}", f"dataset.path={partial}"]).dataset)
-    except SpecBenchError:
-        partial.unlink()
-        raise
-    partial.replace(target)
     print(f"{name}: {len(cases)} cases in {target}")
     return target
 

@@ -87,7 +87,6 @@ def _experiments(wanted: Sequence[str]) -> list[str]:
 
 
 def _stand_in(overrides: Sequence[str]) -> list[str]:
-    """The demo prompts where no folder of data files is known."""
     typed = {override.partition("=")[0] for override in overrides}
     # In the paper's size, what is not in a folder comes from the hub.
     if (

@@ -100,7 +100,6 @@ def by_keys(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[Any,
 
 
 def table(name: str) -> str:
-    """A table of the index in Markdown, made from its records."""
     made = index()["tables"][name]
     records = [read(record) for record in made["records"]]
     if "by" in made:
@@ -146,7 +145,6 @@ def _point(x: float, row: Any) -> Point:
 
 
 def draw_cacheback_figure3(tables: Any, page: str) -> Figure:
-    """Speedup of six methods over all tasks, and by task around a circle."""
     overall, by_task = tables
     methods = [row for row in overall if row["method"] != "ar"]
     tasks = list(dict.fromkeys(row["data"] for row in by_task))

@@ -70,7 +70,6 @@ _FAILED_ANSWER = {
 
 
 def export_run(options: argparse.Namespace) -> None:
-    """Write one answer file per label and repeat."""
     manifest = RunManifest.read(options.run)
     records, _ = read_records(options.run)
     if manifest.imported is not None:
@@ -127,7 +126,6 @@ def _decoder(model: Mapping[str, Any]) -> Callable[[Sequence[int]], str]:
 
 
 def import_answers(options: argparse.Namespace) -> None:
-    """Write a run folder with the records of all answer files."""
     if options.out.exists() and any(options.out.iterdir()):
         raise OutputRefused(f"{options.out} is not empty. Name a new folder.")
     files = [_named(text) for text in options.files]
@@ -199,7 +197,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _question(
     line: dict[str, Any], source: Source, number: int, path: Path, flag: bool
 ) -> tuple[list[CaseRecord], list[dict[str, Any]]]:
-    """The records of a line, and why it failed if it did."""
     try:
         records = from_answer(line, source, number)
         if records[0].status != "failed":

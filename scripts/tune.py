@@ -53,8 +53,6 @@ class Trial:
 
 
 class Scorer:
-    """Predicted speedups of settings on the two splits of the traces."""
-
     def __init__(self, traces: Traces, surface: CostSurface, share: float, seed: int) -> None:
         config = compose([f"model={traces.config['model']['name']}"])
         self._replayer = Replayer(

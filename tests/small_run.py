@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from runners.launch import dispatch
+from runners.run_folder.folder import ResultFiles
+from specbench.config import compose
 
 ROOT = Path(__file__).parents[1]
 
@@ -101,3 +107,40 @@ def environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "120",
     }
+
+
+def in_process(work, job):
+    return work(job)
+
+
+def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
+    """The exit code of a run in this process; ``typed`` is what its user typed besides."""
+    cfg = compose.compose([*overrides, *typed])
+    try:
+        return dispatch.execute(cfg, dispatch.Invocation(typed, **invocation), launch)
+    finally:
+        gc.unfreeze()  # a run freezes the collector, which only a process of its own may keep
+
+
+@contextmanager
+def interrupted_after(blocks: int):
+    """The run inside is interrupted when it writes one block more."""
+    append, left = ResultFiles.append, iter(range(blocks))
+
+    def failing(self, *made):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        append(self, *made)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ResultFiles, "append", failing)
+        yield
+
+
+_TIMES = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s", "cpu_steal", "gpu"}
+_TIMES |= {"cpu_waiting", "cpu_others", "cpu_load", "started_at", "host"}
+
+
+def without_times(line: dict) -> dict:
+    """A record without what differs from run to run: times, hosts, time stamps."""
+    return {key: value for key, value in line.items() if key not in _TIMES}

@@ -1,8 +1,8 @@
 """What a replay reads, made first where an experiment asks for it: recorded answers, a surface.
 
-``runner.traces=record`` and ``runner.surface=measure`` make an experiment of replays a single
-command. Both results lie below ``runner.recordings``, where the jobs of a sweep, and other
-experiments with the same questions, find them.
+``runner.traces=record`` and ``runner.surface=measure`` (both: ``runner=replay_predicted``) make an
+experiment of replays a single command. Both results lie below ``runner.recordings``, where the jobs
+of a sweep, and other experiments with the same questions, find them.
 """
 
 from __future__ import annotations

@@ -25,16 +25,12 @@ class BaselineCache:
     """
 
     def __init__(self, path: Path, decode: Callable[[IntArray], IntArray]) -> None:
-        lines, truncated = jsonl.read_jsonl(path)
-        if truncated:
-            jsonl.rewrite_jsonl(path, lines)
         self._known = {
             (line["case_id"], line["turn"], line["prompt_sha"]): line["output_ids"]
-            for line in lines
+            for line in jsonl.mend_jsonl(path)
         }
         self._path = path
         self._decode = decode
-        self._writer: jsonl.JsonlWriter | None = None
 
     def get(self, case_id: str, turn: int, prompt: IntArray) -> IntArray:
         """The plain greedy output for a prompt of a case's turn.
@@ -48,12 +44,6 @@ class BaselineCache:
         if key not in self._known:
             output = [int(token) for token in self._decode(prompt)]
             line = {"case_id": case_id, "turn": turn, "prompt_sha": sha, "output_ids": output}
-            if self._writer is None:
-                self._writer = jsonl.JsonlWriter(self._path)
-            self._writer.append([line])
+            jsonl.append_jsonl(self._path, [line])
             self._known[key] = output
         return np.asarray(self._known[key], dtype=np.int64)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()

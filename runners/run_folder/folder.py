@@ -155,11 +155,10 @@ class ResultFiles:
     def _keep_superseded(self) -> set[tuple[int, str, int]]:
         """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
         path = self._folder / records.DISTURBED
-        lines, cut = jsonl.read_jsonl(path)
         present = {(r.repeat, r.case_id, r.attempt) for r in self.done}
-        keep = [x for x in lines if (x["repeat"], x["case_id"], x["attempt"]) not in present]
-        if cut or len(keep) < len(lines):
-            jsonl.rewrite_jsonl(path, keep)
+        keep = jsonl.mend_jsonl(
+            path, lambda x: (x["repeat"], x["case_id"], x["attempt"]) not in present
+        )
         return {(line["repeat"], line["case_id"], line["attempt"]) for line in keep}
 
     def _keep_complete_blocks(self, job: Job) -> tuple[list[CaseRecord], int]:
@@ -188,10 +187,7 @@ class ResultFiles:
             jsonl.rewrite_jsonl(folder / records.CASES, (r.to_json() for r in kept))
         # These are written before the block's records, so they may run ahead of them.
         for name in (records.ERRORS, records.STEPS_LOG):
-            lines, cut = jsonl.read_jsonl(folder / name)
-            keep = [line for line in lines if (line["repeat"], line["case_id"]) in complete]
-            if cut or len(keep) < len(lines):
-                jsonl.rewrite_jsonl(folder / name, keep)
+            jsonl.mend_jsonl(folder / name, lambda x: (x["repeat"], x["case_id"]) in complete)
         return kept, redone
 
     def append(
@@ -226,9 +222,7 @@ class ResultFiles:
         """
         place = (block[0].repeat, block[0].case_id)
         old = [r for r in self.done if (r.repeat, r.case_id) == place]
-        writer = jsonl.JsonlWriter(self._folder / records.DISTURBED)
-        writer.append(record.to_json() for record in old)
-        writer.close()
+        jsonl.append_jsonl(self._folder / records.DISTURBED, (r.to_json() for r in old))
         for name, new in (
             (records.STEPS_LOG, [trace.to_json() for trace in steps]),
             (records.ERRORS, errors),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
@@ -25,40 +25,27 @@ from specbench.system.interference import SystemMonitor
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class BlockRunner:
     """Runs blocks one after the other and keeps the drafters' state scopes.
 
-    Args:
-        job: what is run.
-        session: model, engine and prompts.
-        runs: the methods, in the order of the interleaving.
+    Attributes:
+        runs: by label, in the order of the interleaving.
         answers: plain answers computed untimed, where the run itself has none.
         done: the run's finished records; the list grows as the caller appends to it.
         forced: whether records are to be marked as made after ``resume=force``.
         watch: looks at the machine before and after every turn.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        session: Session,
-        runs: Sequence[MethodRun],
-        answers: BaselineCache,
-        done: list[CaseRecord],
-        forced: bool = False,
-        watch: SystemMonitor | None = None,
-    ) -> None:
-        self._job = job
-        self._session = session
-        self._runs = {run.label: run for run in runs}
-        self._answers = answers
-        self._done = done
-        self._forced = forced
-        self._watch = watch or SystemMonitor()
-        self._limits = job.config.measure.disturbed
-        self._repeat: int | None = None
-        self._attempt = 0
-        self._own_dialogue = job.config.dataset.dialogue == "own"
+    job: Job
+    session: Session
+    runs: Mapping[str, MethodRun]
+    answers: BaselineCache
+    done: list[CaseRecord]
+    forced: bool = False
+    watch: SystemMonitor = field(default_factory=SystemMonitor)
+    _repeat: int | None = None
+    _attempt: int = 0
 
     def run(self, block: CaseBlock) -> BlockResult:
         """Measure a block, then audit it."""
@@ -82,20 +69,20 @@ class BlockRunner:
 
     def _measure(self, block: CaseBlock) -> BlockResult:
         result = BlockResult()
-        dialogues = {label: _Dialogue() for label in self._runs}
+        dialogues = {label: _Dialogue() for label in self.runs}
         for turn, user in enumerate(block.case.turns):
             made: dict[str, CaseRecord] = {}
-            for position, label in enumerate(block.order(self._job.labels)):
-                run = self._runs[label]
+            for position, label in enumerate(block.order(self.job.labels)):
+                run = self.runs[label]
                 blank = begin_record(
-                    self._job,
+                    self.job,
                     block,
                     turn,
                     run,
                     position,
-                    verifier=self._job.verifier,
+                    verifier=self.job.verifier,
                     host=socket.gethostname(),
-                    forced_resume=self._forced,
+                    forced_resume=self.forced,
                     attempt=self._attempt,
                 )
                 made[label] = self._turn(run, blank, user, dialogues[label], made, result)
@@ -117,23 +104,23 @@ class BlockRunner:
         drafter = run.drafter
         reset_s = 0.0
         if run.scope == "turn" or (run.scope == "prompt" and record.turn == 0):
-            reset_s = self._session.reset(drafter)
+            reset_s = self.session.reset(drafter)
         try:
             if dialogue.broken:
                 raise CaseFailed("no_dialogue", dialogue.broken)
-            prompt = self._session.render([*dialogue.turns, (user, None)])
+            prompt = self.session.render([*dialogue.turns, (user, None)])
             record = replace(record, n_prompt=len(prompt), prompt_ids=prompt.tolist())
             if drafter.needs.reference:
                 drafter.set_reference(self._reference(record, prompt, made))
-            self._watch.begin()
-            decoded = self._session.decode(prompt, drafter, record.seed)
-            around = self._watch.end()
+            self.watch.begin()
+            decoded = self.session.decode(prompt, drafter, record.seed)
+            around = self.watch.end()
         except DiskError:
             raise
         except Exception as error:
             result.add_error(record, error, "decode")
             log.warning("%s, turn %d, %s: %s", record.case_id, record.turn, record.label, error)
-            self._session.recover()
+            self.session.recover()
             self._restore(run, record, [*result.records, *made.values()])
             return record
         times = decoded.timings.with_setup(reset_s)
@@ -148,30 +135,30 @@ class BlockRunner:
             phase_s=times.phase_s,
             **asdict(around),
         )
-        why = by_counters(measured, self._limits)
+        why = by_counters(measured, self.job.config.measure.disturbed)
         return replace(measured, status="disturbed", disturbed_by=why) if why else measured
 
     def _reference(
         self, record: CaseRecord, prompt: IntArray, made: dict[str, CaseRecord]
     ) -> IntArray:
         """The plain greedy output of the turn: the baseline's if it ran already, else computed."""
-        plain = made.get(self._job.baseline or "")
-        if plain is not None and self._job.greedy and _is_answer(plain, prompt):
+        plain = made.get(self.job.baseline or "")
+        if plain is not None and self.job.greedy and _is_answer(plain, prompt):
             return np.asarray(plain.output_ids, dtype=np.int64)
-        return self._answers.get(record.case_id, record.turn, prompt)
+        return self.answers.get(record.case_id, record.turn, prompt)
 
     def _continue(
         self, dialogues: dict[str, _Dialogue], user: str, made: dict[str, CaseRecord]
     ) -> None:
         """Give every label's dialogue the answer that its next turn is prompted with."""
-        if self._own_dialogue:
+        if self.job.config.dataset.dialogue == "own":
             for label, dialogue in dialogues.items():
                 dialogue.extend(user, partial(self._text_of, made[label]))
             return
         shared = _Dialogue(list(next(iter(dialogues.values())).turns))
         shared.broken = next(iter(dialogues.values())).broken
-        if self._job.greedy and self._job.baseline:
-            shared.extend(user, partial(self._text_of, made[self._job.baseline]))
+        if self.job.greedy and self.job.baseline:
+            shared.extend(user, partial(self._text_of, made[self.job.baseline]))
         else:
             case = next(iter(made.values()))
             shared.extend(user, lambda: self._computed_text(case, shared, user))
@@ -185,14 +172,14 @@ class BlockRunner:
                 f"turn {record.turn} of {record.label} failed, and its answer is part of the next "
                 "turn's prompt",
             )
-        return self._session.text(record.output_ids)
+        return self.session.text(record.output_ids)
 
     def _computed_text(self, record: CaseRecord, dialogue: _Dialogue, user: str) -> str:
-        prompt = self._session.render([*dialogue.turns, (user, None)])
-        return self._session.text(self._answers.get(record.case_id, record.turn, prompt).tolist())
+        prompt = self.session.render([*dialogue.turns, (user, None)])
+        return self.session.text(self.answers.get(record.case_id, record.turn, prompt).tolist())
 
     def _restore_all(self, block: CaseBlock) -> None:
-        for run in self._runs.values():
+        for run in self.runs.values():
             self._restore(run, block, [])
 
     def _restore(
@@ -208,7 +195,7 @@ class BlockRunner:
             return
         earlier = [
             r
-            for r in self._done
+            for r in self.done
             if r.repeat == before.repeat and r.stream_index < before.stream_index
         ]
         restore(run, [*earlier, *unwritten], lambda r: self._redecode(run, r))
@@ -216,14 +203,14 @@ class BlockRunner:
     def _redecode(self, run: MethodRun, record: CaseRecord) -> None:
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)
         if run.drafter.needs.reference:
-            reference = self._answers.get(record.case_id, record.turn, prompt)
+            reference = self.answers.get(record.case_id, record.turn, prompt)
             run.drafter.set_reference(reference)
-        self._session.decode(prompt, run.drafter, record.seed)
+        self.session.decode(prompt, run.drafter, record.seed)
 
     def _audit(self, result: BlockResult) -> None:
         """Compare every greedy output with the baseline's; outside all timed regions."""
-        baseline = self._job.baseline
-        if not self._job.greedy or baseline is None:
+        baseline = self.job.baseline
+        if not self.job.greedy or baseline is None:
             return
         plain = {r.turn: r for r in result.records if r.label == baseline and r.status != "failed"}
         for i, record in enumerate(result.records):
@@ -236,7 +223,7 @@ class BlockRunner:
             except Exception as error:
                 result.add_error(record, error, "audit")
                 log.warning("%s, %s: the audit failed: %s", record.case_id, record.label, error)
-                self._session.recover()
+                self.session.recover()
                 continue
             result.records[i] = replace(record, lossless=lossless)
 
@@ -247,8 +234,8 @@ class BlockRunner:
             reference = plain.output_ids
         else:  # a dialogue of its own that went elsewhere after a near tie
             prompt = np.asarray(record.prompt_ids, dtype=np.int64)
-            reference = self._answers.get(record.case_id, record.turn, prompt).tolist()
-        return self._session.audit(record, reference)
+            reference = self.answers.get(record.case_id, record.turn, prompt).tolist()
+        return self.session.audit(record, reference)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.job import EAGER_BASELINE, Job
@@ -90,8 +91,9 @@ def _measure(load: Load, run: OpenRun) -> None:
         warmup.warm_up(session, runs, lengths, rounds=measure.warmup)
         answers = BaselineCache(job.folder / records.DIALOGUE, session.plain)
         monitor = SystemMonitor(gpus, energy=measure.energy)
+        by_label = {method_run.label: method_run for method_run in runs}
         runner = BlockRunner(
-            job, session, runs, answers, files.done, manifest.forced_resume, monitor
+            job, session, by_label, answers, files.done, manifest.forced_resume, monitor
         )
         # What exists by now lives to the end: the collector need not walk it meanwhile.
         gc.collect()
@@ -103,7 +105,8 @@ def _measure(load: Load, run: OpenRun) -> None:
                 for block in pending:
                     result = runner.run(block)
                     if candidates is not None:
-                        candidates.append(_candidates(session, job, result.records))
+                        lines = _candidates(session, job, result.records)
+                        jsonl.append_jsonl(candidates, lines)
                     files.append(result.records, result.errors, result.steps)
                     finished = [r for r in files.done if r.repeat == block.repeat]
                     for method_run in runs:
@@ -113,9 +116,6 @@ def _measure(load: Load, run: OpenRun) -> None:
         finally:
             session.note_passes(model)
             _keep_reasons(model, earlier)
-            answers.close()
-            if candidates is not None:
-                candidates.close()
 
 
 def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:
@@ -128,7 +128,7 @@ def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:
             now["eager"] = {**then.passes.get("eager", {}), **now["eager"]}
 
 
-def _candidates_file(job: Job) -> jsonl.JsonlWriter | None:
+def _candidates_file(job: Job) -> Path | None:
     """Where the likeliest ids go, under record=true.
 
     Raises:
@@ -142,10 +142,8 @@ def _candidates_file(job: Job) -> jsonl.JsonlWriter | None:
             "type baseline=true and generation.temperature=0, or drop record."
         )
     path = job.folder / records.CANDIDATES
-    lines, truncated = jsonl.read_jsonl(path)
-    if truncated:
-        jsonl.rewrite_jsonl(path, lines)
-    return jsonl.JsonlWriter(path)
+    jsonl.mend_jsonl(path)
+    return path
 
 
 def _candidates(session: Session, job: Job, made: Sequence[CaseRecord]) -> list[dict[str, Any]]:

@@ -60,7 +60,6 @@ class Documentation:
         return np.array(ids[:count], dtype=np.int64)
 
     def set_up(self, drafter: Drafter, max_len: int, seed: int = 0) -> None:
-        """Give a drafter its files, built where they are missing."""
         files = resolve.resolve(
             drafter.needs.artifacts,
             tokenizer=self.tokenizer,

@@ -113,7 +113,6 @@ def _made(name: str, knobs: dict[str, Any], files: dict[str, Path]) -> Drafter:
 
 
 def _with_store(name: str, text: IntArray, folder: Path) -> Drafter:
-    """A drafter that has stored a text, in documents."""
     path = folder / f"{name}-{len(text)}.bin"
     parts = [text[i : i + DOCUMENT] for i in range(0, len(text), DOCUMENT)]
     knobs: dict[str, Any] = {"state_scope": "run"}

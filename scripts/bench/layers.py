@@ -63,7 +63,6 @@ class Layers:
     def _kernels(
         self, product: Callable[[Kernel], Kernel], attention: Callable[..., torch.Tensor]
     ) -> Iterator[None]:
-        """Other kernels in the products' and in attention's place."""
         with ExitStack() as stack:
             for linear in self._products:
                 kernels = [(product(kernel), packed) for kernel, packed in linear.by_rows]

@@ -56,7 +56,6 @@ def own_ids(ids: torch.Tensor, largest: int) -> torch.Tensor:
 
 
 def lesson(texts: Texts, ids: torch.Tensor, prompt_weight: float) -> Lesson:
-    """Translate texts into the draft's ids."""
     own = own_ids(ids, max(int(texts.tokens.max()), int(texts.top_ids.max())))
     top = own[texts.top_ids.long()]
     probs = texts.top_logprobs.float().exp() * (top > 0)

@@ -78,7 +78,6 @@ class PromptMaker:
         return self._random.choice(_lists()["templates"][template]).format(**drawn | values)
 
     def _passage(self) -> str:
-        """Paragraphs in a row, up to a drawn number of words."""
         wanted = self._random.randint(*_PASSAGE_WORDS)
         at = self._random.randrange(len(self._paragraphs))
         words: list[str] = []

@@ -6,7 +6,6 @@ with a seed of its own, so that a stopped job goes on and several processes shar
 """
 
 import argparse
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.kv_cache import KVCache
+from specbench.storage import jsonl
 
 TEMPERATURE = 0.7
 TOP = 16  # next tokens of the target kept for each position; sampling draws from them
@@ -214,7 +214,6 @@ def prepare(options: argparse.Namespace) -> None:
     loaded = loading.load_model(cfg, tokenizer)
     template = PromptTemplate(tokenizer, str(cfg.model.template))
     paragraphs = read_paragraphs()
-    options.work.mkdir(parents=True, exist_ok=True)
     for i in missing:
         start = time.perf_counter()
         style, asked = prompts_of_group(options.seed, i, options.batch, paragraphs)
@@ -227,10 +226,8 @@ def prepare(options: argparse.Namespace) -> None:
             limit=options.new_tokens,
             seed=seed_of_group(options.seed, i),
         )
-        path = group_file(options.work, i)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        save_file(vars(texts), partial, metadata={"style": style})
-        partial.replace(path)
+        with jsonl.replacing(group_file(options.work, i)) as partial:
+            save_file(vars(texts), partial, metadata={"style": style})
         answered = len(texts.tokens) - int(texts.prompts.sum())
         print(
             f"group {i} of {options.groups} ({style}): {len(texts.tokens)} tokens, {answered} of "
@@ -244,7 +241,6 @@ def group_file(work: Path, i: int) -> Path:
 
 
 def read_texts(work: Path, groups: int) -> tuple[Texts, list[str]]:
-    """All texts, and the style of each."""
     parts, styles = [], []
     for i in range(groups):
         path = group_file(work, i)

@@ -35,6 +35,7 @@ from scripts.draft_model.texts import is_answer, prepare, read_texts
 from specbench.config.compose import compose, typed
 from specbench.errors import ConfigurationError
 from specbench.models import loading
+from specbench.storage import jsonl
 
 # Of the target's thirty. Layer 16 has the head that looks at the token before, 17 and 18 those that
 # find what followed the same token earlier; together they copy, which a draft needs most. Measured
@@ -206,10 +207,9 @@ def _save(
     done: int,
     seconds: float,
 ) -> None:
-    partial = path.with_suffix(".partial")
     state = {"draft": draft.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save({"recipe": key, "done": done, "seconds": seconds, **state}, partial)
-    partial.replace(path)
+    with jsonl.replacing(path) as partial:
+        torch.save({"recipe": key, "done": done, "seconds": seconds, **state}, partial)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

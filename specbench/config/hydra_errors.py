@@ -19,6 +19,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from specbench.config.schema import RUNNERS
 from specbench.errors import ConfigurationError, message_line, nearest, unknown_name
 
 _QUOTING = (
@@ -92,15 +93,13 @@ def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> ConfigurationE
     parent = error.parent_node
     valid = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
     prefix, _, last = key.rpartition(".")
-    return _unknown(prefix, last, valid)
-
-
-def _unknown(prefix: str, last: str, valid: list[str]) -> ConfigurationError:
-    key = f"{prefix}.{last}" if prefix else last
     shown = [k for k in valid if not k.startswith("_") and k != "hydra"]
     close = nearest(last, shown)
     full = f"{prefix}.{close}" if prefix else close
     hint = f" Did you mean {full!r}?" if close else ""
+    if prefix == "runner":
+        owners = [f"runner={name}" for name, keys in RUNNERS.items() if hasattr(keys(), last)]
+        hint = f" It is a key of {' and '.join(owners)}." if owners else hint
     where = f" of {prefix}" if prefix else ""
     return ConfigurationError(
         f"unknown key {key!r}.{hint} Valid keys{where}: {', '.join(sorted(shown))}."

@@ -16,6 +16,13 @@ from specbench.errors import ConfigurationError, nearest
 # Keys of a method node that are not fields of its class.
 _NOT_KNOBS = frozenset({"_target_", "label"})
 
+# What stands in yaml for a value of each type.
+_YAML_TYPES: dict[Any, tuple[type, ...]] = {
+    **{kind: (kind,) for kind in (bool, int, str, list, dict)},
+    float: (int, float),
+    tuple: (list,),
+}
+
 
 def check_method(method: Mapping[str, Any] | DictConfig) -> None:
     """Check a method's knobs against its class, before anything heavy happens.
@@ -71,26 +78,17 @@ def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
 
 def _fits(value: Any, annotation: Any) -> bool:
     """Whether a yaml value can stand for ``annotation``; unknown annotations take everything."""
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType):
+    kind = typing.get_origin(annotation) or annotation
+    if kind in (typing.Union, types.UnionType):
         return any(_fits(value, part) for part in typing.get_args(annotation))
-    if origin is typing.Literal:
+    if kind is typing.Literal:
         return value in typing.get_args(annotation)
-    if annotation in (None, type(None)):
+    if kind in (None, type(None)):
         return value is None
-    if annotation is bool:
-        return isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if annotation is str:
-        return isinstance(value, str)
-    if origin in (list, tuple):
-        return isinstance(value, list)
-    if origin is dict:
-        return isinstance(value, dict)
-    return True
+    if kind not in _YAML_TYPES:
+        return True
+    # Python takes True for a number, yaml does not.
+    return isinstance(value, _YAML_TYPES[kind]) and (kind is bool or not isinstance(value, bool))
 
 
 def _describe(annotation: Any) -> str:

@@ -180,12 +180,7 @@ class VerifierConfig:
 
 @dataclass
 class PackedConfig:
-    """Packed linears on CPU.
-
-    Attributes:
-        enabled: whether the start-up measurement may swap them in where they are faster.
-        memory_gb: the packed copies may take this much memory, in GB (10^9 bytes).
-    """
+    """Packed linears on CPU; the copies may take ``memory_gb`` GB (10^9 bytes)."""
 
     enabled: bool = True
     memory_gb: float = 4.0
@@ -209,16 +204,7 @@ class EngineConfig:
 
 @dataclass
 class LoopsConfig:
-    """transformers' own decoding; null: transformers' default.
-
-    Attributes:
-        loops: of ``generate``, ``assisted`` and ``prompt_lookup``; null: all that can run.
-        num_assistant_tokens: draft length of assisted generation, at the start of each turn.
-        schedule: ``constant``, ``heuristic`` or ``heuristic_transient``.
-        confidence: assisted generation ends a draft behind a token less likely than this.
-        prompt_lookup_num_tokens: draft length of prompt lookup.
-        max_matching_ngram_size: longest n-gram that prompt lookup looks for.
-    """
+    """transformers' own decoding; the comments are in ``conf/runner/hf.yaml``."""
 
     loops: list[str] | None = None
     num_assistant_tokens: int | None = None
@@ -249,17 +235,7 @@ class HfConfig(RunnerConfig):
 
 @dataclass
 class ReplayConfig(RunnerConfig):
-    """Recorded outputs in the model's place.
-
-    Attributes:
-        traces: a run folder or a trace pack; ``record``: plain decoding of the run's own
-            questions, recorded first.
-        traces_sha: hash of its ids; filled in when it is read.
-        surface: file of a cost surface that predicts times; ``measure``: this machine's, measured
-            first; null: steps only.
-        surface_sha: its hash; filled in when it is read.
-        recordings: where what was recorded or measured first lies.
-    """
+    """Recorded outputs in the model's place; the comments are in ``conf/runner/replay.yaml``."""
 
     traces: str | None = None
     traces_sha: str | None = None
@@ -270,16 +246,7 @@ class ReplayConfig(RunnerConfig):
 
 @dataclass
 class CostConfig(RunnerConfig):
-    """The grid of a cost surface.
-
-    Attributes:
-        contexts: cached tokens.
-        tree_rows: rows (root and draft nodes) of tree passes.
-        batch_contexts: cached tokens of batch passes.
-        batch_k: rows of batch passes; empty: none are measured.
-        batch_w: draft tokens of each of these rows.
-        passes: how often every point is measured.
-    """
+    """The grid of a cost surface; the comments are in ``conf/runner/cost.yaml``."""
 
     contexts: list[int] = field(default_factory=list)
     tree_rows: list[int] = field(default_factory=list)
@@ -299,14 +266,7 @@ RUNNERS: dict[str, type[RunnerConfig]] = {
 
 @dataclass
 class NoiseConfig:
-    """When a turn counts as noisy: any of these; null switches one off.
-
-    Attributes:
-        steal: share of CPU time the hypervisor took from this machine.
-        waiting: seconds this process waited for a CPU, per second.
-        slowdown: its steps took this many times what the label's like steps take in this run.
-        shortest_s: turns shorter than this are not judged; the counters are too coarse.
-    """
+    """When a turn counts as noisy; the comments are in ``conf/measure/timed.yaml``."""
 
     steal: float | None = 0.05
     waiting: float | None = 0.15
@@ -316,17 +276,7 @@ class NoiseConfig:
 
 @dataclass
 class MeasureConfig:
-    """What the clock looks at.
-
-    Attributes:
-        phases: time the phases of every step (more marks: no headline numbers).
-        energy: read the GPUs' energy counters before and after every turn.
-        warmup: rounds over prompts that are not measured.
-        exclusive: wait until no other timed job of this project uses the device.
-        disturbed: when a turn counts as noisy.
-        reruns: how often a noisy block is measured again at most.
-        rerun_share: of the run's blocks, what may be measured again in all.
-    """
+    """What the clock looks at; the comments are in ``conf/measure``."""
 
     name: str = MISSING
     phases: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -91,6 +91,26 @@ def read_jsonl(path: Path) -> tuple[list[JsonObject], bool]:
     return objects, truncated
 
 
+def mend_jsonl(
+    path: Path, keep: Callable[[JsonObject], bool] = lambda line: True
+) -> list[JsonObject]:
+    """The objects to keep; a line that was cut off and all others go from the file too."""
+    lines, truncated = read_jsonl(path)
+    kept = [line for line in lines if keep(line)]
+    if truncated or len(kept) < len(lines):
+        rewrite_jsonl(path, kept)
+    return kept
+
+
+def append_jsonl(path: Path, lines: Iterable[JsonObject]) -> None:
+    """Append one group to a file that grows now and then."""
+    writer = JsonlWriter(path)
+    try:
+        writer.append(lines)
+    finally:
+        writer.close()
+
+
 def rewrite_jsonl(path: Path, lines: Iterable[JsonObject]) -> None:
     """Replace a file by the given lines, all at once."""
     write_text(path, "".join(_dump_line(line) for line in lines))
@@ -127,6 +147,18 @@ def write_text(path: Path, text: str) -> None:
         finally:
             os.close(fd)
         os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside ``path``: it takes its place in the end, or goes after a failure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _dump_line(line: JsonObject) -> str:

@@ -8,21 +8,18 @@ import pytest
 
 from specbench.errors import ConfigurationError
 from specbench.replay.traces import load_traces, write_pack
-from specbench.results.records import CANDIDATES, CASES, MANIFEST, CaseRecord
+from specbench.results.records import CANDIDATES, CASES, MANIFEST
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
+from tests.runners.toy import case_record
 
 MODEL = {"id": "toy/model", "eos_ids": [2], "context_length": 64, "tokenizer_hash": "abc"}
 
 
 def record(label, case_id, turn=0, status="ok", output=(5, 6, 2), stream_index=0):
-    return CaseRecord(
-        run_key="k", label=label, method=label, model="toy", dataset="toys", task="qa",
-        category="qa", case_id=case_id, turn=turn, repeat=0, stream_index=stream_index,
-        status=status, n_prompt=2, n_new=len(output), output_ids=output, prompt_ids=(3, 4),
-        n_target_passes=max(0, len(output) - 1), accepted_per_step=[1] * (len(output) - 1),
-        state_scope="prompt", seed=7,
-    )  # fmt: skip
+    ids = {"n_prompt": 2, "prompt_ids": (3, 4), "output_ids": output}
+    place = {"turn": turn, "stream_index": stream_index}
+    return case_record(case_id, label, len(output), status=status, seed=7, **place, **ids)
 
 
 @pytest.fixture

@@ -74,31 +74,33 @@ def test_seeds_are_the_same_for_all_labels_and_differ_otherwise(tmp_path):
 
 
 def test_all_labels_see_the_baselines_answer_in_turn_two(tmp_path):
-    done, _, stage = run_all(make_job(tmp_path, ["ar", "a"], TWO), [Recorder("ar"), Recorder("a")])
+    done, _, session = run_all(
+        make_job(tmp_path, ["ar", "a"], TWO), [Recorder("ar"), Recorder("a")]
+    )
     found = by_key(done, "prompt_ids", "output_ids")
     for case in TWO:
         prompt, _ = found["a", case.case_id, 1]
         assert prompt == found["ar", case.case_id, 1][0]
         first_prompt, first_output = found["ar", case.case_id, 0]
         assert prompt[: len(first_prompt) + NEW_TOKENS] == first_prompt + first_output
-    assert stage.plain_calls == 0
+    assert session.plain_calls == 0
     assert not (tmp_path / "dialogue.jsonl").exists()
 
 
 def test_without_a_baseline_the_answer_is_computed_once_and_kept(tmp_path):
     job = make_job(tmp_path, ["a", "b"], TWO, repeats=2)
-    done, _, stage = run_all(job, [Recorder("a"), Recorder("b")])
-    assert stage.plain_calls == len(TWO)
+    done, _, session = run_all(job, [Recorder("a"), Recorder("b")])
+    assert session.plain_calls == len(TWO)
     assert len((tmp_path / "dialogue.jsonl").read_text().splitlines()) == len(TWO)
     assert {r.lossless.verdict for r in done} == {"not_audited"}
-    _, _, stage = run_all(job, [Recorder("a"), Recorder("b")])
-    assert stage.plain_calls == 0
+    _, _, session = run_all(job, [Recorder("a"), Recorder("b")])
+    assert session.plain_calls == 0
 
 
 def test_sampling_prompts_turn_two_with_the_plain_answer_and_audits_nothing(tmp_path):
     job = make_job(tmp_path, ["ar", "a"], TWO, temperature=0.7)
-    done, _, stage = run_all(job, [Recorder("ar"), Recorder("a")])
-    assert stage.plain_calls == len(TWO)
+    done, _, session = run_all(job, [Recorder("ar"), Recorder("a")])
+    assert session.plain_calls == len(TWO)
     assert {r.lossless.verdict for r in done} == {"not_audited"}
 
 
@@ -136,10 +138,10 @@ def test_in_its_own_dialogue_only_the_label_that_failed_loses_turn_two(tmp_path)
 
 def test_the_oracle_gets_the_baselines_output_before_and_after_it(tmp_path):
     job = make_job(tmp_path, ["ar", "oracle"], ONE)
-    done, _, stage = run_all(job, [Drafter(name="ar"), Oracle(depth=3)])
+    done, _, session = run_all(job, [Drafter(name="ar"), Oracle(depth=3)])
     oracle = [r for r in done if r.label == "oracle"]
     # In reversed blocks the baseline has not run yet: computed, untimed.
-    assert stage.plain_calls == 2
+    assert session.plain_calls == 2
     full, rest = divmod(NEW_TOKENS - 1, 4)
     assert [list(r.accepted_per_step) for r in oracle] == [[4] * full + [rest]] * 4
     assert {r.lossless.verdict for r in done} == {"equal"}
@@ -147,8 +149,8 @@ def test_the_oracle_gets_the_baselines_output_before_and_after_it(tmp_path):
 
 def test_every_label_but_the_baseline_is_audited_after_the_block(tmp_path):
     job = make_job(tmp_path, ["ar", "a"], TWO[:1])
-    _, _, stage = run_all(job, [Recorder("ar"), Recorder("a")])
-    assert stage.audits == [("a", "d0", 0), ("a", "d0", 1)]
+    _, _, session = run_all(job, [Recorder("ar"), Recorder("a")])
+    assert session.audits == [("a", "d0", 0), ("a", "d0", 1)]
 
 
 @pytest.mark.parametrize(("scope", "resets"), [("turn", 6), ("prompt", 3), ("run", 0)])

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.small_run import ROOT
 
 WORK = """
 import os, signal, sys, time

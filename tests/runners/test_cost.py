@@ -1,22 +1,21 @@
 """Measuring a cost surface: a tiny model's weights, random ones without a hub, refusals."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from runners import cost
-from runners.launch import dispatch
-from runners.launch.dispatch import Invocation
 from runners.session import build
-from specbench.config import compose
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models.graph_target import GraphTarget
 from specbench.models.static_pass import FixedShape
 from specbench.replay.cost_surface import CostSurface
 from specbench.results import records
+from tests.small_run import run_here
 
 GRID = [
     "runner=cost",
@@ -42,20 +41,7 @@ TINY_SHAPE = [
 ]
 
 
-def in_process(work, job):
-    return work(job)
-
-
-@pytest.fixture(autouse=True)
-def unfrozen():
-    import gc
-
-    yield
-    gc.unfreeze()
-
-
-def execute(*overrides, launch=in_process):
-    return dispatch.execute(compose.compose([*overrides]), Invocation(tuple(overrides)), launch)
+execute = partial(run_here, [])
 
 
 def test_a_surface_of_real_weights(small, tmp_path, capsys):

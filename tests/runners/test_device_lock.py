@@ -14,6 +14,7 @@ from specbench.config.schema import MeasureConfig, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models import loading
 from specbench.system import nvml
+from tests.small_run import run_here
 
 
 def job(cache, *, device="cpu", exclusive=True, device_map=None):
@@ -125,10 +126,6 @@ def test_devices_are_named_by_what_other_processes_know_them_by(
 
 
 def test_energy_on_the_cpu_is_refused_before_the_model_is_loaded(small, tmp_path, monkeypatch):
-    from runners.launch.dispatch import Invocation, execute
-    from specbench.config import compose
-
     monkeypatch.setattr(loading, "load_model", lambda *a: pytest.fail("weights were loaded"))
-    cfg = compose.compose([*small, "measure=energy", f"output_dir={tmp_path}/run"])
     with pytest.raises(ConfigurationError, match="measure=energy reads the GPU's energy counter"):
-        execute(cfg, Invocation(), lambda work, job: work(job))
+        run_here([*small, "measure=energy", f"output_dir={tmp_path}/run"])

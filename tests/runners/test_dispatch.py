@@ -5,23 +5,19 @@ import json
 import os
 import pickle
 from collections import Counter
+from functools import partial
 
 import pyarrow.parquet as pq
 import pytest
 
 from runners.launch import dispatch
-from runners.launch.dispatch import Invocation
-from runners.run_folder.folder import ResultFiles
 from specbench.config import compose
 from specbench.config.run_key import run_key
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.results import records
 from specbench.storage import jsonl
 from specbench.system import environment
-
-
-def in_process(work, job):
-    return work(job)
+from tests.small_run import interrupted_after, run_here, without_times
 
 
 def no_work(work, job):
@@ -30,22 +26,7 @@ def no_work(work, job):
 
 @pytest.fixture
 def execute(small):
-    """Compose, then run in this process."""
-
-    def run(*overrides, launch=in_process, **invocation):
-        cfg = compose.compose([*small, *overrides])
-        return dispatch.execute(cfg, Invocation(tuple(overrides), **invocation), launch)
-
-    return run
-
-
-@pytest.fixture(autouse=True)
-def unfrozen():
-    """A finished run leaves the collector frozen, which only a process of its own may keep."""
-    import gc
-
-    yield
-    gc.unfreeze()
+    return partial(run_here, small)
 
 
 def lines(folder, name=records.CASES):
@@ -114,10 +95,8 @@ def test_other_questions_under_the_same_name_are_refused(execute, tmp_path, monk
     path = tmp_path / "mine.jsonl"
     path.write_text(questions.read_text())
     what = [f"output_dir={tmp_path}/run", f"dataset.path={path}"]
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 1, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
-            execute(*what)
+    with interrupted_after(1):
+        execute(*what)
     text = path.read_text()
     path.write_text(text.replace("blue", "red"))
     with pytest.raises(OutputRefused, match=r"have changed since.*\n.*prompt_set_hash"):
@@ -127,11 +106,6 @@ def test_other_questions_under_the_same_name_are_refused(execute, tmp_path, monk
     path.write_text(text.replace("blue", "red"))
     with pytest.raises(OutputRefused, match=r"mine\.jsonl has changed since"):
         execute(*what)
-
-
-def test_what_does_not_move_a_number_does_not_make_another_run(execute, tmp_path):
-    execute(f"output_dir={tmp_path}/run", "dataset.limit=1")
-    assert execute(f"output_dir={tmp_path}/run", "dataset.limit=1", "resume=force") == 0
 
 
 def test_folders_are_named_by_experiment_label_and_key(execute, tmp_path, small):
@@ -272,26 +246,8 @@ def test_an_exit_code_from_another_process_arrives_in_this_one(monkeypatch):
     assert dispatch._codes == [2]
 
 
-def interrupt_after(monkeypatch, blocks, error):
-    """Let the files fail after so many blocks."""
-    append = ResultFiles.append
-    count = iter(range(blocks))
-
-    def failing(self, *arguments):
-        if next(count, None) is None:
-            raise error
-        append(self, *arguments)
-
-    monkeypatch.setattr(ResultFiles, "append", failing)
-
-
 def comparable(folder):
-    """Records by key without what differs from run to run: times, hosts, time stamps."""
-    free = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s"}
-    free |= {"cpu_steal", "cpu_waiting", "cpu_others", "cpu_load", "gpu", "started_at", "host"}
-    found = [
-        {key: value for key, value in line.items() if key not in free} for line in lines(folder)
-    ]
+    found = map(without_times, lines(folder))
     return sorted(found, key=lambda line: json.dumps(line, sort_keys=True))
 
 
@@ -302,10 +258,8 @@ def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(
     what = ["method=cacheback", "method.table=dynamic", f"method.state_scope={scope}", "repeats=2"]
     what += ["method.leader_capacity=64", "method.follower_capacity=8"]
     assert execute(f"output_dir={tmp_path}/whole", *what) == 0
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 7, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
-            execute(f"output_dir={tmp_path}/parts", *what)
+    with interrupted_after(7):
+        execute(f"output_dir={tmp_path}/parts", *what)
     assert jsonl.read_json(tmp_path / "parts" / records.MANIFEST)["status"] == "interrupted"
     assert execute(f"output_dir={tmp_path}/parts", *what) == 0
     assert comparable(tmp_path / "parts") == comparable(tmp_path / "whole")
@@ -317,10 +271,8 @@ def test_a_folder_s_id_is_its_own_and_stays_when_it_is_resumed(execute, tmp_path
     def made(name):
         return jsonl.read_json(tmp_path / name / records.MANIFEST)
 
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 2, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
-            execute(f"output_dir={tmp_path}/run")
+    with interrupted_after(2):
+        execute(f"output_dir={tmp_path}/run")
     first = made("run")["folder_id"]
     assert execute(f"output_dir={tmp_path}/run") == 0
     assert execute(f"output_dir={tmp_path}/elsewhere") == 0
@@ -343,10 +295,8 @@ def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path, monkeypa
             assert execute(out, override, launch=counting, multirun=True) == 0
 
     sweep([1])
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 2, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
-            sweep([2])
+    with interrupted_after(2):
+        sweep([2])
     (complete,) = [path.parent for path in (tmp_path / "sweep").rglob(records.DONE)]
     stamp = (complete / records.CASES).stat().st_mtime_ns
     launched.clear()
@@ -388,10 +338,8 @@ def test_resuming_on_another_machine_must_be_forced_and_marks_the_records(
     execute, tmp_path, monkeypatch
 ):
     out = f"output_dir={tmp_path}"
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 2, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
-            execute(out)
+    with interrupted_after(2):
+        execute(out)
     describe = environment.describe
     moved = {"cpu": "another one"}
     monkeypatch.setattr(

@@ -7,15 +7,12 @@ import shutil
 
 import pytest
 
-from runners.launch import dispatch
-from runners.launch.dispatch import Invocation
-from runners.run_folder.folder import ResultFiles
-from specbench.config import compose
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.models import loading, speed_ratio
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.contract import driver
+from tests.small_run import interrupted_after, run_here
 
 # Shorter drafts than the papers'; a method that is not here runs with its yaml's own values.
 KNOBS = {
@@ -42,22 +39,12 @@ def execute(small, checkpoint, tmp_path):
             f"pair.draft.path={checkpoint}",
             f"output_dir={tmp_path}/{name}",
         ]
-        cfg = compose.compose([*small, *own, "measure.warmup=0", *overrides])
-        code = dispatch.execute(cfg, Invocation(tuple(overrides)), lambda work, job: work(job))
+        code = run_here([*small, *own, "measure.warmup=0"], *overrides)
         folder = tmp_path / name
         manifest = jsonl.read_json(folder / records.MANIFEST)
         return code, records.read_records(folder)[0], manifest
 
     return run
-
-
-@pytest.fixture(autouse=True)
-def unfrozen():
-    """A finished run leaves the collector frozen, which only a process of its own may keep."""
-    import gc
-
-    yield
-    gc.unfreeze()
 
 
 def steps(found):
@@ -134,21 +121,12 @@ def test_a_resumed_run_goes_on_with_what_its_first_start_measured(execute, monke
     monkeypatch.setattr(
         speed_ratio, "passes_per_target_pass", lambda *_, **__: measured.append(1) or next(found)
     )
-    append, blocks = ResultFiles.append, []
-
-    def killed(files, *block):
-        append(files, *block)
-        blocks.append(block)
-        if len(blocks) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(ResultFiles, "append", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_after(2):
         execute(methods)
     begun = jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]["measured"]
     assert begun == {"card": {"r": 2}, "pearl": {"gamma": 3}}
     code, done, manifest = execute(methods)
-    assert code == 0 and len(blocks) == 5
+    assert code == 0
     assert len(measured) == 2
     assert manifest["model"]["measured"] == begun
     assert {r.drafter["r"] for r in done if r.label == "card"} == {2}

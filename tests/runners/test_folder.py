@@ -15,8 +15,7 @@ from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
 from tests.runners.test_blocks import TWO
 from tests.runners.toy import Recorder, make_job, make_runner
-
-ROOT = Path(__file__).parents[2]
+from tests.small_run import ROOT
 
 
 def measure(job, files, only=None):

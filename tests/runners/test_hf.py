@@ -1,27 +1,19 @@
 """runner=hf: transformers' own loops beside ours, by the same rules and into the same files."""
 
 import shutil
+from functools import partial
 
 import pytest
 
-from runners.launch import dispatch
-from runners.launch.dispatch import Invocation
-from specbench.config import compose
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.results import records
 from specbench.storage import jsonl
+from tests.small_run import run_here
 
 
 @pytest.fixture
 def execute(small, tmp_path):
-    def run(*overrides):
-        cfg = compose.compose([*small, "runner=hf", f"output_dir={tmp_path}/run", *overrides])
-        return dispatch.execute(cfg, Invocation(tuple(overrides)), lambda work, job: work(job))
-
-    yield run
-    import gc
-
-    gc.unfreeze()
+    return partial(run_here, [*small, "runner=hf", f"output_dir={tmp_path}/run"])
 
 
 def done(tmp_path):
@@ -134,8 +126,8 @@ def test_the_heuristic_schedule_starts_afresh_in_every_turn(execute, tmp_path, m
 
     options = TransformersSession._options
 
-    def noted(stage, loop):
-        chosen = options(stage, loop)
+    def noted(session, loop):
+        chosen = options(session, loop)
         if loop == "assisted":
             own = chosen["assistant_model"].generation_config
             starts.append(own.num_assistant_tokens)

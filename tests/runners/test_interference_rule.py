@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from runners.launch.dispatch import Invocation, execute
 from runners.run_folder.folder import ResultFiles
 from runners.session import interference_rule
-from specbench.config import compose
 from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records
 from specbench.results.records import CaseRecord
@@ -18,21 +16,13 @@ from specbench.results.statistics.summary import summarise
 from specbench.storage import jsonl
 from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE
-from tests.runners.toy import Recorder, make_job, make_runner
+from tests.runners.toy import Recorder, case_record, make_job, make_runner
+from tests.small_run import run_here
 
 LIMITS = NoiseConfig(steal=0.05, waiting=0.15, slowdown=1.5, shortest_s=0.5)
 
 
-def turn(case_id="a", label="ar", n_new=9, **changes):
-    values = {
-        "run_key": "k", "label": label, "method": label, "model": "m", "dataset": "d",
-        "task": "qa", "category": "qa", "case_id": case_id, "turn": 0, "repeat": 0,
-        "stream_index": 0, "status": "ok", "n_prompt": 20, "n_new": n_new,
-        "n_target_passes": n_new - 1, "accepted_per_step": [1] * (n_new - 1),
-        "output_ids": [1] * n_new, "prefill_s": 1.0, "decode_s": 1.0, "wall_s": 2.0,
-        "state_scope": "prompt", "seed": 1,
-    }  # fmt: skip
-    return CaseRecord(**(values | changes))
+turn = partial(case_record, prefill_s=1.0, decode_s=1.0, wall_s=2.0)
 
 
 def trace(record, step_s, drafted=0):
@@ -201,7 +191,7 @@ def test_a_block_measured_again_starts_from_the_state_before_it(tmp_path, tokens
 
 
 @pytest.fixture
-def run_disturbed(small, tmp_path, monkeypatch):
+def run_noisy(small, tmp_path, monkeypatch):
     """A run whose turns see, one after the other, the given shares of stolen time."""
 
     def run(steals, *overrides):
@@ -209,12 +199,9 @@ def run_disturbed(small, tmp_path, monkeypatch):
         monkeypatch.setattr(
             SystemMonitor, "end", lambda self: Interference(cpu_steal=next(stolen, 0.0))
         )
-        cfg = compose.compose(
-            [*small, f"output_dir={tmp_path}/run", "dataset.tasks=[qa,rag]",
-             "measure.disturbed.steal=0.05", "measure.disturbed.shortest_s=0", *overrides]
-        )  # fmt: skip
-        assert execute(cfg, Invocation(), lambda work, job: work(job)) == 0
-        gc.unfreeze()
+        limits = ["measure.disturbed.steal=0.05", "measure.disturbed.shortest_s=0"]
+        own = [f"output_dir={tmp_path}/run", "dataset.tasks=[qa,rag]", *limits]
+        assert run_here([*small, *own], *overrides) == 0
         return tmp_path / "run"
 
     return run
@@ -224,8 +211,8 @@ def lines(folder, name):
     return jsonl.read_jsonl(folder / name)[0]
 
 
-def test_a_disturbed_block_is_replaced_and_its_first_measurement_kept(run_disturbed, capsys):
-    folder = run_disturbed([0, 0, 0, 0.4])  # 3 cases: the fourth turn is the second block's
+def test_a_disturbed_block_is_replaced_and_its_first_measurement_kept(run_noisy, capsys):
+    folder = run_noisy([0, 0, 0, 0.4])  # 3 cases: the fourth turn is the second block's
     done, _ = records.read_records(folder)
     assert [(r.case_id, r.label, r.attempt, r.status) for r in done] == [
         ("82", "ar", 0, "ok"),
@@ -246,8 +233,8 @@ def test_a_disturbed_block_is_replaced_and_its_first_measurement_kept(run_distur
     assert "1 disturbed case was measured again" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_block_that_stays_disturbed_is_measured_again_so_often_and_left_out(run_disturbed):
-    folder = run_disturbed([0, 0, 0, 0.4, 0, 0, 0.5, 0.5], "measure.rerun_share=1")
+def test_a_block_that_stays_disturbed_is_measured_again_so_often_and_left_out(run_noisy):
+    folder = run_noisy([0, 0, 0, 0.4, 0, 0, 0.5, 0.5], "measure.rerun_share=1")
     done, _ = records.read_records(folder)
     assert {(r.case_id, r.attempt, r.status) for r in done if r.case_id == "83"} == {
         ("83", 1, "disturbed")
@@ -259,8 +246,8 @@ def test_a_block_that_stays_disturbed_is_measured_again_so_often_and_left_out(ru
     assert "Disturbed is more than: 5% of the CPU time stolen; or a GPU shared" in note
 
 
-def test_a_machine_disturbed_throughout_still_finishes_and_says_so(run_disturbed):
-    folder = run_disturbed([0.4] * 6)
+def test_a_machine_disturbed_throughout_still_finishes_and_says_so(run_noisy):
+    folder = run_noisy([0.4] * 6)
     assert not (folder / records.DISTURBED).exists()
     summary = jsonl.read_json(folder / records.SUMMARY)
     assert summary["rows"][-1]["tokens_per_s"] > 0
@@ -269,9 +256,7 @@ def test_a_machine_disturbed_throughout_still_finishes_and_says_so(run_disturbed
 
 
 @pytest.mark.parametrize("killed_at", ["steps", "cases"])
-def test_a_process_killed_while_replacing_leaves_one_measurement(
-    run_disturbed, monkeypatch, killed_at
-):
+def test_a_process_killed_while_replacing_leaves_one_measurement(run_noisy, monkeypatch, killed_at):
     """Killed after the copy to disturbed.jsonl, or after the new traces were written."""
     rewrite = jsonl.rewrite_jsonl
     name = {"steps": records.STEPS_LOG, "cases": records.CASES}[killed_at]
@@ -284,9 +269,8 @@ def test_a_process_killed_while_replacing_leaves_one_measurement(
     with monkeypatch.context() as patch:
         patch.setattr(jsonl, "rewrite_jsonl", dying)
         with pytest.raises(KeyboardInterrupt):
-            run_disturbed([0, 0, 0, 0.4])
-    gc.unfreeze()
-    folder = run_disturbed([])
+            run_noisy([0, 0, 0, 0.4])
+    folder = run_noisy([])
     done, _ = records.read_records(folder)
     assert sorted((r.case_id, r.attempt) for r in done) == [
         ("82", 0), ("82", 0), ("83", 1), ("83", 1), ("85", 0), ("85", 0),

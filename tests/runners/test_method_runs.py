@@ -11,21 +11,15 @@ from methods.cacheback import Cacheback
 from methods.ssd import Spacelike
 from runners.session.method_runs import MethodRun, keep_state, restore
 from specbench.decoding.structs import DecodeState, DraftContext
-from specbench.results.records import CaseRecord
 from specbench.results.statistics.run_summary import accepted_by_part
 from specbench.storage.jsonl import DiskError
+from tests.runners.toy import case_record
 
 
-def record(number, prompt, output, **other):
-    values = dict(
-        run_key="k", label="ssd", method="ssd", model="m", dataset="d", task="t", category="c",
-        case_id=str(number), turn=0, repeat=0, stream_index=number, status="ok",
-        n_prompt=len(prompt), n_new=len(output), finish_reason="length",
-        n_target_passes=len(output) - 1, accepted_per_step=[1] * (len(output) - 1),
-        prompt_ids=prompt, output_ids=output, state_scope="run", seed=0,
-        started_at=f"2026-01-01T00:00:{number:02}",
-    )  # fmt: skip
-    return CaseRecord(**{**values, **other})
+def record(number, prompt, output):
+    ids = {"n_prompt": len(prompt), "prompt_ids": prompt, "output_ids": output}
+    own = {"state_scope": "run", "started_at": f"2026-01-01T00:00:{number:02}"}
+    return case_record(str(number), "ssd", len(output), stream_index=number, **ids, **own)
 
 
 @pytest.fixture
@@ -37,7 +31,7 @@ def turns():
     ]
 
 
-def contender(folder, drafter=None):
+def method_run(folder, drafter=None):
     drafter = drafter or Spacelike(rebuild="sync", rebuild_requests=2, buffer_tokens=50)
     drafter.setup(DraftContext(8, frozenset(), "toy", 64, {}))
     entry = SimpleNamespace(label="ssd", name="ssd")
@@ -48,24 +42,24 @@ def refuse(record):
     raise AssertionError("a drafter of tokens alone is never decoded again")
 
 
-def drafts(contender):
+def drafts(run):
     """What it drafts after every pair of tokens."""
     found = []
     for a in range(6):
         for b in range(6):
             state = DecodeState(np.array([a, b]), 8)
-            found.append(contender.drafter.propose(state).tokens.tolist())
+            found.append(run.drafter.propose(state).tokens.tolist())
     return found
 
 
 def test_a_kept_state_and_the_turns_after_it_give_what_all_turns_give(tmp_path, turns, monkeypatch):
-    first = contender(tmp_path)
+    first = method_run(tmp_path)
     restore(first, turns[:3], refuse)
     keep_state(first, turns[:3])
-    restore(whole := contender(tmp_path / "other"), turns, refuse)
+    restore(whole := method_run(tmp_path / "other"), turns, refuse)
     fed = []
     monkeypatch.setattr(Spacelike, "end", spy(Spacelike.end, fed))
-    restore(resumed := contender(tmp_path), turns, refuse)
+    restore(resumed := method_run(tmp_path), turns, refuse)
     assert len(fed) == 2
     # Every second request rebuilds the array, so the fifth is in the buffer but not yet searched.
     assert resumed.drafter.staleness.requests == whole.drafter.staleness.requests == 1
@@ -91,47 +85,47 @@ def spy(method, calls):
     ids=["another repeat", "a block measured again", "fewer turns than it saw"],
 )
 def test_a_state_of_other_turns_is_not_taken(tmp_path, turns, change):
-    first = contender(tmp_path)
+    first = method_run(tmp_path)
     restore(first, turns[:3], refuse)
     keep_state(first, turns[:3])
     others = change(turns)
-    restore(resumed := contender(tmp_path), others, refuse)
-    restore(fed := contender(tmp_path / "other"), others, refuse)
+    restore(resumed := method_run(tmp_path), others, refuse)
+    restore(fed := method_run(tmp_path / "other"), others, refuse)
     assert drafts(resumed) == drafts(fed)
     assert resumed.drafter.staleness.requests == fed.drafter.staleness.requests
 
 
 def test_a_damaged_state_is_learnt_again(tmp_path, turns, caplog):
-    first = contender(tmp_path)
+    first = method_run(tmp_path)
     restore(first, turns, refuse)
     keep_state(first, turns)
     expected = drafts(first)
     first.state_file.write_bytes(first.state_file.read_bytes()[:-70])
     with caplog.at_level(logging.WARNING):
-        restore(resumed := contender(tmp_path), turns, refuse)
+        restore(resumed := method_run(tmp_path), turns, refuse)
     assert "learnt again" in caplog.text
     assert drafts(resumed) == expected
 
 
 def test_other_labels_and_failed_turns_are_none_of_its_business(tmp_path, turns):
     others = [replace(turns[0], label="ar"), replace(turns[1], status="failed"), *turns[2:]]
-    restore(first := contender(tmp_path), others, refuse)
+    restore(first := method_run(tmp_path), others, refuse)
     keep_state(first, others)
-    restore(resumed := contender(tmp_path), turns[2:], refuse)
-    restore(fed := contender(tmp_path / "other"), turns[2:], refuse)
+    restore(resumed := method_run(tmp_path), turns[2:], refuse)
+    restore(fed := method_run(tmp_path / "other"), turns[2:], refuse)
     assert drafts(resumed) == drafts(fed) == drafts(first)
 
 
 def test_only_drafters_with_a_snapshot_and_run_scope_leave_a_file(tmp_path, turns):
     for drafter in (Cacheback(table="dynamic", state_scope="run"), Spacelike(state_scope="prompt")):
-        keep_state(contender(tmp_path, drafter), turns)
+        keep_state(method_run(tmp_path, drafter), turns)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_refuses_is_reported(tmp_path, turns):
     (tmp_path / "state").write_text("in the way")
     with pytest.raises(DiskError, match="state"):
-        keep_state(contender(tmp_path), turns)
+        keep_state(method_run(tmp_path), turns)
 
 
 def test_the_notes_say_which_part_accepted_tokens_came_from(turns):

@@ -3,23 +3,18 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from runners import replay
-from runners.launch import dispatch
-from runners.launch.dispatch import Invocation
-from runners.run_folder.folder import ResultFiles
-from specbench.config import compose
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
 from specbench.replay.cost_surface import CostSurface, Grid
 from specbench.results import records
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
-
-ROOT = Path(__file__).parents[2]
+from tests.runners.toy import case_record
+from tests.small_run import ROOT, interrupted_after, run_here
 
 COMPARE = (
     "compare=["
@@ -37,25 +32,11 @@ LABELS = ("ar", "pld", "pld_turn", "cb_run", "cb_turn", "suffix_run", "rows", "s
 LABELS += ("random_drafts", "oracle", "union")
 
 
-def in_process(work, job):
-    return work(job)
-
-
-@pytest.fixture(autouse=True)
-def unfrozen():
-    """A finished live run leaves the collector frozen."""
-    import gc
-
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="module")
 def live(small, tmp_path_factory):
     """The live run of the tiny model, every label and two repeats, with candidates."""
     out = tmp_path_factory.mktemp("live") / "run"
-    cfg = compose.compose([*small, COMPARE, "repeats=2", "record=true", f"output_dir={out}"])
-    assert dispatch.execute(cfg, Invocation(), in_process) == 0
+    assert run_here([*small, COMPARE, "repeats=2", "record=true", f"output_dir={out}"]) == 0
     return out
 
 
@@ -66,8 +47,7 @@ def again(small, live, tmp_path):
 
     def run(*typed, out="replay"):
         base = [*plain, "runner=replay", f"runner.traces={live}", f"output_dir={tmp_path / out}"]
-        cfg = compose.compose([*base, *typed])
-        return dispatch.execute(cfg, Invocation(tuple(typed))), tmp_path / out
+        return run_here(base, *typed, launch=None), tmp_path / out
 
     return run
 
@@ -212,7 +192,6 @@ def test_a_folder_belongs_to_the_ids_and_not_to_their_place(again, live, tmp_pat
     )
     assert again(f"runner.traces={pack}")[0] == code == 0
     assert (out / records.CASES).read_bytes() == before
-    short = tmp_path / "short.jsonl"
     lines = jsonl.read_jsonl(live / records.CASES)[0]
     for line in lines:
         line["output_ids"][0] += 1
@@ -220,26 +199,15 @@ def test_a_folder_belongs_to_the_ids_and_not_to_their_place(again, live, tmp_pat
     other.mkdir()
     (other / records.MANIFEST).write_bytes((live / records.MANIFEST).read_bytes())
     jsonl.rewrite_jsonl(other / records.CASES, lines)
-    assert not short.exists()
     with pytest.raises(OutputRefused, match="traces_sha"):
         again(f"runner.traces={other}")
 
 
 def test_an_interrupted_replay_goes_on_to_the_same_files(again, monkeypatch):
     whole = steps(again(COMPARE, out="whole")[1])
-    with monkeypatch.context() as patch:
-        patch.setattr(replay, "_BLOCKS_PER_WRITE", 2)
-        append, calls = ResultFiles.append, []
-
-        def stop(files, *made):
-            append(files, *made)
-            calls.append(1)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-
-        patch.setattr(ResultFiles, "append", stop)
-        with pytest.raises(KeyboardInterrupt):
-            again(COMPARE)
+    monkeypatch.setattr(replay, "_BLOCKS_PER_WRITE", 2)
+    with interrupted_after(2):
+        again(COMPARE)
     code, out = again(COMPARE)
     assert code == 0
     assert steps(out) == whole
@@ -282,11 +250,7 @@ def test_a_run_without_plain_rows_needs_baseline_false(small, again, live, tmp_p
 
 
 def test_records_of_older_runs_count_as_measured():
-    line = CaseRecord(
-        run_key="k", label="ar", method="ar", model="m", dataset="d", task="qa", category="qa",
-        case_id="1", turn=0, repeat=0, stream_index=0, status="failed", n_prompt=0,
-        state_scope="prompt", seed=0,
-    ).to_json()  # fmt: skip
+    line = case_record().to_json()
     del line["timing"]
     assert CaseRecord.from_json(line).timing == "measured"
     with pytest.raises(ValueError, match="timing 'guessed'"):
@@ -298,7 +262,6 @@ def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path,
     code = (
         "import sys, os, json, runpy\n"
         "pid = os.getpid()\n"
-        "from runners import isolate\n"
         "def no_child(*a): raise AssertionError('a child was started')\n"
         "from runners.launch import dispatch\n"
         "dispatch.run_in_child = no_child\n"

@@ -1,24 +1,20 @@
 """run.py as a process: exit codes and messages, kills at random moments, two at a time."""
 
-import gc
 import json
 import random
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from runners.launch import dispatch
-from specbench.config import compose
 from specbench.results import records
 from specbench.storage import jsonl
+from tests.small_run import ROOT, run_here, without_times
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 90
 
 
@@ -56,10 +52,7 @@ def finish(process):
 
 def result(folder):
     """Everything a run leaves, sorted by key, without times, hosts and time stamps."""
-    free = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s"}
-    free |= {"cpu_steal", "cpu_waiting", "cpu_others", "cpu_load", "gpu", "started_at", "host"}
-    lines = jsonl.read_jsonl(folder / records.CASES)[0]
-    cases = [{k: v for k, v in line.items() if k not in free} for line in lines]
+    cases = [without_times(line) for line in jsonl.read_jsonl(folder / records.CASES)[0]]
     cases.sort(key=lambda r: (r["repeat"], r["case_id"], r["turn"], r["label"]))
     steps = pq.read_table(folder / records.STEPS).to_pylist()
     for row in steps:
@@ -169,13 +162,6 @@ def _lines(path):
     return path.read_bytes().splitlines() if path.exists() else []
 
 
-def run_here(overrides):
-    """A run in this process, which saves the seconds that a start takes."""
-    cfg = compose.compose(overrides)
-    assert dispatch.execute(cfg, dispatch.Invocation(), lambda work, job: work(job)) == 0
-    gc.unfreeze()
-
-
 LINES = 7 * 3  # turns and labels of a repeat of the run below
 LINES_A_KILL = 15  # of the two repeats that a run has for each of its kills
 
@@ -193,14 +179,14 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_left_alone(
 ):
     repeats = 2 * n_kills
     overrides = ["compare=[random_drafts]", f"repeats={repeats}"]
-    run_here([*small, *overrides, f"output_dir={tmp_path}/whole"])
+    assert run_here([*small, *overrides, f"output_dir={tmp_path}/whole"]) == 0
 
     rng = random.Random(seed)
     folder = tmp_path / "killed"
     for _ in range(n_kills):
         kill_somewhere(start(*overrides, f"output_dir={folder}"), folder, rng)
         assert not (folder / records.DONE).exists()
-    run_here([*small, *overrides, f"output_dir={folder}"])
+    assert run_here([*small, *overrides, f"output_dir={folder}"]) == 0
     starts = jsonl.read_json(folder / records.MANIFEST)["starts"]
     assert 1 < len(starts) <= n_kills + 1  # some are killed before they note it
     assert len(_lines(folder / records.CASES)) == repeats * LINES

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from runners.launch.dispatch import Invocation, execute
 from runners.session import build, device_lock, session, warmup
 from runners.session.blocks import BlockRunner
 from runners.session.method_runs import build_method_runs
-from specbench.config import compose
 from specbench.models.graph_target import GraphTarget
 from specbench.models.static_pass import FixedShape
 from specbench.results import records
 from specbench.storage import jsonl
+from tests.small_run import run_here
 
 
 def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_path, monkeypatch):
@@ -22,15 +21,15 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
     seen = {}
 
     def prepare(_work, job):
-        contenders = build_method_runs(job)
-        seen["stage"], seen["contenders"] = session.load_session(job, contenders), contenders
+        seen["runs"] = build_method_runs(job)
+        seen["session"] = session.load_session(job, seen["runs"])
         return 0
 
     compare = "compare=[{method: ar, eager: true, label: ar_eager}]"
     extra = ["engine=graph", "measure.exclusive=false", compare]
-    execute(compose.compose([*small, *extra, f"output_dir={tmp_path}/run"]), Invocation(), prepare)
-    made = seen["stage"]
-    plain = next(c.drafter for c in seen["contenders"] if c.drafter.needs.eager)
+    run_here([*small, *extra, f"output_dir={tmp_path}/run"], launch=prepare)
+    made = seen["session"]
+    plain = next(run.drafter for run in seen["runs"] if run.drafter.needs.eager)
     assert isinstance(made._target, GraphTarget)
     prompt = np.arange(250) % 30 + 3
     assert made._eager_target.cache.max_len == 256
@@ -45,10 +44,6 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
         assert not target.cache.storage.any()
 
 
-def here(work, job):
-    return work(job)
-
-
 @pytest.fixture
 def on_graphs(monkeypatch):
     """A machine with a GPU, as far as choosing an engine goes; passes run uncaptured on the CPU."""
@@ -61,7 +56,7 @@ def on_graphs(monkeypatch):
 
 def run(small, folder, *extra):
     overrides = [*small, "method=pld", "engine=graph", "measure.exclusive=false", *extra]
-    assert execute(compose.compose([*overrides, f"output_dir={folder}"]), Invocation(), here) == 0
+    assert run_here([*overrides, f"output_dir={folder}"]) == 0
     return list(jsonl.read_json(folder / records.MANIFEST)["labels"])
 
 
@@ -125,9 +120,9 @@ def test_the_manifest_tells_of_passes_that_ran_eagerly_in_mid_run(
     assert passes()["eager"] == {"141 rows": "more than 128 rows"}
     # What an earlier start of the run found out is kept.
     path = tmp_path / "run" / records.MANIFEST
-    book = jsonl.read_json(path)
-    book["model"]["passes"]["eager"] = {"1 x 3 rows, 256 keys": "out of memory"}
-    jsonl.write_json(path, book)
+    manifest = jsonl.read_json(path)
+    manifest["model"]["passes"]["eager"] = {"1 x 3 rows, 256 keys": "out of memory"}
+    jsonl.write_json(path, manifest)
 
     def fail(*_, **__):
         raise RuntimeError("a start that ends before its first pass")

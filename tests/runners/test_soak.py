@@ -18,7 +18,7 @@ import pytest
 
 from specbench.results import records
 from specbench.storage import jsonl
-from tests.small_run import _WORDS
+from tests.small_run import _WORDS, run_here, without_times
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ class Saboteur:
 
     def _drafter(self, runner, method, act):
         """Let a method of pld's drafter act up."""
-        drafter = runner._contenders["pld"].drafter
+        drafter = runner.runs["pld"].drafter
         original = getattr(drafter, method)
 
         def acting_up(*arguments):
@@ -83,7 +83,7 @@ class Saboteur:
 
     def nan(self, runner):
         """The target's last norm gives NaN, hence the logits of every label do."""
-        weight = runner._stage._model.model.model.norm.weight.data
+        weight = runner.session._model.model.model.norm.weight.data
         good = weight.clone()
         weight.fill_(float("nan"))
         return [lambda: weight.copy_(good)]
@@ -107,16 +107,13 @@ def measure(overrides, faults, fired, memory):
     """The measuring process: a run in this process, sabotaged."""
     import torch
 
-    from runners.launch import dispatch
     from runners.session import blocks
-    from specbench.config import compose
 
     torch.set_num_threads(1)  # the model is too small for more
     saboteur, run = Saboteur(faults, fired, memory), blocks.BlockRunner.run
     blocks.BlockRunner.run = lambda runner, block: saboteur.run(runner, block, run)
-    cfg = compose.compose(overrides)
     try:
-        code = dispatch.execute(cfg, dispatch.Invocation(), lambda work, job: work(job))
+        code = run_here(overrides)
     except jsonl.DiskError:
         code = 9
     os._exit(code)
@@ -149,19 +146,10 @@ def overrides(small, tmp_path):
     return [*small, f"dataset.path={questions}", "generation.max_new_tokens=8"]
 
 
-FREE = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s", "cpu_steal", "gpu"}
-FREE |= {"cpu_waiting", "cpu_others", "cpu_load", "started_at", "host"}
-
-
 def by_key(folder):
     lines, truncated = jsonl.read_jsonl(folder / records.CASES)
     assert not truncated
-    found = {
-        (x["repeat"], x["case_id"], x["turn"], x["label"]): {
-            name: value for name, value in x.items() if name not in FREE
-        }
-        for x in lines
-    }
+    found = {(x["repeat"], x["case_id"], x["turn"], x["label"]): without_times(x) for x in lines}
     assert len(found) == len(lines), "a record is there twice"
     return found
 

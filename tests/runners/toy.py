@@ -22,7 +22,7 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.structs import Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
-from specbench.results.records import Lossless
+from specbench.results.records import CaseRecord, Lossless
 
 VOCAB = 23
 EOS = 22
@@ -147,6 +147,18 @@ class Recorder(Drafter):
         self.seen.append(("end", state.tokens.tolist()))
 
 
+def case_record(case_id="a", label="ar", n_new=9, **changes):
+    """A finished turn each of whose steps committed one token."""
+    values = {
+        "run_key": "k", "label": label, "method": label, "model": "m", "dataset": "d",
+        "task": "qa", "category": "qa", "case_id": case_id, "turn": 0, "repeat": 0,
+        "stream_index": 0, "status": "ok", "n_prompt": 20, "n_new": n_new,
+        "n_target_passes": max(0, n_new - 1), "accepted_per_step": [1] * (n_new - 1),
+        "output_ids": [1] * n_new, "state_scope": "prompt", "seed": 1,
+    }  # fmt: skip
+    return CaseRecord(**(values | changes))
+
+
 def make_job(folder, labels, cases, **changes):
     config = RunConfig(
         model=ModelConfig(name="toy"),
@@ -169,19 +181,17 @@ def make_job(folder, labels, cases, **changes):
     )
 
 
-def make_runner(job, drafters, done=None, stage=None):
-    stage = stage or ToySession()
-    contenders = [
-        MethodRun(entry, drafter) for entry, drafter in zip(job.entries, drafters, strict=True)
-    ]
-    answers = BaselineCache(job.folder / "dialogue.jsonl", stage.plain)
+def make_runner(job, drafters, done=None, session=None):
+    session = session or ToySession()
+    runs = {e.label: MethodRun(e, d) for e, d in zip(job.entries, drafters, strict=True)}
+    answers = BaselineCache(job.folder / "dialogue.jsonl", session.plain)
     done = [] if done is None else done
-    return BlockRunner(job, stage, contenders, answers, done), stage, done
+    return BlockRunner(job, session, runs, answers, done), session, done
 
 
 def run_all(job, drafters, done=None, stop_after=None):
     """Run a job's remaining blocks; returns records and errors."""
-    runner, stage, done = make_runner(job, drafters, done)
+    runner, session, done = make_runner(job, drafters, done)
     present = {record.key for record in done}
     errors = []
     for block in job.blocks()[:stop_after]:
@@ -189,4 +199,4 @@ def run_all(job, drafters, done=None, stop_after=None):
             result = runner.run(block)
             done.extend(result.records)
             errors.extend(result.errors)
-    return done, errors, stage
+    return done, errors, session
