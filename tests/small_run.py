@@ -1,7 +1,5 @@
 """A tiny checkpoint and questions on disk, so that run.py is exercised as users run it."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

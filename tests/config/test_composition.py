@@ -1,7 +1,5 @@
 """Every yaml composes, says what it is, and means what a run will do."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A typo fails before anything is loaded, with the nearest valid name and what to type."""
 
-from __future__ import annotations
-
 import pytest
 
 from specbench.config.compare import compose_entry

@@ -1,7 +1,5 @@
 """Data sets on small files made here, and on the real ones where they are at hand."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

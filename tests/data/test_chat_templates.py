@@ -1,7 +1,5 @@
 """Prompts by hand: what a model reads for one and for two turns."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

@@ -15,9 +15,9 @@ from specbench.storage import jsonl
 from tests.small_run import case_record
 
 make_record = partial(
-    case_record, case_id="7", label="pld", n_new=4, stream_index=3, finish_reason="eos", n_drafted=5,
-    accepted_per_step=[2, 1], prompt_ids=[5, 6], output_ids=[1, 2, 3, 0], prefill_s=0.5,
-    decode_s=1.0, drafter_setup_s=0.25, wall_s=1.5, seed=11,
+    case_record, case_id="7", label="pld", n_new=4, stream_index=3, finish_reason="eos",
+    n_drafted=5, accepted_per_step=[2, 1], prompt_ids=[5, 6], output_ids=[1, 2, 3, 0],
+    prefill_s=0.5, decode_s=1.0, drafter_setup_s=0.25, wall_s=1.5, seed=11,
 )  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """From records to rows, with numbers small enough to check by hand."""
 
-from __future__ import annotations
-
 import json
 from typing import ClassVar
 

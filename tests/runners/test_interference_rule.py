@@ -1,7 +1,5 @@
 """Which turns count as disturbed, what is measured again, and where the first measurement goes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
