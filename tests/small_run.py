@@ -1,7 +1,5 @@
 """A tiny checkpoint and questions on disk, so that run.py is exercised as users run it."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -13,6 +11,7 @@ import pytest
 from runners.launch import dispatch
 from runners.run_folder.folder import ResultFiles
 from specbench.config import compose
+from specbench.results.records import CaseRecord
 
 ROOT = Path(__file__).parents[1]
 
@@ -135,6 +134,19 @@ def interrupted_after(blocks: int):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ResultFiles, "append", failing)
         yield
+
+
+def case_record(case_id="a", label="ar", n_new=9, **changes):
+    """A finished turn; each of its steps committed one token unless ``changes`` says otherwise."""
+    committed = changes.setdefault("accepted_per_step", [1] * (n_new - 1))
+    values = {
+        "run_key": "k", "label": label, "method": label, "model": "m", "dataset": "d",
+        "task": "qa", "category": "qa", "case_id": case_id, "turn": 0, "repeat": 0,
+        "stream_index": 0, "status": "ok", "n_prompt": len(changes.get("prompt_ids", range(20))),
+        "n_new": n_new, "n_target_passes": len(committed), "output_ids": [1] * n_new,
+        "state_scope": "prompt", "seed": 1,
+    }  # fmt: skip
+    return CaseRecord(**(values | changes))
 
 
 _TIMES = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s", "cpu_steal", "gpu"}

@@ -1,7 +1,5 @@
 """The golden runs, and how a test spoils a copy of one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The file of claims follows its own rules, and verdicts follow the stated one."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

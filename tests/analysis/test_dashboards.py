@@ -1,7 +1,5 @@
 """The W&B workspace and report as code: they show what is sent, and need no server to be made."""
 
-from __future__ import annotations
-
 import json
 import sys
 

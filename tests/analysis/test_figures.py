@@ -1,7 +1,5 @@
 """Figures are written, the same for the same records, and one method keeps its colour."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from dataclasses import replace

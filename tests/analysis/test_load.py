@@ -1,7 +1,5 @@
 """Finding and reading run folders, whole and damaged."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

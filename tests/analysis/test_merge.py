@@ -1,7 +1,5 @@
 """Shards of a run, measured apart and joined, are the run; whatever is not that is refused."""
 
-from __future__ import annotations
-
 import gc
 import json
 import shutil

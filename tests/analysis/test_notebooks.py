@@ -1,7 +1,5 @@
 """Every notebook runs on the fixture records, as a plain file and through jupytext."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """The papers' tables and figures: what they are made of, and that no experiment is without one."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Copies of runs for Weights & Biases: same id after a resume, and never in a benchmark's way."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

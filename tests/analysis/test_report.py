@@ -1,7 +1,5 @@
 """The report: all of it in one file that stands alone, readable on a phone and without a mouse."""
 
-from __future__ import annotations
-
 import base64
 import re
 import shutil

@@ -6,18 +6,17 @@ import pytest
 
 from analysis import residuals
 from analysis.runs.load import load_runs
-from specbench.results.records import CASES, DONE, MANIFEST, CaseRecord
+from specbench.results.records import CASES, DONE, MANIFEST
 from specbench.storage import jsonl
+from tests.small_run import case_record
 
 
 def write(folder, timing, seconds, cases=("a", "b")):
     folder.mkdir()
     lines = [
-        CaseRecord(
-            run_key="k", label=label, method=label, model="m", dataset="d", task="qa",
-            category="qa", case_id=case, turn=0, repeat=0, stream_index=i, status="ok", n_prompt=3,
-            n_new=11, output_ids=[1] * 11, n_target_passes=5, accepted_per_step=[2] * 5,
-            decode_s=s, wall_s=s, timing=timing, state_scope="prompt", seed=0,
+        case_record(
+            case, label, 11, accepted_per_step=[2] * 5, stream_index=i,
+            decode_s=s, wall_s=s, timing=timing,
         ).to_json()
         for i, case in enumerate(cases)
         for label, s in seconds.items()

@@ -1,7 +1,5 @@
 """The command line of the tables, and what a table says."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,11 +1,8 @@
 """Every yaml composes, says what it is, and means what a run will do."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import hydra.utils
 import pytest
@@ -21,9 +18,6 @@ from specbench.config.schema import DTYPES
 from specbench.config.validate import check_values
 from specbench.decoding.drafter import Drafter
 from specbench.paths import CONF_DIR
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROOT = CONF_DIR.parent
 GROUPS = (
@@ -44,7 +38,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda value: str(value))
-def test_every_yaml_composes_and_is_valid(group: str, name: str) -> None:
+def test_every_yaml_composes_and_is_valid(group, name):
     # A pair's knobs are its method's.
     methods = [f"method={m}" for m in option_names("method") if name.startswith(f"{m}_")]
     # A lossy verifier judges samples.
@@ -58,7 +52,7 @@ def test_every_yaml_composes_and_is_valid(group: str, name: str) -> None:
         assert cfg[group].name == (name.partition("_")[0] if group == "runner" else name)
 
 
-def test_all_files_are_in_a_known_group() -> None:
+def test_all_files_are_in_a_known_group():
     found = {path.parent.relative_to(CONF_DIR).as_posix() for path in CONF_DIR.rglob("*.yaml")}
     hydra = {"hydra/job_logging", "hydra/hydra_logging"}
     assert found <= {*GROUPS, ".", "local", "experiment/paper", *hydra}
@@ -69,7 +63,7 @@ PAPER_SCALE = sorted(path.stem for path in (CONF_DIR / "experiment/paper").glob(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAPER_SCALE)
-def test_every_experiment_composes_in_the_paper_s_size(name: str) -> None:
+def test_every_experiment_composes_in_the_paper_s_size(name):
     small, paper = compose([f"experiment={name}"]), compose([f"experiment={name}", "scale=paper"])
     check_values(paper)
     assert paper.generation.max_new_tokens >= 512
@@ -88,7 +82,7 @@ def test_every_experiment_composes_in_the_paper_s_size(name: str) -> None:
         ("qwen25_72b", "Qwen/Qwen2.5-7B-Instruct", 50, 5),
     ],
 )
-def test_card_runs_with_the_paper_s_draft_and_cache(model: str, draft: str, k: int, r: int) -> None:
+def test_card_runs_with_the_paper_s_draft_and_cache(model, draft, k, r):
     cfg = compose(["experiment=card_figure5", "scale=paper", f"model={model}"])
     assert (cfg.method.k, cfg.method.r, cfg.pair.draft.id) == (k, r, draft)
     # The methods beside it draft with the same model.
@@ -96,7 +90,7 @@ def test_card_runs_with_the_paper_s_draft_and_cache(model: str, draft: str, k: i
 
 
 @pytest.mark.parametrize(("dataset", "limit"), [("gsm8k", 100), ("mgsm", None), ("mtbench", None)])
-def test_card_samples_gsm8k_alone(dataset: str, limit: int | None) -> None:
+def test_card_samples_gsm8k_alone(dataset, limit):
     paper = ["experiment=card_table1", "scale=paper", f"dataset={dataset}"]
     cfg = compose(paper)
     check_values(cfg)
@@ -106,7 +100,7 @@ def test_card_samples_gsm8k_alone(dataset: str, limit: int | None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAPER_SCALE if name.startswith("card_")])
-def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name: str) -> None:
+def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name):
     from analysis.runs.claims import load_claims
 
     paper = yaml.safe_load((CONF_DIR / f"experiment/paper/{name}.yaml").read_text())
@@ -121,7 +115,7 @@ def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name: st
     claims = [
         claim
         for claim in load_claims()
-        if f"{claim.paper}_{claim.artifact}" == name and claim.method in methods
+        if f"{claim.paper}_{claim.exhibit}" == name and claim.method in methods
     ]
     for claim in claims:
         assert claim.model in swept, claim.describe()
@@ -130,7 +124,7 @@ def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name: st
 
 
 @pytest.mark.parametrize("name", ["cacheback_figure3", "cacheback_figure4", "cacheback_table1"])
-def test_cacheback_s_experiments_reset_as_its_authors_code_does(name: str) -> None:
+def test_cacheback_s_experiments_reset_as_its_authors_code_does(name):
     cfg = compose([f"experiment={name}"])
     methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
     # PLD and REST keep nothing but the text, so any scope is the same for them.
@@ -138,7 +132,7 @@ def test_cacheback_s_experiments_reset_as_its_authors_code_does(name: str) -> No
     assert {kept[method] for method in kept if method not in ("pld", "rest")} == {"turn"}
 
 
-def test_n_grammys_figures_share_their_recordings() -> None:
+def test_n_grammys_figures_share_their_recordings():
     figures = [compose([f"experiment=ngrammys_figure{n}"]) for n in (2, 3, 4, 5)]
     for cfg in figures:
         assert (cfg.dataset.limit, cfg.dataset.sample) == (12, "stratified")
@@ -147,7 +141,7 @@ def test_n_grammys_figures_share_their_recordings() -> None:
     assert (paper.dataset.limit, paper.dataset.sample) == (50, "head")
 
 
-def test_n_grammys_figure_1_has_the_paper_s_whole_grid() -> None:
+def test_n_grammys_figure_1_has_the_paper_s_whole_grid():
     runner = compose(["experiment=ngrammys_figure1", "scale=paper"]).runner
     assert list(runner.batch_k) == list(range(1, 33))
     assert list(runner.batch_w) == list(range(16))
@@ -156,7 +150,7 @@ def test_n_grammys_figure_1_has_the_paper_s_whole_grid() -> None:
     assert "batch_k=[" not in (CONF_DIR / "runner/cost.yaml").read_text()
 
 
-def test_the_shuffled_row_has_the_questions_of_its_neighbours() -> None:
+def test_the_shuffled_row_has_the_questions_of_its_neighbours():
     table, row = (
         compose([f"experiment=token_recycling_table1{part}"]) for part in ("", "_shuffle")
     )
@@ -164,13 +158,13 @@ def test_the_shuffled_row_has_the_questions_of_its_neighbours() -> None:
     assert (row.dataset.limit, row.generation) == (table.dataset.limit, table.generation)
 
 
-def test_scale_paper_without_an_experiment_asks_for_everything() -> None:
+def test_scale_paper_without_an_experiment_asks_for_everything():
     cfg = compose(["scale=paper"])
     assert cfg.dataset.limit is None
     assert cfg.generation.max_new_tokens == 1024
 
 
-def test_bare_run() -> None:
+def test_bare_run():
     cfg = compose()
     assert (cfg.method.name, cfg.model.name, cfg.dataset.name) == (
         "cacheback", "smollm2_135m", "demo",
@@ -181,7 +175,7 @@ def test_bare_run() -> None:
     assert cfg.generation.temperature == 0
 
 
-def test_no_heavy_import_at_compose_time() -> None:
+def test_no_heavy_import_at_compose_time():
     code = (
         "import json, sys\n"
         "from specbench.config.compare import compose_entry\n"
@@ -204,7 +198,7 @@ def test_no_heavy_import_at_compose_time() -> None:
 
 
 @pytest.mark.parametrize("name", option_names("method"))
-def test_method_yaml_names_every_knob_of_its_class(name: str) -> None:
+def test_method_yaml_names_every_knob_of_its_class(name):
     """A knob that the yaml leaves out could not be overridden without a `+`."""
     import hydra.utils
 
@@ -215,7 +209,7 @@ def test_method_yaml_names_every_knob_of_its_class(name: str) -> None:
     assert knobs == set(cls.__dataclass_fields__)
 
 
-def test_cachebacks_yaml_keeps_the_papers_budget_and_the_pair_sets_another() -> None:
+def test_cachebacks_yaml_keeps_the_papers_budget_and_the_pair_sets_another():
     paper = compose(["model=vicuna7b"]).method
     assert (paper.total_draft_len, paper.chaining_reserved, paper.merge) == (96, 16, False)
     ours = compose().method
@@ -224,14 +218,12 @@ def test_cachebacks_yaml_keeps_the_papers_budget_and_the_pair_sets_another() -> 
     assert ours.total_draft_len < 96
 
 
-def test_command_line_wins_over_the_pair() -> None:
+def test_command_line_wins_over_the_pair():
     assert compose(["method.total_draft_len=33"]).method.total_draft_len == 33
     assert compose(["pair=none"]).method.total_draft_len == 96
 
 
-def test_pair_is_own_else_draft_else_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pair_is_own_else_draft_else_nothing(tmp_path, monkeypatch):
     import shutil
 
     conf = tmp_path / "conf"
@@ -260,14 +252,14 @@ def test_pair_is_own_else_draft_else_nothing(
     assert compose_entry(own, "ar").method.name == "ar"
 
 
-def test_pair_name_where_neither_exists_is_the_own_one() -> None:
+def test_pair_name_where_neither_exists_is_the_own_one():
     assert pair_name("pld", "mistral7b") == "pld_mistral7b"
 
 
 # --- compare --------------------------------------------------------------------------------------
 
 
-def test_entry_by_name_starts_from_its_own_yaml_and_pair() -> None:
+def test_entry_by_name_starts_from_its_own_yaml_and_pair():
     cfg = compose(["method=pld", "method.num_tokens=5"])
     entry = compose_entry(cfg, "cacheback")
     assert entry.method.name == "cacheback"
@@ -277,7 +269,7 @@ def test_entry_by_name_starts_from_its_own_yaml_and_pair() -> None:
     assert identity(entry)["generation"] == identity(cfg)["generation"]
 
 
-def test_entry_as_mapping_sets_label_and_knobs() -> None:
+def test_entry_as_mapping_sets_label_and_knobs():
     cfg = compose(["compare=[{method: cacheback, table: dynamic, label: no_frozen}, pld]"])
     first = compose_entry(cfg, cfg.compare[0]).method
     assert (first.label, first.table, first.total_draft_len) == (
@@ -294,7 +286,7 @@ def test_entry_as_mapping_sets_label_and_knobs() -> None:
     ["output_dir=/x", "data_dir=/x", "cache_dir=/x", "paths.root=/x", "fresh=true",
      "resume=force", "shard=0/2"],
 )  # fmt: skip
-def test_run_key_ignores_places_and_ways_of_starting(override: str) -> None:
+def test_run_key_ignores_places_and_ways_of_starting(override):
     assert run_key(compose([override])) == run_key(compose())
 
 
@@ -303,11 +295,11 @@ def test_run_key_ignores_places_and_ways_of_starting(override: str) -> None:
     ["seed=1", "method.total_draft_len=20", "method.label=x", "compare=[pld]", "repeats=2",
      "dataset.limit=3", "model.dtype=float64", "generation.max_new_tokens=7", "baseline=false"],
 )  # fmt: skip
-def test_run_key_changes_with_what_may_move_a_number(override: str) -> None:
+def test_run_key_changes_with_what_may_move_a_number(override):
     assert run_key(compose([override])) != run_key(compose())
 
 
-def test_run_key_is_eight_hex_digits_and_stable_over_processes() -> None:
+def test_run_key_is_eight_hex_digits_and_stable_over_processes():
     key = run_key(compose())
     assert len(key) == 8
     int(key, 16)
@@ -325,12 +317,12 @@ def test_run_key_is_eight_hex_digits_and_stable_over_processes() -> None:
 # --- models ---------------------------------------------------------------------------------------
 
 
-def test_all_promised_models_are_there() -> None:
+def test_all_promised_models_are_there():
     assert set(option_names("model")) == set(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
-def test_shape_config_builds_the_published_architecture(name: str) -> None:
+def test_shape_config_builds_the_published_architecture(name):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -353,14 +345,14 @@ def test_shape_config_builds_the_published_architecture(name: str) -> None:
     assert model.source
 
 
-def test_sliding_window_reaches_the_architecture() -> None:
+def test_sliding_window_reaches_the_architecture():
     from transformers import AutoConfig
 
     numbers = OmegaConf.to_container(compose(["model=phi3_mini"]).model.shape_config)
     assert AutoConfig.for_model(numbers.pop("model_type"), **numbers).sliding_window == 2047
 
 
-def test_ids_that_papers_ran() -> None:
+def test_ids_that_papers_ran():
     def model(name: str) -> dict[str, object]:
         return yaml.safe_load((CONF_DIR / "model" / f"{name}.yaml").read_text())
 
@@ -375,7 +367,7 @@ def test_ids_that_papers_ran() -> None:
 
 
 @pytest.mark.parametrize("name", option_names("experiment"))
-def test_experiment_begins_with_its_command_and_its_entries_are_valid(name: str) -> None:
+def test_experiment_begins_with_its_command_and_its_entries_are_valid(name):
     lines = (CONF_DIR / "experiment" / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert lines[1].startswith(f"# python run.py experiment={name}")
@@ -396,7 +388,7 @@ def made(method: DictConfig) -> None:
     assert isinstance(hydra.utils.instantiate(taken, _convert_="all"), Drafter)
 
 
-def test_budget_experiment_covers_the_whole_grid() -> None:
+def test_budget_experiment_covers_the_whole_grid():
     cfg = compose(["experiment=cacheback_budget"])
     methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
     budgets = {
@@ -409,7 +401,7 @@ def test_budget_experiment_covers_the_whole_grid() -> None:
     assert {m.num_tokens for m in methods if m.name == "pld"} == {1, 2, 4, 8, 16, 32}
 
 
-def test_table1_experiment_has_the_papers_three_rows() -> None:
+def test_table1_experiment_has_the_papers_three_rows():
     cfg = compose(["experiment=cacheback_table1"])
     methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
     assert {m.label: m.table for m in methods} == {
@@ -419,7 +411,7 @@ def test_table1_experiment_has_the_papers_three_rows() -> None:
     assert budgets == {(96, 16, False)}
 
 
-def test_data_sets_are_pinned() -> None:
+def test_data_sets_are_pinned():
     for name in option_names("dataset"):
         dataset = compose([f"dataset={name}"]).dataset
         if dataset.hub is not None:
@@ -431,9 +423,7 @@ def test_data_sets_are_pinned() -> None:
             assert dataset.fetch == f"python scripts/fetch_data.py {name}"
 
 
-def test_local_file_sets_this_machines_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_file_sets_this_machines_places(tmp_path, monkeypatch):
     import shutil
 
     shutil.copytree(CONF_DIR, tmp_path / "conf")
@@ -446,7 +436,7 @@ def test_local_file_sets_this_machines_places(
     assert compose(["data_dir=/other"]).data_dir == "/other"
 
 
-def test_every_key_of_the_schema_is_documented() -> None:
+def test_every_key_of_the_schema_is_documented():
     """Fields of a group are in its docstring; keys of the root are commented in config.yaml."""
     import dataclasses
 
@@ -461,7 +451,7 @@ def test_every_key_of_the_schema_is_documented() -> None:
         assert {name for name in undocumented if f"{name}:" not in text} == set()
 
 
-def test_pair_none_holds_for_the_entries_of_compare_too() -> None:
+def test_pair_none_holds_for_the_entries_of_compare_too():
     tuned, plain = compose(["method=pld"]), compose(["method=pld", "pair=none"])
     paper = compose(["method=cacheback", "pair=none"]).method.total_draft_len
     assert compose_entry(plain, "cacheback").method.total_draft_len == paper

@@ -1,7 +1,5 @@
 """A typo fails before anything is loaded, with the nearest valid name and what to type."""
 
-from __future__ import annotations
-
 import pytest
 
 from specbench.config.compare import compose_entry
@@ -37,7 +35,7 @@ from specbench.errors import ConfigurationError
         ("hydra/launcher=foo", ["hydra/launcher 'foo'"]),
     ],
 )
-def test_composition_error(override: str, parts: list[str]) -> None:
+def test_composition_error(override, parts):
     with pytest.raises(ConfigurationError) as caught:
         compose([override])
     assert caught.value.exit_code == 2
@@ -45,19 +43,19 @@ def test_composition_error(override: str, parts: list[str]) -> None:
         assert part in str(caught.value)
 
 
-def test_missing_launcher_plugin_names_the_extra() -> None:
+def test_missing_launcher_plugin_names_the_extra():
     from hydra.errors import MissingConfigException
 
     error = MissingConfigException("x", "hydra/launcher/ray", ["basic"])
     assert "pip install -e '.[ray]'" in str(translate_hydra_error(error))
 
 
-def test_other_errors_are_not_taken_for_configuration() -> None:
+def test_other_errors_are_not_taken_for_configuration():
     assert translate_hydra_error(RuntimeError("boom")) is None
     assert translate_hydra_error(ValueError("boom")) is None
 
 
-def test_our_own_error_passes_unchanged() -> None:
+def test_our_own_error_passes_unchanged():
     error = ConfigurationError("x")
     assert translate_hydra_error(error) is error
 
@@ -87,7 +85,7 @@ def test_our_own_error_passes_unchanged() -> None:
         ("method._target_=nope", ["'nope'"]),
     ],
 )
-def test_value_error(override: str, parts: list[str]) -> None:
+def test_value_error(override, parts):
     cfg = compose([override])
     with pytest.raises(ConfigurationError) as caught:
         check_values(cfg)
@@ -95,7 +93,7 @@ def test_value_error(override: str, parts: list[str]) -> None:
         assert part in str(caught.value)
 
 
-def test_unknown_prompt_form() -> None:
+def test_unknown_prompt_form():
     with pytest.raises(ConfigurationError, match="token_recycling"):
         check_values(compose(["dataset=mbpp", "dataset.prompt_form=token_recyclng"]))
 
@@ -112,14 +110,14 @@ def test_unknown_prompt_form() -> None:
         (3, ["compare=[pld]"]),
     ],
 )
-def test_bad_compare_entry(entry: object, parts: list[str]) -> None:
+def test_bad_compare_entry(entry, parts):
     with pytest.raises(ConfigurationError) as caught:
         compose_entry(compose(), entry)
     for part in parts:
         assert part in str(caught.value)
 
 
-def test_missing_knob_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_knob_is_named(monkeypatch):
     import methods.ar
 
     class Needy:

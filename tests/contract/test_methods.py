@@ -1,7 +1,5 @@
 """What every method promises, whoever wrote it: one test each, over all of conf/method/."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

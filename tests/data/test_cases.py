@@ -1,7 +1,5 @@
 """Data sets on small files made here, and on the real ones where they are at hand."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -46,7 +44,7 @@ def mixed(tmp_path: Path) -> Path:
     return write(tmp_path / "mixed.jsonl", rows)
 
 
-def test_demo_has_two_prompts_a_task_and_needs_nothing() -> None:
+def test_demo_has_two_prompts_a_task_and_needs_nothing():
     cases = load_cases(compose().dataset)
     assert Counter(case.task for case in cases) == dict.fromkeys(TASKS, 2)
     assert sum(len(case.turns) for case in cases) == 14
@@ -56,14 +54,14 @@ def test_demo_has_two_prompts_a_task_and_needs_nothing() -> None:
     assert all("Passage 2" in c.turns[0] for c in cases if c.task == "rag")
 
 
-def test_columns_turns_and_tasks(mixed: Path) -> None:
+def test_columns_turns_and_tasks(mixed):
     cases = load(mixed)
     assert len(cases) == 30
     assert cases[0] == Case("0", "coding", "mt_bench", ("a0", "b0"))
     assert cases[10] == Case("10", "qa", "qa", ("question 10",))
 
 
-def test_reference_is_kept(tmp_path: Path) -> None:
+def test_reference_is_kept(tmp_path):
     path = write(tmp_path / "x.jsonl", [question(1) | {"reference": ["yes"]}])
     assert load(path)[0].reference == ["yes"]
 
@@ -85,7 +83,7 @@ def test_reference_is_kept(tmp_path: Path) -> None:
         (question(0), 2, "'0' is already that of line 1"),
     ],
 )
-def test_malformed_line(tmp_path: Path, line: Any, number: int, reason: str) -> None:
+def test_malformed_line(tmp_path, line, number, reason):
     path = write(tmp_path / "bad.jsonl", [question(0), line, question(2)])
     with pytest.raises(DatasetError) as caught:
         load(path)
@@ -94,20 +92,20 @@ def test_malformed_line(tmp_path: Path, line: Any, number: int, reason: str) -> 
     assert reason in str(caught.value)
 
 
-def test_not_utf8(tmp_path: Path) -> None:
+def test_not_utf8(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(json.dumps(question(0)).encode() + b"\n\xff\xfe\n")
     with pytest.raises(DatasetError, match="line 2: not UTF-8"):
         load(path)
 
 
-def test_blank_lines_and_byte_order_mark_are_harmless(tmp_path: Path) -> None:
+def test_blank_lines_and_byte_order_mark_are_harmless(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(question(7)).encode() + b"\n\n\n")
     assert [case.case_id for case in load(path)] == ["7"]
 
 
-def test_line_number_is_the_id_where_there_is_none(tmp_path: Path) -> None:
+def test_line_number_is_the_id_where_there_is_none(tmp_path):
     rows = ['{"question": "a", "answer": "1"}', "", '{"question": "b", "answer": "2"}']
     write(tmp_path / "gsm8k.jsonl", rows)
     cfg = compose(["dataset=gsm8k", f"data_dir={tmp_path}"])
@@ -118,7 +116,7 @@ def test_line_number_is_the_id_where_there_is_none(tmp_path: Path) -> None:
     ]
 
 
-def test_empty_file(tmp_path: Path) -> None:
+def test_empty_file(tmp_path):
     with pytest.raises(DatasetError, match="holds no question"):
         load(write(tmp_path / "x.jsonl", [""]))
 
@@ -126,7 +124,7 @@ def test_empty_file(tmp_path: Path) -> None:
 # --- where the file is ----------------------------------------------------------------------------
 
 
-def test_missing_file_says_what_to_place_where() -> None:
+def test_missing_file_says_what_to_place_where():
     cfg = compose(["dataset=specbench"])
     with pytest.raises(DatasetError) as caught:
         load_cases(cfg.dataset, None)
@@ -134,13 +132,13 @@ def test_missing_file_says_what_to_place_where() -> None:
         assert part in str(caught.value)
 
 
-def test_missing_data_dir_is_not_passed_over(tmp_path: Path) -> None:
+def test_missing_data_dir_is_not_passed_over(tmp_path):
     cfg = compose(["dataset=gsm8k"])
     with pytest.raises(DatasetError, match=r"data_dir=.*is no folder"):
         load_cases(cfg.dataset, tmp_path / "nope")
 
 
-def test_missing_path(tmp_path: Path) -> None:
+def test_missing_path(tmp_path):
     with pytest.raises(DatasetError, match=r"dataset\.path=.*is no file"):
         load(tmp_path / "nope.jsonl")
     with pytest.raises(DatasetError, match=r"Type dataset\.path=FILE"):
@@ -167,7 +165,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]] | Exception)
     return fake
 
 
-def test_hub_is_asked_as_pinned_with_its_own_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_is_asked_as_pinned_with_its_own_columns(monkeypatch):
     fake = hub(
         monkeypatch, [{"prompt_id": 81, "prompt": ["a", "b"], "category": "writing", "x": 1}]
     )
@@ -178,7 +176,7 @@ def test_hub_is_asked_as_pinned_with_its_own_columns(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_hub_configurations_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_configurations_one_after_the_other(monkeypatch):
     rows = [{"question": f"q{i}", "answer_number": i} for i in range(25)]
     fake = hub(monkeypatch, rows)
     cases = load_cases(compose(["dataset=mgsm"]).dataset)
@@ -187,14 +185,14 @@ def test_hub_configurations_one_after_the_other(monkeypatch: pytest.MonkeyPatch)
     assert [call[1]["data_dir"] for call in fake.calls][:2] == ["bn", "de"]
 
 
-def test_local_file_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_file_wins_over_the_hub(tmp_path, monkeypatch):
     fake = hub(monkeypatch, RuntimeError("not to be asked"))
     write(tmp_path / "gsm8k.jsonl", [{"question": "a", "answer": "b"}])
     assert len(load_cases(compose(["dataset=gsm8k"]).dataset, tmp_path)) == 1
     assert fake.calls == []
 
 
-def test_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub(monkeypatch):
     hub(monkeypatch, ConnectionError("no route\nto host"))
     with pytest.raises(DatasetError) as caught:
         load_cases(compose(["dataset=gsm8k"]).dataset)
@@ -202,9 +200,7 @@ def test_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         assert part in str(caught.value)
 
 
-def test_folders_of_parquet_files_as_the_real_library_reads_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_parquet_files_as_the_real_library_reads_them(tmp_path, monkeypatch):
     """The layout of the hub's own conversion: <config>/<split>/0000.parquet."""
     import pyarrow
     from pyarrow import parquet
@@ -235,21 +231,21 @@ def mbpp(tmp_path: Path) -> Path:
     return write(tmp_path / "mbpp.jsonl", rows).parent
 
 
-def test_mbpp_keeps_the_test_split(mbpp: Path) -> None:
+def test_mbpp_keeps_the_test_split(mbpp):
     cases = load_cases(compose(["dataset=mbpp"]).dataset, mbpp)
     assert [case.case_id for case in cases] == ["11", "510"]
     assert cases[0].turns[0].endswith("\n\nassert f(11)\nassert g")
     assert {case.task for case in cases} == {"code"}
 
 
-def test_mbpp_in_token_recyclings_form(mbpp: Path) -> None:
+def test_mbpp_in_token_recyclings_form(mbpp):
     cfg = compose(["dataset=mbpp", "dataset.prompt_form=token_recycling"])
     assert load_cases(cfg.dataset, mbpp)[0].turns[0] == (
         'Create a Python script for this problem:\n```python\n"""\nDo 11.\nassert f(11)\n"""\n\n```'
     )
 
 
-def test_mbpp_in_token_recyclings_own_file_keeps_its_name(tmp_path: Path) -> None:
+def test_mbpp_in_token_recyclings_own_file_keeps_its_name(tmp_path):
     """As the yamls say; claims stand beside runs by the data set's name."""
     theirs = [question(2, "code", ["Create …"]), question(600, "code", ["Create another …"])]
     path = write(tmp_path / "theirs.jsonl", theirs)
@@ -264,7 +260,7 @@ def test_mbpp_in_token_recyclings_own_file_keeps_its_name(tmp_path: Path) -> Non
         assert {(case.task, case.category) for case in cases} == {("code", "mbpp")}
 
 
-def test_humaneval_forms(tmp_path: Path) -> None:
+def test_humaneval_forms(tmp_path):
     head = 'def f(x: int) -> int:\n    """{x} [0]"""\n'
     write(tmp_path / "humaneval.jsonl", [{"task_id": "HumanEval/0", "prompt": head}])
     cases = load_cases(compose(["dataset=humaneval"]).dataset, tmp_path)
@@ -274,13 +270,13 @@ def test_humaneval_forms(tmp_path: Path) -> None:
     assert load_cases(raw.dataset, tmp_path)[0].turns[0] == head
 
 
-def test_row_without_a_column_of_the_prompt(tmp_path: Path) -> None:
+def test_row_without_a_column_of_the_prompt(tmp_path):
     write(tmp_path / "gsm8k.jsonl", [{"query": "a", "answer": "b"}])
     with pytest.raises(DatasetError, match=r"line 1: the column 'question' is missing"):
         load_cases(compose(["dataset=gsm8k"]).dataset, tmp_path)
 
 
-def test_row_with_an_empty_list_in_the_prompt(tmp_path: Path) -> None:
+def test_row_with_an_empty_list_in_the_prompt(tmp_path):
     row = {"task_id": 11, "text": "x", "test_list": [], "code": ""}
     write(tmp_path / "mbpp.jsonl", [row])
     cfg = compose(["dataset=mbpp", "dataset.prompt_form=token_recycling"])
@@ -291,29 +287,29 @@ def test_row_with_an_empty_list_in_the_prompt(tmp_path: Path) -> None:
 # --- selection ------------------------------------------------------------------------------------
 
 
-def test_task_filter_takes_tasks_and_categories(mixed: Path) -> None:
+def test_task_filter_takes_tasks_and_categories(mixed):
     assert {c.task for c in load(mixed, "dataset.tasks=[qa,rag]")} == {"qa", "rag"}
     assert {c.category for c in load(mixed, "dataset.tasks=[coding]")} == {"coding"}
     assert len(load(mixed, "dataset.tasks=[mt_bench]")) == 10
 
 
-def test_unknown_task_names_the_nearest(mixed: Path) -> None:
+def test_unknown_task_names_the_nearest(mixed):
     with pytest.raises(ConfigurationError, match="'mt_bench'"):
         load(mixed, "dataset.tasks=[mtbench]")
 
 
-def test_empty_selection(mixed: Path) -> None:
+def test_empty_selection(mixed):
     with pytest.raises(DatasetError, match="leaves no case"):
         load(mixed, "dataset.tasks=[]")
 
 
-def test_head_limit_keeps_the_first(mixed: Path) -> None:
+def test_head_limit_keeps_the_first(mixed):
     assert [c.case_id for c in load(mixed, "dataset.limit=4")] == ["0", "1", "2", "3"]
     assert len(load(mixed, "dataset.limit=99")) == 30
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 6, 7, 14, 29, 30])
-def test_stratified_limit_is_even_over_tasks(mixed: Path, limit: int) -> None:
+def test_stratified_limit_is_even_over_tasks(mixed, limit):
     cases = load(mixed, f"dataset.limit={limit}", "dataset.sample=stratified")
     assert len(cases) == len({c.case_id for c in cases}) == limit
     counts = Counter(c.task for c in cases)
@@ -321,19 +317,19 @@ def test_stratified_limit_is_even_over_tasks(mixed: Path, limit: int) -> None:
     assert [int(c.case_id) for c in cases] == sorted(int(c.case_id) for c in cases)
 
 
-def test_stratified_limit_is_spread_within_a_task(mixed: Path) -> None:
+def test_stratified_limit_is_spread_within_a_task(mixed):
     cases = load(mixed, "dataset.limit=6", "dataset.sample=stratified")
     assert [c.case_id for c in cases] == ["2", "7", "12", "17", "22", "27"]
 
 
-def test_stratified_limit_where_a_task_is_small(tmp_path: Path) -> None:
+def test_stratified_limit_where_a_task_is_small(tmp_path):
     rows = [question(0, "rag"), *(question(i, "qa") for i in range(1, 9))]
     path = write(tmp_path / "x.jsonl", rows)
     cases = load(path, "dataset.limit=5", "dataset.sample=stratified")
     assert Counter(c.task for c in cases) == {"rag": 1, "qa": 4}
 
 
-def test_shuffle_is_seeded_and_before_a_head_limit(mixed: Path) -> None:
+def test_shuffle_is_seeded_and_before_a_head_limit(mixed):
     once, again = (load(mixed, "dataset.shuffle=3") for _ in range(2))
     assert once == again
     assert once != load(mixed)
@@ -342,14 +338,14 @@ def test_shuffle_is_seeded_and_before_a_head_limit(mixed: Path) -> None:
     assert load(mixed, "dataset.shuffle=3", "dataset.limit=5") == once[:5]
 
 
-def test_shuffle_mixes_a_stratified_sample_and_keeps_its_questions(mixed: Path) -> None:
+def test_shuffle_mixes_a_stratified_sample_and_keeps_its_questions(mixed):
     sample = ("dataset.limit=12", "dataset.sample=stratified")
     in_order, shuffled = load(mixed, *sample), load(mixed, *sample, "dataset.shuffle=1")
     assert set(shuffled) == set(in_order)
     assert shuffled != in_order
 
 
-def test_prompt_set_hash(mixed: Path) -> None:
+def test_prompt_set_hash(mixed):
     cases = load(mixed)
     assert prompt_set_hash(cases) == prompt_set_hash(load(mixed))
     assert prompt_set_hash(cases[:-1]) != prompt_set_hash(cases)
@@ -362,9 +358,7 @@ def test_prompt_set_hash(mixed: Path) -> None:
 # --- fetching -------------------------------------------------------------------------------------
 
 
-def test_fetched_file_gives_the_same_cases_as_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetched_file_gives_the_same_cases_as_the_hub(tmp_path, monkeypatch):
     from scripts import fetch_data
 
     hub(monkeypatch, [{"prompt_id": 81, "prompt": ["a", "b"], "category": "writing"}])
@@ -376,9 +370,7 @@ def test_fetched_file_gives_the_same_cases_as_the_hub(
     assert [path.name for path in tmp_path.iterdir()] == ["mt_bench.jsonl"]
 
 
-def test_fetching_an_unknown_or_unreachable_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fetching_an_unknown_or_unreachable_one(tmp_path, monkeypatch, capsys):
     from scripts import fetch_data
 
     assert fetch_data.main(["specbnch", "--out", str(tmp_path)]) == 2
@@ -389,9 +381,7 @@ def test_fetching_an_unknown_or_unreachable_one(
     assert "spec_bench.jsonl" in capsys.readouterr().err
 
 
-def test_fetching_a_malformed_file_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fetching_a_malformed_file_leaves_nothing(tmp_path, monkeypatch, capsys):
     from scripts import fetch_data
 
     upstream = write(tmp_path / "upstream", [question(1), {"question_id": 2}])
@@ -408,7 +398,7 @@ def test_fetching_a_malformed_file_leaves_nothing(
 
 
 @real_data
-def test_a_small_sample_takes_every_category_and_language() -> None:
+def test_a_small_sample_takes_every_category_and_language():
     talk = load_cases(compose(["dataset=mtbench", "dataset.limit=8"]).dataset, DATA)
     assert len({case.category for case in talk}) == 8
     # Ten problems of each of eleven languages, one language after the other.
@@ -428,14 +418,14 @@ def test_a_small_sample_takes_every_category_and_language() -> None:
         ("mgsm", 110, "0", "109"),
     ],
 )
-def test_real_file(name: str, cases: int, first: str, last: str) -> None:
+def test_real_file(name, cases, first, last):
     loaded = load_cases(compose([f"dataset={name}"]).dataset, DATA)
     assert len(loaded) == cases
     assert (loaded[0].case_id, loaded[-1].case_id) == (first, last)
 
 
 @real_data
-def test_real_specbench_sample_is_mixed() -> None:
+def test_real_specbench_sample_is_mixed():
     dataset = compose(["dataset=specbench", "dataset.limit=24"]).dataset
     cases = load_cases(dataset, DATA)
     assert Counter(case.task for case in cases) == dict.fromkeys(TASKS, 4)
@@ -445,7 +435,7 @@ def test_real_specbench_sample_is_mixed() -> None:
 
 
 @real_data
-def test_real_token_recycling_prompts_have_our_form() -> None:
+def test_real_token_recycling_prompts_have_our_form():
     """Where the sanitized edition left the wording as it was, our form gives the same prompt."""
     theirs = {
         row["question_id"]: row["turns"][0]

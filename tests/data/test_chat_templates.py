@@ -1,7 +1,5 @@
 """Prompts by hand: what a model reads for one and for two turns."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 
@@ -32,7 +30,7 @@ def text(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids))
 
 
-def test_vicuna_one_turn(tokenizer: Any) -> None:
+def test_vicuna_one_turn(tokenizer):
     template = PromptTemplate(tokenizer)
     assert template.name == "vicuna_v1.1"
     ids = template.render([("Hello there?", None)])
@@ -40,7 +38,7 @@ def test_vicuna_one_turn(tokenizer: Any) -> None:
     assert all(type(i) is int for i in ids)
 
 
-def test_vicuna_two_turns_ends_an_answer_with_eos(tokenizer: Any) -> None:
+def test_vicuna_two_turns_ends_an_answer_with_eos(tokenizer):
     ids = PromptTemplate(tokenizer, "vicuna_v1.1").render(TWO_TURNS)
     assert text(tokenizer, ids) == (
         f"<s>{SYSTEM} USER: Hello there? ASSISTANT: Good day.</s> USER: And now? ASSISTANT:"
@@ -48,12 +46,12 @@ def test_vicuna_two_turns_ends_an_answer_with_eos(tokenizer: Any) -> None:
     assert ids.count(tokenizer.eos_token_id) == 1
 
 
-def test_braces_in_a_question_are_text(tokenizer: Any) -> None:
+def test_braces_in_a_question_are_text(tokenizer):
     ids = PromptTemplate(tokenizer).render([("{user} {0}", None)])
     assert "USER: {user} {0} ASSISTANT:" in text(tokenizer, ids)
 
 
-def test_tokenizers_own_template(tokenizer: Any) -> None:
+def test_tokenizers_own_template(tokenizer):
     tokenizer.chat_template = CHAT
     template = PromptTemplate(tokenizer)
     assert template.name == "chat"
@@ -68,13 +66,13 @@ def test_tokenizers_own_template(tokenizer: Any) -> None:
     assert template.render([("Hello there?", None)]) == list(together["input_ids"])
 
 
-def test_plain_is_the_bare_text(tokenizer: Any) -> None:
+def test_plain_is_the_bare_text(tokenizer):
     tokenizer.chat_template = CHAT
     ids = PromptTemplate(tokenizer, "plain").render([("def f():", None)])
     assert text(tokenizer, ids) == "<s>def f():"
 
 
-def test_template_arguments_fix_what_a_template_would_take_from_the_clock(tokenizer: Any) -> None:
+def test_template_arguments_fix_what_a_template_would_take_from_the_clock(tokenizer):
     tokenizer.chat_template = (
         "{% if not date is defined %}{% set date = strftime_now('%Y') %}{% endif %}"
         "{{ date }}: {{ messages[0].content }}"
@@ -86,7 +84,7 @@ def test_template_arguments_fix_what_a_template_would_take_from_the_clock(tokeni
     assert free.sha != fixed.sha
 
 
-def test_sha_tells_templates_apart_and_is_stable(tokenizer: Any) -> None:
+def test_sha_tells_templates_apart_and_is_stable(tokenizer):
     first = PromptTemplate(tokenizer)
     assert first.sha == PromptTemplate(tiny_tokenizer(), "vicuna_v1.1").sha
     assert first.sha != PromptTemplate(tokenizer, "plain").sha
@@ -97,14 +95,14 @@ def test_sha_tells_templates_apart_and_is_stable(tokenizer: Any) -> None:
     assert PromptTemplate(tokenizer).sha != one
 
 
-def test_errors(tokenizer: Any) -> None:
+def test_errors(tokenizer):
     with pytest.raises(ConfigurationError, match=r"'vicuna_v1\.1'"):
         PromptTemplate(tokenizer, "vicuna")
     with pytest.raises(ConfigurationError, match="no chat template"):
         PromptTemplate(tokenizer, "chat")
 
 
-def test_from_config(tokenizer: Any) -> None:
+def test_from_config(tokenizer):
     tokenizer.chat_template = CHAT
     assert PromptTemplate.from_config(tokenizer, compose()).name == "chat"
     vicuna = PromptTemplate.from_config(tokenizer, compose(["model=vicuna7b"]))

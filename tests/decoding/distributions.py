@@ -16,8 +16,6 @@ How far to trust a comparison:
   found with a probability of at least 99 % (``tests/decoding/test_sampling.py`` computes it).
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

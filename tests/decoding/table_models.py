@@ -5,8 +5,6 @@ the real one cannot: that its cache holds what was committed, and that nodes are
 to be.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Any drafter whatever leaves plain greedy decoding's output untouched, step by step."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass, field

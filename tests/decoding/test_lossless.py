@@ -1,7 +1,5 @@
 """The audit tells a near tie from a bug."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

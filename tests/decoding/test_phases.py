@@ -1,7 +1,5 @@
 """Phase times of the real small model against an outside clock that knows nothing of phases."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

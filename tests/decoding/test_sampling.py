@@ -24,8 +24,6 @@ two tiny models). Wrong verifiers must fail by the same threshold
 (``test_wrong_verifiers_are_found``).
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -26,8 +26,6 @@ A new method is in one of the rows without being named: one with a draft model i
 compared by chi-square where its trees say what they were drawn from.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sampling with real passes: repeated token for token in float64, and by chi-square at contexts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

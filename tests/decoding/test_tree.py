@@ -1,7 +1,5 @@
 """Tree geometry by hand, and the compiled walk against the tensor version."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given, settings

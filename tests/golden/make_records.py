@@ -6,8 +6,6 @@ Nothing in them was measured, and their manifests and every table made of them s
 call writes the same bytes.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -8,8 +8,6 @@ After a change that is meant to move a number or a word, look at the difference 
 make, and commit it together with the change.
 """
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

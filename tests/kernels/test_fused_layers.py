@@ -1,7 +1,5 @@
 """Fused steps of a layer compute what transformers' modules do, for each known architecture."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import MethodType
 

@@ -1,7 +1,5 @@
 """Packed linears compute what plain ones do, to float32 rounding, and come off again."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

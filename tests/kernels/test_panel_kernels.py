@@ -1,7 +1,5 @@
 """Products from panels: exact to rounding, the same to the last bit for any number of rows."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from concurrent.futures import ThreadPoolExecutor

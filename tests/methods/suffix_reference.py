@@ -1,7 +1,5 @@
 """Plain Python forms of the suffix structures, obvious rather than fast: the tests' oracles."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 

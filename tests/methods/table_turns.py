@@ -1,7 +1,5 @@
 """Turns of a target and a draft that are tables of logits; see ``tests.decoding.table_models``."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from specbench.decoding.engine import Engine

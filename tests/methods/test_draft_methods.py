@@ -1,7 +1,5 @@
 """Methods with a draft model leave greedy decoding untouched, whatever the draft is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

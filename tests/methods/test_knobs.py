@@ -1,7 +1,5 @@
 """Knobs out of range are refused, with the value, the rule or the nearest valid name."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

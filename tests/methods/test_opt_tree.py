@@ -1,7 +1,5 @@
 """The tree is the best there is: against all paths of a small vocabulary, and the paper's loop."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import logging
 import threading
@@ -15,9 +13,9 @@ from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ArtifactError
 from specbench.index.suffix.array import SEPARATOR, build_suffix_array
 from specbench.index.suffix.ring import RingIndex, Staleness, TokenRing
-from specbench.results.records import CaseRecord
 from tests.conftest import ARCHITECTURES, VOCAB
 from tests.methods.toy_turns import decode, plain
+from tests.small_run import case_record
 
 EOS = 2
 
@@ -280,14 +278,7 @@ def test_equals_the_plain_rule(requests, text, max_query, draft_len):
 
 
 def record(case_id, prompt, output, **other):
-    values = dict(
-        run_key="k", label="ar", method="ar", model="m", dataset="d", task="t", category="c",
-        case_id=case_id, turn=0, repeat=0, stream_index=0, status="ok", n_prompt=len(prompt),
-        n_new=len(output), finish_reason="length", n_target_passes=len(output) - 1,
-        accepted_per_step=[1] * (len(output) - 1), prompt_ids=prompt, output_ids=output,
-        state_scope="prompt", seed=0,
-    )  # fmt: skip
-    return CaseRecord(**{**values, **other})
+    return case_record(case_id, n_new=len(output), prompt_ids=prompt, output_ids=output, **other)
 
 
 def write_run(folder, records, tokenizer_hash="toy"):

@@ -1,7 +1,5 @@
 """A method with a draft model as one part of a union: others may commit beyond its own draft."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Turns decoded with a drafter: by a target that is a plain function, and by a tiny model."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from specbench.decoding.drafter import Drafter

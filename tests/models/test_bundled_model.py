@@ -1,7 +1,5 @@
 """Losslessness on the real small model, as users run it: float32, packed linears, real text."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path

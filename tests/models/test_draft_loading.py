@@ -1,7 +1,5 @@
 """A draft model is found, checked against the target's tokenizer, and placed."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -3,8 +3,6 @@
 Capture itself needs a GPU (test_gpu.py); everything here runs the captured code uncaptured.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A tree pass is the sequential pass of each of its branches, for every architecture."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

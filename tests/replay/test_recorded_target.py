@@ -1,7 +1,5 @@
 """Replaying against a recorded output takes exactly the live run's steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -11,7 +11,7 @@ from specbench.replay.traces import load_traces, write_pack
 from specbench.results.records import CANDIDATES, CASES, MANIFEST
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
-from tests.runners.toy import case_record
+from tests.small_run import case_record
 
 MODEL = {"id": "toy/model", "eos_ids": [2], "context_length": 64, "tokenizer_hash": "abc"}
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from dataclasses import replace
+from functools import partial
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,17 +12,13 @@ import pytest
 from specbench.results import records
 from specbench.results.records import CaseRecord, Lossless, StepTrace
 from specbench.storage import jsonl
+from tests.small_run import case_record
 
-
-def make_record(**changes) -> CaseRecord:
-    values = dict(
-        run_key="0123abcd", label="pld", method="pld", model="tiny", dataset="demo", task="qa",
-        category="qa", case_id="7", turn=0, repeat=0, stream_index=3, status="ok", n_prompt=2,
-        n_new=4, finish_reason="eos", n_target_passes=2, n_drafted=5, accepted_per_step=[2, 1],
-        prompt_ids=[5, 6], output_ids=[1, 2, 3, 0], prefill_s=0.5, decode_s=1.0,
-        drafter_setup_s=0.25, wall_s=1.5, state_scope="prompt", seed=11,
-    )  # fmt: skip
-    return CaseRecord(**values | changes)
+make_record = partial(
+    case_record, case_id="7", label="pld", n_new=4, stream_index=3, finish_reason="eos",
+    n_drafted=5, accepted_per_step=[2, 1], prompt_ids=[5, 6], output_ids=[1, 2, 3, 0],
+    prefill_s=0.5, decode_s=1.0, drafter_setup_s=0.25, wall_s=1.5, seed=11,
+)  # fmt: skip
 
 
 def test_a_record_survives_the_way_through_json():

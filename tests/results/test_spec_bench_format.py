@@ -26,6 +26,7 @@ from specbench.results.spec_bench_format import (
 from specbench.results.statistics.summary import summarise
 from specbench.results.tasks import MT_BENCH_CATEGORIES
 from specbench.storage import jsonl
+from tests.small_run import case_record
 
 SYNTHETIC = Path(__file__).resolve().parents[1] / "golden" / "records" / "synthetic"
 LABELS = ("ar", "pld")
@@ -36,13 +37,12 @@ BOS = 1
 
 def record(label, case_id, turn, accepted, wall_s, category="qa", repeat=0, status="ok"):
     n_new = sum(accepted) + 1
-    return CaseRecord(
-        run_key="k", label=label, method=label, model="toy", dataset="specbench",
+    return case_record(
+        case_id, label, n_new, model="toy", dataset="specbench",
         task="mt_bench" if category in MT_BENCH_CATEGORIES else category, category=category,
-        case_id=case_id, turn=turn, repeat=repeat, stream_index=0, status=status, n_prompt=2,
-        n_new=n_new, output_ids=[*range(5, 4 + n_new), EOS], prompt_ids=(3, 4),
-        n_target_passes=len(accepted), accepted_per_step=accepted, prefill_s=wall_s / 4,
-        decode_s=wall_s * 3 / 4, wall_s=wall_s, state_scope="prompt", seed=7,
+        turn=turn, repeat=repeat, status=status, prompt_ids=(3, 4),
+        output_ids=[*range(5, 4 + n_new), EOS], accepted_per_step=accepted,
+        prefill_s=wall_s / 4, decode_s=wall_s * 3 / 4, wall_s=wall_s,
         started_at="2026-11-21T00:00:00.000+00:00",
     )  # fmt: skip
 

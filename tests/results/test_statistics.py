@@ -1,7 +1,5 @@
 """Ratios, intervals and paired tests: by hand, and by simulation against a known truth."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

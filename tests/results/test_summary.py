@@ -1,7 +1,5 @@
 """From records to rows, with numbers small enough to check by hand."""
 
-from __future__ import annotations
-
 import json
 from typing import ClassVar
 
@@ -9,9 +7,10 @@ import pytest
 
 from specbench.config import validate
 from specbench.results.manifest import RunManifest
-from specbench.results.records import CaseRecord, Lossless
+from specbench.results.records import Lossless
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.results.statistics.summary import ESTIMATORS, compare_pairs, summarise, task_order
+from tests.small_run import case_record
 
 
 def record(label, case_id, n_new, steps, decode_s, **changes):
@@ -20,16 +19,10 @@ def record(label, case_id, n_new, steps, decode_s, **changes):
     accepted = [1] * steps
     if steps:
         accepted[0] += n_new - 1 - steps
-    values = {
-        "run_key": "k", "label": label, "method": label, "method_version": 1, "model": "m",
-        "dataset": "d", "task": "qa", "category": "qa", "case_id": case_id, "turn": 0,
-        "repeat": 0, "stream_index": 0, "position": 0, "status": "ok", "n_prompt": 3,
-        "n_new": n_new, "n_target_passes": steps, "accepted_per_step": accepted,
-        "output_ids": [7] * n_new, "prefill_s": prefill_s, "decode_s": decode_s,
-        "wall_s": prefill_s + decode_s, "state_scope": "prompt", "seed": 1,
-        "lossless": Lossless("equal"),
-    }  # fmt: skip
-    return CaseRecord(**{**values, **changes})
+    return case_record(
+        case_id, label, n_new, accepted_per_step=accepted, prefill_s=prefill_s, decode_s=decode_s,
+        wall_s=prefill_s + decode_s, **{"lossless": Lossless("equal"), **changes},
+    )  # fmt: skip
 
 
 def pair(case_id, n_new=11, plain_s=10.0, fast_s=5.0, fast_steps=5, **changes):

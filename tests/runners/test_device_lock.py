@@ -1,7 +1,5 @@
 """Timed jobs never share a device: a lock per machine and device, for which a second job waits."""
 
-from __future__ import annotations
-
 import multiprocessing
 import socket
 import threading

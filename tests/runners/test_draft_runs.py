@@ -1,7 +1,5 @@
 """The methods with a draft model, run as users run them: files, records, bad input."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Which turns count as disturbed, what is measured again, and where the first measurement goes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -16,8 +14,8 @@ from specbench.results.statistics.summary import summarise
 from specbench.storage import jsonl
 from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE
-from tests.runners.toy import Recorder, case_record, make_job, make_runner
-from tests.small_run import run_here
+from tests.runners.toy import Recorder, make_job, make_runner
+from tests.small_run import case_record, run_here
 
 LIMITS = NoiseConfig(steal=0.05, waiting=0.15, slowdown=1.5, shortest_s=0.5)
 

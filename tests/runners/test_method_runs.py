@@ -13,7 +13,7 @@ from runners.session.method_runs import MethodRun, keep_state, restore
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.results.statistics.run_summary import accepted_by_part
 from specbench.storage.jsonl import DiskError
-from tests.runners.toy import case_record
+from tests.small_run import case_record
 
 
 def record(number, prompt, output):

@@ -1,7 +1,5 @@
 """What a replay reads is made first where it is missing, once, and found again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

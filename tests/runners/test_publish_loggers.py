@@ -1,7 +1,5 @@
 """Copies of finished runs: whatever the service does, a sweep goes on, and soon."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

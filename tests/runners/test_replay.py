@@ -13,8 +13,7 @@ from specbench.replay.cost_surface import CostSurface, Grid
 from specbench.results import records
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
-from tests.runners.toy import case_record
-from tests.small_run import ROOT, interrupted_after, run_here
+from tests.small_run import ROOT, case_record, interrupted_after, run_here
 
 COMPARE = (
     "compare=["

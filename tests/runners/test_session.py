@@ -1,7 +1,5 @@
 """What the labels of a run share, where one of them runs on an engine of its own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

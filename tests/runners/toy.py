@@ -22,7 +22,7 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.structs import Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
-from specbench.results.records import CaseRecord, Lossless
+from specbench.results.records import Lossless
 
 VOCAB = 23
 EOS = 22
@@ -145,18 +145,6 @@ class Recorder(Drafter):
 
     def end(self, state):
         self.seen.append(("end", state.tokens.tolist()))
-
-
-def case_record(case_id="a", label="ar", n_new=9, **changes):
-    """A finished turn each of whose steps committed one token."""
-    values = {
-        "run_key": "k", "label": label, "method": label, "model": "m", "dataset": "d",
-        "task": "qa", "category": "qa", "case_id": case_id, "turn": 0, "repeat": 0,
-        "stream_index": 0, "status": "ok", "n_prompt": 20, "n_new": n_new,
-        "n_target_passes": max(0, n_new - 1), "accepted_per_step": [1] * (n_new - 1),
-        "output_ids": [1] * n_new, "state_scope": "prompt", "seed": 1,
-    }  # fmt: skip
-    return CaseRecord(**(values | changes))
 
 
 def make_job(folder, labels, cases, **changes):

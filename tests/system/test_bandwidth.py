@@ -1,7 +1,5 @@
 """Bandwidth and weights: what a baseline is held against."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

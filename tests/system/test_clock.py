@@ -1,7 +1,5 @@
 """The clock: what belongs to prefill, to steps, to the drafter; and that a GPU is left alone."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

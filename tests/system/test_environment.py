@@ -1,7 +1,5 @@
 """What is recorded about the machine and the code, with faked tools and with real ones."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the machine did while a turn ran: CPU time lost, GPU state and energy, real and faked."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
