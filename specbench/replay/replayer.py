@@ -160,13 +160,7 @@ class Replayer:
     def replay_turns(self, drafter: Drafter, turns: Iterable[Turn]) -> list[ReplayedTurn]:
         """Replay turns in their order, keeping the drafter's state as its scope says."""
         drafter.reset()
-        scope = drafter.state_scope
-        return [
-            self.replay_turn(
-                drafter, t, empty=scope == "turn" or (scope == "prompt" and t.turn == 0)
-            )
-            for t in turns
-        ]
+        return [self.replay_turn(drafter, t, empty=drafter.starts_empty(t.turn)) for t in turns]
 
     def step_s(self, drafter: Drafter) -> float:
         """Seconds that a drafter takes for a step's propose and observe: the median over turns.
