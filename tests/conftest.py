@@ -1,12 +1,11 @@
 """Shared fixtures: tiny random targets in float64, small enough for thousands of passes."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,18 +14,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DraftTree
-from specbench.decoding.verify import GreedyVerifier
+from specbench.decoding.structs import DraftTree, Needs
+from specbench.decoding.verify import GreedyVerifier, Verifier
 from specbench.kernels import autotune
 from specbench.models.draft_model import DraftModel
 from specbench.models.target import Target
 from tests.small_run import checkpoint, environment, questions, small  # noqa: F401 (fixtures)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from specbench.decoding.structs import Needs
-    from specbench.decoding.verify import Verifier
 
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")

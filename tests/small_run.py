@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from runners.launch import dispatch
-from runners.run_folder.folder import ResultFiles
-from specbench.config import compose
 from specbench.results.records import CaseRecord
 
 ROOT = Path(__file__).parents[1]
@@ -114,6 +111,10 @@ def in_process(work, job):
 
 def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
     """The exit code of a run in this process; ``typed`` is what its user typed besides."""
+    # Here, since conftest.py imports this file where Hydra is not installed, too.
+    from runners.launch import dispatch
+    from specbench.config import compose
+
     cfg = compose.compose([*overrides, *typed])
     try:
         return dispatch.execute(cfg, dispatch.Invocation(typed, **invocation), launch)
@@ -124,6 +125,8 @@ def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
 @contextmanager
 def interrupted_after(blocks: int):
     """The run inside is interrupted when it writes one block more."""
+    from runners.run_folder.folder import ResultFiles
+
     append, left = ResultFiles.append, iter(range(blocks))
 
     def failing(self, *made):

@@ -1,11 +1,7 @@
 """Complete checkpoints of a few thousand weights, written and read as real ones are."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 VOCAB = 300
 

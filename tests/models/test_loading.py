@@ -1,26 +1,22 @@
 """Loading: local folders of every architecture, random shapes, and weights that cannot be had."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from omegaconf import DictConfig
 
 from specbench.config.compose import compose
 from specbench.errors import ConfigurationError, WeightsNotFound
 from specbench.models import bundled, loading, weights
 from specbench.paths import CONF_DIR
 from tests.tiny_checkpoint import VOCAB, save_checkpoint, tiny_tokenizer
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 # yaml to start from, architecture, what it needs besides
 ARCHITECTURES = [

@@ -3,15 +3,13 @@
 ``make soak`` runs it alone and prints the figures.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
 import os
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,9 +17,6 @@ import pytest
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.small_run import _WORDS, run_here, without_times
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 N_CASES = 1000
 FAULT_EVERY = 50
