@@ -20,6 +20,7 @@ from specbench.kernels import autotune
 from specbench.models.draft_model import DraftModel
 from specbench.models.target import Target
 from tests.small_run import checkpoint, environment, questions, small  # noqa: F401 (fixtures)
+from tests.tiny_checkpoint import TINY
 
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")
@@ -44,11 +45,7 @@ def tiny_model(
     torch.manual_seed(seed)
     numbers = dict(
         vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **TINY,
         max_position_embeddings=512,
         initializer_range=0.4,  # spread logits: no accidental ties, little repetition
         bos_token_id=1,

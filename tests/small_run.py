@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench.results.records import CaseRecord
+from tests.tiny_checkpoint import TINY
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,11 +51,7 @@ def checkpoint(tmp_path_factory) -> Path:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **TINY,
         max_position_embeddings=256,
         initializer_range=0.3,
         bos_token_id=1,
