@@ -32,9 +32,10 @@ import os
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -45,9 +46,6 @@ from scripts.gpu.report import write
 from scripts.gpu.steps import steps
 from specbench.errors import first_line
 from specbench.paths import PROJECT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MODELS = ("smollm2_135m", "llama3_1b", "vicuna7b", "vicuna13b")
 CONTEXTS = (128, 512, 1024, 4096)

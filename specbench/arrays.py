@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 BoolArray: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"

@@ -7,10 +7,7 @@ errors can be raised and caught anywhere, with or without torch.
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 
 class SpecBenchError(Exception):

@@ -57,13 +57,9 @@ _TABLE3_TEXT = (
 )
 
 
-def _temperature(entry: ComparedLabel) -> str:
-    return f"{entry.run.temperature:g}"
-
-
 _table1 = settings_tables(
     "CARD, Table 1",
-    {"method": label_column, "temperature": _temperature},
+    {"method": label_column, "temperature": lambda entry: f"{entry.run.temperature:g}"},
     PAPER,
     "table1",
     text=_GPUS_TEXT,
@@ -93,6 +89,7 @@ def _figure5_figure(runs: Sequence[Run]) -> Pictures:
 
 def _table3(runs: Sequence[Run]) -> list[ResultTable]:
     comparisons = claimed_comparisons(runs, PAPER, "table3")
+    claims = [c for c in load_claims() if c.paper == PAPER and c.exhibit == "table3"]
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     for comparison in comparisons:
@@ -101,17 +98,13 @@ def _table3(runs: Sequence[Run]) -> list[ResultTable]:
             claim = entry.claim
             notes += [claim.note(entry.label)] if claim else []
         run_methods = {entry.method for entry in comparison.entries}
-        for claim in _table3_claims():
+        for claim in claims:
             if claim.method not in run_methods:
                 who = {"model": claim.model, "method": claim.method, "cases": "0"}
                 rows.append({**who, **_claimed_load(claim), "verdict": NOT_RUN})
                 notes.append(claim.note(claim.method))
     text = captions(comparisons, _TABLE3_TEXT)
     return [ResultTable.of("CARD, Table 3: computation of a pass", text, rows, with_rule(notes))]
-
-
-def _table3_claims() -> list[Claim]:
-    return [c for c in load_claims() if c.paper == PAPER and c.exhibit == "table3"]
 
 
 def _claimed_load(claim: Claim | None) -> dict[str, Cell]:

@@ -163,8 +163,8 @@ def execute(
         cases=questions,
         shard=shard,
     )
-    launch = launch or (run_in_child if runner.in_child else _run_here)
-    exit_code = launch(runner.run, job)
+    launch = launch or (run_in_child if runner.in_child else None)
+    exit_code = launch(runner.run, job) if launch else runner.run(job)
     if folder.is_complete(path):
         runner.show(path)
         publish(cfg.logger, path)
@@ -224,10 +224,6 @@ def _runner(cfg: DictConfig) -> Runner:
         raise unknown_name("runner", name, RUNNERS)
     found: Runner = getattr(importlib.import_module(f"runners.{name}"), name.capitalize())()
     return found
-
-
-def _run_here(work: Callable[[Job], int], job: Job) -> int:
-    return work(job)
 
 
 def _output_folder(config: RunConfig, invocation: Invocation, run_key: str) -> Path:

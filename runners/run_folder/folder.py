@@ -133,7 +133,7 @@ def _holder(path: Path) -> str:
 
 
 class ResultFiles:
-    """The growing files of a run, opened under the lock; whole blocks only.
+    """The growing files of a run, written under the lock; whole blocks only.
 
     Attributes:
         done: records of the complete blocks, in the order they were written.
@@ -145,12 +145,8 @@ class ResultFiles:
         self._folder = job.folder
         self.done, self.redone = self._keep_complete_blocks(job)
         self.superseded = self._keep_superseded()
-        self._open()
-
-    def _open(self) -> None:
-        self._cases = jsonl.JsonlWriter(self._folder / records.CASES)
-        self._errors = jsonl.JsonlWriter(self._folder / records.ERRORS)
-        self._steps = jsonl.JsonlWriter(self._folder / records.STEPS_LOG)
+        for name in (records.CASES, records.ERRORS, records.STEPS_LOG):
+            jsonl.append_jsonl(self._folder / name, [])  # there even where nothing is to be said
 
     def _keep_superseded(self) -> set[tuple[int, str, int]]:
         """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
@@ -201,9 +197,9 @@ class ResultFiles:
         Raises:
             DiskError: the disk is full or broken; the block is then redone on resume.
         """
-        self._steps.append(trace.to_json() for trace in steps)
-        self._errors.append(errors)
-        self._cases.append(record.to_json() for record in block)
+        jsonl.append_jsonl(self._folder / records.STEPS_LOG, (trace.to_json() for trace in steps))
+        jsonl.append_jsonl(self._folder / records.ERRORS, errors)
+        jsonl.append_jsonl(self._folder / records.CASES, (record.to_json() for record in block))
         self.done.extend(block)
 
     def replace(
@@ -243,8 +239,6 @@ class ResultFiles:
     def _rewrite(self, done: list[CaseRecord]) -> None:
         jsonl.rewrite_jsonl(self._folder / records.CASES, (r.to_json() for r in done))
         self.done[:] = done  # others hold this list
-        self.close()  # the open files are no longer those of these names
-        self._open()
 
     def traces(self) -> list[dict[str, Any]]:
         """The step traces so far, one per turn."""
@@ -253,13 +247,8 @@ class ResultFiles:
     def finish(self, summary: Mapping[str, Any], manifest: RunManifest) -> None:
         """Write the closing files; ``DONE`` last."""
         folder = self._folder
-        self.close()
         records.write_steps(folder / records.STEPS, self.traces())
         jsonl.write_json(folder / records.SUMMARY, summary)
         manifest.write(folder)
         jsonl.write_text(folder / records.DONE, "")
         (folder / records.STEPS_LOG).unlink()
-
-    def close(self) -> None:
-        for writer in (self._cases, self._errors, self._steps):
-            writer.close()

@@ -53,8 +53,8 @@ def make_target(
     """
     if config.engine.name not in ENGINES:
         raise unknown_name("engine", config.engine.name, ENGINES)
-    reason = None
-    if config.engine.name == "graph" or (config.engine.name == "auto" and _on_cuda(model)):
+    reason, name = None, config.engine.name
+    if name == "graph" or (name == "auto" and model.device.type == "cuda"):
         reason = no_graphs(model)
         if reason is None:
             verifier = verifier_name(config.verifier.name, config.generation.temperature)
@@ -84,10 +84,6 @@ def batch_layouts(runs: Sequence[MethodRun]) -> list[tuple[int, int]]:
     """Batch rows, and rows of each with the root's, of all labels that run in a batch layout."""
     needs = [c.drafter.needs for c in runs if c.drafter.needs.batch > 1]
     return sorted({(need.batch, need.max_nodes // need.batch + 1) for need in needs})
-
-
-def _on_cuda(model: PreTrainedModel) -> bool:
-    return model.device.type == "cuda"
 
 
 def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:

@@ -68,7 +68,6 @@ def complete(job: Job, measure: Callable[[OpenRun], None]) -> int:
                 run.save_manifest()
             raise
         finally:
-            files.close()
             for method_run in runs:
                 method_run.drafter.close()
 

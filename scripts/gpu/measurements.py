@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 import yaml
+from transformers import PreTrainedModel
 
+from scripts.gpu.progress import Progress
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftTree
@@ -26,13 +29,6 @@ from specbench.models.target import Target
 from specbench.paths import CONF_DIR, SURFACES
 from specbench.replay.cost_surface import CostSurface, Grid
 from specbench.system import bandwidth, environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from transformers import PreTrainedModel
-
-    from scripts.gpu.progress import Progress
 
 TINY = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
+from specbench.decoding.drafter import Drafter
 from specbench.paths import CONF_DIR
-
-if TYPE_CHECKING:
-    from specbench.decoding.drafter import Drafter
 
 FOLDER = CONF_DIR / "method"
 PART_KNOBS = ("auxiliary", "drafters")  # name other methods, as specbench.config.compose has them

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 
 class Progress:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from scripts.gpu import steps as gpu_steps
 from scripts.gpu.measurements import DRAFT_NODES, DRAFT_TEXT, ROWS
+from scripts.gpu.progress import Progress
 from specbench.system import environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from scripts.gpu.progress import Progress
 
 
 def command_line() -> str:

@@ -14,28 +14,24 @@ import time
 import traceback
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from scripts.gpu import methods
 from scripts.gpu.measurements import draft_model, load
+from scripts.gpu.progress import Progress
 from scripts.gpu.toys import TOKENIZER, ToyFiles
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DraftContext
+from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import first_line
 from specbench.models.graph_target import GraphTarget
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from scripts.gpu.progress import Progress
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DraftTree
-    from specbench.models.static_pass import StaticPass
+from specbench.models.static_pass import StaticPass
 
 STEP_METHODS = ("cacheback", "token_recycling")  # first: the bound outside the pass is on these two
 WORDS, SUCCESSORS = 30, 5  # of a prompt: enough branches to fill a tree of 96 nodes

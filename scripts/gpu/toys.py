@@ -6,24 +6,20 @@ in a datastore of gigabytes costs is not seen with it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
 
+from specbench.arrays import IntArray
 from specbench.artifacts.datastore import build_datastore
 from specbench.artifacts.static_automaton import DocumentAutomaton
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import Artifact
 from specbench.index.lru.ngram_counts import WindowCounter, frequent_followers
 from specbench.index.ngram.bigram_table import BigramTable
 from specbench.models.weights import sample_weights
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedModel
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.drafter import Drafter
-    from specbench.decoding.structs import Artifact
 
 TOKENIZER = "toy"  # in place of a tokenizer's hash
 HEADER = {"corpus": {"name": "toy", "description": "made-up text of a few words"}}

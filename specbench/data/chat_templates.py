@@ -80,7 +80,10 @@ class PromptTemplate:
             # The template writes the special tokens that begin a text by itself.
             text = self._chat(turns)
             return [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
-        text = self._vicuna(turns) if self.name == "vicuna_v1.1" else _bare(turns)
+        if self.name == "vicuna_v1.1":
+            text = self._vicuna(turns)
+        else:
+            text = "\n".join(part for turn in turns for part in turn if part is not None)
         return [int(i) for i in self._tokenizer(text)["input_ids"]]
 
     def _chat(self, turns: Sequence[tuple[str, str | None]]) -> str:
@@ -102,7 +105,3 @@ class PromptTemplate:
             if answer is not None:
                 text += _VICUNA_ANSWER.format(answer=answer.strip())
         return text
-
-
-def _bare(turns: Sequence[tuple[str, str | None]]) -> str:
-    return "\n".join(part for turn in turns for part in turn if part is not None)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 
 
 def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:

@@ -7,12 +7,9 @@ the rest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from specbench.arrays import Array
+from specbench.arrays import Array
 
 
 def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -10,9 +10,11 @@ All of it but ``setup`` counts in ``decode_s``.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specbench.arrays import Array, IntArray
 from specbench.decoding.structs import (
     BonusProposal,
     DecodeState,
@@ -24,11 +26,8 @@ from specbench.decoding.structs import (
 from specbench.errors import ConfigurationError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     import torch
 
-    from specbench.arrays import Array, IntArray
 
 STATE_SCOPES = ("turn", "prompt", "run")
 

@@ -9,24 +9,21 @@ this loop stops. One pass commits at least one token.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from specbench.arrays import IntArray
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.pass_target import PassTarget, StepScores
 from specbench.decoding.structs import BonusProposal, DecodeState, DraftTree, Needs, StepOutcome
+from specbench.decoding.verify import Verifier
 from specbench.errors import CaseFailed, unknown_name
 from specbench.system.clock import Clock, Timings, make_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.drafter import Drafter
-    from specbench.decoding.pass_target import PassTarget, StepScores
-    from specbench.decoding.verify import Verifier
 
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 

@@ -7,8 +7,9 @@ emitted is (nearly) the maximum there, the output is one that plain decoding cou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,10 +17,6 @@ import torch
 from specbench.decoding.pass_target import PassTarget
 from specbench.decoding.structs import DraftTree
 from specbench.results.records import Lossless
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from specbench.arrays import Array, IntArray
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
-
-    from specbench.arrays import Array, IntArray
 
 
 class TargetInfo(Protocol):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from specbench.arrays import IntArray
+from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import PassScores
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DraftTree
 
 
 class StepScores(PassScores, Protocol):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specbench.arrays import FloatArray
+from specbench.config.schema import GenerationConfig
+
 if TYPE_CHECKING:
     import torch
-
-    from specbench.arrays import FloatArray
-    from specbench.config.schema import GenerationConfig
 
 
 @dataclass(frozen=True, slots=True)

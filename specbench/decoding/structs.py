@@ -6,21 +6,19 @@ This module imports no torch, so that replaying drafters against a recorded outp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specbench.arrays import BoolArray, IntArray
+from specbench.decoding.models import DraftLM, TargetInfo
 from specbench.decoding.sampling import GREEDY, Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     import torch
-
-    from specbench.arrays import BoolArray, IntArray
-    from specbench.decoding.models import DraftLM, TargetInfo
 
 
 NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)

@@ -6,19 +6,13 @@ host (a few microseconds), and a fixed number of tensor operations for parents o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from numba import njit
 
-from specbench.decoding.structs import NO_TOKENS
+from specbench.arrays import BoolArray, IntArray
+from specbench.decoding.structs import NO_TOKENS, DraftTree
 from specbench.errors import CaseFailed
-
-if TYPE_CHECKING:
-    from specbench.arrays import BoolArray, IntArray
-    from specbench.decoding.structs import DraftTree
-
 
 NO_AUX: BoolArray = np.empty(0, dtype=np.bool_)  # stands for: no auxiliary node
 ROOT_ALONE: IntArray = np.zeros(1, dtype=np.int64)  # depths where there is no draft

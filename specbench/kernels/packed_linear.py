@@ -15,20 +15,16 @@ leaves every product to plain torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from specbench.kernels.autotune import KERNELS, PACKED, load_plan, pack, plain
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from specbench.kernels.autotune import Kernel
+from specbench.kernels.autotune import KERNELS, PACKED, Kernel, load_plan, pack, plain
 
 MAX_PREFILL_ROWS_PACKED = 512
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specbench.arrays import IntArray
 from specbench.config.draft import draft_weights
+from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
 from specbench.models import loading
 from specbench.models.draft_model import DraftModel
 from specbench.models.target import Target
 from specbench.results.manifest import DraftInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from specbench.arrays import IntArray
-    from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
 
 log = logging.getLogger(__name__)
 

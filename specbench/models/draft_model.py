@@ -14,24 +14,20 @@ reduced one, is translated here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.sampling import sample
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError
 from specbench.models.speed_ratio import TEXT, median_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from transformers import PreTrainedModel
-
-    from specbench.arrays import IntArray
-    from specbench.models.target import Target
+from specbench.models.target import Target
 
 _DRAWS = 0xD12AF7  # keeps a draft's random numbers apart from a verifier's of the same seed
 

@@ -13,27 +13,21 @@ numbers of the exact one. Buffers and buckets follow the static-cache decoding o
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from specbench.arrays import IntArray
+from specbench.decoding.structs import DraftTree
 from specbench.errors import CaseFailed, first_line
-from specbench.models.scores import Scores
+from specbench.kernels.attention import AttentionPlan
+from specbench.models.scores import Outcome, Scores
 from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.models.target import Target, in_place
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from contextlib import AbstractContextManager
-
-    from transformers import PreTrainedModel
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.structs import DraftTree
-    from specbench.kernels.attention import AttentionPlan
-    from specbench.models.scores import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,13 @@ norms' weights) are few and stay in float32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from specbench.errors import WeightsNotFound
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from transformers import PreTrainedModel
 
 FILE = "int8.safetensors"
 _SCALE = ".scale"

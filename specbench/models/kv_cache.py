@@ -8,15 +8,12 @@ transformers' cache interface that decoder layers call during a forward pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
 from specbench.decoding.device import to_device
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class KVCache:

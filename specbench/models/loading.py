@@ -9,22 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.config.draft import check_device
+from specbench.config.schema import ModelConfig, RunConfig
 from specbench.errors import ConfigurationError
 from specbench.models import bundled, weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from specbench.config.schema import ModelConfig, RunConfig
 
 _SHAPE_STD = 0.02
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import torch
 
+from specbench.arrays import IntArray
 from specbench.decoding.tree import ROOT_ALONE
 from specbench.errors import CaseFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from specbench.arrays import IntArray
 
 
 def greedy_ids(logits: torch.Tensor) -> torch.Tensor:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from statistics import median
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from specbench.decoding.models import DraftLM, TargetInfo
-    from specbench.decoding.structs import DraftContext
+from specbench.decoding.models import DraftLM, TargetInfo
+from specbench.decoding.structs import DraftContext
 
 TEXT = 64  # tokens that both have read
 _ROUNDS = 5

@@ -11,22 +11,19 @@ of a tree that grows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from specbench.arrays import BoolArray, IntArray
+from specbench.decoding.structs import DraftTree
 from specbench.kernels.attention import AttentionPlan
+from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Outcome, batch_select, greedy_ids
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from specbench.arrays import BoolArray, IntArray
-    from specbench.decoding.structs import DraftTree
-    from specbench.models.kv_cache import KVCache
 
 _WARM_UPS = 3  # passes before a capture: libraries choose kernels and allocate on the first ones
 

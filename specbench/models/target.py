@@ -8,11 +8,14 @@ buffers for these.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from specbench.arrays import Array, IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry, visibility
@@ -24,13 +27,6 @@ from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores, batch_select
 from specbench.models.speed_ratio import TEXT, median_seconds
 from specbench.models.weights import sample_weights
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedModel
-
-    from specbench.arrays import Array, IntArray
 
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
 

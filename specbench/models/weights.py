@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from specbench.arrays import Array
+from specbench.config.schema import ModelConfig, RunConfig
 from specbench.errors import WeightsNotFound, first_line
 from specbench.models import bundled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import nn
 
-    from specbench.arrays import Array
-    from specbench.config.schema import ModelConfig, RunConfig
 
 _REMEDY = "model.id=/path/to/folder, or model=smollm2_135m, which needs no download"
 

@@ -27,42 +27,6 @@ class DiskError(SpecBenchError):
     """Results cannot be written (disk full, quota, I/O error); what was written stays valid."""
 
 
-class JsonlWriter:
-    """Appends groups of lines to a file so that a group is there whole or can be recognised.
-
-    A group goes out in one write and is synced to disk; where the disk refuses, the file is cut
-    back to the end of the last whole group.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with reporting(path):
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def append(self, lines: Iterable[JsonObject]) -> None:
-        """Write a group of objects, one line each.
-
-        Raises:
-            DiskError: the disk is full or broken; nothing of the group remains in the file.
-        """
-        data = "".join(_dump_line(line) for line in lines).encode()
-        if not data:
-            return
-        before = os.fstat(self._fd).st_size
-        with reporting(self.path):
-            try:
-                _write_all(self._fd, data)
-                os.fsync(self._fd)
-            except OSError:
-                os.ftruncate(self._fd, before)
-                raise
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
 def read_jsonl(path: Path) -> tuple[list[JsonObject], bool]:
     """The objects of a file and whether its last line was cut off (and is left out).
 
@@ -103,12 +67,24 @@ def mend_jsonl(
 
 
 def append_jsonl(path: Path, lines: Iterable[JsonObject]) -> None:
-    """Append one group to a file that grows now and then."""
-    writer = JsonlWriter(path)
-    try:
-        writer.append(lines)
-    finally:
-        writer.close()
+    """Add a group of lines to a file, which is made if missing, so that a cut-off is recognised.
+
+    The group goes out in one write and is synced to disk; where the disk refuses, the file is cut
+    back to the end of the last whole group.
+
+    Raises:
+        DiskError: the disk is full or broken; nothing of the group remains in the file.
+    """
+    data = "".join(_dump_line(line) for line in lines).encode()
+    with reporting(path), path.open("ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
+        try:
+            if data:
+                _write_all(file.fileno(), data)
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def rewrite_jsonl(path: Path, lines: Iterable[JsonObject]) -> None:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specbench.system.clock import TorchEvents
+from specbench.system.clock import EventBackend, TorchEvents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from transformers import PreTrainedModel
 
-    from specbench.system.clock import EventBackend
 
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}  # far larger than any cache
 _COPIES = 9

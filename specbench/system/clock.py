@@ -19,11 +19,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any, Protocol
 
 PREFILL, SETUP, STEP, FINISH, END = "prefill", "setup", "step", "finish", "end"
 OTHER = "other"

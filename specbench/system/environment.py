@@ -16,15 +16,13 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from specbench.paths import PROJECT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Packages that may move a number or an output.
 PACKAGES = (

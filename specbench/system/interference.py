@@ -10,10 +10,9 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from specbench.system.nvml import Gpus
+from specbench.system.nvml import Gpus
 
 _PROC = Path("/proc")
 # user nice system idle iowait irq softirq steal; guest times are contained in user and nice.

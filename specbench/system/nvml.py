@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from specbench.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Bits of NVML's clocks throttle reasons; bit 0 (idle) and 1 (clocks set by a user) slow nothing.
 _THROTTLE = {

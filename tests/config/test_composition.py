@@ -119,7 +119,7 @@ def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name):
     claims = [
         claim
         for claim in load_claims()
-        if f"{claim.paper}_{claim.artifact}" == name and claim.method in methods
+        if f"{claim.paper}_{claim.exhibit}" == name and claim.method in methods
     ]
     for claim in claims:
         assert claim.model in swept, claim.describe()

@@ -56,9 +56,7 @@ def test_a_missing_field_is_named():
 
 def test_read_drops_a_line_cut_off_anywhere(tmp_path):
     path = tmp_path / records.CASES
-    writer = jsonl.JsonlWriter(path)
-    writer.append(make_record(case_id=str(i)).to_json() for i in range(3))
-    writer.close()
+    jsonl.append_jsonl(path, (make_record(case_id=str(i)).to_json() for i in range(3)))
     whole = path.read_bytes()
     second_end = whole.index(b"\n", whole.index(b"\n") + 1) + 1
     for end in (second_end + 1, (second_end + len(whole)) // 2, len(whole) - 1):
@@ -80,8 +78,7 @@ def test_damage_in_the_middle_is_refused_with_file_and_line(tmp_path):
 
 def test_a_full_disk_leaves_only_whole_groups(tmp_path, monkeypatch):
     path = tmp_path / "x.jsonl"
-    writer = jsonl.JsonlWriter(path)
-    writer.append([{"group": 1}])
+    jsonl.append_jsonl(path, [{"group": 1}])
     write = os.write
     taken = iter([5])  # the disk takes five bytes of the second group, then no more
 
@@ -92,10 +89,10 @@ def test_a_full_disk_leaves_only_whole_groups(tmp_path, monkeypatch):
 
     monkeypatch.setattr(jsonl.os, "write", nearly_full)
     with pytest.raises(jsonl.DiskError, match=r"x\.jsonl: No space left"):
-        writer.append([{"group": 2}])
+        jsonl.append_jsonl(path, [{"group": 2}])
     monkeypatch.undo()
     assert path.read_text() == '{"group":1}\n'
-    writer.append([{"group": 2}])
+    jsonl.append_jsonl(path, [{"group": 2}])
     assert jsonl.read_jsonl(path) == ([{"group": 1}, {"group": 2}], False)
 
 

@@ -110,7 +110,6 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
 def test_a_cut_off_line_drops_its_block_and_nothing_else(job, tmp_path, caplog):
     files = folder.ResultFiles(job)
     measure(job, files, only=2)
-    files.close()
     path = tmp_path / records.CASES
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
@@ -121,7 +120,6 @@ def test_a_cut_off_line_drops_its_block_and_nothing_else(job, tmp_path, caplog):
     assert {record.case_id for record in files.done} == {"d0"}
     assert {line["case_id"] for line in jsonl.read_jsonl(tmp_path / records.STEPS_LOG)[0]} == {"d0"}
     measure(job, files)
-    files.close()
     assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
 
 
@@ -129,14 +127,12 @@ def test_a_cut_off_line_drops_its_block_and_nothing_else(job, tmp_path, caplog):
 def test_a_block_with_missing_lines_is_redone_whole(job, tmp_path, kept):
     files = folder.ResultFiles(job)
     measure(job, files, only=1)
-    files.close()
     path = tmp_path / records.CASES
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:kept]))
     files = folder.ResultFiles(job)
     assert (files.redone, files.done) == (1, [])
     measure(job, files)
-    files.close()
     assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
 
 
@@ -146,8 +142,7 @@ def test_traces_and_errors_of_a_block_that_does_not_count_are_dropped(job, tmp_p
     result = runner.run(job.blocks()[0])
     # As if killed between the files: the records, which make the block count, are missing.
     files.append([], result.errors, result.steps)
-    files.close()
-    folder.ResultFiles(job).close()
+    folder.ResultFiles(job)
     assert (tmp_path / records.ERRORS).read_text() == ""
     assert (tmp_path / records.STEPS_LOG).read_text() == ""
 
@@ -167,7 +162,6 @@ def test_a_full_disk_in_the_middle_of_a_block_leaves_whole_blocks(job, tmp_path,
     with pytest.raises(jsonl.DiskError, match="No space left"):
         measure(job, files, only=1)
     monkeypatch.undo()
-    files.close()
     assert not (tmp_path / records.DONE).exists()
     files = folder.ResultFiles(job)
     assert {record.case_id for record in files.done} == {"d0"}

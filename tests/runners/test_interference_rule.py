@@ -286,7 +286,6 @@ def test_what_is_appended_after_a_rewrite_lands_in_the_new_file(tmp_path):
     marked = turn("c0", status="disturbed", disturbed_by="made up")
     files.mark({marked.key: marked})
     files.append([turn("c1")], [], [])
-    files.close()
     assert [(x["case_id"], x["status"]) for x in lines(tmp_path, records.CASES)] == [
         ("c0", "disturbed"),
         ("c1", "ok"),

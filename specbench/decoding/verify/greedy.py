@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
+from specbench.arrays import IntArray
 from specbench.decoding.structs import DraftTree, Verdict
 from specbench.decoding.tree import NO_AUX, longest_match
-from specbench.decoding.verify.interface import choices_and_tokens, finite, to_host
-
-if TYPE_CHECKING:
-    from specbench.arrays import IntArray
-    from specbench.decoding.verify.interface import PassScores
+from specbench.decoding.verify.interface import PassScores, choices_and_tokens, finite, to_host
 
 
 class GreedyVerifier:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from specbench.arrays import Array, IntArray
+from specbench.decoding.structs import DraftTree, Verdict
 from specbench.errors import CaseFailed
-
-if TYPE_CHECKING:
-    from specbench.arrays import Array, IntArray
-    from specbench.decoding.structs import DraftTree, Verdict
 
 
 class PassScores(Protocol):

@@ -11,21 +11,15 @@ children. Drawing first takes one random number per committed token instead of o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
+from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.device import to_device
-from specbench.decoding.sampling import Uniforms, sample
+from specbench.decoding.sampling import Sampling, Uniforms, sample
+from specbench.decoding.structs import DraftTree, Verdict
 from specbench.decoding.verify.greedy import GreedyVerifier
-from specbench.decoding.verify.interface import choices_and_tokens, row_by_row
-
-if TYPE_CHECKING:
-    from specbench.arrays import FloatArray, IntArray
-    from specbench.decoding.sampling import Sampling
-    from specbench.decoding.structs import DraftTree, Verdict
-    from specbench.decoding.verify.interface import PassScores
+from specbench.decoding.verify.interface import PassScores, choices_and_tokens, row_by_row
 
 
 class MatchVerifier(GreedyVerifier):

@@ -19,23 +19,18 @@ deterministic function of the context have all of Q on themselves:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.sampling import sample
 from specbench.decoding.structs import DraftTree, Proposal, Verdict
 from specbench.decoding.tree import NO_AUX, sibling_table
-from specbench.decoding.verify.interface import choices_and_tokens, row_by_row
+from specbench.decoding.verify.interface import PassScores, choices_and_tokens, row_by_row
 from specbench.decoding.verify.match import MatchVerifier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from specbench.arrays import FloatArray, IntArray
-    from specbench.decoding.verify.interface import PassScores
 
 
 class RejectionVerifier(MatchVerifier):

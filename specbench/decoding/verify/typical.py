@@ -13,21 +13,14 @@ Where ours differs, and why:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
-from specbench.decoding.sampling import sample
-from specbench.decoding.structs import Verdict
+from specbench.decoding.sampling import Sampling, sample
+from specbench.decoding.structs import DraftTree, Verdict
 from specbench.decoding.tree import longest_accepted
-from specbench.decoding.verify.interface import choices_and_tokens
+from specbench.decoding.verify.interface import PassScores, choices_and_tokens
 from specbench.decoding.verify.match import MatchVerifier
-
-if TYPE_CHECKING:
-    from specbench.decoding.sampling import Sampling
-    from specbench.decoding.structs import DraftTree
-    from specbench.decoding.verify.interface import PassScores
 
 
 class TypicalVerifier(MatchVerifier):
