@@ -207,7 +207,8 @@ def replay_kind(drafter: Drafter, traces: Traces) -> str:
     if _tokens_suffice(drafter):
         return EXACT
     needs = drafter.needs
-    if isinstance(drafter, Composite) or not _only_logits(needs):
+    not_recorded = needs.hidden_layers or needs.draft_model or needs.overlap
+    if isinstance(drafter, Composite) or not_recorded or not needs.logits:
         raise NeedsNotMet(
             f"method={drafter.name} needs {_wanted(needs)}, which a recorded output does not have: "
             "it cannot be replayed. Run it live (runner=offline), or leave it out."
@@ -231,10 +232,6 @@ def _tokens_suffice(drafter: Drafter) -> bool:
         return all(_tokens_suffice(part) for part in drafter.parts)
     # The reference output is what the traces are.
     return drafter.needs.tokens_only or drafter.needs.reference
-
-
-def _only_logits(needs: Needs) -> bool:
-    return needs.logits and not (needs.hidden_layers or needs.draft_model or needs.overlap)
 
 
 def _wanted(needs: Needs) -> str:
