@@ -47,6 +47,7 @@ DONE = "DONE"
 
 STATUSES = ("ok", "failed", "disturbed")
 TIMINGS = ("measured", "predicted", "none")
+PHASES = ("draft", "verify", "accept", "cache", "observe")  # of a step; ``other`` is the rest
 VERDICTS = ("equal", "near_tie", "bug", "not_audited")
 LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's distribution
 

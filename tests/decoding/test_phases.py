@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from specbench.system.clock import PHASES
+from specbench.results.records import PHASES
 
 
 @pytest.mark.slow

@@ -5,11 +5,10 @@ from typing import ClassVar
 
 import pytest
 
-from specbench.config import validate
 from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless
 from specbench.results.statistics.run_summary import exit_code, run_summary
-from specbench.results.statistics.summary import ESTIMATORS, compare_pairs, summarise, task_order
+from specbench.results.statistics.summary import compare_pairs, summarise, task_order
 from tests.small_run import case_record
 
 
@@ -70,10 +69,6 @@ class TestByHand:
         assert found["speedup"] == pytest.approx(fast / plain)
         assert found["geomean_speedup"] == pytest.approx((2.0 * 1.5) ** 0.5)
         assert found["estimator"] == "specbench"
-
-    def test_the_configuration_knows_the_same_estimators(self):
-        # Analysis may not import the configuration, which stands below the results.
-        assert validate._ONE_OF["estimator"] == ESTIMATORS
 
     def test_unknown_estimator(self):
         with pytest.raises(ValueError, match="estimator 'mean'"):
