@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from statistics import median
 
 import numpy as np
 import torch
 
+from specbench.decoding.device import seconds
 from specbench.decoding.structs import DraftTree
 from specbench.models.draft_model import DraftModel
 from specbench.models.target import Target
@@ -61,16 +61,4 @@ def passes_per_target_pass(
 
 def _median_seconds(run: Callable[[], object], device: torch.device) -> float:
     """Of a few calls, each waited for; the first one warms up."""
-    times = []
-    for _ in range(1 + _ROUNDS):
-        _synchronize(device)
-        start = time.perf_counter()
-        run()
-        _synchronize(device)
-        times.append(time.perf_counter() - start)
-    return median(times[1:])
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return median([seconds(run, device) for _ in range(1 + _ROUNDS)][1:])

@@ -8,6 +8,8 @@ from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import MatchVerifier, RejectionVerifier
 from specbench.models.speed_ratio import latency_ratio
+from tests.conftest import VOCAB as TINY_VOCAB
+from tests.conftest import tiny_draft
 from tests.methods.table_turns import PROMPT, VOCAB, pair, turn
 
 
@@ -130,9 +132,6 @@ def test_overlapped_and_serial_steps_are_the_same_under_sampling():
 @pytest.mark.parametrize("room", [{}, {"max_nodes": 2}], ids=["own", "union"])
 def test_gamma_can_be_measured(room, make_target):
     """In a union too, whose common tree may be smaller than the chain that is timed."""
-    from tests.conftest import VOCAB as TINY_VOCAB
-    from tests.conftest import tiny_draft
-
     target = make_target(**room)
     drafter = Pearl(gamma="auto")
     draft = tiny_draft(drafter.needs)
