@@ -92,7 +92,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
         rule=VERDICT_RULE,
         lossless=lossless(comparisons),
         settings=settings(recorded),
-        surroundings=environments(runs),
+        environments=environments(runs),
         sources=sources(runs),
     )
 
