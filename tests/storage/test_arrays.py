@@ -8,7 +8,6 @@ import pytest
 from specbench.errors import ArtifactError
 from specbench.storage.arrays import ArrayTable, open_array_file, read_header, write_array_file
 
-
 Columns = namedtuple("Columns", "keys counts pairs shares")
 
 
