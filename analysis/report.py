@@ -203,7 +203,7 @@ def picture(figure: Figure) -> Picture:
         if text.get_gid() in words:
             words[text.get_gid()] = " ".join(text.get_text().split())
             text.set_visible(False)
-    # Axes without a name are legends and colour bars.
+    # Axes without a name are legends and color bars.
     named = [axes.get_title() or axes.get_ylabel() for axes in figure.axes]
     shows = "; ".join(dict.fromkeys(filter(None, named)))
     out = io.BytesIO()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from runners.session.drafting_times import drafting_times
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.config.schema import CostConfig, RunConfig
 from specbench.data.cases import Case
+from specbench.decoding.device import seconds
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError
@@ -125,10 +125,10 @@ class Cost(Runner):
             table.add_column(f"{rows} row{'s' if rows > 1 else ''}", justify="right")
         table.add_column("free nodes", justify="right")
         for context in contexts:
-            seconds = surface.tree.predict(np.array(shown), np.full(len(shown), context))
+            predicted = surface.tree.predict(np.array(shown), np.full(len(shown), context))
             table.add_row(
                 str(context),
-                *(f"{1e3 * value:.1f}" for value in seconds),
+                *(f"{1e3 * value:.1f}" for value in predicted),
                 str(surface.nodes_within_budget(context)),
             )
         console.print(table)
@@ -215,7 +215,7 @@ def _tree_passes(
         times = np.zeros((len(rows), len(contexts)))
         for j in rng.permutation(which):
             prompt = rng.integers(0, target.vocab_size, contexts[j])
-            prompts[j] = _timed(target, partial(target.prefill, prompt))
+            prompts[j] = seconds(partial(target.prefill, prompt), target.device)
             for i in rng.permutation(len(rows)):
                 times[i, j] = _pass_s(target, trees[i], contexts[j])
         return {"prefill_s": prompts.tolist(), "pass_s": times.tolist()}
@@ -288,20 +288,9 @@ def _pass_s(target: Target, tree: DraftTree, context: int) -> float:
         verdict = verifier.verify(tree, scores)
         target.commit(tree, verdict.path)
 
-    seconds = _timed(target, step)
+    found = seconds(step, target.device)
     target.cache.truncate(context)
-    return seconds
-
-
-def _timed(target: Target, work: Callable[[], object]) -> float:
-    on_gpu = target.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize(target.device)
-    start = time.perf_counter()
-    work()
-    if on_gpu:
-        torch.cuda.synchronize(target.device)
-    return time.perf_counter() - start
+    return found
 
 
 def _random_tree(nodes: int, vocab: int, rng: np.random.Generator) -> DraftTree:

@@ -1,12 +1,11 @@
 """Shared fixtures: tiny random targets in float64, small enough for thousands of passes."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,18 +14,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DraftTree
-from specbench.decoding.verify import GreedyVerifier
+from specbench.decoding.structs import DraftTree, Needs
+from specbench.decoding.verify import GreedyVerifier, Verifier
 from specbench.kernels import autotune
 from specbench.models.draft_model import DraftModel
 from specbench.models.target import Target
 from tests.small_run import checkpoint, environment, questions, small  # noqa: F401 (fixtures)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from specbench.decoding.structs import Needs
-    from specbench.decoding.verify import Verifier
+from tests.tiny_checkpoint import TINY
 
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")
@@ -51,11 +45,7 @@ def tiny_model(
     torch.manual_seed(seed)
     numbers = dict(
         vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **TINY,
         max_position_embeddings=512,
         initializer_range=0.4,  # spread logits: no accidental ties, little repetition
         bos_token_id=1,

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.launch import dispatch
-from runners.run_folder.folder import ResultFiles
-from specbench.config import compose
 from specbench.results.records import CaseRecord
+from tests.tiny_checkpoint import TINY
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,11 +51,7 @@ def checkpoint(tmp_path_factory) -> Path:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **TINY,
         max_position_embeddings=256,
         initializer_range=0.3,
         bos_token_id=1,
@@ -114,6 +108,10 @@ def in_process(work, job):
 
 def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
     """The exit code of a run in this process; ``typed`` is what its user typed besides."""
+    # Here, since conftest.py imports this file where Hydra is not installed, too.
+    from runners.launch import dispatch
+    from specbench.config import compose
+
     cfg = compose.compose([*overrides, *typed])
     try:
         return dispatch.execute(cfg, dispatch.Invocation(typed, **invocation), launch)
@@ -124,6 +122,8 @@ def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
 @contextmanager
 def interrupted_after(blocks: int):
     """The run inside is interrupted when it writes one block more."""
+    from runners.run_folder.folder import ResultFiles
+
     append, left = ResultFiles.append, iter(range(blocks))
 
     def failing(self, *made):

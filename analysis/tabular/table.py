@@ -99,12 +99,11 @@ def _bare(column: pd.Series[object]) -> pd.DataFrame:
     names = [name]
     if any(isinstance(cell, Estimate) for cell in column):
         names += [f"{name} low", f"{name} high"]
-    cells = [_numbers(cell) if isinstance(cell, Estimate) else [_text(cell)] for cell in column]
+    cells = [
+        _numbers(cell) if isinstance(cell, Estimate) else ["" if cell == ABSENT else str(cell)]
+        for cell in column
+    ]
     return pd.DataFrame([row + [""] * (len(names) - len(row)) for row in cells], columns=names)
-
-
-def _text(cell: object) -> str:
-    return "" if cell == ABSENT else str(cell)
 
 
 def _numbers(cell: Estimate) -> list[str]:

@@ -103,7 +103,7 @@ class BlockRunner:
     ) -> CaseRecord:
         drafter = run.drafter
         reset_s = 0.0
-        if run.scope == "turn" or (run.scope == "prompt" and record.turn == 0):
+        if drafter.starts_empty(record.turn):
             reset_s = self.session.reset(drafter)
         try:
             if dialogue.broken:

@@ -69,7 +69,7 @@ class BlockReplayer:
     def _turn(
         self, block: CaseBlock, number: int, position: int, run: MethodRun, made: BlockResult
     ) -> None:
-        scope, label = run.scope, run.label
+        label = run.label
         timing = "predicted" if self.predicted else "none"
         record = begin_record(
             self.job, block, number, run, position, timing=timing, forced_resume=self.forced
@@ -78,13 +78,13 @@ class BlockReplayer:
         try:
             if turn is None:
                 raise CaseFailed("no_trace", f"neither {label} nor {BASELINE} was recorded for it")
-            empty = scope == "turn" or (scope == "prompt" and number == 0)
+            empty = run.drafter.starts_empty(number)
             replayed = self.replayer.replay_turn(run.drafter, turn, empty=empty, seed=record.seed)
         except Exception as error:
             made.records.append(record)
             made.add_error(record, error, "replay")
             log.warning("%s, turn %d, %s: %s", record.case_id, number, label, error)
-            if scope == "run":
+            if run.scope == "run":
                 restore(run, self._finished[label], self._replay_again(run))
             else:
                 run.drafter.reset()

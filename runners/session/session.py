@@ -20,6 +20,7 @@ from specbench.artifacts import resolve
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig, RunConfig
 from specbench.data.chat_templates import PromptTemplate
+from specbench.decoding.device import synchronize
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import DecodeResult, Engine
 from specbench.decoding.lossless import audit_output
@@ -79,7 +80,6 @@ class Session:
         self._batch = max(run.drafter.needs.batch for run in runs)
         self._memory = {run.label: self._memory_of(run) for run in runs}
         self._measured = {run.label: run.measured for run in runs}
-        self._on_gpu = target.device.type == "cuda"
         sampling = Sampling.from_config(config.generation)
         verifier = build_verifier(config.verifier, sampling)
         make_engine = partial(
@@ -190,7 +190,7 @@ class Session:
         """Empty a drafter and return the seconds it took, which belong to the turn that follows."""
         start = time.perf_counter()
         drafter.reset()
-        self._synchronize()
+        synchronize(self._target.device)
         return time.perf_counter() - start
 
     def plain(self, prompt: IntArray, max_new_tokens: int | None = None) -> IntArray:
@@ -231,12 +231,8 @@ class Session:
             target.cache.clear()
         for draft, _ in self._drafts.values():
             draft.clear()
-        if self._on_gpu:
+        if self._target.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _synchronize(self) -> None:
-        if self._on_gpu:
-            torch.cuda.synchronize(self._target.device)
 
     def _memory_of(self, run: MethodRun) -> dict[str, int]:
         """Bytes of weights and cache, by model, that a label needs where it runs alone.

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from specbench.decoding.device import seconds, synchronize
+
 
 class Progress:
     """What was measured, what was not and why, and how much time is left.
@@ -41,16 +43,7 @@ class Progress:
 
     def seconds(self, work: Callable[[], object], repeats: int = 5) -> list[float]:
         """Seconds of each call of ``work``, the device synchronised; a first one warms up."""
-        times = []
-        for i in range(repeats + 1):
-            self.wait()
-            start = time.perf_counter()
-            work()
-            self.wait()
-            if i:  # the first one warms up
-                times.append(time.perf_counter() - start)
-        return times
+        return [seconds(work, self.device) for _ in range(repeats + 1)][1:]
 
     def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)

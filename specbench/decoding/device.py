@@ -1,4 +1,4 @@
-"""Small arrays on their way to a device.
+"""Small arrays on their way to a device, and how long a device takes.
 
 A copy from ordinary memory to a GPU waits until the GPU has done all that was queued before it, so
 each one within a step costs the host what it had ahead. From pinned memory the copy is queued with
@@ -6,6 +6,9 @@ the rest.
 """
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
 
 import torch
 
@@ -21,3 +24,18 @@ def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tenso
     if tensor.device.type == "cpu" and device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done all that was queued; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """How long ``work`` takes, what it queues on the device included."""
+    synchronize(device)
+    start = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - start

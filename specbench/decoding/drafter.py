@@ -68,6 +68,10 @@ class Drafter:
         inside = 0 <= getattr(self, key) < context.vocab_size
         self._require(inside, key, f"in the vocabulary, below {context.vocab_size}")
 
+    def starts_empty(self, turn: int) -> bool:
+        """Whether it forgets everything before the turn of a case with this number, from 0."""
+        return self.state_scope == "turn" or (self.state_scope == "prompt" and turn == 0)
+
     @property
     def needs(self) -> Needs:
         """What this drafter requires with its present knobs."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from statistics import median
 
 import torch
 
+from specbench.decoding.device import seconds
 from specbench.decoding.models import DraftLM, TargetInfo
 from specbench.decoding.structs import DraftContext
 
@@ -42,16 +42,4 @@ def passes_per_target_pass(
 
 def median_seconds(run: Callable[[], object], device: torch.device) -> float:
     """Of a few calls, each waited for; the first one warms up."""
-    times = []
-    for _ in range(1 + _ROUNDS):
-        _synchronize(device)
-        start = time.perf_counter()
-        run()
-        _synchronize(device)
-        times.append(time.perf_counter() - start)
-    return median(times[1:])
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return median([seconds(run, device) for _ in range(1 + _ROUNDS)][1:])

@@ -160,13 +160,7 @@ class Replayer:
     def replay_turns(self, drafter: Drafter, turns: Iterable[Turn]) -> list[ReplayedTurn]:
         """Replay turns in their order, keeping the drafter's state as its scope says."""
         drafter.reset()
-        scope = drafter.state_scope
-        return [
-            self.replay_turn(
-                drafter, t, empty=scope == "turn" or (scope == "prompt" and t.turn == 0)
-            )
-            for t in turns
-        ]
+        return [self.replay_turn(drafter, t, empty=drafter.starts_empty(t.turn)) for t in turns]
 
     def step_s(self, drafter: Drafter) -> float:
         """Seconds that a drafter takes for a step's propose and observe: the median over turns.
@@ -213,7 +207,8 @@ def replay_kind(drafter: Drafter, traces: Traces) -> str:
     if _tokens_suffice(drafter):
         return EXACT
     needs = drafter.needs
-    if isinstance(drafter, Composite) or not _only_logits(needs):
+    not_recorded = needs.hidden_layers or needs.draft_model or needs.overlap
+    if isinstance(drafter, Composite) or not_recorded or not needs.logits:
         raise NeedsNotMet(
             f"method={drafter.name} needs {_wanted(needs)}, which a recorded output does not have: "
             "it cannot be replayed. Run it live (runner=offline), or leave it out."
@@ -237,10 +232,6 @@ def _tokens_suffice(drafter: Drafter) -> bool:
         return all(_tokens_suffice(part) for part in drafter.parts)
     # The reference output is what the traces are.
     return drafter.needs.tokens_only or drafter.needs.reference
-
-
-def _only_logits(needs: Needs) -> bool:
-    return needs.logits and not (needs.hidden_layers or needs.draft_model or needs.overlap)
 
 
 def _wanted(needs: Needs) -> str:

@@ -11,15 +11,12 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from specbench.system.clock import EventBackend, TorchEvents
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}  # far larger than any cache
 _COPIES = 9

@@ -1,16 +1,11 @@
 """A page laid out by headless Chromium at given widths, and what a script finds in it there."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 # The page itself may hold no script, so one beside it looks into a frame of each width.

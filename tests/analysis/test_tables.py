@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from analysis import tables
 from analysis.runs.comparisons import caption, make_comparisons
@@ -234,8 +235,6 @@ def test_markdown_keeps_its_columns():
 
 
 def test_the_terminal_shows_brackets_as_they_are():
-    from rich.console import Console
-
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(to_rich(ResultTable.of("t", "c", [{"method": "[bold]x[/bold]"}])))
     assert "[bold]x[/bold]" in console.export_text()

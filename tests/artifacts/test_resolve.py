@@ -9,6 +9,7 @@ import pytest
 from specbench.artifacts import resolve as artifacts
 from specbench.decoding.structs import Artifact
 from specbench.errors import NeedsNotMet
+from specbench.index.lru.frozen_table import FrozenTable
 
 
 class Tokenizer:
@@ -141,8 +142,6 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(caplog):
 
 
 def test_a_file_is_described_with_its_hash_and_header(tmp_path):
-    from specbench.index.lru.frozen_table import FrozenTable
-
     path = tmp_path / "t.bin"
     FrozenTable.empty(1, 2).write(path, tokenizer_hash="h", header={"corpus": {"name": "none"}})
     facts = artifacts.describe(path)

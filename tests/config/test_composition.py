@@ -1,15 +1,21 @@
 """Every yaml composes, says what it is, and means what a run will do."""
 
+import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
 import hydra.utils
 import pytest
+import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from analysis.runs.claims import load_claims
 from specbench import paths
+from specbench.config import schema
 from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import compose, option_names, pair_name
 from specbench.config.knobs import check_method
@@ -101,8 +107,6 @@ def test_card_samples_gsm8k_alone(dataset, limit):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAPER_SCALE if name.startswith("card_")])
 def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name):
-    from analysis.runs.claims import load_claims
-
     paper = yaml.safe_load((CONF_DIR / f"experiment/paper/{name}.yaml").read_text())
     swept = paper["hydra"]["sweeper"]["params"]["model"].split(",")
     drafts, methods = {}, set()
@@ -200,8 +204,6 @@ def test_no_heavy_import_at_compose_time():
 @pytest.mark.parametrize("name", option_names("method"))
 def test_method_yaml_names_every_knob_of_its_class(name):
     """A knob that the yaml leaves out could not be overridden without a `+`."""
-    import hydra.utils
-
     method = compose([f"method={name}", "pair=none"]).method
     check_method(method)
     knobs = set(OmegaConf.to_container(method)) - {"_target_", "label"}
@@ -224,8 +226,6 @@ def test_command_line_wins_over_the_pair():
 
 
 def test_pair_is_own_else_draft_else_nothing(tmp_path, monkeypatch):
-    import shutil
-
     conf = tmp_path / "conf"
     shutil.copytree(CONF_DIR, conf)
     pair = conf / "pair"
@@ -323,9 +323,6 @@ def test_all_promised_models_are_there():
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_shape_config_builds_the_published_architecture(name):
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     model = compose([f"model={name}"]).model
     numbers = OmegaConf.to_container(model.shape_config)
     kind = numbers.pop("model_type")
@@ -346,8 +343,6 @@ def test_shape_config_builds_the_published_architecture(name):
 
 
 def test_sliding_window_reaches_the_architecture():
-    from transformers import AutoConfig
-
     numbers = OmegaConf.to_container(compose(["model=phi3_mini"]).model.shape_config)
     assert AutoConfig.for_model(numbers.pop("model_type"), **numbers).sliding_window == 2047
 
@@ -424,8 +419,6 @@ def test_data_sets_are_pinned():
 
 
 def test_local_file_sets_this_machines_places(tmp_path, monkeypatch):
-    import shutil
-
     shutil.copytree(CONF_DIR, tmp_path / "conf")
     (tmp_path / "conf/local/default.yaml").write_text(
         "# @package _global_\ndata_dir: /data\npaths: {results: /scratch}\n"
@@ -438,10 +431,6 @@ def test_local_file_sets_this_machines_places(tmp_path, monkeypatch):
 
 def test_every_key_of_the_schema_is_documented():
     """Fields of a group are in its docstring; keys of the root are commented in config.yaml."""
-    import dataclasses
-
-    from specbench.config import schema
-
     root = (CONF_DIR / "config.yaml").read_text()
     for field in dataclasses.fields(schema.RunConfig):
         assert f"{field.name}:" in root or f"optional {field.name}:" in root, field.name

@@ -5,34 +5,26 @@ continues with, commits it with the next token, and shows the drafter the outcom
 need more of the target than its tokens (`needs_a_target`) are played elsewhere, with a tiny model.
 """
 
-from __future__ import annotations
-
 import functools
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import hydra.utils
 import numpy as np
+import pytest
 from omegaconf import OmegaConf
 
+from specbench.arrays import IntArray
 from specbench.artifacts import bigram_table, corpora, resolve
 from specbench.config.compare import with_parts
 from specbench.config.compose import compose, option_names
 from specbench.config.knobs import check_method
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling
-from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, StepOutcome
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from tests.conftest import tiny_draft, tiny_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import pytest
-
-    from specbench.arrays import IntArray
-    from specbench.decoding.drafter import Drafter
-    from specbench.decoding.structs import Needs
 
 VOCABULARY = 60
 EOS = 2

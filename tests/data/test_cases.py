@@ -8,8 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from scripts import fetch_data
 from specbench.config.compose import compose
 from specbench.data.cases import Case, load_cases, prompt_set_hash
 from specbench.errors import ConfigurationError, DatasetError
@@ -202,9 +205,6 @@ def test_unreachable_hub(monkeypatch):
 
 def test_folders_of_parquet_files_as_the_real_library_reads_them(tmp_path, monkeypatch):
     """The layout of the hub's own conversion: <config>/<split>/0000.parquet."""
-    import pyarrow
-    from pyarrow import parquet
-
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     for config in ("bn", "de"):
         folder = tmp_path / "repo" / config / "test"
@@ -359,8 +359,6 @@ def test_prompt_set_hash(mixed):
 
 
 def test_fetched_file_gives_the_same_cases_as_the_hub(tmp_path, monkeypatch):
-    from scripts import fetch_data
-
     hub(monkeypatch, [{"prompt_id": 81, "prompt": ["a", "b"], "category": "writing"}])
     dataset = compose(["dataset=mtbench"]).dataset
     from_hub = load_cases(dataset)
@@ -371,8 +369,6 @@ def test_fetched_file_gives_the_same_cases_as_the_hub(tmp_path, monkeypatch):
 
 
 def test_fetching_an_unknown_or_unreachable_one(tmp_path, monkeypatch, capsys):
-    from scripts import fetch_data
-
     assert fetch_data.main(["specbnch", "--out", str(tmp_path)]) == 2
     assert "'specbench'" in capsys.readouterr().err
     nowhere = (tmp_path / "nowhere").as_uri()
@@ -382,8 +378,6 @@ def test_fetching_an_unknown_or_unreachable_one(tmp_path, monkeypatch, capsys):
 
 
 def test_fetching_a_malformed_file_leaves_nothing(tmp_path, monkeypatch, capsys):
-    from scripts import fetch_data
-
     upstream = write(tmp_path / "upstream", [question(1), {"question_id": 2}])
     monkeypatch.setitem(fetch_data._URLS, "specbench", upstream.as_uri())
     assert fetch_data.main(["specbench", "--out", str(tmp_path / "data")]) == 2

@@ -4,17 +4,16 @@ import time
 
 import pytest
 
+from runners.launch import dispatch
+from runners.session import session
+from specbench.config import compose
+from specbench.results import records
 from specbench.system.clock import PHASES
 
 
 @pytest.mark.slow
 def test_phases_sum_to_the_wall_time_within_two_percent(monkeypatch, tmp_path):
     """The outside clock goes round the whole of decode; the five phases leave little unclaimed."""
-    from runners.launch import dispatch
-    from runners.session import session
-    from specbench.config import compose
-    from specbench.results import records
-
     outside = []
     decode = session.Session.decode
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from scripts import check_env
 from specbench.config import compose
@@ -276,9 +278,6 @@ def test_top_packages_import_nothing(package):
 
 
 def test_checked_versions_fit_the_declared_bounds():
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     project = tomllib.loads(text("pyproject.toml"))["project"]
     extras = project["optional-dependencies"].values()
     declared = [*project["dependencies"], *(line for extra in extras for line in extra)]

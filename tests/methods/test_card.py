@@ -4,6 +4,8 @@ import pytest
 from methods.card import Card
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftContext
+from tests.conftest import VOCAB as TINY_VOCAB
+from tests.conftest import tiny_draft
 from tests.methods.table_turns import VOCAB, pair, turn
 
 
@@ -121,9 +123,6 @@ def test_the_report_holds_what_the_papers_table_needs():
 @pytest.mark.parametrize("knobs", [{}, {"max_depth": 5}, {"max_depth": 1}], ids=str)
 def test_r_can_be_measured(knobs, make_target):
     """With the room that the method asks for, and no more."""
-    from tests.conftest import VOCAB as TINY_VOCAB
-    from tests.conftest import tiny_draft
-
     drafter = Card(k=4, r="auto", **knobs)
     target = make_target(max_nodes=drafter.needs.max_nodes)
     draft = tiny_draft(drafter.needs)

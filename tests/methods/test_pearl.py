@@ -5,6 +5,8 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import MatchVerifier, RejectionVerifier
+from tests.conftest import VOCAB as TINY_VOCAB
+from tests.conftest import tiny_draft
 from tests.methods.table_turns import PROMPT, VOCAB, pair, turn
 
 
@@ -127,9 +129,6 @@ def test_overlapped_and_serial_steps_are_the_same_under_sampling():
 @pytest.mark.parametrize("room", [{}, {"max_nodes": 2}], ids=["own", "union"])
 def test_gamma_can_be_measured(room, make_target):
     """In a union too, whose common tree may be smaller than the chain that is timed."""
-    from tests.conftest import VOCAB as TINY_VOCAB
-    from tests.conftest import tiny_draft
-
     target = make_target(**room)
     drafter = Pearl(gamma="auto")
     draft = tiny_draft(drafter.needs)

@@ -1,9 +1,6 @@
 """A tree fed in layers gives every node the logits of its own path, read in one fresh pass."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,13 +11,11 @@ from hypothesis import strategies as st
 from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree, Needs
 from specbench.errors import ConfigurationError
+from specbench.models.draft_model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft
 from tests.models.test_target import TOLERANCE, branch, plain_logits
-
-if TYPE_CHECKING:
-    from specbench.models.draft_model import DraftModel
 
 NODES = 24
 

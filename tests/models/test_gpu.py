@@ -6,9 +6,7 @@ gpu-check` runs them with the rest, also on machines without Hydra, hypothesis a
 nothing here may need them.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,9 +26,6 @@ from specbench.models.draft_model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,26 +1,27 @@
 """Loading: local folders of every architecture, random shapes, and weights that cannot be had."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub import constants
+from omegaconf import DictConfig
+from transformers import AutoTokenizer
+from transformers.integrations import accelerate
 
 from specbench.config.compose import compose
+from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError, WeightsNotFound
 from specbench.models import bundled, loading, weights
 from specbench.paths import CONF_DIR
 from tests.tiny_checkpoint import VOCAB, save_checkpoint, tiny_tokenizer
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 # yaml to start from, architecture, what it needs besides
 ARCHITECTURES = [
@@ -35,8 +36,6 @@ ARCHITECTURES = [
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No test here may reach for a hub, or depend on what this machine has downloaded."""
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
@@ -177,9 +176,6 @@ def test_hub_model_offline(tmp_path):
     ],
 )
 def test_a_hub_that_does_not_answer_and_a_gated_model(tmp_path, monkeypatch, error, said):
-    import huggingface_hub
-    from huggingface_hub import constants
-
     def asked(url: str, timeout: float) -> None:
         assert timeout <= 10
         raise error
@@ -285,8 +281,6 @@ def test_unknown_device(tmp_path, folder, device):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_layers_that_device_map_finds_no_room_for(tmp_path, monkeypatch, tied):
-    from transformers.integrations import accelerate
-
     save_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
     cfg = config(tmp_path, f"model.id={tmp_path / 'model'}", "model.device_map=auto")
     for room in (1_000, 80_000):  # for no layer, and for the vocabulary alone
@@ -307,8 +301,6 @@ def test_tokenizer_hash(tmp_path):
     found = loading.tokenizer_hash(tokenizer)
     assert found == loading.tokenizer_hash(tiny_tokenizer())
     tokenizer.save_pretrained(tmp_path)
-    from transformers import AutoTokenizer
-
     assert loading.tokenizer_hash(AutoTokenizer.from_pretrained(tmp_path)) == found
     tokenizer.add_tokens(["new"])
     assert loading.tokenizer_hash(tokenizer) != found
@@ -434,8 +426,6 @@ def test_real_bundled_model():
     assert loaded.eos_ids == {2}
     assert loaded.context_length == 8192
     assert loaded.model.config.num_hidden_layers == 30
-    from specbench.data.chat_templates import PromptTemplate
-
     prompt = PromptTemplate.from_config(loaded.tokenizer, cfg).render(
         [("What is the capital of France?", None)]
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import CaseFailed
+from specbench.models.scores import Scores
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, side_by_side, tiny_model
 
@@ -152,8 +153,6 @@ def test_bad_drafts_are_refused(make_target, tokens, parents, aux, reason):
 
 
 def test_ties_go_to_the_smallest_id_and_nan_is_marked():
-    from specbench.models.scores import Scores
-
     raw = torch.tensor([[0.0, 5.0, 5.0], [1.0, float("nan"), 0.0], [float("inf"), 0.0, 0.0]])
     assert Scores(raw).greedy().tolist() == [1, -1, -1]
 

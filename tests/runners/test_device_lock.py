@@ -6,6 +6,7 @@ import threading
 import types
 
 import pytest
+import torch
 
 from runners.session import device_lock
 from specbench.config.schema import MeasureConfig, ModelConfig, RunConfig
@@ -109,8 +110,6 @@ class FakeCuda:
 def test_devices_are_named_by_what_other_processes_know_them_by(
     tmp_path, monkeypatch, device, device_map, expected
 ):
-    import torch
-
     monkeypatch.setattr(torch, "cuda", FakeCuda(3))
     monkeypatch.setattr(loading, "choose_device", torch.device)
     found = job(tmp_path, device=device, device_map=device_map)

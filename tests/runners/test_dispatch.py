@@ -15,6 +15,7 @@ from specbench.config import compose
 from specbench.config.run_key import run_key
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.results import records
+from specbench.results.records import Lossless
 from specbench.storage import jsonl
 from specbench.system import environment
 from tests.small_run import interrupted_after, run_here, without_times
@@ -227,8 +228,6 @@ def test_a_prompt_longer_than_the_context_fails_and_the_run_goes_on(
 def test_an_output_that_is_not_plain_decodings_fails_the_run(
     execute, tmp_path, monkeypatch, capsys
 ):
-    from specbench.results.records import Lossless
-
     monkeypatch.setattr(
         "runners.session.session.audit_output", lambda *a, **k: Lossless("bug", 3, 2.5)
     )

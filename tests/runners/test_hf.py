@@ -3,9 +3,14 @@
 import shutil
 from functools import partial
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from runners.session.transformers_session import TransformersSession
 from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.models import draft_loading
+from specbench.models.draft_loading import ID_MAP_FILE
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.small_run import run_here
@@ -76,11 +81,6 @@ def test_the_assistants_passes_are_counted_as_ours(execute, tmp_path):
 def test_a_draft_with_a_reduced_vocabulary_cannot_assist_and_says_why(
     execute, checkpoint, tmp_path, caplog
 ):
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    from specbench.models.draft_loading import ID_MAP_FILE
-
     folder = shutil.copytree(checkpoint, tmp_path / "reduced")
     save_file({"ids": np.arange(5)}, folder / ID_MAP_FILE)
     chosen = (f"pair.draft.path={folder}", "method=ar", "dataset.limit=1")
@@ -122,8 +122,6 @@ def test_bad_input_is_refused(execute, tmp_path, overrides, said):
 def test_the_heuristic_schedule_starts_afresh_in_every_turn(execute, tmp_path, monkeypatch):
     """It writes its last value into the assistant's configuration, where the next turn reads it."""
     starts = []
-    from runners.session.transformers_session import TransformersSession
-
     options = TransformersSession._options
 
     def noted(session, loop):
@@ -142,8 +140,6 @@ def test_the_heuristic_schedule_starts_afresh_in_every_turn(execute, tmp_path, m
 
 
 def test_a_draft_of_another_size_is_refused(execute, monkeypatch):
-    from specbench.models import draft_loading
-
     made = draft_loading._random_network
     monkeypatch.setattr(
         draft_loading,

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from methods.suffix_decoding import SuffixDecoding
 from runners import replay
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
 from specbench.replay.cost_surface import CostSurface, Grid
@@ -213,8 +214,6 @@ def test_an_interrupted_replay_goes_on_to_the_same_files(again, monkeypatch):
 
 
 def test_a_drafter_that_fails_costs_its_turn_alone(again, monkeypatch):
-    from methods.suffix_decoding import SuffixDecoding
-
     good = steps(again(COMPARE, out="good")[1])
     begin = SuffixDecoding.begin
 

@@ -3,25 +3,22 @@
 ``make soak`` runs it alone and prints the figures.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
 import os
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from runners.session import blocks
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.small_run import _WORDS, run_here, without_times
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 N_CASES = 1000
 FAULT_EVERY = 50
@@ -71,8 +68,6 @@ class Saboteur:
         return self._drafter(runner, "propose", lambda: {}["made up"])
 
     def out_of_memory(self, runner):
-        import torch
-
         def fail():
             raise torch.OutOfMemoryError("made up: CUDA out of memory")
 
@@ -105,10 +100,6 @@ class Saboteur:
 
 def measure(overrides, faults, fired, memory):
     """The measuring process: a run in this process, sabotaged."""
-    import torch
-
-    from runners.session import blocks
-
     torch.set_num_threads(1)  # the model is too small for more
     saboteur, run = Saboteur(faults, fired, memory), blocks.BlockRunner.run
     blocks.BlockRunner.run = lambda runner, block: saboteur.run(runner, block, run)
