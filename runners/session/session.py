@@ -221,7 +221,7 @@ class Session:
             ended_rightly=complete and not eos.intersection(output[:-1]),
         )
 
-    def likeliest(self, record: CaseRecord, top: int) -> list[list[int]]:
+    def top_candidates(self, record: CaseRecord, top: int) -> list[list[int]]:
         """The ``top`` likeliest ids at each position of a record's output, untimed."""
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)
         output = np.asarray(record.output_ids, dtype=np.int64)
@@ -318,7 +318,7 @@ def _find_artifacts(
         tokenizer=tokenizer,
         bundled=config.model.embedded,
         cache_dir=Path(config.cache_dir),
-        model_key=weights.identity(config) if per_model else None,
+        model_key=weights.model_key(config) if per_model else None,
     )
 
 

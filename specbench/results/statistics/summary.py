@@ -75,7 +75,7 @@ def task_order(task: str) -> tuple[int, str]:
     return (TASKS.index(task) if task in TASKS else len(TASKS), task)
 
 
-def summarise(
+def summarize(
     records: Iterable[CaseRecord],
     labels: Sequence[str],
     baseline: str | None = BASELINE,
