@@ -87,7 +87,7 @@ fmt: $(STAMP) ## Apply the formatter and the safe fixes
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-type: $(STAMP) ## Types of specbench, analysis and scripts, strict
+type: $(STAMP) ## Types of the five packages, strict
 	$(PY) -m mypy
 
 tables: $(STAMP) ## Every table and figure of the papers: runs what is missing, then draws

@@ -92,7 +92,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
         rule=VERDICT_RULE,
         lossless=lossless(comparisons),
         settings=settings(recorded),
-        surroundings=environments(runs),
+        environments=environments(runs),
         sources=sources(runs),
     )
 
@@ -203,7 +203,7 @@ def picture(figure: Figure) -> Picture:
         if text.get_gid() in words:
             words[text.get_gid()] = " ".join(text.get_text().split())
             text.set_visible(False)
-    # Axes without a name are legends and colour bars.
+    # Axes without a name are legends and color bars.
     named = [axes.get_title() or axes.get_ylabel() for axes in figure.axes]
     shows = "; ".join(dict.fromkeys(filter(None, named)))
     out = io.BytesIO()

@@ -19,7 +19,7 @@ from rich.table import Table
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.statistics.summary import OVERALL, summarise
+from specbench.results.statistics.summary import OVERALL, summarize
 from specbench.results.summary_schema import number
 
 _LIMIT = 0.07
@@ -66,7 +66,7 @@ def residuals(live: Run, replay: Run) -> list[Residual]:
     rows = [
         {
             row["label"]: row
-            for row in summarise(
+            for row in summarize(
                 [r for r in run.records if r.case_id in shared], labels, live.baseline
             )
             if row["task"] == OVERALL

@@ -51,7 +51,6 @@ from typing import Any
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.index.tree.layered_tree import LayeredTree
-from specbench.models.speed_ratio import latency_ratio
 
 _NODE_LIMIT = 2**14  # that the draft holds at once: its mask has a byte for each pair
 _ROWS = 8  # of the target's passes when r is measured, at most; the paper's r is 4 to 7
@@ -109,8 +108,8 @@ class Card(Drafter):
             self._target_weights = context.target.n_parameters
         if self.r == "auto":
             rows = min(_ROWS, self.max_depth + 1)  # the target has rows for no longer chain
-            ratio = latency_ratio(context, "r", target_rows=rows, draft_rows=self.k)
-            self._ratio = min(ratio, self.max_depth)
+            assert context.latency_ratio is not None
+            self._ratio = min(context.latency_ratio("r", rows, self.k), self.max_depth)
 
     def begin(self, state: DecodeState) -> None:
         self._tree.clear()

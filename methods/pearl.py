@@ -55,7 +55,6 @@ from specbench.decoding.structs import (
     Proposal,
     StepOutcome,
 )
-from specbench.models.speed_ratio import latency_ratio
 
 _GAMMA_LIMIT = 64
 _ROWS = 4  # of the target's passes when gamma is measured; the reference's gamma is 3 to 5
@@ -103,8 +102,8 @@ class Pearl(Drafter):
         self._sampling = context.sampling
         self._device = torch.device("cpu") if context.target is None else context.target.device
         if self.gamma == "auto":
-            ratio = latency_ratio(context, "gamma", target_rows=_ROWS, draft_rows=1)
-            self._gamma = min(ratio, _GAMMA_LIMIT)
+            assert context.latency_ratio is not None
+            self._gamma = min(context.latency_ratio("gamma", _ROWS, 1), _GAMMA_LIMIT)
 
     def begin(self, state: DecodeState) -> None:
         self._read = False

@@ -20,9 +20,10 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from runners.job import Job, Runner
+from runners.job import Job
 from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, close
+from runners.runner import Runner
 from runners.session.drafting_times import drafting_times
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.config.schema import CostConfig, RunConfig
@@ -89,7 +90,7 @@ class Cost(Runner):
 
     def run(self, job: Job) -> int:
         """Measure the rounds that are missing and write ``surface.json``."""
-        with folder.held(job.folder):
+        with folder.hold_folder(job.folder):
             runs = build_method_runs(job)
             machine = environment.describe()
             if (job.folder / ROUNDS).exists():

@@ -20,7 +20,8 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from runners.job import Entry, Job, Runner
+from runners.job import Entry, Job
+from runners.runner import Runner
 from runners.session.live import run_live
 from runners.session.peer import LOOPS
 from specbench.config.draft import draft_weights

@@ -1,20 +1,15 @@
-"""What one job is, and who does it: data that crosses from the parent to the child process."""
+"""What one job is: data that crosses from the parent to the child process."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from specbench.config.schema import DraftConfig, PairConfig, RunConfig, verifier_name
-from specbench.data import cases
 from specbench.data.cases import Case
-from specbench.models import loading
-from specbench.results import console
 from specbench.results.manifest import BASELINE
 
 EAGER_BASELINE = "ar_eager"
@@ -106,49 +101,6 @@ class Job:
         ]
 
 
-class Runner:
-    """A choice of the ``runner`` group: what happens between a configuration and its results.
-
-    Attributes:
-        in_child: it loads a model, so that each job has a child process of its own.
-    """
-
-    in_child = True
-
-    def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The composed configuration with what the runner's own input decides filled in.
-
-        Raises:
-            ConfigurationError: the runner's keys cannot be used as they are.
-        """
-        return cfg
-
-    def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
-        """What is asked, after a check that the model can be had.
-
-        Raises:
-            WeightsNotFound: there is no model to ask.
-            DatasetError: a file is missing or malformed.
-        """
-        loading.model_files_present(config)
-        return tuple(cases.load_cases(config.dataset, config.data_dir))
-
-    def run(self, job: Job) -> int:
-        """Do what is missing in the job's folder.
-
-        Returns:
-            0, or 1 where a case failed or an output is not what plain decoding gives.
-
-        Raises:
-            ConfigurationError: the job cannot be run as it is, or here; see its subclasses.
-            DiskError: results cannot be written.
-        """
-        raise NotImplementedError
-
-    def show(self, path: Path) -> None:
-        console.print_folder(path)
-
-
 @dataclass(frozen=True, slots=True)
 class CaseBlock:
     """One case in one repeat: the unit of interleaving and of resume.
@@ -162,6 +114,10 @@ class CaseBlock:
     index: int
     case: Case
     stream_index: int
+
+    @property
+    def place(self) -> tuple[int, str]:
+        return (self.repeat, self.case.case_id)
 
     def order(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Who runs first: forward and backward by turns (ABBA), so that drift hits all alike.

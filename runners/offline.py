@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from runners.job import Job, Runner
+from runners.job import Job
+from runners.runner import Runner
 from runners.session.live import run_live
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from runners.job import Job, Runner
+from runners.job import Job
+from runners.runner import Runner
 from runners.session.case_records import BlockResult
 from runners.session.method_runs import build_method_runs
 from runners.session.open_run import OpenRun, complete
@@ -164,13 +165,13 @@ def _replay(run: OpenRun) -> None:
         job, replayer, runs, traces, kinds, surface is not None, manifest.forced_resume
     )
     blocks.warm_up(job.config.measure.warmup)
-    missing = {(block.repeat, block.case.case_id) for block in run.pending}
+    missing = {block.place for block in run.files.pending}
     start = time.perf_counter()
     batch = BlockResult()
     # All blocks, also those that are there already: state kept for a run must go through them.
     for i, block in enumerate(job.blocks()):
         made = blocks.run(block)
-        if (block.repeat, block.case.case_id) in missing:
+        if block.place in missing:
             batch.extend(made)
         if i % _BLOCKS_PER_WRITE == _BLOCKS_PER_WRITE - 1:
             run.files.append(batch.records, batch.errors, batch.steps)

@@ -324,7 +324,7 @@ def build(options: argparse.Namespace) -> Path:
         artifact,
         tokenizer=tokenizer,
         cache_dir=cfg.cache_dir,
-        model_key=weights.identity(cfg) if kind.per_model else None,
+        model_key=weights.model_key(cfg) if kind.per_model else None,
     )
     with jsonl.replacing(out) as partial, resolve.shown_progress() as progress:
         kind.build(Job(options, cfg, tokenizer, out, partial, progress))

@@ -1,12 +1,11 @@
 """Make again every measured table and figure of the documents: ``make shown``.
 
 ``docs/shown.yaml`` names the records of each, and has a field in place of each measured number of a
-table. Tables are written into the documents; a figure carries the hash of its records.
+table. Tables are written into the documents; figures are drawn into the files that they show.
 ``tests/docs/test_shown.py`` fails where a document says something else.
 """
 
 import csv
-import hashlib
 import io
 import json
 import re
@@ -20,13 +19,12 @@ import matplotlib as mpl
 import yaml
 from matplotlib.figure import Figure
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar, curves
 from analysis.plots.style import RC
 from specbench.paths import PROJECT
+from specbench.results.manifest import BASELINE
 
-INDEX = PROJECT / "docs" / "shown.yaml"
 DOCUMENTS = ("README.md", "docs/measurements.md")
 SHOWN = re.compile(r"(<!-- shown: (\w+) -->\n\n)((?:\|.*\n)+)")
 INTERVALS = "Bars: 95 % intervals, bootstrap over prompts within categories."
@@ -57,7 +55,7 @@ class Fields(string.Formatter):
 
 
 def index() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(INDEX.read_text(encoding="utf-8"))
+    found: dict[str, Any] = yaml.safe_load((PROJECT / "docs/shown.yaml").read_text("utf-8"))
     return found
 
 
@@ -120,21 +118,15 @@ def with_tables(text: str) -> str:
     return SHOWN.sub(lambda found: found[1] + table(found[2]), text)
 
 
-def fingerprint(records: list[str]) -> str:
-    """The hash that a figure carries of the records it was drawn from."""
-    found = b"".join((PROJECT / record).read_bytes() for record in records)
-    return hashlib.sha256(found).hexdigest()
-
-
 def draw_bench(summary: Any) -> Figure:
     rows = {(row["label"], row["task"]): row for row in summary["rows"]}
     tasks = list(dict.fromkeys(task for _, task in rows))
-    ticks = [f"{task.replace('_', ' ')}\nn = {rows['ar', task]['n_cases']}" for task in tasks]
+    ticks = [f"{task.replace('_', ' ')}\nn = {rows[BASELINE, task]['n_cases']}" for task in tasks]
     series = [
         Series(label, label, [_point(x, rows[label, task]) for x, task in enumerate(tasks)])
         for label in ("cacheback", "pld")
     ]
-    panel = Panel("", "", "speedup over ar", series, ticks, reference=(1.0, "ar"))
+    panel = Panel("", "", "speedup over ar", series, ticks, reference=(1.0, BASELINE))
     caption = f"{summary['caption']} {INTERVALS} Two prompts a task say little."
     return bars([panel], "Main job: SmolLM2-135M, 12 shipped prompts, 2 CPU cores", caption)
 
@@ -146,7 +138,7 @@ def _point(x: float, row: Any) -> Point:
 
 def draw_cacheback_figure3(tables: Any, page: str) -> Figure:
     overall, by_task = tables
-    methods = [row for row in overall if row["method"] != "ar"]
+    methods = [row for row in overall if row["method"] != BASELINE]
     tasks = list(dict.fromkeys(row["data"] for row in by_task))
     spokes = [
         f"{task.replace('_', ' ')}\nn = {next(r['cases'] for r in by_task if r['data'] == task)}"
@@ -161,7 +153,7 @@ def draw_cacheback_figure3(tables: Any, page: str) -> Figure:
         cells = (cell for cell in by_task if cell["method"] == name)
         spoke = [Point(tasks.index(cell["data"]), cell["speedup"]) for cell in cells]
         around.append(Series(name, name, spoke))
-    panel = Panel("", "", "speedup over ar", series, ["smollm2_135m"], reference=(1.0, "ar"))
+    panel = Panel("", "", "speedup over ar", series, ["smollm2_135m"], reference=(1.0, BASELINE))
     conditions = next(line for line in page.splitlines() if line.startswith("smollm2_135m ("))
     claim = next(row for row in methods if row["claimed speedup / MAT"])
     caption = f"Hollow marker: claimed for {claim['claimed on']}.\n{conditions}"
@@ -195,21 +187,20 @@ FIGURES = {
 }
 
 
+def figure(name: str) -> Image.Image:
+    """A figure, in a palette: a third of the bytes that the repository has to carry."""
+    draw: Any = FIGURES[Path(name).stem]
+    drawn = io.BytesIO()
+    with mpl.rc_context(RC):
+        draw(*(read(record) for record in index()["figures"][name])).savefig(drawn)
+    return Image.open(drawn).convert("RGB").quantize()
+
+
 def main() -> int:
-    for name in DOCUMENTS:
-        path = PROJECT / name
+    for path in map(PROJECT.joinpath, DOCUMENTS):
         path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, records in index()["figures"].items():
-        with mpl.rc_context(RC):
-            draw: Any = FIGURES[Path(name).stem]
-            figure = draw(*(read(record) for record in records))
-            drawn = io.BytesIO()
-            figure.savefig(drawn)
-        made_from = PngInfo()
-        made_from.add_text("Records", " ".join(records))
-        made_from.add_text("Records-SHA256", fingerprint(records))
-        # A palette: a third of the bytes that the repository has to carry.
-        Image.open(drawn).convert("RGB").quantize().save(PROJECT / name, pnginfo=made_from)
+    for name in index()["figures"]:
+        figure(name).save(PROJECT / name)
     return 0
 
 

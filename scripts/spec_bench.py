@@ -29,7 +29,7 @@ from specbench.results.spec_bench_format import (
     to_answers,
     usable_blocks,
 )
-from specbench.results.statistics.summary import OVERALL, summarise
+from specbench.results.statistics.summary import OVERALL, summarize
 from specbench.storage import jsonl
 
 _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.
@@ -151,7 +151,7 @@ def import_answers(options: argparse.Namespace) -> None:
             made, error = _question(line, source, number, path, options.flag)
             records += made
             errors += error
-    rows = summarise(records, labels, baseline, estimator="specbench")
+    rows = summarize(records, labels, baseline, estimator="specbench")
     options.out.mkdir(parents=True, exist_ok=True)
     jsonl.rewrite_jsonl(options.out / CASES, (record.to_json() for record in records))
     jsonl.rewrite_jsonl(options.out / ERRORS, errors)

@@ -34,6 +34,7 @@ from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import Traces, Turn, load_traces
 from specbench.results.console import rich_table
+from specbench.results.manifest import BASELINE
 from specbench.storage import jsonl
 
 SPACES = Path(__file__).with_name("search_spaces.yaml")
@@ -64,7 +65,9 @@ class Scorer:
         )
         self.splits = split(traces, share, seed)
         self._model = f"model={config.model.name}"
-        self._plain = {name: self._speed("ar", {}, turns) for name, turns in self.splits.items()}
+        self._plain = {
+            name: self._speed(BASELINE, {}, turns) for name, turns in self.splits.items()
+        }
 
     def score(self, method: str, knobs: Mapping[str, Any]) -> Trial:
         """The speedup of a setting on both splits.

@@ -25,6 +25,7 @@ from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, task_table
 from analysis.tabular.table import ResultTable
+from specbench.results.manifest import BASELINE
 
 PAPER = "cacheback"
 _LENGTHS = ("leader_len", "follower_len")
@@ -60,7 +61,7 @@ def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
 def _figure3_figure(runs: Sequence[Run]) -> Pictures:
     comparisons = claimed_comparisons(runs, PAPER, "figure3", "table1")
     models = [comparison.model for comparison in comparisons]
-    panel = Panel("", "", SPEEDUP, speedups(comparisons), models, reference=(1.0, "ar"))
+    panel = Panel("", "", SPEEDUP, speedups(comparisons), models, reference=(1.0, BASELINE))
     first = comparisons[0]
     around = [
         Series(

@@ -36,6 +36,7 @@ from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
+from specbench.results.manifest import BASELINE
 
 PAPER = "card"
 _GPUS_TEXT = (
@@ -79,7 +80,7 @@ _figure5 = settings_tables(
 def _figure5_figure(runs: Sequence[Run]) -> Pictures:
     for model, members in by_model(claimed_comparisons(runs, PAPER, "figure5")):
         ticks = [f"{g.dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
-        panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, "ar"))
+        panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, BASELINE))
         text = captions(members, claimed_words(members, "speedup"))
         yield model, bars([panel], f"CARD, Figure 5 ({model})", text)
 

@@ -23,6 +23,7 @@ from analysis.tabular.comparison_tables import Columns, natural, settings_table
 from analysis.tabular.table import ResultTable
 from specbench.errors import ResultsError
 from specbench.results.estimate import ABSENT, Estimate
+from specbench.results.manifest import BASELINE
 from specbench.results.statistics.summary import OVERALL
 from specbench.results.summary_schema import number
 
@@ -134,7 +135,7 @@ def task_panel(comparison: Comparison, key: str) -> Panel:
     ticks = [task_label(comparison, task) for task in tasks]
     if key == "mat":  # a pass always yields one token: what counts is the part above
         return Panel("", "", MAT, series, ticks, bottom=1.0)
-    return Panel("", "", SPEEDUP, series, ticks, reference=(1.0, "ar"))
+    return Panel("", "", SPEEDUP, series, ticks, reference=(1.0, BASELINE))
 
 
 def task_figure(comparison: Comparison, title: str) -> Figure:

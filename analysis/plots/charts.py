@@ -43,7 +43,7 @@ class Series:
 
     Attributes:
         name: in the legend.
-        method: decides the colour.
+        method: decides the color.
         points: in the order of the axis.
         dashed: claimed by a paper, not measured here.
         claimed: what a paper claims for the same, drawn as hollow markers at the same places.

@@ -1,4 +1,4 @@
-"""Heatmaps: grids of numbers on one colour scale."""
+"""Heatmaps: grids of numbers on one color scale."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbench.results.estimate import Estimate
 # a page; the interval's ends stand below each other.
 _CELL = (0.36, 0.46)
 _PAGE = 9.0  # inches across, beyond which grids stand below each other
-_MANYFOLD = 5.0  # largest number over smallest from which colours go by ratios
+_MANYFOLD = 5.0  # largest number over smallest from which colors go by ratios
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class HeatmapGrid:
 def heatmaps(
     grids: Sequence[HeatmapGrid], xlabel: str, ylabel: str, unit: str, title: str, caption: str
 ) -> Figure:
-    """Grids of numbers on one colour scale; a cell's interval stands below its number.
+    """Grids of numbers on one color scale; a cell's interval stands below its number.
 
     One beside the other where a page is wide enough, else one below the other.
     """
@@ -102,15 +102,15 @@ def _write_cells(axes: Axes, grid: HeatmapGrid, middle: float) -> None:
             if value is None:
                 axes.text(j, i, "–", ha="center", va="center", fontsize=7)
                 continue
-            colour = "white" if value < middle else "black"
+            color = "white" if value < middle else "black"
             digits = 1 if value >= 10 else 2
             axes.text(
                 j, i - (0.25 if interval else 0), f"{value:.{digits}f}", ha="center", va="center",
-                fontsize=7.5, color=colour,
+                fontsize=7.5, color=color,
             )  # fmt: skip
             if interval:
                 text = "\n".join(f"{end:.{digits}f}" for end in interval)
                 axes.text(
-                    j, i + 0.19, text, ha="center", va="center", fontsize=6, color=colour,
+                    j, i + 0.19, text, ha="center", va="center", fontsize=6, color=color,
                     linespacing=1.0,
                 )  # fmt: skip

@@ -1,8 +1,8 @@
-"""How figures look: one place for colours, sizes and fonts.
+"""How figures look: one place for colors, sizes and fonts.
 
-A method has the same colour, hatching and marker in every figure. Methods that share a paper's
-table or figure have hues of their own, which people with any common colour blindness tell apart
-(the tests simulate it); hatching and marker do the same in print without colour. The hues are those
+A method has the same color, hatching and marker in every figure. Methods that share a paper's
+table or figure have hues of their own, which people with any common color blindness tell apart
+(the tests simulate it); hatching and marker do the same in print without color. The hues are those
 of Okabe and Ito without yellow, which is no line on white, and two dark ones of Paul Tol's.
 """
 
@@ -16,9 +16,9 @@ Keywords: TypeAlias = dict[str, Any]  # arguments of matplotlib
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 _BLUE, _RED, _PURPLE, _WINE, _INDIGO = "#0072B2", "#D55E00", "#CC79A7", "#882255", "#332288"
 _GREY, _YELLOW = "#999999", "#F0E442"
-_COLOURS = (_ORANGE, _SKY, _GREEN, _BLUE, _RED, _PURPLE, _WINE, _INDIGO)
+_COLORS = (_ORANGE, _SKY, _GREEN, _BLUE, _RED, _PURPLE, _WINE, _INDIGO)
 
-# Colour, hatching and marker by method; below, by source of N-Grammys' rows.
+# Color, hatching and marker by method; below, by source of N-Grammys' rows.
 _METHODS: dict[str, tuple[str, str, str]] = {
     "ar": (_GREY, "", "o"),
     "cacheback": (_RED, "", "o"),
@@ -50,7 +50,7 @@ _METHODS: dict[str, tuple[str, str, str]] = {
     "ngrammys/extended": (_WINE, "xx", "D"),
 }
 REFERENCE = "#333333"  # lines that are no method: borders, the height of plain decoding
-HEATMAP = "cividis"  # even steps of lightness, the same to any colour vision and in grey
+HEATMAP = "cividis"  # even steps of lightness, the same to any color vision and in grey
 # Parts of a whole, e.g. the phases of a step; a part is no method.
 _PARTS = (
     ("#DDDDDD", ""), (_ORANGE, ""), (_SKY, ""), (_GREEN, "//"), (_BLUE, ""), (_RED, "//"),
@@ -85,17 +85,17 @@ _LINES = ("-", "--", "-.", (0, (3, 1, 1, 1, 1, 1)))  # dotted is for what a pape
 
 
 def _look(method: str) -> tuple[str, str, str]:
-    """Colour, hatching and marker; a method that is not listed gets them by its name."""
+    """Color, hatching and marker; a method that is not listed gets them by its name."""
     number = zlib.crc32(method.encode())
-    unlisted = (_COLOURS[number % len(_COLOURS)], "++", _MARKERS[number % len(_MARKERS)])
+    unlisted = (_COLORS[number % len(_COLORS)], "++", _MARKERS[number % len(_MARKERS)])
     return _METHODS.get(method, unlisted)
 
 
 def bar_style(method: str, variant: int = 0) -> dict[str, str]:
     """Of a bar; ``variant`` counts the entries of a method in the figure, from 0."""
-    colour, hatch, _ = _look(method)
+    color, hatch, _ = _look(method)
     return {
-        "facecolor": colour,
+        "facecolor": color,
         "hatch": hatch + _VARIANTS[variant % len(_VARIANTS)],
         "edgecolor": REFERENCE,
     }
@@ -103,9 +103,9 @@ def bar_style(method: str, variant: int = 0) -> dict[str, str]:
 
 def line_style(method: str, variant: int = 0, claimed: bool = False) -> Keywords:
     """Of a line with markers; a paper's claimed values are drawn hollow and dotted."""
-    colour, _, marker = _look(method)
+    color, _, marker = _look(method)
     return {
-        "color": colour,
+        "color": color,
         "marker": _MARKERS[(_MARKERS.index(marker) + variant) % len(_MARKERS)],
         "linestyle": ":" if claimed else _LINES[variant % len(_LINES)],
         "markersize": 4.5,
@@ -128,11 +128,11 @@ def claimed_style(method: str | None = None) -> Keywords:
 
 
 def row_marker(place: int) -> str:
-    """The marker of the ``place``-th row of a figure whose colours are those of parts."""
+    """The marker of the ``place``-th row of a figure whose colors are those of parts."""
     return _MARKERS[place % len(_MARKERS)]
 
 
 def part_style(place: int) -> dict[str, str]:
     """Of a bar that is the ``place``-th part of a whole."""
-    colour, hatch = _PARTS[place % len(_PARTS)]
-    return {"facecolor": colour, "hatch": hatch, "edgecolor": REFERENCE, "linewidth": "0.5"}
+    color, hatch = _PARTS[place % len(_PARTS)]
+    return {"facecolor": color, "hatch": hatch, "edgecolor": REFERENCE, "linewidth": "0.5"}

@@ -15,7 +15,7 @@ from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
-from specbench.results.statistics.summary import OVERALL, summarise, task_order
+from specbench.results.statistics.summary import OVERALL, summarize, task_order
 from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.wording import TIMES, verdict_words
 from specbench.storage.jsonl import JsonObject
@@ -108,7 +108,7 @@ class Comparison:
 def make_comparisons(
     runs: Sequence[Run], estimator: str | None = None, claims: Sequence[Claim] | None = None
 ) -> list[Comparison]:
-    """Summarise the runs and put those that may stand in one table together.
+    """Summarize the runs and put those that may stand in one table together.
 
     By default with the estimator that each run was made with, and all claims.
     """
@@ -156,7 +156,7 @@ def run_names(runs: Iterable[Run]) -> dict[Path, str]:
 
 
 def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[ComparedLabel]:
-    rows = summarise(
+    rows = summarize(
         run.records,
         run.labels,
         run.baseline,

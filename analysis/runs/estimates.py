@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from specbench.results.estimate import FEWEST, Estimate
-from specbench.results.records import CaseRecord
+from specbench.results.records import PHASES, CaseRecord
 from specbench.results.statistics.aggregate import untimed_blocks
 from specbench.results.statistics.bootstrap import (
     Resamples,
@@ -18,7 +18,7 @@ from specbench.results.statistics.bootstrap import (
     strata_of,
 )
 
-STEP_PHASES = ("draft", "verify", "accept", "cache", "observe", "other")
+STEP_PHASES = (*PHASES, "other")
 
 
 def decoded_tokens(record: CaseRecord) -> int:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 
+from specbench.arrays import FloatArray
 from specbench.results.estimate import Estimate
 from specbench.storage import jsonl
-
-FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 _RESAMPLES = 2000
 

@@ -15,7 +15,7 @@ from specbench.results.manifest import LabelInfo
 from specbench.storage.jsonl import JsonObject
 
 # Of a manifest; what is left out is long and stands there.
-_SURROUNDINGS = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
+_ENVIRONMENT = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
 _LONG = {"packed", "drafts"}
 _NOT_KNOBS = {"name", "version", "state_scope", "_target_"}
 
@@ -61,7 +61,7 @@ def environments(runs: Iterable[Run]) -> list[Environment]:
     found: dict[str, Environment] = {}
     for run in runs:
         manifest = run.manifest.to_json()
-        facts = dict(_flat({key: manifest[key] for key in _SURROUNDINGS if manifest.get(key)}))
+        facts = dict(_flat({key: manifest[key] for key in _ENVIRONMENT if manifest.get(key)}))
         new = Environment(f"{run.hardware}, {run.code}", facts)
         found.setdefault(json.dumps(facts), new).runs.append(str(run.path))
     return list(found.values())

@@ -18,15 +18,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runners.job import Entry, Job, Runner
+from runners.job import Entry, Job
 from runners.launch import prerequisites
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
 from runners.run_folder import folder
+from runners.runner import Runner
 from specbench.config import compose
 from specbench.config.compare import compose_entry, with_parts
 from specbench.config.hydra_errors import translate_hydra_error
-from specbench.config.run_key import identity, run_key
+from specbench.config.run_key import run_identity, run_key
 from specbench.config.schema import RUNNERS, RunConfig
 from specbench.config.validate import check_values
 from specbench.data import cases
@@ -139,7 +140,7 @@ def execute(
     entries = resolve_entries(cfg)
     # Shards of one run share its key, so that their records can be put together.
     key = run_key(cfg)
-    own = {**identity(cfg), "shard": cfg.shard}
+    own = {**run_identity(cfg), "shard": cfg.shard}
     config = compose.typed(cfg)
     path = _output_folder(config, invocation, key)
     if cfg.fresh:

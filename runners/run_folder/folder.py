@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from runners.job import Job
+from runners.job import CaseBlock, Job
 from runners.run_folder.config_diff import config_diff
 from specbench.errors import OutputRefused
 from specbench.results import records
@@ -98,7 +98,7 @@ def check_owner(path: Path, run_key: str, identity: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
+def hold_folder(path: Path) -> Iterator[None]:
     """Hold the folder's lock.
 
     Raises:
@@ -142,11 +142,19 @@ class ResultFiles:
     """
 
     def __init__(self, job: Job) -> None:
-        self._folder = job.folder
-        self.done, self.redone = self._keep_complete_blocks(job)
+        self._job, self._folder = job, job.folder
+        self.done, truncated = records.read_records(self._folder / records.CASES)
+        self.redone = self._drop_incomplete_blocks(truncated)
         self.superseded = self._keep_superseded()
         for name in (records.CASES, records.ERRORS, records.STEPS_LOG):
             jsonl.append_jsonl(self._folder / name, [])  # there even where nothing is to be said
+
+    @property
+    def pending(self) -> list[CaseBlock]:
+        """The blocks that lack a record, in the order of the run."""
+        present = {record.key for record in self.done}
+        labels = self._job.labels
+        return [block for block in self._job.blocks() if not block.keys(labels) <= present]
 
     def _keep_superseded(self) -> set[tuple[int, str, int]]:
         """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
@@ -157,18 +165,12 @@ class ResultFiles:
         )
         return {(line["repeat"], line["case_id"], line["attempt"]) for line in keep}
 
-    def _keep_complete_blocks(self, job: Job) -> tuple[list[CaseRecord], int]:
+    def _drop_incomplete_blocks(self, truncated: bool) -> int:
         folder = self._folder
-        found, truncated = records.read_records(folder / records.CASES)
-        present = {record.key for record in found}
-        complete = {
-            (block.repeat, block.case.case_id)
-            for block in job.blocks()
-            if block.keys(job.labels) <= present
-        }
-        started = {(record.repeat, record.case_id) for record in found}
-        incomplete = started - complete
-        redone = max(len(incomplete), int(truncated))
+        complete = {block.place for block in self._job.blocks()}
+        complete -= {block.place for block in self.pending}
+        started = {(record.repeat, record.case_id) for record in self.done}
+        redone = max(len(started - complete), int(truncated))
         if redone:
             log.info(
                 "%s: the last run was cut off in the middle of a case%s; %d incomplete block%s "
@@ -178,13 +180,11 @@ class ResultFiles:
                 redone,
                 "s are" if redone > 1 else " is",
             )
-        kept = [record for record in found if (record.repeat, record.case_id) in complete]
-        if redone:
-            jsonl.rewrite_jsonl(folder / records.CASES, (r.to_json() for r in kept))
+            self._rewrite([r for r in self.done if (r.repeat, r.case_id) in complete])
         # These are written before the block's records, so they may run ahead of them.
         for name in (records.ERRORS, records.STEPS_LOG):
             jsonl.mend_jsonl(folder / name, lambda x: (x["repeat"], x["case_id"]) in complete)
-        return kept, redone
+        return redone
 
     def append(
         self,

@@ -35,10 +35,7 @@ class BlockResult:
     ) -> None:
         self.steps.append(
             StepTrace(
-                label=record.label,
-                case_id=record.case_id,
-                turn=record.turn,
-                repeat=record.repeat,
+                **record.turn_id,
                 drafted=decoded.drafted_per_step,
                 depth=decoded.depth_per_step,
                 committed=decoded.committed_per_step,
@@ -52,10 +49,7 @@ class BlockResult:
         trace = "".join(traceback.format_exception(error))
         self.errors.append(
             {
-                "label": record.label,
-                "case_id": record.case_id,
-                "turn": record.turn,
-                "repeat": record.repeat,
+                **record.turn_id,
                 "during": during,
                 "type": error.kind if isinstance(error, CaseFailed) else type(error).__name__,
                 "message": str(error),
@@ -87,8 +81,6 @@ def begin_record(
         repeat=block.repeat,
         stream_index=block.stream_index,
         position=position,
-        status="failed",
-        n_prompt=0,
         state_scope=run.scope,
         seed=derive_seed(config.seed, case.case_id, turn, block.repeat),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),

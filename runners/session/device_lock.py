@@ -40,7 +40,7 @@ def names(job: Job) -> list[str]:
 
 
 @contextlib.contextmanager
-def held(job: Job) -> Iterator[nvml.Gpus | None]:
+def hold_device(job: Job) -> Iterator[nvml.Gpus | None]:
     """Have the run's devices for oneself, as far as this project's timed jobs go.
 
     A lock per machine and device in ``cache_dir``. Where another job holds it, this one waits:

@@ -47,7 +47,7 @@ Key = tuple[int, str, int, str]
 
 
 def by_counters(record: CaseRecord, limits: NoiseConfig) -> str:
-    """Why the counters of the record's surroundings call it noisy; empty if they do not.
+    """Why the record's counters of interference call it noisy; empty if they do not.
 
     A failed turn is never noisy.
     """
@@ -164,6 +164,6 @@ def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int)
     again = [
         block
         for block in blocks
-        if (place := (block.repeat, block.case.case_id)) in places and tried[place] < measure.reruns
+        if (place := block.place) in places and tried[place] < measure.reruns
     ]
     return again[: max(0, left)]

@@ -36,7 +36,7 @@ _CANDIDATES = 16  # ids kept at each position under record=true; Token Recycling
 
 
 def run_live(job: Job, load: Load) -> int:
-    """Measure what is missing in the job's folder and close it, as `runners.job.Runner.run`.
+    """Measure what is missing in the job's folder and close it, as `runners.runner.Runner.run`.
 
     ``load`` loads what the labels share; it is called only where something is missing.
     """
@@ -73,7 +73,7 @@ def _measure(load: Load, run: OpenRun) -> None:
 
     job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
     measure, earlier = job.config.measure, manifest.model
-    with device_lock.held(job) as gpus:
+    with device_lock.hold_device(job) as gpus:
         if measure.energy:
             nvml.check_energy(gpus, device_lock.names(job))
         for method_run in runs:
@@ -99,7 +99,7 @@ def _measure(load: Load, run: OpenRun) -> None:
         gc.collect()
         gc.freeze()
         candidates = _candidates_file(job)
-        pending, total = run.pending, len(job.blocks())
+        pending, total = run.files.pending, len(job.blocks())
         try:
             with RunProgress(total, done=total - len(pending)) as progress:
                 for block in pending:
@@ -149,13 +149,7 @@ def _candidates_file(job: Job) -> Path | None:
 def _candidates(session: Session, job: Job, made: Sequence[CaseRecord]) -> list[dict[str, Any]]:
     """A line for each finished turn of the baseline; a block that is redone writes it again."""
     return [
-        {
-            "label": record.label,
-            "case_id": record.case_id,
-            "turn": record.turn,
-            "repeat": record.repeat,
-            "top": session.likeliest(record, _CANDIDATES),
-        }
+        {**record.turn_id, "top": session.top_candidates(record, _CANDIDATES)}
         for record in made
         if record.label == job.baseline and record.status != "failed" and record.repeat == 0
     ]

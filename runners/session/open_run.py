@@ -27,13 +27,6 @@ class OpenRun:
     files: folder.ResultFiles
     manifest: RunManifest
 
-    @property
-    def pending(self) -> list[CaseBlock]:
-        """The blocks that lack a record, in the order of the run."""
-        present = {record.key for record in self.files.done}
-        labels = self.job.labels
-        return [block for block in self.job.blocks() if not block.keys(labels) <= present]
-
     def noisy(self) -> list[CaseBlock]:
         """Judge all turns together; the blocks that are to be measured again."""
         done, limits = self.files.done, self.job.config.measure.disturbed
@@ -46,11 +39,11 @@ class OpenRun:
 
 
 def complete(job: Job, measure: Callable[[OpenRun], None]) -> int:
-    """Hold the job's folder, have what is missing measured, and close it: `runners.job.Runner.run`.
+    """Hold the job's folder, have what is missing measured, and close it: `Runner.run`.
 
     ``measure`` makes the missing records and appends them to the files.
     """
-    with folder.held(job.folder):
+    with folder.hold_folder(job.folder):
         runs = build_method_runs(job)
         manifest = _open_manifest(job, runs)
         files = folder.ResultFiles(job)
@@ -58,7 +51,7 @@ def complete(job: Job, measure: Callable[[OpenRun], None]) -> int:
         add_start(manifest, len(files.done), files.redone)
         run.save_manifest()
         try:
-            if run.pending or run.noisy():
+            if files.pending or run.noisy():
                 measure(run)
             return _finish(run)
         except BaseException as error:

@@ -32,6 +32,7 @@ from specbench.models.draft_loading import check_same_tokenizer, load_draft_mode
 from specbench.models.draft_model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import LoadedModel
+from specbench.models.speed_ratio import latency_ratio
 from specbench.models.target import Target
 from specbench.replay.recording import top_candidates
 from specbench.results.manifest import DraftInfo, ModelInfo
@@ -102,6 +103,7 @@ class Session:
             self._eager_engine = make_engine(self._eager_target, verifier, phases=phases)
         self._plain_drafter = Drafter(name="plain")
         for run in runs:
+            draft = self._draft_of(run.label)
             run.drafter.setup(
                 DraftContext(
                     vocab_size=target.vocab_size,
@@ -112,8 +114,10 @@ class Session:
                     seed=config.seed,
                     sampling=sampling,
                     target=target,
-                    draft_model=self._draft_of(run.label),
-                    measured=run.measured,
+                    draft_model=draft,
+                    latency_ratio=partial(latency_ratio, target, draft, run.measured)
+                    if draft
+                    else None,
                 )
             )
 
@@ -217,7 +221,7 @@ class Session:
             ended_rightly=complete and not eos.intersection(output[:-1]),
         )
 
-    def likeliest(self, record: CaseRecord, top: int) -> list[list[int]]:
+    def top_candidates(self, record: CaseRecord, top: int) -> list[list[int]]:
         """The ``top`` likeliest ids at each position of a record's output, untimed."""
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)
         output = np.asarray(record.output_ids, dtype=np.int64)
@@ -314,7 +318,7 @@ def _find_artifacts(
         tokenizer=tokenizer,
         bundled=config.model.embedded,
         cache_dir=Path(config.cache_dir),
-        model_key=weights.identity(config) if per_model else None,
+        model_key=weights.model_key(config) if per_model else None,
     )
 
 

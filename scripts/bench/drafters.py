@@ -65,7 +65,7 @@ class Documentation:
             tokenizer=self.tokenizer,
             bundled=True,
             cache_dir=self.cfg.cache_dir,
-            model_key=weights.identity(self.cfg),
+            model_key=weights.model_key(self.cfg),
         )
         drafter.setup(
             DraftContext(

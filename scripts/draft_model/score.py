@@ -21,6 +21,7 @@ from specbench.models import loading
 from specbench.models.draft_loading import ID_MAP_FILE, read_id_map
 from specbench.models.draft_model import DraftModel
 from specbench.models.target import Target
+from specbench.results.manifest import BASELINE
 from specbench.results.records import CASES, read_records
 
 
@@ -60,7 +61,7 @@ def pooled_mat(matches: list[np.ndarray], draft_len: int) -> float:
 def evaluate(options: argparse.Namespace) -> None:
     """MAT of the written draft on the recorded `ar` outputs of a run; goes into the card too."""
     found, _ = read_records(options.evaluate / CASES)
-    plain = [r for r in found if r.label == "ar" and r.status != "failed" and r.repeat == 0]
+    plain = [r for r in found if r.label == BASELINE and r.status != "failed" and r.repeat == 0]
     if not plain:
         raise ConfigurationError(f"{options.evaluate} has no finished `ar` records.")
     draft = read_draft(options.out)

@@ -32,7 +32,7 @@ _NOT_IDENTITY = (
 )
 
 
-def identity(cfg: DictConfig) -> dict[str, Any]:
+def run_identity(cfg: DictConfig) -> dict[str, Any]:
     """The part of a configuration that may move a number, resolved to plain values."""
     plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
@@ -46,6 +46,6 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
 
 
 def run_key(cfg: DictConfig) -> str:
-    """Eight hex digits that stand for ``identity(cfg)``; stable over machines and key order."""
-    text = json.dumps(identity(cfg), sort_keys=True, ensure_ascii=True)
+    """Eight hex digits that stand for ``run_identity(cfg)``; stable over machines and key order."""
+    text = json.dumps(run_identity(cfg), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

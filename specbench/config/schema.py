@@ -17,7 +17,9 @@ from specbench.config.dataset_schema import MISSING, DatasetConfig
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
+OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
+ESTIMATORS = ("paired", "specbench")  # see ``specbench.results.statistics.summary``
 
 
 def verifier_name(chosen: str, temperature: float) -> str:

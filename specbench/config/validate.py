@@ -9,22 +9,22 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
+from specbench.config import schema
 from specbench.config.compose import option_names, pair_name
 from specbench.config.knobs import check_method
-from specbench.config.schema import ATTENTIONS, DTYPES, TEMPLATES, VERIFIERS
 from specbench.errors import ConfigurationError, unknown_name
 
 _ONE_OF: Mapping[str, Sequence[str | None]] = {
-    "model.dtype": DTYPES,
-    "model.template": TEMPLATES,
-    "model.attention": ATTENTIONS,
-    "pair.draft.dtype": (None, *DTYPES),
+    "model.dtype": schema.DTYPES,
+    "model.template": schema.TEMPLATES,
+    "model.attention": schema.ATTENTIONS,
+    "pair.draft.dtype": (None, *schema.DTYPES),
     "dataset.sample": ("head", "stratified"),
     "dataset.dialogue": ("ar", "own"),
-    "engine.overlap": ("auto", "serial", "thread", "stream"),
-    "verifier.name": VERIFIERS,
+    "engine.overlap": schema.OVERLAP_MODES,
+    "verifier.name": schema.VERIFIERS,
     "resume": ("auto", "force"),
-    "estimator": ("paired", "specbench"),
+    "estimator": schema.ESTIMATORS,
 }
 
 

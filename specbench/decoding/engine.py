@@ -3,8 +3,8 @@
     propose -> one target pass over root + draft -> verify -> commit accepted rows -> stop rules
     -> observe
 
-The drafter sees of the target only what it declared in ``needs``; only the verifier accepts; only
-this loop stops. One pass commits at least one token.
+Of a pass the drafter sees greedy tokens, and logits or hidden states where ``needs`` declares them;
+only the verifier accepts; only this loop stops. One pass commits at least one token.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import numpy as np
 import torch
 
 from specbench.arrays import IntArray
+from specbench.config.schema import OVERLAP_MODES
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.pass_target import PassTarget, StepScores
 from specbench.decoding.structs import BonusProposal, DecodeState, DraftTree, Needs, StepOutcome
 from specbench.decoding.verify import Verifier
 from specbench.errors import CaseFailed, unknown_name
 from specbench.system.clock import Clock, Timings, make_clock
-
-OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ This module imports no torch, so that replaying drafters against a recorded outp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench.arrays import BoolArray, IntArray
-from specbench.decoding.models import DraftLM, TargetInfo
+from specbench.decoding.protocols import DraftLM, TargetInfo
 from specbench.decoding.sampling import GREEDY, Sampling
 
 if TYPE_CHECKING:
@@ -240,6 +240,6 @@ class DraftContext:
     sampling: Sampling = GREEDY
     target: TargetInfo | None = None  # what may be known of the target; None under replay
     draft_model: DraftLM | None = None  # the second model, where ``needs.draft_model`` is set
-    # What ``setup`` measured at the run's first start, by knob; it uses what it finds and adds what
-    # it measures, so that a resumed run goes on with the same values.
-    measured: dict[str, int] = field(default_factory=dict)
+    # Live, with a draft model: how many draft passes fit into a target pass, by a knob's name, rows
+    # of the target's pass and rows of the draft's. Measured once per knob of a run, in ``setup``.
+    latency_ratio: Callable[[str, int, int], int] | None = None

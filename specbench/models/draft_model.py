@@ -26,7 +26,6 @@ from specbench.decoding.device import to_device
 from specbench.decoding.sampling import sample
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError
-from specbench.models.speed_ratio import TEXT, median_seconds
 from specbench.models.target import Target
 
 _DRAWS = 0xD12AF7  # keeps a draft's random numbers apart from a verifier's of the same seed
@@ -132,18 +131,6 @@ class DraftModel:
             "devices": self.devices,
             "devices_asked": self.devices_asked,
         }
-
-    def pass_s(self, rows: int) -> float:
-        text, nodes = np.zeros(TEXT, dtype=np.int64), np.zeros(rows, dtype=np.int64)
-
-        def one_pass() -> None:
-            self.extend(nodes, np.full(rows, -1), own=True)  # as the methods that ask call it
-            self.drop_nodes()
-
-        self.begin(text)
-        seconds = median_seconds(one_pass, self.device)
-        self.begin(text[:1])
-        return seconds
 
     def reserve(self, max_len: int, max_nodes: int | None = None) -> None:
         """Allocate for texts of ``max_len`` tokens and trees of ``max_nodes`` nodes; untimed.

@@ -25,7 +25,6 @@ from specbench.kernels.fused_layers import count_fused, fuse
 from specbench.kernels.packed_linear import pack_linears, packed_weights
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores, batch_select
-from specbench.models.speed_ratio import TEXT, median_seconds
 from specbench.models.weights import sample_weights
 
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
@@ -101,13 +100,6 @@ class Target:
 
     def fingerprint(self) -> Array:
         return sample_weights(self.model)
-
-    def pass_s(self, rows: int) -> float:
-        chain = DraftTree.chain(np.zeros(rows - 1, dtype=np.int64))
-        self.prefill(np.zeros(TEXT, dtype=np.int64))
-        seconds = median_seconds(lambda: self.forward(0, chain), self.device)
-        self.cache.reset()
-        return seconds
 
     def memory_bytes(self, rows: int) -> int:
         """Weights with their packed copies, and a cache of ``rows`` tokens."""

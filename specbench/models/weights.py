@@ -191,7 +191,7 @@ def translated(model: ModelConfig) -> Iterator[None]:
         raise _not_found(model, first_line(error)) from error
 
 
-def identity(config: RunConfig | ModelConfig) -> str:
+def model_key(config: RunConfig | ModelConfig) -> str:
     """What tells a model's weights from others': their hash if local, else hub id and commit.
 
     Raises:

@@ -47,6 +47,7 @@ DONE = "DONE"
 
 STATUSES = ("ok", "failed", "disturbed")
 TIMINGS = ("measured", "predicted", "none")
+PHASES = ("draft", "verify", "accept", "cache", "observe")  # of a step; ``other`` is the rest
 VERDICTS = ("equal", "near_tie", "bug", "not_audited")
 LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's distribution
 
@@ -122,8 +123,8 @@ class CaseRecord:
     repeat: int
     stream_index: int
     position: int = 0
-    status: str
-    n_prompt: int
+    status: str = "failed"  # until `finished`
+    n_prompt: int = 0
     n_new: int = 0
     finish_reason: str | None = None
     n_target_passes: int = 0
@@ -177,6 +178,11 @@ class CaseRecord:
     @property
     def key(self) -> tuple[int, str, int, str]:
         return (self.repeat, self.case_id, self.turn, self.label)
+
+    @property
+    def turn_id(self) -> JsonObject:
+        """The key as the lines of other files spell it."""
+        return {name: getattr(self, name) for name in ("label", "case_id", "turn", "repeat")}
 
     def to_json(self) -> JsonObject:
         """A plain dict for one line of ``cases.jsonl``; a gap that is not finite becomes None."""

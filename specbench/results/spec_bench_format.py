@@ -17,7 +17,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from specbench.errors import ConfigurationError
 from specbench.results.records import CaseRecord
@@ -167,20 +167,12 @@ def from_answer(line: JsonObject, source: Source, stream_index: int) -> list[Cas
     records = []
     for turn, own in enumerate(split):
         record = CaseRecord(
-            run_key=source.run_key,
-            label=source.label,
-            method=source.method,
-            model=source.model,
-            dataset=source.dataset,
+            **asdict(source),
             task=task_of(category),
             category=category,
             case_id=case_id,
             turn=turn,
-            repeat=source.repeat,
             stream_index=stream_index,
-            position=source.position,
-            status="failed",
-            n_prompt=0,
             state_scope=UNKNOWN_SCOPE,
             seed=0,
             started_at=_when(line.get("tstamp")),

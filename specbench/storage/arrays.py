@@ -14,10 +14,11 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypedDict, TypeVar
 
 import numpy as np
 
+from specbench.arrays import Array
 from specbench.errors import ArtifactError
 from specbench.storage.jsonl import JsonObject
 
@@ -28,7 +29,6 @@ _PREFIX = len(MAGIC) + 16
 _MAX_HEADER = 1 << 24
 _BLOCK = 1 << 24
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 ArraysT = TypeVar("ArraysT", bound=NamedTuple)
 
 

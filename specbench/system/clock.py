@@ -25,7 +25,6 @@ from typing import Any, Protocol
 
 PREFILL, SETUP, STEP, FINISH, END = "prefill", "setup", "step", "finish", "end"
 OTHER = "other"
-PHASES = ("draft", "verify", "accept", "cache", "observe")
 
 _FIRST_EVENTS = 4096
 

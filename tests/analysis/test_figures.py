@@ -1,4 +1,4 @@
-"""Figures are written, the same for the same records, and one method keeps its colour."""
+"""Figures are written, the same for the same records, and one method keeps its color."""
 
 import itertools
 import shutil
@@ -120,9 +120,9 @@ def test_every_method_looks_different_and_always_the_same():
     assert bar_style("pld", 1)["facecolor"] == bar_style("pld", 0)["facecolor"]
 
 
-def _seen(colour, matrix):
-    """A colour in Lab (D65) as somebody with that matrix for eyes sees it."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+def _seen(color, matrix):
+    """A color in Lab (D65) as somebody with that matrix for eyes sees it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
     seen = np.clip(np.asarray(matrix) @ linear, 0, 1)
     to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
     xyz = np.asarray(to_xyz) @ seen / (0.9505, 1.0, 1.089)
@@ -155,8 +155,8 @@ EYES = (
 )
 def test_methods_of_one_picture_have_hues_that_any_eye_tells_apart(together):
     for one, other in itertools.combinations(together, 2):
-        colours = [bar_style(method)["facecolor"] for method in (one, other)]
-        far = min(np.linalg.norm(_seen(colours[0], m) - _seen(colours[1], m)) for m in EYES)
+        colors = [bar_style(method)["facecolor"] for method in (one, other)]
+        far = min(np.linalg.norm(_seen(colors[0], m) - _seen(colors[1], m)) for m in EYES)
         assert far > 15, (one, other)
         assert bar_style(one)["hatch"] != bar_style(other)["hatch"] or far > 20, (one, other)
         assert line_style(one)["marker"] != line_style(other)["marker"] or one == "ar"
@@ -195,7 +195,7 @@ def test_a_huge_interval_does_not_flatten_the_bars():
     assert any(line.get_marker() == "^" for line in axes.lines)
 
 
-def test_a_method_keeps_its_colour_in_every_kind_of_figure():
+def test_a_method_keeps_its_color_in_every_kind_of_figure():
     points = [Point(0, 1.0), Point(1, 2.0)]
     series = [Series(method, method, points) for method in ("pld", "ssd")]
     panel = Panel("", "x", "y", series, ["a", "b"])
@@ -203,9 +203,9 @@ def test_a_method_keeps_its_colour_in_every_kind_of_figure():
     bars = [container for container in drawn if hasattr(container, "patches")]
     lines = charts.curves([[panel]], "t", "c").axes[0].containers
     for bar, line, method in zip(bars, lines, ("pld", "ssd"), strict=True):
-        colour = bar_style(method)["facecolor"]
-        assert to_hex(bar.patches[0].get_facecolor()).upper() == colour
-        assert line.lines[0].get_color() == line_style(method)["color"] == colour
+        color = bar_style(method)["facecolor"]
+        assert to_hex(bar.patches[0].get_facecolor()).upper() == color
+        assert line.lines[0].get_color() == line_style(method)["color"] == color
 
 
 def test_two_settings_of_one_method_differ_and_keep_their_look_in_all_panels():

@@ -16,7 +16,7 @@ from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable, to_csv
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
-from specbench.results.statistics.summary import summarise
+from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,7 +202,7 @@ def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_p
 
 
 def test_estimates_agree_with_the_summary(run):
-    rows = summarise(run.records, run.labels, "ar", seed=run.seed)
+    rows = summarize(run.records, run.labels, "ar", seed=run.seed)
     row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
     own = [record for record in run.records if record.label == "pld"]
     assert mat(own, run.seed).value == pytest.approx(row["mat"])
@@ -222,7 +222,7 @@ def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
     cases = sorted({record.case_id for record in run.records})
     left = usable_turns(disturbed(cases[:1]))
     assert {record.case_id for record in left} == set(cases[1:])
-    rows = summarise(disturbed(cases[:1]), run.labels, "ar", seed=run.seed)
+    rows = summarize(disturbed(cases[:1]), run.labels, "ar", seed=run.seed)
     row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
     own = [record for record in left if record.label == "pld"]
     assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
@@ -262,7 +262,7 @@ def test_spread_over_repeats_by_hand():
     mean, deviation = over_repeats(run.records, "k5_w4", "ar")
     ratios = []
     for repeat in range(3):
-        rows = summarise(
+        rows = summarize(
             [r for r in run.records if r.repeat == repeat], run.labels, "ar", n_resamples=2
         )
         ratios += [r["speedup"] for r in rows if (r["label"], r["task"]) == ("k5_w4", "overall")]

@@ -167,7 +167,7 @@ def test_a_bug_is_the_first_thing_said(run):
     )
 
 
-def test_runs_that_agree_in_their_surroundings_share_them(run, tmp_path):
+def test_runs_that_agree_in_their_environment_share_it(run, tmp_path):
     other = shutil.copytree(run.path, tmp_path / "other")
     newer = shutil.copytree(run.path, tmp_path / "newer")
     edit_manifest(newer, versions={"torch": "9"})

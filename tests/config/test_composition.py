@@ -19,7 +19,7 @@ from specbench.config import schema
 from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import compose, option_names, pair_name
 from specbench.config.knobs import check_method
-from specbench.config.run_key import identity, run_key
+from specbench.config.run_key import run_identity, run_key
 from specbench.config.schema import DTYPES
 from specbench.config.validate import check_values
 from specbench.decoding.drafter import Drafter
@@ -100,7 +100,7 @@ def test_card_samples_gsm8k_alone(dataset, limit):
     paper = ["experiment=card_table1", "scale=paper", f"dataset={dataset}"]
     cfg = compose(paper)
     check_values(cfg)
-    assert (cfg.dataset.limit, identity(cfg)["dataset"]["limit"]) == (limit, limit)
+    assert (cfg.dataset.limit, run_identity(cfg)["dataset"]["limit"]) == (limit, limit)
     assert compose([*paper, "dataset.limit=7"]).dataset.limit == 7
 
 
@@ -266,7 +266,7 @@ def test_entry_by_name_starts_from_its_own_yaml_and_pair():
     assert entry.method == compose().method
     assert cfg.method.name == "pld"
     # Everything else is the run's own.
-    assert identity(entry)["generation"] == identity(cfg)["generation"]
+    assert run_identity(entry)["generation"] == run_identity(cfg)["generation"]
 
 
 def test_entry_as_mapping_sets_label_and_knobs():

@@ -8,7 +8,6 @@ from runners.launch import dispatch
 from runners.session import session
 from specbench.config import compose
 from specbench.results import records
-from specbench.system.clock import PHASES
 
 
 @pytest.mark.slow
@@ -31,7 +30,7 @@ def test_phases_sum_to_the_wall_time_within_two_percent(monkeypatch, tmp_path):
     assert dispatch.execute(cfg, dispatch.Invocation(), lambda work, job: work(job)) == 0
     for phases, wall in outside:
         assert sum(phases.values()) == pytest.approx(wall, rel=0.02)
-        named = sum(phases.get(name, 0.0) for name in (*PHASES, "prefill", "setup"))
+        named = sum(phases.get(name, 0.0) for name in (*records.PHASES, "prefill", "setup"))
         assert named == pytest.approx(wall, rel=0.02)
     found, _ = records.read_records(tmp_path / "run")
     assert len(found) == len(outside) == 8  # two labels, two dialogues of two turns

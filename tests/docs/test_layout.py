@@ -23,6 +23,11 @@ def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
+def folders(package: str) -> set[str]:
+    """Folders of a package that have a Python file of their own."""
+    return {path.parent.name for path in (ROOT / package).glob("*/*.py")}
+
+
 def test_specbench_is_rooms_and_not_a_corridor():
     files = Counter(path.parent for path in (ROOT / "specbench").rglob("*.py"))
     assert files.pop(ROOT / "specbench") <= 4
@@ -31,10 +36,14 @@ def test_specbench_is_rooms_and_not_a_corridor():
 
 def test_house_page_names_every_room():
     page = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
-    folders = [path for path in (ROOT / "specbench").iterdir() if path.is_dir()]
-    rooms = {f"{path.name}/" for path in folders if (path / "__init__.py").exists()}
+    rooms = {f"{name}/" for name in folders("specbench")}
     rooms |= {path.name for path in (ROOT / "specbench").glob("[!_]*.py")}
     assert rooms == set(re.findall(r"^\| \d \| `([^`]+)` \|", page, re.M))
+
+
+def test_tests_mirror_the_rooms():
+    packages = set(PACKAGES) - {"specbench"}
+    assert folders("tests") == folders("specbench") | packages | {"contract", "docs", "golden"}
 
 
 def test_no_old_name_is_left():

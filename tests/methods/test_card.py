@@ -1,9 +1,12 @@
+from functools import partial
+
 import numpy as np
 import pytest
 
 from methods.card import Card
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftContext
+from specbench.models.speed_ratio import latency_ratio
 from tests.conftest import VOCAB as TINY_VOCAB
 from tests.conftest import tiny_draft
 from tests.methods.table_turns import VOCAB, pair, turn
@@ -126,7 +129,10 @@ def test_r_can_be_measured(knobs, make_target):
     drafter = Card(k=4, r="auto", **knobs)
     target = make_target(max_nodes=drafter.needs.max_nodes)
     draft = tiny_draft(drafter.needs)
-    drafter.setup(DraftContext(TINY_VOCAB, frozenset(), target=target, draft_model=draft))
+    ratio = partial(latency_ratio, target, draft, {})
+    drafter.setup(
+        DraftContext(TINY_VOCAB, frozenset(), target=target, draft_model=draft, latency_ratio=ratio)
+    )
     drafter.begin(None)
     assert 1 <= drafter.report()["r"] <= drafter.max_depth
     assert target.cache.length == 0

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 
 from methods.pearl import Pearl
@@ -5,6 +7,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import MatchVerifier, RejectionVerifier
+from specbench.models.speed_ratio import latency_ratio
 from tests.conftest import VOCAB as TINY_VOCAB
 from tests.conftest import tiny_draft
 from tests.methods.table_turns import PROMPT, VOCAB, pair, turn
@@ -132,5 +135,8 @@ def test_gamma_can_be_measured(room, make_target):
     target = make_target(**room)
     drafter = Pearl(gamma="auto")
     draft = tiny_draft(drafter.needs)
-    drafter.setup(DraftContext(TINY_VOCAB, frozenset(), target=target, draft_model=draft))
+    ratio = partial(latency_ratio, target, draft, {})
+    drafter.setup(
+        DraftContext(TINY_VOCAB, frozenset(), target=target, draft_model=draft, latency_ratio=ratio)
+    )
     assert 1 <= drafter.report()["gamma"] <= 64

@@ -105,10 +105,10 @@ def test_weights_hash_follows_the_weights(tmp_path):
     save_checkpoint(folder)
     first = loading.load_model(cfg).weights_hash
     assert first == loading.load_model(cfg).weights_hash
-    assert weights.identity(cfg) == weights.identity(cfg.model) == first
+    assert weights.model_key(cfg) == weights.model_key(cfg.model) == first
     save_checkpoint(folder, hidden_size=64)
     assert loading.load_model(cfg).weights_hash != first
-    assert weights.identity(cfg) != first
+    assert weights.model_key(cfg) != first
 
 
 def test_bin_weights_load_without_running_code(tmp_path):
@@ -210,7 +210,7 @@ def test_complete_download_is_used_offline(tmp_path, monkeypatch):
         "loading.model_files_present(cfg)\n"
         "loaded = loading.load_model(cfg)\n"
         "from specbench.models import weights\n"
-        "print(loaded.revision, loaded.weights_hash, weights.identity(cfg))\n"
+        "print(loaded.revision, loaded.weights_hash, weights.model_key(cfg))\n"
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))

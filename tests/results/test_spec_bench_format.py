@@ -23,7 +23,7 @@ from specbench.results.spec_bench_format import (
     to_answers,
     usable_blocks,
 )
-from specbench.results.statistics.summary import summarise
+from specbench.results.statistics.summary import summarize
 from specbench.results.tasks import MT_BENCH_CATEGORIES
 from specbench.storage import jsonl
 from tests.small_run import case_record
@@ -103,7 +103,7 @@ def speed(lines, base, task):
 @pytest.mark.parametrize("task", ["mt_bench", "qa", "overall"])
 def test_their_formula_on_our_files_gives_our_numbers(task):
     made = files()
-    rows = summarise(RECORDS, LABELS, estimator="specbench")
+    rows = summarize(RECORDS, LABELS, estimator="specbench")
     ours = {row["label"]: row for row in rows if row["task"] == task}
     mat, method, _, _ = speed(made["pld"], made["ar"], task)
     assert mat == pytest.approx(ours["pld"]["mat"])
@@ -118,7 +118,7 @@ def test_their_baseline_loses_the_end_token_of_every_turn():
     made = files()
     _, _, plain, ratio = speed(made["pld"], made["ar"], "overall")
     assert plain == pytest.approx(((7 + 3) / 1.2 + 9 / 1.0) / 2)
-    overall = summarise(RECORDS, LABELS, estimator="specbench")[-1]
+    overall = summarize(RECORDS, LABELS, estimator="specbench")[-1]
     assert ratio > overall["speedup"]
 
 
@@ -259,12 +259,12 @@ def test_out_and_in_again_by_the_scripts(run, tmp_path, capsys):
     (found,) = load_runs([tmp_path / "back"])
     assert found.complete
     assert (found.hardware, found.dtype, found.imported) == ("1 RTX 4090", "float16", "Spec-Bench")
-    theirs = summarise(RECORDS, LABELS, estimator="specbench", n_resamples=50)
-    ours = summarise(found.records, LABELS, estimator="specbench", n_resamples=50)
+    theirs = summarize(RECORDS, LABELS, estimator="specbench", n_resamples=50)
+    ours = summarize(found.records, LABELS, estimator="specbench", n_resamples=50)
     for mine, yours in zip(ours, theirs, strict=True):
         for name in ("task", "label", "n_cases", "mat", "tokens_per_s", "speedup"):
             assert mine[name] == yours[name], name
-    paired = summarise(found.records, LABELS, estimator="paired", n_resamples=50)
+    paired = summarize(found.records, LABELS, estimator="paired", n_resamples=50)
     assert {row["speedup"] for row in paired} == {None}, "decoding time is not in their files"
     text = caption(make_comparisons([found])[0])
     assert text.startswith("IMPORTED from Spec-Bench's files")
@@ -284,8 +284,8 @@ def test_the_synthetic_run_gives_its_own_table_again(tmp_path):
     kept = [r for r in load_runs([SYNTHETIC])[0].records if r.case_id in both]
     back = [r for r in found.records if r.case_id in both]
     for mine, yours in zip(
-        summarise(back, labels, estimator="specbench", n_resamples=50),
-        summarise(kept, labels, estimator="specbench", n_resamples=50),
+        summarize(back, labels, estimator="specbench", n_resamples=50),
+        summarize(kept, labels, estimator="specbench", n_resamples=50),
         strict=True,
     ):
         assert (mine["mat"], mine["speedup"]) == pytest.approx((yours["mat"], yours["speedup"]))
@@ -304,7 +304,7 @@ def test_a_contradiction_is_refused_with_its_place_or_flagged(run, tmp_path, cap
     assert "1 questions are marked as failed" in capsys.readouterr().out
     (line,) = map(json.loads, (tmp_path / "back" / ERRORS).read_text().splitlines())
     assert (line["label"], line["case_id"]) == ("pld", "200")
-    rows = summarise(load_runs([tmp_path / "back"])[0].records, LABELS, n_resamples=50)
+    rows = summarize(load_runs([tmp_path / "back"])[0].records, LABELS, n_resamples=50)
     assert {(row["n_cases"], row["n_dropped"]) for row in rows if row["task"] == "overall"} == {
         (1, 1)
     }

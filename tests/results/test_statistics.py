@@ -176,6 +176,7 @@ def coverage(per_category, runs, n_resamples, seed):
 )
 def test_intervals_cover_the_truth(size, bounds):
     for share in coverage(**size):
+        print(f"covered: {share:.2%}")
         assert bounds[0] <= share <= bounds[1]
 
 
@@ -225,7 +226,9 @@ class TestSignFlip:
                 for run in range(runs)
             ]
         )
-        assert stats.kstest(p_values, "uniform").pvalue > 0.01
+        uniform = stats.kstest(p_values, "uniform").pvalue
+        print(f"p = {uniform:.2f};", *(f"{(p_values <= p).mean():.2%}" for p in (0.05, 0.01)))
+        assert uniform > 0.01
         # As many are called different at the 5 % level, to two standard errors.
         assert abs((p_values <= 0.05).mean() - 0.05) < 0.45 / runs**0.5
 

@@ -26,7 +26,7 @@ def job(cache, *, device="cpu", exclusive=True, device_map=None):
 
 
 def measure_elsewhere(cache, begun, may_end):
-    with device_lock.held(job(cache)):
+    with device_lock.hold_device(job(cache)):
         begun.set()
         may_end.wait(60)
 
@@ -49,7 +49,7 @@ def test_a_second_job_waits_and_says_for_whom(tmp_path, other, caplog, monkeypat
     held = threading.Event()
 
     def second():
-        with device_lock.held(job(tmp_path)):
+        with device_lock.hold_device(job(tmp_path)):
             held.set()
 
     waiting = threading.Thread(target=second)
@@ -63,13 +63,13 @@ def test_a_second_job_waits_and_says_for_whom(tmp_path, other, caplog, monkeypat
 
 
 def test_who_does_not_mind_takes_no_lock(tmp_path, other):
-    with device_lock.held(job(tmp_path, exclusive=False)):
+    with device_lock.hold_device(job(tmp_path, exclusive=False)):
         pass
 
 
 def test_the_lock_is_given_back_and_names_machine_and_device(tmp_path):
     for _ in range(2):
-        with device_lock.held(job(tmp_path)) as gpus:
+        with device_lock.hold_device(job(tmp_path)) as gpus:
             assert gpus is None
             names = sorted(path.name for path in (tmp_path / "locks").iterdir())
             assert f"{socket.gethostname()}-cpu.json" in names
@@ -78,12 +78,12 @@ def test_the_lock_is_given_back_and_names_machine_and_device(tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OutputRefused), device_lock.held(job(tmp_path / "file")):
+    with pytest.raises(OutputRefused), device_lock.hold_device(job(tmp_path / "file")):
         pass
 
 
 def test_an_error_of_the_run_is_not_taken_for_one_of_the_lock(tmp_path):
-    with pytest.raises(OSError, match="mine"), device_lock.held(job(tmp_path)):
+    with pytest.raises(OSError, match="mine"), device_lock.hold_device(job(tmp_path)):
         raise OSError("mine")
 
 
@@ -116,7 +116,7 @@ def test_devices_are_named_by_what_other_processes_know_them_by(
     assert device_lock.names(found) == expected
     asked = []
     monkeypatch.setattr(nvml, "open_gpus", lambda uuids: asked.extend(uuids))
-    with device_lock.held(found):
+    with device_lock.hold_device(found):
         locks = {path.name for path in (tmp_path / "locks").glob("*.lock")}
     assert len(locks) == len(expected)
     assert asked == [name for name in expected if name != "cpu"]

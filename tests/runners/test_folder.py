@@ -90,7 +90,7 @@ def test_a_full_disk_is_no_mistake_of_the_configuration(tmp_path, monkeypatch):
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
     program = (
         "import sys; from pathlib import Path; from runners.run_folder import folder\n"
-        "with folder.held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+        "with folder.hold_folder(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", program, tmp_path],
@@ -100,10 +100,10 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
     )
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(OutputRefused, match=f"process {os.getpid()} .child {holder.pid}. on host"):
-        folder.held(tmp_path).__enter__()
+        folder.hold_folder(tmp_path).__enter__()
     holder.kill()
     holder.communicate()
-    with folder.held(tmp_path):
+    with folder.hold_folder(tmp_path):
         pass
 
 
@@ -172,7 +172,7 @@ def test_a_full_disk_in_the_middle_of_a_block_leaves_whole_blocks(job, tmp_path,
     assert not (tmp_path / records.STEPS_LOG).exists()
 
 
-SURROUNDINGS = {
+ENVIRONMENT = {
     "hardware": {"cpu": "one", "cpus_usable": 2, "gpus": []},
     "versions": {"python": "3.11", "torch": "2.13.0", "transformers": "5.23.0", "numpy": "2"},
     "git": {"commit": "abc", "dirty": False},
@@ -188,8 +188,8 @@ SURROUNDINGS = {
     ],
 )
 def test_a_run_is_not_resumed_elsewhere_unless_forced(part, change, named):
-    then, now = RunManifest(**SURROUNDINGS), SURROUNDINGS | {part: SURROUNDINGS[part] | change}
-    assert not manifest.check_resume(then, SURROUNDINGS, force=False)
+    then, now = RunManifest(**ENVIRONMENT), ENVIRONMENT | {part: ENVIRONMENT[part] | change}
+    assert not manifest.check_resume(then, ENVIRONMENT, force=False)
     with pytest.raises(OutputRefused) as refusal:
         manifest.check_resume(then, now, force=False)
     assert named in str(refusal.value)

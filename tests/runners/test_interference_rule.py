@@ -10,7 +10,7 @@ from runners.session import interference_rule
 from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records
 from specbench.results.records import CaseRecord
-from specbench.results.statistics.summary import summarise
+from specbench.results.statistics.summary import summarize
 from specbench.storage import jsonl
 from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE
@@ -158,7 +158,7 @@ def test_disturbed_blocks_count_in_no_time_unless_most_are_disturbed():
             status = "disturbed" if i < n_disturbed else "ok"
             seconds = 100.0 if i < n_disturbed else 1.0
             found += [turn(str(i), "ar", decode_s=seconds, status=status), turn(str(i), "pld")]
-        return summarise(found, ["ar", "pld"], n_resamples=10)[-2]
+        return summarize(found, ["ar", "pld"], n_resamples=10)[-2]
 
     five, six = rows(5), rows(6)
     assert (five["n_disturbed"], five["disturbed_counted"]) == (5, False)

@@ -15,7 +15,7 @@ import numpy as np
 from specbench.arrays import FloatArray
 from specbench.results.records import CaseRecord
 
-Block: TypeAlias = tuple[int, str]  # repeat and case
+BlockKey: TypeAlias = tuple[int, str]  # repeat and case
 
 # Of the blocks, from where on disturbance is the ordinary state.
 ORDINARY_SHARE = 0.5
@@ -24,12 +24,12 @@ ORDINARY_SHARE = 0.5
 COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW = range(8)
 
 
-def noisy_blocks(records: Iterable[CaseRecord]) -> set[Block]:
+def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
     """Every block that holds a noisy turn."""
     return {(r.repeat, r.case_id) for r in records if r.status == "disturbed"}
 
 
-def untimed_blocks(records: Sequence[CaseRecord]) -> set[Block]:
+def untimed_blocks(records: Sequence[CaseRecord]) -> set[BlockKey]:
     """The blocks that count in no time: the noisy ones, none where most are."""
     noisy = noisy_blocks(records)
     blocks = {(r.repeat, r.case_id) for r in records}
@@ -152,7 +152,7 @@ def _is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
     return all(asked == {(t.repeat, t.turn) for t in turns if t.label == label} for label in labels)
 
 
-def _add_up(turns: Sequence[CaseRecord], untimed: set[Block]) -> list[float]:
+def _add_up(turns: Sequence[CaseRecord], untimed: set[BlockKey]) -> list[float]:
     timed = [turn for turn in turns if (turn.repeat, turn.case_id) not in untimed]
     return [
         sum(max(0, turn.n_new - 1) for turn in turns),

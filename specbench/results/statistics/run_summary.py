@@ -12,7 +12,7 @@ from specbench.results.manifest import RunManifest
 from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION, CaseRecord
 from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import ORDINARY_SHARE, noisy_blocks, untimed_blocks
-from specbench.results.statistics.summary import OVERALL, compare_pairs, summarise
+from specbench.results.statistics.summary import OVERALL, compare_pairs, summarize
 from specbench.results.summary_schema import Summary, SummaryRow
 from specbench.results.wording import run_caption
 from specbench.storage.jsonl import JsonObject
@@ -30,7 +30,7 @@ def run_summary(
     labels, baseline, seed = list(manifest.labels), manifest.baseline, manifest.seed
     model = manifest.model
     stands_on = roofline.baseline_context(manifest)
-    rows = summarise(
+    rows = summarize(
         records,
         labels,
         baseline,

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from specbench.arrays import FloatArray
+from specbench.config.schema import ESTIMATORS as ESTIMATORS  # for analysis too
 from specbench.results.estimate import Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.records import VERDICTS, CaseRecord
@@ -62,7 +63,6 @@ from specbench.results.summary_schema import Pair, SummaryRow
 from specbench.results.tasks import TASKS
 
 OVERALL = "overall"
-ESTIMATORS = ("paired", "specbench")
 DEFAULT_MARGIN = 0.02
 NO_CONTEXT = BaselineContext()
 _ALPHA = 0.05
@@ -75,7 +75,7 @@ def task_order(task: str) -> tuple[int, str]:
     return (TASKS.index(task) if task in TASKS else len(TASKS), task)
 
 
-def summarise(
+def summarize(
     records: Iterable[CaseRecord],
     labels: Sequence[str],
     baseline: str | None = BASELINE,

@@ -29,9 +29,6 @@ class TargetInfo(Protocol):
     def fingerprint(self) -> Array:
         """A sample of its weights in float32: the same in any dtype, up to rounding."""
 
-    def pass_s(self, rows: int) -> float:
-        """Measure a pass of so many rows over a short text, in seconds; empties the cache."""
-
 
 class DraftLM(Protocol):
     """A second model that drafts; ``specbench.models.draft_model.DraftModel`` in a run.
@@ -105,9 +102,6 @@ class DraftLM(Protocol):
 
     def to_target_vocab(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
         """``[..., target's vocab]`` of ``[..., own vocab]``; ``fill`` for what the draft lacks."""
-
-    def pass_s(self, rows: int) -> float:
-        """Measure a pass over so many nodes behind a short text, in seconds; empties the cache."""
 
     def report(self) -> Mapping[str, int]:
         """Its counters, for the method's own ``report``."""

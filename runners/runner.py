@@ -1,0 +1,58 @@
+"""What every choice of ``runner=`` does: from a configuration to results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from runners.job import Job
+from specbench.config.schema import RunConfig
+from specbench.data import cases
+from specbench.data.cases import Case
+from specbench.models import loading
+from specbench.results import console
+
+
+class Runner:
+    """A choice of the ``runner`` group: what happens between a configuration and its results.
+
+    Attributes:
+        in_child: it loads a model, so that each job has a child process of its own.
+    """
+
+    in_child = True
+
+    def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """The composed configuration with what the runner's own input decides filled in.
+
+        Raises:
+            ConfigurationError: the runner's keys cannot be used as they are.
+        """
+        return cfg
+
+    def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
+        """What is asked, after a check that the model can be had.
+
+        Raises:
+            WeightsNotFound: there is no model to ask.
+            DatasetError: a file is missing or malformed.
+        """
+        loading.model_files_present(config)
+        return tuple(cases.load_cases(config.dataset, config.data_dir))
+
+    def run(self, job: Job) -> int:
+        """Do what is missing in the job's folder.
+
+        Returns:
+            0, or 1 where a case failed or an output is not what plain decoding gives.
+
+        Raises:
+            ConfigurationError: the job cannot be run as it is, or here; see its subclasses.
+            DiskError: results cannot be written.
+        """
+        raise NotImplementedError
+
+    def show(self, path: Path) -> None:
+        console.print_folder(path)
