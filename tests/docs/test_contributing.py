@@ -69,10 +69,10 @@ WITH_DRAFT_MODEL = [
 ]
 
 
+@pytest.mark.slow  # processes of their own that compile and load everything anew
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "tests",
-    [["tests/contract"], pytest.param(WITH_DRAFT_MODEL, marks=pytest.mark.slow)],
-    ids=["contract", "draft_model"],
+    "tests", [["tests/contract"], WITH_DRAFT_MODEL], ids=["contract", "draft_model"]
 )
 def test_the_tests_find_the_examples_and_pass(root, tests):
     """Two files each, and nothing else was edited."""
