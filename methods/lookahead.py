@@ -18,9 +18,9 @@ As in the reference: level 0 starts with tokens drawn from the prompt, the first
     without being a candidate. ``lost_bonus: false`` is ours: it commits that token too, N at most.
 Where ours differs, and why:
     - The fill phase begins after the prompt's pass, not in it, as for every method here.
-    - With ``pool_from_prompt`` every n-gram that a step completes is inserted, the oldest first. The
-      reference inserts those of a text in which a step's last token stands once for each of its
-      tokens.
+    - With ``pool_from_prompt`` every n-gram that a step completes is inserted, the oldest first.
+      The reference inserts those of a text in which a step's last token stands once for each of
+      its tokens.
     - End tokens in the window stay; the reference replaces them where it samples.
     - N = 2 works; the reference crashes.
     - At a temperature the window is still made of the target's likeliest tokens, which keeps its
