@@ -34,6 +34,7 @@ import yaml
 from analysis.runs.load import Run
 from specbench.errors import ResultsError
 from specbench.results.estimate import FEWEST
+from specbench.results.statistics.roofline import ENGINES
 from specbench.results.statistics.summary import OVERALL
 from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.storage.jsonl import JsonObject
@@ -63,6 +64,18 @@ _COMPARED = ("speedup", "mat")
 _NO_MODEL = re.compile(r"all|unspecified.*")
 
 
+SPEEDS = ("end_to_end", "specbench_exact")  # estimators by which sources count speed
+
+
+@dataclass(frozen=True)
+class Counting:
+    """How a source counts: its formula of speed, the engine below its speedups, steps of MAT."""
+
+    speed: str
+    baseline: str
+    mat_counts_prompt: Sequence[str]
+
+
 @dataclass(frozen=True)
 class Claim:
     """A number or several that a source states for one method.
@@ -73,6 +86,7 @@ class Claim:
         hardware: in words; ``gpu`` is a pattern of its GPUs' name or None, ``gpu_count`` how many.
         values: by metric, then by task; ``overall`` is the whole data set.
         knobs, setting, qualifier, over, quoted, own: see the head of ``claims.yaml``.
+        counting: how the source counts, ``counting`` in the file.
         usual: the method's settings where the claim names no others; a list has several values,
             each of which the source may have used.
         size: of the model, nominal, in billions of parameters; None where it is not stated.
@@ -90,6 +104,7 @@ class Claim:
     method: str
     model: str
     values: Mapping[str, Mapping[str, float]]
+    counting: Counting
     knobs: JsonObject = field(default_factory=dict)
     usual: JsonObject = field(default_factory=dict)
     size: float | None = None
@@ -150,6 +165,7 @@ class _Exhibit(_ExhibitMust, total=False):
 
     own: bool
     own_of: list[str]
+    counting: JsonObject
     settings: dict[str, JsonObject]
 
 
@@ -184,6 +200,8 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
                 raise ResultsError(f"{place}: {key} {name!r} is not described.")
         hardware = file["hardware"][exhibit["hardware"]]
         settings = {**file["settings"], **exhibit.get("settings", {})}
+        usual = file["counting"].get(exhibit["paper"], file["counting"]["default"])
+        counting = _counting(exhibit.get("counting", usual), place)
         for i, given in enumerate(exhibit["claims"], start=1):
             entry = dict(given)
             values = _take_values(entry, file["metrics"].keys(), f"{place}, claim {i}")
@@ -201,6 +219,7 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
                     method=method,
                     model=model,
                     values=values,
+                    counting=counting,
                     usual=settings.get(method, {}),
                     size=_size(file["sizes"], model, f"{place}, claim {i}"),
                     own=exhibit.get("own", False) or method in exhibit.get("own_of", ()),
@@ -208,6 +227,17 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
                 )
             )
     return tuple(claims)
+
+
+def _counting(given: JsonObject, place: str) -> Counting:
+    if given.keys() != Counting.__annotations__.keys() or (
+        given["speed"] not in SPEEDS or given["baseline"] not in ENGINES
+    ):
+        raise ResultsError(
+            f"{place}: counting is {given}; it has speed ({' or '.join(SPEEDS)}), baseline "
+            f"({' or '.join(ENGINES)}) and mat_counts_prompt (a list of methods)."
+        )
+    return Counting(**given)
 
 
 def _take_values(entry: JsonObject, known: Set[str], place: str) -> dict[str, dict[str, float]]:
