@@ -83,7 +83,7 @@ def _measure(load: Load, run: OpenRun) -> None:
         model = session.describe()
         check_subject(manifest, job, model)
         model.copy_bytes_per_s = session.measure_copy_bandwidth()
-        reading = session.fastest_read(earlier and earlier.read_bytes_per_s)
+        reading = session.fastest_read(earlier.read_bytes_per_s if earlier else None)
         reading.measure()
         model.read_bytes_per_s = reading.bytes_per_s
         _keep_reasons(model, earlier)
