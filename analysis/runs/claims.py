@@ -58,6 +58,15 @@ NO_MODEL = re.compile(r"all|unspecified.*")
 
 
 @dataclass(frozen=True)
+class Counting:
+    """How a source counts: its formula of speed, the engine below its speedups, steps of MAT."""
+
+    speed: str
+    baseline: str
+    mat_counts_prompt: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Claim:
     """A number or several that a source states for one method.
 
@@ -67,6 +76,7 @@ class Claim:
         hardware: in words; ``gpu`` is a pattern of its GPUs' name or None, ``gpu_count`` how many.
         values: by metric, then by task; ``overall`` is the whole data set.
         knobs, setting, qualifier, over, quoted, own: see the head of ``claims.yaml``.
+        counting: how the source counts, ``counting`` in the file.
         usual: the method's settings where the claim names no others; a list has several values,
             each of which the source may have used.
         terms: what else the numbers were made with (`analysis.runs.load.Run.terms`).
@@ -85,6 +95,7 @@ class Claim:
     method: str
     model: str
     values: Mapping[str, Mapping[str, float]]
+    counting: Counting
     knobs: JsonObject = field(default_factory=dict)
     usual: JsonObject = field(default_factory=dict)
     terms: JsonObject = field(default_factory=dict)

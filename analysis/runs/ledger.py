@@ -9,12 +9,14 @@ from typing import TypedDict
 
 import yaml
 
-from analysis.runs.claims import NO_MODEL, Claim
+from analysis.runs.claims import NO_MODEL, Claim, Counting
 from specbench.errors import ResultsError
+from specbench.results.statistics.roofline import ENGINES
 from specbench.results.statistics.summary import OVERALL
 from specbench.storage.jsonl import JsonObject
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
+SPEEDS = ("end_to_end", "specbench_exact")  # estimators by which sources count speed
 QUALIFIERS = ("up to", "about", "more than", "less than")
 
 
@@ -32,6 +34,7 @@ class _Exhibit(_ExhibitMust, total=False):
 
     own: bool
     own_of: list[str]
+    counting: JsonObject
     settings: dict[str, JsonObject]
     terms: JsonObject
 
@@ -67,6 +70,8 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
                 raise ResultsError(f"{place}: {key} {name!r} is not described.")
         hardware = file["hardware"][exhibit["hardware"]]
         settings = {**file["settings"], **exhibit.get("settings", {})}
+        counted = file["counting"].get(exhibit["paper"], file["counting"]["default"])
+        counting = _counting(exhibit.get("counting", counted), place)
         for i, given in enumerate(exhibit["claims"], start=1):
             entry = dict(given)
             values = _take_values(entry, file["metrics"].keys(), f"{place}, claim {i}")
@@ -86,6 +91,7 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
                     method=method,
                     model=model,
                     values=values,
+                    counting=counting,
                     usual=usual,
                     terms=terms,
                     size=_size(file["sizes"], model, f"{place}, claim {i}"),
@@ -94,6 +100,17 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
                 )
             )
     return tuple(claims)
+
+
+def _counting(given: JsonObject, place: str) -> Counting:
+    if given.keys() != Counting.__annotations__.keys() or (
+        given["speed"] not in SPEEDS or given["baseline"] not in ENGINES
+    ):
+        raise ResultsError(
+            f"{place}: counting is {given}; it has speed ({' or '.join(SPEEDS)}), baseline "
+            f"({' or '.join(ENGINES)}) and mat_counts_prompt (a list of methods)."
+        )
+    return Counting(**given)
 
 
 def _take_values(entry: JsonObject, known: Set[str], place: str) -> dict[str, dict[str, float]]:

@@ -9,6 +9,7 @@ import yaml
 
 from analysis.runs.claims import (
     Claim,
+    Counting,
     claims_not_run,
     compare,
     find_claim,
@@ -39,6 +40,7 @@ def claim(**changes) -> Claim:
         paper="p", title="t", exhibit="a", source="s", hardware="h", gpu="RTX 4090", gpu_count=1,
         dataset="specbench", method="cacheback", model="vicuna7b",
         values={"speedup": {"overall": 1.86, "qa": 1.5}, "mat": {"overall": 2.42}},
+        counting=Counting("end_to_end", "eager", ()),
     )  # fmt: skip
     return dataclasses.replace(base, **changes)
 
@@ -128,6 +130,27 @@ class TestFile:
         with pytest.raises(ResultsError, match=r"exhibit 1 \(cacheback\), claim 2") as caught:
             load_claims(path)
         assert message in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "change", [{"speed": "wall"}, {"baseline": "vllm"}, {"formula": "mean"}]
+    )
+    def test_an_unknown_way_of_counting_is_refused_with_its_place(self, tmp_path, change):
+        file = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
+        file["exhibits"][1]["counting"] = file["counting"]["default"] | change
+        path = tmp_path / "claims.yaml"
+        path.write_text(yaml.safe_dump(file))
+        with pytest.raises(ResultsError, match=r"exhibit 2 \(cacheback\): counting is"):
+            load_claims(path)
+
+    def test_every_claim_says_how_its_source_counts(self):
+        counted = {(c.paper, c.exhibit): c.counting for c in load_claims()}
+        assert {place for place, own in counted.items() if own.speed == "specbench_exact"} == {
+            place
+            for place in counted
+            if place[0] in ("cacheback", "token_recycling", "spec_bench", "sam", "gsam")
+        }
+        assert counted["card", "figure6_logs"].mat_counts_prompt == ["card"]
+        assert counted["ngrammys", "table1"].speed == "end_to_end"
 
     def test_an_undescribed_machine_is_refused(self, tmp_path):
         file = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
