@@ -31,8 +31,8 @@ Where ours differs, and why:
     - The draft is no longer than what may still be committed.
     - The window's first tokens depend on ``seed`` and the prompt, not on the order of cases.
 State kept: window and draft cache for a turn; the pool, at most vocab x G phrases, as
-    ``state_scope`` says: ``prompt`` starts every case cold; ``run`` is the reference's benchmark,
-    which makes the pool once and keeps it warm.
+    ``state_scope`` says: ``prompt`` starts every case cold; ``run`` is the reference's benchmark
+    (``paper``), which makes the pool once and keeps it warm.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class Ouroboros(Drafter):
     """Drafts what a draft model writes by lookahead, continued by phrases.
 
     Attributes:
-        state_scope: how long the pool is kept; the reference's benchmarks keep it for a run.
         gamma: tokens drafted per step.
         ngram: N, tokens of a phrase with the one it follows; also the window's levels plus one.
         window: W, columns of the window.
@@ -78,6 +77,7 @@ class Ouroboros(Drafter):
 
     name: str = "ouroboros"
     version: int = 2
+    paper_scope: str = "run"
     gamma: int = 4
     ngram: int = 7
     window: int = 20
