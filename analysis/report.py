@@ -36,7 +36,7 @@ from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.records import VERDICTS
 from specbench.results.statistics.summary import ESTIMATORS
 from specbench.results.summary_schema import number
-from specbench.results.wording import verdict_words
+from specbench.results.wording import case_words, verdict_words
 
 TEMPLATE = "report.html.jinja"
 
@@ -164,7 +164,7 @@ def summary(comparisons: Iterable[Comparison]) -> ResultTable:
                 "speedup [95 %]": best.measured("speedup"),
                 **context_cells(best.overall),
                 "MAT [95 %]": best.measured("mat"),
-                "cases": str(best.overall["n_cases"]),
+                "cases": case_words(best.overall),
                 "lossless (all labels)": verdict_words(counts),
                 "verdicts on claims": agreed or ABSENT,
                 "times": comparison.runs[0].timing,
