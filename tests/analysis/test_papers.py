@@ -10,8 +10,9 @@ from analysis import tables
 from analysis.papers import REPRODUCTIONS, by_reproduction, card, draft_models, ngrammys
 from analysis.papers.reproduction import claimed_comparisons, sweeps
 from analysis.runs.acceptance import by_depth, by_position, stream_parts
-from analysis.runs.claims import claim_of_setting, load_claims
+from analysis.runs.claims import claim_of_setting
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable, to_csv
 from specbench.errors import ResultsError
@@ -227,7 +228,9 @@ def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
     row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
     own = [record for record in left if record.label == "pld"]
     assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
-    assert len(timed_turns(disturbed(cases), run.labels)) == len(run.records), "the machine's ordinary state"
+    assert len(timed_turns(disturbed(cases), run.labels)) == len(run.records), (
+        "the machine's ordinary state"
+    )
 
 
 def test_a_ratio_of_nothing_is_no_number(run):

@@ -13,7 +13,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from analysis.runs.claims import load_claims
+from analysis.runs.ledger import load_claims
 from specbench import paths
 from specbench.config import schema
 from specbench.config.compare import compose_entry, with_parts
