@@ -13,7 +13,7 @@ from specbench.results.estimate import ABSENT, FEWEST, Estimate
 from specbench.results.statistics.pairs import DEFAULT_MARGIN, compare_pairs
 from specbench.results.summary_schema import SummaryRow, n_of
 from specbench.results.tasks import HEADINGS
-from specbench.results.wording import PAIRS_TEXT, case_words, pair_words, verdict_words
+from specbench.results.wording import PAIRS_TEXT, case_words, p_words, pair_words, verdict_words
 
 # Of a table, by heading: what a row has there.
 Columns: TypeAlias = Mapping[str, Callable[[ComparedLabel], str]]
@@ -208,7 +208,7 @@ def pairs_table(comparison: Comparison) -> ResultTable | None:
                     "first": pair["first"],
                     "second": pair["second"],
                     "ratio [95 %]": Estimate(pair["ratio"], pair["ratio_ci"], 3, few),
-                    "p": Estimate(pair["p_holm"], digits=4),
+                    "p": p_words(pair["p_holm"]),
                     "first is": pair_words(pair),
                     "detectable": Estimate(pair["detectable"], digits=3),
                     "cases": str(pair["n_cases"]),

@@ -17,6 +17,7 @@ from specbench.results.wording import (
     PAIRS_TEXT,
     case_words,
     leader_words,
+    p_words,
     pair_words,
     verdict_words,
 )
@@ -121,7 +122,7 @@ def render_pairs(pairs: Sequence[Pair]) -> Table:
                 "first": pair["first"],
                 "second": pair["second"],
                 "ratio [95 %]": Estimate(pair["ratio"], pair["ratio_ci"], digits=3),
-                "p": Estimate(pair["p_holm"], digits=4),
+                "p": p_words(pair["p_holm"]),
                 "first is": pair_words(pair),
                 "detectable": Estimate(pair["detectable"], digits=3),
             }

@@ -75,8 +75,8 @@ class Pair(TypedDict):
     """Two labels on the same cases.
 
     Attributes:
-        family: ``ar``: the second is the baseline; ``best``: the second was the fastest method.
-            Intervals of a family hold all together (:mod:`.statistics.multiple`).
+        family: ``ar``: the second is the baseline; ``best``: the second was the fastest method,
+            and the interval is over whichever truly is (:mod:`.statistics.multiple`).
         n_cases: timed ones.
         ratio: speed of the first over the second's; above 1 the first is faster.
         p: of this pair by itself; ``p_holm``: among its family.

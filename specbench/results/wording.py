@@ -47,6 +47,10 @@ def pair_words(pair: Pair) -> str:
     return pair["verdict"]
 
 
+def p_words(p: float) -> str:
+    return "<0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
 def leader_words(leaders: Sequence[str]) -> str:
     """``sam``; ``sam or pld`` where the data cannot tell; many are counted."""
     if len(leaders) <= _LEADERS_NAMED:
@@ -68,12 +72,12 @@ def interval_words(repeats: int) -> str:
 
 
 PAIRS_TEXT = (
-    "Ratio of speeds, by the table's estimator; above 1 the first is faster. Intervals hold all "
-    "together, in the comparisons with ar and in those with the fastest method; the latter allow "
-    "for its having been picked by the same data (multiple comparisons with the best, Edwards and "
-    "Hsu 1983). faster, slower: the interval excludes 1; tie: it lies within {margin:.0%}. "
-    "p: among the family. detectable: smallest ratio shown with a power of 80 %; cases needed: "
-    "those that would show the measured ratio."
+    "Ratio of speeds, by the table's estimator; above 1 the first is faster. Intervals against ar "
+    "hold all together with 95 %. Against the fastest method the interval is over whichever method "
+    "is truly the best of the others, since the same data picked it (multiple comparisons with the "
+    "best, Hsu 1984). faster, slower: the interval excludes 1; tie: it lies within {margin:.0%}. "
+    "p: corrected for the number of comparisons. detectable: smallest ratio shown with a power of "
+    "80 %; cases needed: those that would show the measured ratio so."
 )
 
 

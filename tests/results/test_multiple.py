@@ -81,14 +81,22 @@ class TestAgainstOne:
 
 
 class TestAgainstTheBest:
-    def test_of_two_methods_it_is_student_s_own_up_to_1(self):
+    def test_of_two_methods_it_is_student_s_own(self):
         samples = benchmark(np.random.default_rng(3), 12, [0.0, 0.02])
         (found,) = against_best(of_samples(samples)).values()
         worse, better = sorted(samples.T, key=np.mean)
-        low, high = stats.ttest_1samp(worse - better, 0.0).confidence_interval(0.95)
-        assert high > 0
-        assert (found.low, found.high) == pytest.approx((low, 0.0))
+        expected = stats.ttest_1samp(worse - better, 0.0)
+        assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
         assert found.log_ratio == pytest.approx((worse - better).mean())
+        assert found.p == found.p_family == pytest.approx(expected.pvalue)
+
+    def test_a_sure_loser_to_a_runner_up_is_slower_than_the_best(self):
+        """The first varies so much that nothing can be said of it alone."""
+        values, errors = np.array([0.3, 0.2, 0.0]), np.array([0.5, 0.01, 0.01])
+        speeds = LogRatios(values, np.diag(errors**2), np.zeros((3, 3)), 12, 11, 0)
+        found = against_best(speeds)
+        assert (found[1].high > 0, found[2].high < 0) == (True, True)
+        assert leaders(speeds) == [0, 1]
 
     @given(sampled())
     @settings(max_examples=60, deadline=None)
@@ -97,13 +105,14 @@ class TestAgainstTheBest:
         found = against_best(speeds)
         assert set(found) == set(range(len(speeds.values))) - {top}
         for i, each in found.items():
-            assert each.low <= each.log_ratio <= 0
-            assert each.high <= 0, "nothing is faster than the best"
             assert each.log_ratio == pytest.approx(speeds.values[i] - speeds.values[top])
+            assert each.low <= each.log_ratio <= each.high + 1e-12
+            assert each.log_ratio <= 0
             assert (each.high < 0) == (each.p_family < 0.05)
+            expected = "slower" if each.high < 0 else "undecided"
+            assert verdict(each.interval, margin=0.0) == expected
         slower = {i for i, each in found.items() if each.high < 0}
-        assert set(leaders(speeds, margin=0.0)) >= {top}
-        assert len(slower) < len(speeds.values)
+        assert set(leaders(speeds, margin=0.0)) == set(range(len(speeds.values))) - slower
 
     @pytest.mark.parametrize(
         "effects",
@@ -111,24 +120,25 @@ class TestAgainstTheBest:
         ids=["all alike", "two", "one"],
     )
     @pytest.mark.parametrize("runs", [100, pytest.param(3000, marks=pytest.mark.slow)])
-    def test_the_truly_best_is_among_the_leaders_and_intervals_hold(self, runs, effects):
+    def test_the_truly_best_leads_and_each_interval_holds(self, runs, effects):
         """With methods alike, comparing the winner in the usual way says too much too often."""
         generator = np.random.default_rng(2)
-        led, held, naive = 0, 0, 0
+        led, missed, naive = 0, np.zeros(5), 0
         for _ in range(runs):
             samples = benchmark(generator, 12, effects)
             speeds = of_samples(samples)
             found = against_best(speeds)
             slower = {i for i, each in found.items() if each.high < 0}
             led += 0 not in slower
-            held += all(each.low <= effects[i] <= each.high for i, each in found.items())
+            for i, each in found.items():
+                missed[i] += not each.low <= effects[i] - max(np.delete(effects, i)) <= each.high
             winner = int(speeds.values.argmax())
             behind = np.delete(samples, winner, axis=1) - samples[:, [winner]]
             naive += bool((stats.ttest_1samp(behind, 0.0).pvalue < 0.05).any())
-        print(f"best led: {led / runs:.2%}; all held: {held / runs:.2%}; naive: {naive / runs:.2%}")
+        print(f"best led: {led / runs:.2%}; missed: {missed / runs}; naive: {naive / runs:.2%}")
         bound = 0.95 - 3 * (0.95 * 0.05 / runs) ** 0.5
         assert led / runs >= bound
-        assert held / runs >= bound
+        assert (1 - missed / runs >= bound).all()
         if not any(effects):
             assert naive / runs > 0.15, "the comparison needs no correction"
 

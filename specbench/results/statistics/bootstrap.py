@@ -212,7 +212,7 @@ def log_ratios(
     n_repeats = len(by_repeat) if always.any() and np.isfinite(by_repeat).all() else 1
     repeats = _covariance(by_repeat) / n_repeats if n_repeats > 1 else np.zeros((k, k))
     freedom = resamples.degrees_of_freedom
-    return LogRatios(values, _covariance(resampled), repeats, n, freedom, n_repeats - 1)
+    return LogRatios(values, _covariance(resampled), repeats, n, freedom, max(0, n_repeats - 1))
 
 
 def _covariance(rows: FloatArray) -> FloatArray:

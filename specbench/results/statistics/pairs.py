@@ -119,8 +119,14 @@ def _pair(
         "verdict": verdict(interval, margin),
         "margin": margin,
         "detectable": found.detectable if found else None,
-        "needed": found.needed if found else FEWEST,
+        "needed": _needed(sample.n_timed, found),
     }
+
+
+def _needed(n: int, found: Against | None) -> int | None:
+    if found is None:
+        return FEWEST
+    return found.needed if found.needed and found.needed > n else None
 
 
 def leaders(speeds: LogRatios, margin: float = DEFAULT_MARGIN) -> list[int]:
