@@ -27,7 +27,7 @@ Where ours differs, and why:
       n-grams free of the random numbers that will judge them.
     - The window's first tokens depend on ``seed`` and the prompt, not on the order of cases.
 State kept: the window, for a turn; the pool, at most vocab × G n-grams, as ``state_scope`` says
-    (the reference: ``turn``).
+    (paper: ``turn``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class Lookahead(Drafter):
     """Drafts the pool's n-grams, with the window as auxiliary nodes.
 
     Attributes:
-        state_scope: how long the pool is kept; the reference's is ``turn``.
         ngram: N, tokens of an n-gram with the one it follows; also the window's levels plus one.
         window: W, columns of the window.
         guesses: G, n-grams kept per token, and so verified per step, at most.
@@ -59,7 +58,7 @@ class Lookahead(Drafter):
 
     name: str = "lookahead"
     version: int = 2
-    state_scope: str = "turn"
+    paper_scope: str = "turn"
     ngram: int = 5
     window: int = 15
     guesses: int = 15

@@ -50,8 +50,9 @@ _FIGURE1_TEXT = (
 )
 _FIGURE6_TEXT = (
     "Hit rate: share of queries whose corrected token was in the cache. The dotted lines are "
-    "summed from logs in the authors' repository: 5 (GSM8K) and 10 two-turn (MT-Bench) "
-    "prompts, Llama-3 70B and 1B, 3 A800-80GB, r = 7."
+    "summed from logs in the authors' repository: GSM8K's lines 11 to 15, eight worked examples "
+    "before them, and MT-Bench's ten questions about writing, two turns each; Llama-3 70B and 1B, "
+    "3 A800-80GB, r = 7."
 )
 _TABLE3_TEXT = (
     "Params × L_new: billions of parameters times tokens of one pass. What it hides: the passes of "

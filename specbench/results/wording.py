@@ -48,6 +48,7 @@ def pair_words(pair: Pair) -> str:
 
 
 def p_words(p: float) -> str:
+    """A p value as text; of the smallest only that they are small."""
     return "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
