@@ -25,10 +25,10 @@ from analysis.figures import FIGURES
 from analysis.papers import by_reproduction
 from analysis.plots.layout import CAPTION, TITLE
 from analysis.plots.style import RC
-from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, make_comparisons
 from analysis.runs.load import Run
+from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import comparison_table, context_cells, pairs_table
 from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.table import Cell, ResultTable

@@ -23,14 +23,14 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
-from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim, claim_of_setting, compare, load_claims
+from analysis.runs.claims import Claim, claim_of_setting, load_claims
 from analysis.runs.comparisons import ComparedLabel, Comparison, caption
 from analysis.runs.estimates import over_repeats
 from analysis.runs.load import Run
+from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL
 from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
-from specbench.results.statistics.summary import OVERALL
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
@@ -174,11 +174,11 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         for entry in comparison.drafting:
             claim = entry.claim if entry.claim and entry.claim.model == where[0] else None
             rows.append(_table1_row(entry, _setting(entry), claim))
-            notes += [claim.note(_setting(entry))] if claim else []
+            notes += [entry.note(_setting(entry), claim)] if claim else []
         if best is not None:
             claim = claim_of_setting(_claims(), "best", PAPER, *where)
             rows.append(_table1_row(best, f"(k*, w*) = {_pair(best)}", claim))
-            notes += [claim.note("(k*, w*)")] if claim else []
+            notes += [best.note("(k*, w*)", claim)] if claim else []
     for claim in _claimed_elsewhere(comparisons):
         rows.append(
             {
@@ -253,7 +253,7 @@ def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> dict
         **context_cells(row),
         "cases": str(row["n_cases"]),
         **claimed_cells(claim),
-        "verdict": compare(claim, row, run.model, run.gpus, OVERALL),
+        "verdict": entry.verdict(claim=claim) if claim else "",
     }
 
 

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_claims
+from analysis.runs.claims import Claim, claims_not_run, find_claim, load_claims
 from analysis.runs.estimates import tokens_per_s, usable_turns
 from analysis.runs.load import Run
+from analysis.runs.verdicts import Judge
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 from specbench.results.statistics.summary import OVERALL, summarize, task_order
 from specbench.results.summary_schema import SummaryRow, interval, number
-from specbench.results.wording import TIMES, verdict_words
+from specbench.results.wording import SPEEDUPS, TIMES, verdict_words
 from specbench.storage.jsonl import JsonObject
 
 
@@ -29,6 +30,7 @@ class ComparedLabel:
     label: str
     rows: Mapping[str, SummaryRow]
     claim: Claim | None
+    judge: Judge
 
     @property
     def overall(self) -> SummaryRow:
@@ -58,8 +60,17 @@ class ComparedLabel:
         own = [record for record in usable_turns(self.run.records) if record.label == self.label]
         return tokens_per_s(own, self.run.seed)
 
-    def verdict(self, task: str = OVERALL) -> str:
-        return compare(self.claim, self.rows[task], self.run.model, self.run.gpus, task)
+    def verdict(self, task: str = OVERALL, claim: Claim | None = None) -> str:
+        """The verdict on the label's claim, or on another one about it."""
+        return self.judge.judge(claim or self.claim, self.rows[task]).verdict
+
+    def note(self, name: str, claim: Claim | None = None) -> str:
+        """Where the claim beside the label comes from, and what was judged; "" without a claim."""
+        claim = claim or self.claim
+        if claim is None:
+            return ""
+        judged = str(self.judge.judge(claim, self.overall))
+        return claim.note(name) + (f" Counted so here: {judged}." if judged else "")
 
 
 @dataclass(frozen=True)
@@ -165,12 +176,13 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
         context=baseline_context(run.manifest),
     )
     entries = []
+    judge = Judge(run)
     for label in run.labels:
         own = {row["task"]: _shown(row) for row in rows if row["label"] == label}
         # Plain decoding is what claims are relative to.
         is_baseline = label == run.baseline
         claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], claims)
-        entries.append(ComparedLabel(run, label, own, claim))
+        entries.append(ComparedLabel(run, label, own, claim, judge))
     return entries
 
 
@@ -209,11 +221,7 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
     limit = first.max_new_tokens
     dropped = _lost(comparison, "n_dropped")
     noisy = _lost(comparison, "n_disturbed")
-    speed = (
-        "Speedup: tokens/s over that of ar on the same cases of the same run"
-        if comparison.estimator == "paired"
-        else "Speedup and tokens/s by Spec-Bench's formula (mean of per-question speeds)"
-    )
+    speed = SPEEDUPS[comparison.estimator]
     return " ".join(
         [
             f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"

@@ -19,7 +19,8 @@ TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
-ESTIMATORS = ("paired", "specbench")  # see ``specbench.results.statistics.summary``
+# See ``specbench.results.statistics.summary``.
+ESTIMATORS = ("paired", "end_to_end", "specbench", "specbench_exact")
 
 
 def verifier_name(chosen: str, temperature: float) -> str:

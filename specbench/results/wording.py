@@ -24,6 +24,18 @@ TIMES = {
 }
 
 
+# What a speedup is, by estimator.
+SPEEDUPS = {
+    "paired": "Speedup: tokens/s over that of ar on the same cases of the same run",
+    "end_to_end": "Speedup and tokens/s end to end: all new tokens over all time, the prompt's "
+    "pass included",
+    "specbench": "Speedup and tokens/s by Spec-Bench's formula (mean of per-question speeds), "
+    "the baseline's tokens counted like a method's",
+    "specbench_exact": "Speedup and tokens/s as Spec-Bench's speed.py prints them (mean of "
+    "per-question speeds, the baseline's text tokenized again and one token less a turn)",
+}
+
+
 def verdict_words(counts: Mapping[str, int]) -> str:
     """``3 near tie, 45 equal``; kinds that did not occur are left out."""
     parts = [f"{counts[kind]} {word}" for kind, word in _VERDICTS.items() if counts.get(kind)]
@@ -40,6 +52,8 @@ def run_caption(records: Sequence[CaseRecord], manifest: RunManifest) -> str:
         ("PREDICTED times, not measured ones. " if predicted else "")
         + f"{model} on {dataset}, repeats={manifest.config['repeats']}. State kept per {kept}."
     ]
+    if (estimator := manifest.config["estimator"]) != "paired":
+        parts.append(f"{SPEEDUPS[estimator]}.")
     if temperature := manifest.setting("generation", "temperature"):
         filters = "".join(
             f", {key}={value}"

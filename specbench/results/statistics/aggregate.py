@@ -21,7 +21,9 @@ BlockKey: TypeAlias = tuple[int, str]  # repeat and case
 ORDINARY_SHARE = 0.5
 
 # Columns of a label's totals per case.
-COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW = range(8)
+(
+    COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW, RETOKENIZED,
+) = range(9)  # fmt: skip
 
 
 def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
@@ -42,7 +44,7 @@ class Pooled:
 
     Attributes:
         tasks, categories: ``[n]`` of each case that did not drop out.
-        totals: by label ``[n, 8]``, see the column constants.
+        totals: by label ``[n, 9]``, see the column constants.
         dropped, noisy: tasks of the cases that dropped out, or hold a noisy turn.
         noisy_counted: whether the noisy ones count in times all the same.
         verdicts: by label, ``(task, verdict)`` of every turn that did not fail; ``lossy`` where
@@ -113,7 +115,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
         tasks=tasks,
         categories=categories,
         totals={
-            label: np.array(rows, dtype=np.float64).reshape(len(rows), ENERGY_NEW + 1)
+            label: np.array(rows, dtype=np.float64).reshape(len(rows), RETOKENIZED + 1)
             for label, rows in totals.items()
         },
         dropped=dropped,
@@ -163,6 +165,7 @@ def _add_up(turns: Sequence[CaseRecord], untimed: set[BlockKey]) -> list[float]:
         math.fsum(turn.wall_s for turn in timed),
         math.fsum(turn.energy_j or 0.0 for turn in timed),
         sum(turn.n_new for turn in timed if turn.energy_j is not None),
+        sum(math.nan if turn.n_retokenized is None else turn.n_retokenized for turn in timed),
     ]
 
 

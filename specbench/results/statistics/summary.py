@@ -15,11 +15,16 @@ How records become numbers (words as in :mod:`specbench.results.records`):
 - ``speedup_eager`` and ``speedup_graph`` are the same over plain decoding by that engine, where the
   run has it. ``bandwidth_share`` is the part of the machine's copy bandwidth that plain decoding
   takes: its own in a row of plain decoding, the baseline's in any other.
+- Estimator ``end_to_end`` is the same ratio of totals with the prompt's pass and its token in it:
+  new tokens over wall time.
 - Estimator ``specbench`` is the formula of Spec-Bench's ``speed.py``: a question's speed is its new
   tokens over its wall time (prefill included), a method's speed the plain mean over questions, and
   ``speedup`` the ratio of the two means. It differs from the original on purpose in what went wrong
   there: the baseline's tokens are counted by ids like everybody's and not by tokenising its text
   again, nothing after the first EOS counts, a failed question is left out, and MAT is ours.
+- Estimator ``specbench_exact`` counts the baseline as they do (``n_retokenized`` of the records), so
+  that it is what ``speed.py`` prints for an export of the records; repeats of a question are added
+  up. Records that were not counted have no speedup by it.
 """
 
 from __future__ import annotations
@@ -41,6 +46,7 @@ from specbench.results.statistics.aggregate import (
     DECODE,
     ENERGY,
     ENERGY_NEW,
+    RETOKENIZED,
     STEPS,
     TIMED_COMMITTED,
     TIMED_NEW,
@@ -66,6 +72,7 @@ OVERALL = "overall"
 DEFAULT_MARGIN = 0.02
 NO_CONTEXT = BaselineContext()
 _ALPHA = 0.05
+_SPEC_BENCH = ("specbench", "specbench_exact")
 
 
 def task_order(task: str) -> tuple[int, str]:
@@ -92,7 +99,7 @@ def summarize(
         baseline: the label that speedups refer to; without it, or where it is not among the
             labels, there are none.
         seed: of the bootstrap.
-        estimator: ``paired`` or ``specbench``, see above.
+        estimator: one of ``ESTIMATORS``, see above.
         n_resamples: of the bootstrap.
         context: the run's plain decodings by engine, and the memory's speed.
 
@@ -186,7 +193,7 @@ class _Sample:
             "disturbed_counted": pooled.noisy_counted and bool(pooled.noisy),
             "mat": mat,
             "mat_ci": mat_ci,
-            "tokens_per_s": self.tokens_per_s(label),
+            "tokens_per_s": self.tokens_per_s(label, baseline),
             "end_to_end_tokens_per_s": _finite(
                 ratio_of_totals(totals[:, TIMED_NEW], totals[:, WALL])
             ),
@@ -225,10 +232,13 @@ class _Sample:
         total = math.fsum(sums.values())
         return {name: seconds / total for name, seconds in sums.items()} if total else None
 
-    def tokens_per_s(self, label: str) -> float | None:
+    def tokens_per_s(self, label: str, baseline: str | None) -> float | None:
         totals = self._pooled.totals[label]
-        if self._estimator == "specbench":
-            return _finite(ratio_of_totals(self._question_speeds(label), totals[:, WALL] > 0))
+        if self._estimator in _SPEC_BENCH:
+            speeds = self._question_speeds(label, as_baseline=label == baseline)
+            return _finite(ratio_of_totals(speeds, totals[:, WALL] > 0))
+        if self._estimator == "end_to_end":
+            return _finite(ratio_of_totals(totals[:, TIMED_NEW], totals[:, WALL]))
         return self._decode_speed(label)
 
     def _decode_speed(self, label: str | None) -> float | None:
@@ -245,16 +255,19 @@ class _Sample:
         if reference != label:
             return self.speedup(label, reference)
         # By definition, so there is nothing to estimate.
-        timed = WALL if self._estimator == "specbench" else DECODE
+        timed = DECODE if self._estimator == "paired" else WALL
         return (1.0 if self._pooled.totals[label][:, timed].any() else None), None
 
     def speedup(self, label: str, baseline: str) -> tuple[float | None, Interval | None]:
-        if self._estimator == "specbench":
-            return self._quotient([self._question_speeds(label)], [self._question_speeds(baseline)])
+        if self._estimator in _SPEC_BENCH:
+            plain = self._question_speeds(baseline, as_baseline=True)
+            return self._quotient([self._question_speeds(label)], [plain])
         ours, theirs = self._pooled.totals[label], self._pooled.totals[baseline]
+        tokens, seconds = (
+            (TIMED_COMMITTED, DECODE) if self._estimator == "paired" else (TIMED_NEW, WALL)
+        )
         return self._quotient(
-            [ours[:, TIMED_COMMITTED], theirs[:, DECODE]],
-            [ours[:, DECODE], theirs[:, TIMED_COMMITTED]],
+            [ours[:, tokens], theirs[:, seconds]], [ours[:, seconds], theirs[:, tokens]]
         )
 
     def geomean(self, first: str, second: str) -> tuple[float | None, Interval | None]:
@@ -283,11 +296,13 @@ class _Sample:
         above, more, below, less = (np.log(np.where(counted, f, 1.0)) for f in factors)
         return above + more - below - less, counted
 
-    def _question_speeds(self, label: str) -> FloatArray:
+    def _question_speeds(self, label: str, *, as_baseline: bool = False) -> FloatArray:
         """``[n]`` new tokens per second of wall time; 0 for a case that was not timed."""
         totals = self._pooled.totals[label]
         wall = totals[:, WALL]
-        return np.divide(totals[:, TIMED_NEW], wall, out=np.zeros(len(wall)), where=wall > 0)
+        again = as_baseline and self._estimator == "specbench_exact"
+        tokens = totals[:, RETOKENIZED if again else TIMED_NEW]
+        return np.divide(tokens, wall, out=np.zeros(len(wall)), where=wall > 0)
 
     def _quotient(
         self, above: Sequence[FloatArray], below: Sequence[FloatArray]
