@@ -42,7 +42,7 @@ _FIGURE1_TEXT = (
 )
 _FIGURE2_TEXT = (
     "What the model alone gives: its unigrams, bigrams, and bigrams extended to w tokens. The "
-    "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 (hollow; "
+    "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 ("
     "Mistral-7B, A100-40GB, data set not stated)."
 )
 _GRID_TEXT = "k rows of w draft tokens each. The paper's cells have no numbers in its text."
@@ -117,13 +117,7 @@ def _over_k(comparison: Comparison, name: str) -> Series:
     own = [(k, entry) for k, entry in along(comparison, "k") if entry.label == name]
     source = f"{PAPER}/{name.partition('_')[0]}"
     points = [Point.at(k, entry.measured("mat")) for k, entry in own]
-    widths = {int(entry.knobs["w"]) for _, entry in own}
-    claimed = [
-        Point(float(claim.knobs["k"]), claim.value("mat"))
-        for claim in load_claims()
-        if claim.paper == PAPER and claim.setting == "bigram only" and {claim.knobs["w"]} == widths
-    ]
-    return Series(name.replace("_", ", w = "), source, points, claimed=claimed)
+    return Series(name.replace("_", ", w = "), source, points)
 
 
 # --- Figures 3, 6, 8 and 5, 7, 9 ------------------------------------------------------------------

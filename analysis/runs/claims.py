@@ -45,7 +45,9 @@ class Counting:
     mat_counts_prompt: Sequence[str]
 
     def words(self, method: str) -> str:
-        prompt = ", MAT with the prompt's pass as a step" if method in self.mat_counts_prompt else ""
+        prompt = (
+            ", MAT with the prompt's pass as a step" if method in self.mat_counts_prompt else ""
+        )
         return f"speed {_FORMULAS[self.speed]} over {self.baseline} plain decoding{prompt}"
 
 

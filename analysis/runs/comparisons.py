@@ -14,7 +14,7 @@ from analysis.runs.load import Run
 from analysis.runs.verdicts import Judge
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
-from specbench.results.records import CaseRecord
+from specbench.results.records import TIMINGS, CaseRecord
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 from specbench.results.statistics.summary import OVERALL, summarize, task_order
 from specbench.results.summary_schema import SummaryRow, interval, number
@@ -64,12 +64,16 @@ class ComparedLabel:
         """The verdict on the label's claim, or on another one about it."""
         return self.judge.judge(claim or self.claim, self.rows[task]).verdict
 
+    def judged(self, claim: Claim | None = None) -> str:
+        """What the verdict was found on, counted as the claim's source counts; "" if nothing."""
+        return str(self.judge.judge(claim or self.claim, self.overall))
+
     def note(self, name: str, claim: Claim | None = None) -> str:
         """Where the claim beside the label comes from, and what was judged; "" without a claim."""
         claim = claim or self.claim
         if claim is None:
             return ""
-        judged = str(self.judge.judge(claim, self.overall))
+        judged = self.judged(claim)
         return claim.note(name) + (f" Counted so here: {judged}." if judged else "")
 
 
@@ -89,6 +93,10 @@ class Comparison:
     @property
     def dataset(self) -> str:
         return self.runs[0].dataset
+
+    @property
+    def timing(self) -> str:
+        return self.runs[0].timing
 
     @property
     def title(self) -> str:
@@ -144,6 +152,15 @@ def conditions(run: Run) -> tuple[Any, ...]:
     """What runs in one table share besides model and data; may be sorted."""
     made = (run.verifier, run.timing, run.imported or "", run.max_new_tokens or 0)
     return (run.dtype, run.hardware, run.temperature, run.synthetic, *made)
+
+
+def by_timing(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs apart by where their times come from, measured ones first.
+
+    Predicted times stand in no table and no panel with measured ones.
+    """
+    groups = ([run for run in runs if run.timing == timing] for timing in TIMINGS)
+    return [group for group in groups if group]
 
 
 def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:

@@ -60,13 +60,16 @@ _TO_RUN = {
 _UNCOUNTED = "for speed run again: these records lack Spec-Bench's count of ar's tokens"
 
 
+_ABSENT = Estimate(None)
+
+
 @dataclass(frozen=True)
 class Judgement:
     """A verdict ("" without a claim), and the numbers on the claim's terms that it is about."""
 
     verdict: str = ""
-    mat: Estimate = Estimate(None)
-    speedup: Estimate = Estimate(None)
+    mat: Estimate = _ABSENT
+    speedup: Estimate = _ABSENT
 
     def __str__(self) -> str:
         """The numbers that were judged, for a note below a table; "" where none was."""
@@ -90,8 +93,8 @@ class Judge:
         if claim.qualifier is not None:
             return Judgement(NOT_COMPARED)
         task = row["task"]
-        mat = self._mat(claim, row) if claim.value("mat", task) is not None else Estimate(None)
-        speedup, lacking = Estimate(None), ""
+        mat = self._mat(claim, row) if claim.value("mat", task) is not None else _ABSENT
+        speedup, lacking = _ABSENT, ""
         if claim.value("speedup", task) is not None and self._comparable(claim):
             speedup, lacking = self._speedup(claim, row)
         return Judgement(compare(claim, task, mat, speedup, lacking), mat, speedup)
@@ -118,7 +121,7 @@ class Judge:
         run, counting = self.run, claim.counting
         plain = baseline_context(run.manifest).plain.get(counting.baseline)
         if plain not in run.labels:
-            return Estimate(None), _TO_RUN[counting.baseline]
+            return _ABSENT, _TO_RUN[counting.baseline]
         key = (counting.speed, plain)
         if key not in self._rows:
             self._rows[key] = summarize(

@@ -1,4 +1,4 @@
-"""Verdicts follow the stated rule, on numbers that are counted as the claim's source counts them."""
+"""Verdicts follow the stated rule, on numbers counted as the claim's source counts them."""
 
 import dataclasses
 
@@ -69,9 +69,7 @@ class TestVerdict:
 
 
 def stating(**values):
-    return claim(
-        method="pld", values={name: {"overall": value} for name, value in values.items()}
-    )
+    return claim(method="pld", values={name: {"overall": value} for name, value in values.items()})
 
 
 @pytest.fixture(scope="module")

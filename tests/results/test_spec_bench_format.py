@@ -144,8 +144,6 @@ def test_a_baseline_that_nobody_counted_as_they_do_has_no_exact_speedup():
     assert all(row["tokens_per_s"] for row in rows if row["label"] == "pld")
 
 
-
-
 def test_a_line_has_their_fields():
     first, second = files()["pld"]
     assert list(first) == [

@@ -22,9 +22,9 @@ How records become numbers (words as in :mod:`specbench.results.records`):
   ``speedup`` the ratio of the two means. It differs from the original on purpose in what went wrong
   there: the baseline's tokens are counted by ids like everybody's and not by tokenising its text
   again, nothing after the first EOS counts, a failed question is left out, and MAT is ours.
-- Estimator ``specbench_exact`` counts the baseline as they do (``n_retokenized`` of the records), so
-  that it is what ``speed.py`` prints for an export of the records; repeats of a question are added
-  up. Records that were not counted have no speedup by it.
+- Estimator ``specbench_exact`` counts the baseline as they do (``n_retokenized`` of the records),
+  so it is what ``speed.py`` prints for an export; repeats of a question are added up.
+  Records that were not counted have no speedup by it.
 """
 
 from __future__ import annotations
