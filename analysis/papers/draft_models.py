@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.papers.reproduction import Reproduction, captions
-from analysis.runs.claims import Claim, load_claims
+from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, conditions, make_comparisons
 from analysis.runs.drafting import (
     draft_passes,
@@ -19,6 +19,7 @@ from analysis.runs.drafting import (
     rows_of_target_pass,
 )
 from analysis.runs.estimates import decoded_tokens, pooled_ratio
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import context_cells

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from analysis.runs.claims import Claim, claims_not_run, find_claim, load_claims
+from analysis.runs.claims import Claim, claims_not_run, find_claim
 from analysis.runs.estimates import tokens_per_s, usable_turns
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import Judge
 from specbench.results.estimate import FEWEST, Estimate
@@ -265,20 +266,29 @@ def _too_few(comparison: Comparison) -> str:
 
 
 def _slow_baseline(comparison: Comparison) -> list[str]:
-    """A warning where a run's baseline reads its weights at less than half the memory's speed."""
-    shares = [
-        share
-        for entry in comparison.entries
-        if entry.label == entry.run.baseline
-        and (share := entry.overall["bandwidth_share"]) is not None
-    ]
-    if not shares or min(shares) >= SLOW_BASELINE:
-        return []
-    span = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
-    return [
-        f"SLOW BASELINE: ar takes {span} of the copy bandwidth, under {SLOW_BASELINE:.0%}, so a "
-        "part of each speedup is its slowness."
-    ]
+    """Warnings where a baseline reads its weights at under half the memory's speed, or above it."""
+    shares: dict[str, list[float]] = {}
+    for entry in comparison.entries:
+        share = entry.overall["bandwidth_share"]
+        if entry.label == entry.run.baseline and share is not None:
+            shares.setdefault(baseline_context(entry.run.manifest).by, []).append(share)
+    found = []
+    for by, reached in shares.items():
+        if slow := [share for share in reached if share < SLOW_BASELINE]:
+            found.append(
+                f"SLOW BASELINE: ar takes {_span(slow)} of the {by} bandwidth, under "
+                f"{SLOW_BASELINE:.0%}, so a part of each speedup is its slowness."
+            )
+        if above := [share for share in reached if share > 1]:
+            found.append(
+                f"BANDWIDTH DISTURBED: ar seems to take {_span(above)} of the {by} bandwidth: its "
+                "measurement was disturbed, and the share says nothing."
+            )
+    return found
+
+
+def _span(shares: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
 
 
 def _lost(comparison: Comparison, kind: str) -> int:

@@ -19,7 +19,7 @@ class SummaryRow(TypedDict):
         n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: timed all the same.
         phase_share: each phase's part of the wall time, under ``measure=phases``.
         speedup_eager, speedup_graph: over plain decoding by that engine.
-        bandwidth_share: part of the machine's copy bandwidth that plain decoding takes.
+        bandwidth_share: part of the memory's speed that plain decoding takes.
         lossless: turns by verdict.
     """
 

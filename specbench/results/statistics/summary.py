@@ -13,8 +13,8 @@ How records become numbers (words as in :mod:`specbench.results.records`):
 - ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
   of the baseline. ``geomean_speedup`` is the geometric mean of the same ratio taken per case.
 - ``speedup_eager`` and ``speedup_graph`` are the same over plain decoding by that engine, where the
-  run has it. ``bandwidth_share`` is the part of the machine's copy bandwidth that plain decoding
-  takes: its own in a row of plain decoding, the baseline's in any other.
+  run has it. ``bandwidth_share`` is the part of the memory's speed (the run's fastest read) that
+  plain decoding takes: its own in a row of plain decoding, the baseline's in any other.
 - Estimator ``end_to_end`` is the same ratio of totals with the prompt's pass and its token in it:
   new tokens over wall time.
 - Estimator ``specbench`` is the formula of Spec-Bench's ``speed.py``: a question's speed is its new
