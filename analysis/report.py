@@ -27,6 +27,7 @@ from analysis.plots.layout import CAPTION, TITLE
 from analysis.plots.style import RC
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, by_timing, make_comparisons
+from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import comparison_table, context_cells, pairs_table
@@ -35,8 +36,7 @@ from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.records import VERDICTS
 from specbench.results.statistics.summary import ESTIMATORS
-from specbench.results.summary_schema import number
-from specbench.results.wording import verdict_words
+from specbench.results.wording import case_words, leader_words, verdict_words
 
 TEMPLATE = "report.html.jinja"
 # Of a title, by where the times below it come from.
@@ -161,7 +161,8 @@ def summary(comparisons: Sequence[Comparison]) -> ResultTable:
         if not entries:
             continue
         key = "speedup" if any(e.overall["speedup"] is not None for e in entries) else "mat"
-        best = max(entries, key=lambda entry: number(entry.overall, key) or 0.0)
+        leading = leaders(entries, key)
+        best = leading[0]
         counts: Counter[str] = Counter()
         for entry in entries:
             counts.update(entry.overall["lossless"])
@@ -170,20 +171,21 @@ def summary(comparisons: Sequence[Comparison]) -> ResultTable:
         rows.append(
             {
                 "model and data": comparison.title,
-                "best": comparison.name_of(best),
+                "fastest": leader_words([comparison.name_of(entry) for entry in leading]),
                 "speedup [95 %]": best.measured("speedup"),
                 **context_cells(best.overall),
                 "MAT [95 %]": best.measured("mat"),
-                "cases": str(best.overall["n_cases"]),
+                "cases": case_words(best.overall),
                 "lossless (all labels)": verdict_words(counts),
                 "verdicts on claims": agreed or ABSENT,
                 "hardware": comparison.runs[0].hardware,
             }
         )
     text = (
-        "Best: the label with the highest speedup, or the highest MAT where nothing was timed. "
-        "It was picked after the fact, so its interval is a little too hopeful; the sections below "
-        "have all labels."
+        "Fastest: the label with the highest speedup, or the highest MAT where nothing was timed, "
+        "and the others that may be as fast: the data cannot part them (multiple comparisons with "
+        "the best). The numbers are the first one's. It was picked after the fact, so its interval "
+        "is a little too hopeful; the sections below have all labels."
     )
     return ResultTable.of(_titled("At a glance", comparisons), text, rows)
 

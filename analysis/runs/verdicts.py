@@ -26,9 +26,10 @@ from analysis.runs.claims import Claim
 from analysis.runs.estimates import pooled_ratio, steps
 from analysis.runs.load import Run
 from specbench.results.estimate import FEWEST, Estimate
+from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.roofline import baseline_context
 from specbench.results.statistics.summary import OVERALL, summarize
-from specbench.results.summary_schema import SummaryRow, interval, number
+from specbench.results.summary_schema import SummaryRow, interval, n_of, number
 
 MAT_TOLERANCE = 0.05
 SPEEDUP_TOLERANCE = 0.10
@@ -106,13 +107,13 @@ class Judge:
     def _mat(self, claim: Claim, row: SummaryRow) -> Estimate:
         if row["method"] not in claim.counting.mat_counts_prompt:
             return _estimate(row, "mat")
-        failed = {record.case_id for record in self.run.records if record.status == "failed"}
+        cases = set(pool(self.run.records, self.run.labels).cases)
         own = [
             record
             for record in self.run.records
             if record.label == row["label"]
             and row["task"] in (OVERALL, record.task)
-            and record.case_id not in failed
+            and record.case_id in cases
         ]
         return pooled_ratio(own, lambda r: r.n_new, lambda r: steps(r) + 1, self.run.seed)
 
@@ -134,7 +135,7 @@ class Judge:
 
 
 def _estimate(row: SummaryRow, key: str) -> Estimate:
-    return Estimate(number(row, key), interval(row, key), few=row["n_cases"] < FEWEST)
+    return Estimate(number(row, key), interval(row, key), few=n_of(row, key) < FEWEST)
 
 
 def compare(claim: Claim, task: str, mat: Estimate, speedup: Estimate, lacking: str = "") -> str:

@@ -21,7 +21,7 @@ from analysis.runs import comparisons, estimates
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import Run, usable_runs
 from specbench.results.manifest import ModelInfo
-from specbench.results.statistics.bootstrap import Resamples
+from specbench.results.statistics.bootstrap import log_ratios
 from specbench.results.wording import TIMES
 from tests.analysis.folders import EXPERIMENTS, RECORDS, claim
 
@@ -48,7 +48,7 @@ def _few_resamples():
     with pytest.MonkeyPatch.context() as patch:
         few = functools.partial(comparisons.summarize, n_resamples=20)
         patch.setattr(comparisons, "summarize", few)
-        patch.setattr(estimates, "Resamples", functools.partial(Resamples, n_resamples=20))
+        patch.setattr(estimates, "log_ratios", functools.partial(log_ratios, n_resamples=20))
         yield
 
 
