@@ -39,7 +39,9 @@ def predicted(run: Run) -> Run:
         )
         for r in run.records
     ]
-    return dataclasses.replace(run, path=run.path.with_name("twin"), records=records)
+    return dataclasses.replace(
+        run, path=run.path.with_name(f"{run.path.name}_predicted"), records=records
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
