@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from analysis.runs.load import Run
 from specbench.results.statistics.summary import OVERALL
@@ -95,9 +96,8 @@ class Claim:
         A knob of the claim's own must be there; the usual ones count where the run has recorded
         them, which files of others have not.
         """
-        own = all(key in knobs and knobs[key] == value for key, value in self.knobs.items())
-        usual = {key: value for key, value in self.usual.items() if key not in self.knobs}
-        return own and not _differing(usual, knobs)
+        wanted = {**self.usual, **self.knobs}
+        return self.knobs.keys() <= knobs.keys() and not _differing(wanted, knobs)
 
     def unmet_terms(self, terms: JsonObject) -> list[str]:
         """The terms that a run recorded with another value."""
@@ -123,15 +123,22 @@ class Claim:
 
 
 def _differing(wanted: JsonObject, found: JsonObject) -> list[str]:
-    """Keys whose value is not the wanted one, nor one of a wanted list; of a set, all must be."""
+    """Keys of both whose value is not the wanted one.
 
-    def agrees(key: str) -> bool:
-        value = wanted[key]
+    Of a wanted list, one; of a set that was found, all must be in it; a method within a method may
+    be wanted by its name alone or with some of its knobs.
+    """
+
+    def agrees(value: Any, given: Any) -> bool:
+        if isinstance(given, dict) and value is not None:
+            named = value if isinstance(value, dict) else {"name": value}
+            return named["name"] == given.get("name") and not _differing(named, given)
         allowed = value if isinstance(value, list) else [value]
-        given = found[key] if isinstance(found[key], set) else [found[key]]
-        return found[key] == value or all(one in allowed for one in given)
+        return given == value or all(
+            one in allowed for one in (given if isinstance(given, set) else [given])
+        )
 
-    return [key for key in wanted if key in found and not agrees(key)]
+    return [key for key in wanted if key in found and not agrees(wanted[key], found[key])]
 
 
 def _distance(claim: Claim, run: Run) -> float:

@@ -61,7 +61,13 @@ class TestFile:
 
     def test_no_row_is_there_twice(self):
         def key(c):
-            settings = (*sorted(c.knobs.items()), c.draft, c.temperature, c.setting, c.qualifier)
+            settings = (
+                str(sorted(c.knobs.items())),
+                c.draft,
+                c.temperature,
+                c.setting,
+                c.qualifier,
+            )
             place = (c.paper, c.exhibit, c.dataset, c.hardware)
             return (*place, c.method, c.model, settings, c.over, tuple(c.values), str(c.values))
 
@@ -218,6 +224,26 @@ class TestFindClaim:
         }
         assert usual["token_recycling"]["window"] == 7
         assert usual["card"] == {}, "it does not state them: any may stand beside"
+
+    @pytest.mark.parametrize(
+        ("auxiliary", "found"),
+        [
+            (None, False),
+            ({"name": "token_recycling", "tree": "sam_60", "k": 8}, True),
+            ({"name": "token_recycling", "tree": "template", "k": 8}, False),
+            ({"name": "pld"}, False),
+        ],
+    )
+    def test_a_method_within_a_method_is_matched_by_its_name_and_knobs(self, run, auxiliary, found):
+        run = as_set(run, "sam", auxiliary=auxiliary)
+        part = {"name": "token_recycling", "tree": "sam_60"}
+        one = claim(method="sam", knobs={"auxiliary": part}, usual={"auxiliary": None})
+        assert (find_claim(run, "sam", "sam", [one]) is one) == found
+        by_name = claim(method="sam", knobs={"auxiliary": "token_recycling"})
+        named = auxiliary is not None and auxiliary["name"] == "token_recycling"
+        assert (find_claim(run, "sam", "sam", [by_name]) is by_name) == named
+        alone = claim(method="sam", usual={"auxiliary": None})
+        assert (find_claim(run, "sam", "sam", [alone]) is alone) == (auxiliary is None)
 
     @pytest.mark.parametrize(
         ("terms", "shown"),
