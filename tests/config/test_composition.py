@@ -105,6 +105,23 @@ def test_card_samples_gsm8k_alone(dataset, limit):
     assert compose([*paper, "dataset.limit=7"]).dataset.limit == 7
 
 
+@pytest.mark.parametrize(("dataset", "limit"), [("humaneval", None), ("mbpp", 100)])
+def test_card_runs_humaneval_in_full(dataset, limit):
+    cfg = compose(["experiment=card_figure5", "scale=paper", f"dataset={dataset}"])
+    assert (cfg.dataset.limit, cfg.dataset.prompt_form) == (limit, "card")
+
+
+@pytest.mark.parametrize(("model", "gamma"), [("llama2_70b", 5), ("llama3_70b", 4)])
+def test_pearl_drafts_as_many_tokens_as_its_authors_script_for_the_pair(model, gamma):
+    cfg = compose(["experiment=card_table1", "scale=paper", f"model={model}"])
+    assert compose_entry(cfg, "pearl").method.gamma == gamma
+
+
+def test_token_recycling_s_figure_3b_has_every_depth():
+    cfg = compose(["experiment=token_recycling_figure3"])
+    assert {entry.depth for entry in cfg.compare if "depth" in entry} == {3, 4, 5, 6, 7, 8}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAPER_SCALE if name.startswith("card_")])
 def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name):

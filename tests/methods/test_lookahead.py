@@ -8,6 +8,7 @@ from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Ste
 from specbench.index.ngram.lookahead_window import tree_shape
 from specbench.index.ngram.pool import NgramPool
 from tests.conftest import ARCHITECTURES, VOCAB
+from tests.methods.lookahead_reference import PlainLookahead
 from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
 
@@ -148,61 +149,26 @@ def test_a_turn_by_hand():
 # -- against the reference's algorithm -------------------------------------------------------------
 
 
-def plain_lookahead(prompt, n, rule, first_level, n_gram, width, cap, from_text, lost_bonus):
-    """The algorithm as the sheet states it, with lists and contexts spelled out."""
-    text = list(prompt)
-    text.append(rule(text))
-    levels = [list(first_level)]
-    pool = {}
+def plain_lookahead(prompt, n, rule, first_level, n_gram, cap, from_text, lost_bonus):
+    """Tokens of every step."""
+    text = [*prompt, rule(list(prompt))]
+    plain = PlainLookahead(rule, first_level, n_gram, cap, lost_bonus=lost_bonus)
     steps = []
-
-    def insert(key, gram):
-        entries = pool.setdefault(key, [])
-        if gram in entries:
-            entries.remove(gram)
-        entries.append(gram)
-        del entries[:-cap]
 
     def insert_text(begin):
         for end in range(max(begin, n_gram - 1), len(text)):
-            insert(text[end - n_gram + 1], tuple(text[end - n_gram + 2 : end + 1]))
+            plain.insert(text[end - n_gram + 1], tuple(text[end - n_gram + 2 : end + 1]))
 
     if from_text:
         insert_text(0)
     while len(text) - len(prompt) < n:
-        root = text[-1]
-        filled = len(levels) == n_gram - 1
-        full = [root, *levels[0]]  # level 0 with the root as column 0
-
-        columns = range(len(full)) if len(levels) == 1 else range(len(levels[1]))
-        diagonals = [[level[column] for level in levels[1:]] for column in columns]
-        outputs = [rule(text + full[1 : c + 1] + diagonals[c]) for c in columns]
-        best = [rule(text)]
-        if filled:
-            for gram in pool.get(root, []):
-                choices = [rule(text + list(gram[:i])) for i in range(n_gram)]
-                matched = 0
-                while matched < n_gram - 1 and gram[matched] == choices[matched]:
-                    matched += 1
-                new = choices[: matched + 1]
-                if lost_bonus:
-                    new = new[: n_gram - 1]
-                if len(new) > len(best):
-                    best = new
-        best = best[: n - (len(text) - len(prompt))]
-        text += best
-        steps.append(best)
+        before = list(text)
+        new = plain.new_tokens(text)[: n - (len(text) - len(prompt))]
+        text += new
+        steps.append(new)
         if from_text:
-            insert_text(len(text) - len(best))
-        if filled:
-            for column in columns:
-                rows = [full[column], *(level[column] for level in levels[1:]), outputs[column]]
-                insert(rows[0], tuple(rows[1:]))
-            levels = [*levels[1:], outputs]
-            levels[0] = levels[0][1:]
-        else:
-            levels = [level[1:] for level in levels]
-            levels.append(outputs[1:])
+            insert_text(len(text) - len(new))
+        plain.move(before)
     return steps
 
 
@@ -230,9 +196,7 @@ def test_steps_are_those_of_the_plain_algorithm(seed, n_gram, width, cap, n, fro
     drafter.reset()
     output, steps = play(drafter, prompt, n, rule)
     assert output == continued(rule, prompt, n)
-    expected = plain_lookahead(
-        prompt, n, rule, first_level, n_gram, width, cap, from_text, lost_bonus
-    )
+    expected = plain_lookahead(prompt, n, rule, first_level, n_gram, cap, from_text, lost_bonus)
     assert [tokens for tokens, _ in steps] == expected
     assert max(map(len, expected), default=1) <= (n_gram - 1 if lost_bonus else n_gram)
 
