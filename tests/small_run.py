@@ -75,9 +75,8 @@ def small(checkpoint, questions, tmp_path_factory) -> list[str]:
     cache = tmp_path_factory.mktemp("cache")
     return [
         "method=pld",
-        "model=smollm2_135m",
-        "model.embedded=false",
-        f"model.id={checkpoint}",
+        "model=local",
+        f"model.path={checkpoint}",
         "model.dtype=float64",
         "model.device=cpu",
         "model.context_length=256",
