@@ -25,6 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.schema import RUNNERS, RunConfig
+from specbench.errors import ConfigurationError
 
 
 def option_names(group: str) -> list[str]:
@@ -118,6 +119,9 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     Args:
         cfg: as Hydra composed it.
         overrides: what that was composed of; a ``pair`` among them stays.
+
+    Raises:
+        ConfigurationError: both ``model.id`` and ``model.path`` name weights.
     """
     path = cfg.model.path
     place = str(cfg.model.id if path is None else Path(path).expanduser().absolute())
@@ -126,6 +130,10 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     file = OmegaConf.load(paths.CONF_DIR / "model" / f"{cfg.model.name}.yaml")
     if place == file.id:
         return cfg
+    if path is not None and cfg.model.id != file.id:
+        raise ConfigurationError(
+            f"model.path={path} and model.id={cfg.model.id} both name weights. Leave one out."
+        )
     pair = pair_name(str(cfg.method.name), str(cfg.model.name))
     chosen = any(re.match(r"\+{0,2}pair=", text) for text in overrides)
     if not chosen and (paths.CONF_DIR / "pair" / f"{pair}.yaml").is_file():
