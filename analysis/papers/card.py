@@ -20,7 +20,7 @@ from analysis.papers.reproduction import (
     speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
-from analysis.runs.claims import NOT_RUN, Claim, load_claims
+from analysis.runs.claims import NOT_RUN, Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import (
     draft_passes,
@@ -32,6 +32,7 @@ from analysis.runs.drafting import (
     rows_of_target_pass,
 )
 from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
@@ -48,8 +49,9 @@ _FIGURE1_TEXT = (
 )
 _FIGURE6_TEXT = (
     "Hit rate: share of queries whose corrected token was in the cache. The dotted lines are "
-    "summed from logs in the authors' repository: 5 (GSM8K) and 10 two-turn (MT-Bench) "
-    "prompts, Llama-3 70B and 1B, 3 A800-80GB, r = 7."
+    "summed from logs in the authors' repository: GSM8K's lines 11 to 15, eight worked examples "
+    "before them, and MT-Bench's ten questions about writing, two turns each; Llama-3 70B and 1B, "
+    "3 A800-80GB, r = 7."
 )
 _TABLE3_TEXT = (
     "Params × L_new: billions of parameters times tokens of one pass. What it hides: the passes of "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.papers.reproduction import Reproduction, captions
-from analysis.runs.claims import VERDICT_RULE, Claim, compare, load_claims
+from analysis.runs.claims import VERDICT_RULE, Claim, compare
 from analysis.runs.comparisons import ComparedLabel, conditions, make_comparisons
 from analysis.runs.drafting import (
     draft_passes,
@@ -19,6 +19,7 @@ from analysis.runs.drafting import (
     rows_of_target_pass,
 )
 from analysis.runs.estimates import decoded_tokens, pooled_ratio
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import context_cells
 from analysis.tabular.table import Cell, ResultTable

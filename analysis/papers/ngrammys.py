@@ -23,9 +23,10 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
-from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim, claim_of_setting, compare, load_claims
+from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim, claim_of_setting, compare
 from analysis.runs.comparisons import ComparedLabel, Comparison, caption
 from analysis.runs.estimates import over_repeats
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable

@@ -10,7 +10,6 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis.plots.charts import Panel, Point, Series, bars
-from analysis.runs.claims import load_claims
 from analysis.runs.comparisons import (
     ComparedLabel,
     Comparison,
@@ -18,6 +17,7 @@ from analysis.runs.comparisons import (
     conditions,
     make_comparisons,
 )
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import Columns, natural, settings_table
 from analysis.tabular.table import ResultTable

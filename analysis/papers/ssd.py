@@ -17,9 +17,10 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
-from analysis.runs.claims import Claim, load_claims
+from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel
 from analysis.runs.estimates import mat, tokens_per_s, usable_turns
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import settings_table
 from analysis.tabular.table import Cell, ResultTable

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_claims
+from analysis.runs.claims import Claim, claims_not_run, compare, find_claim
 from analysis.runs.estimates import tokens_per_s, usable_turns
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE

@@ -10,8 +10,9 @@ from analysis import tables
 from analysis.papers import REPRODUCTIONS, by_reproduction, card, draft_models, ngrammys
 from analysis.papers.reproduction import claimed_comparisons, sweeps
 from analysis.runs.acceptance import by_depth, by_position, stream_parts
-from analysis.runs.claims import claim_of_setting, load_claims
+from analysis.runs.claims import claim_of_setting
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s, usable_turns
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable, to_csv
 from specbench.errors import ResultsError
