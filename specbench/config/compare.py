@@ -136,7 +136,7 @@ def method_node(
     return with_parts(node, inside)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _composed(overrides: tuple[str, ...], conf_dir: Path) -> DictConfig:
     """A configuration; an experiment asks for the same one many times."""
     return compose(overrides)
