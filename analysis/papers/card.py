@@ -38,6 +38,7 @@ from analysis.tabular.comparison_tables import context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
 from specbench.results.manifest import BASELINE
+from specbench.results.wording import case_words
 
 PAPER = "card"
 _GPUS_TEXT = (
@@ -81,7 +82,7 @@ _figure5 = settings_tables(
 
 def _figure5_figure(runs: Sequence[Run]) -> Pictures:
     for model, members in by_model(claimed_comparisons(runs, PAPER, "figure5")):
-        ticks = [f"{g.dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
+        ticks = [f"{g.dataset}\nn = {case_words(g.entries[0].overall)}" for g in members]
         panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, BASELINE))
         text = captions(members, claimed_words(members, "speedup"))
         yield model, bars([panel], f"CARD, Figure 5 ({model})", text)
@@ -139,7 +140,7 @@ def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
         ),
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(entry.overall),
-        "cases": str(entry.overall["n_cases"]),
+        "cases": case_words(entry.overall),
         **_claimed_load(entry.claim),
         "verdict": entry.verdict(),  # on the speedup: none is about loads
     }
@@ -157,7 +158,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
             "r": str(r),
             "draft share of time [95 %]": phase_share(entry),
             "MAT [95 %]": entry.measured("mat"),
-            "cases": str(entry.overall["n_cases"]),
+            "cases": case_words(entry.overall),
         }
         for comparison in comparisons
         for r, entry in along(comparison, "gamma")
@@ -204,7 +205,7 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
                     "tokens/s [95 %]": entry.speed(),
                     "speedup [95 %]": entry.measured("speedup"),
                     **context_cells(entry.overall),
-                    "cases": str(entry.overall["n_cases"]),
+                    "cases": case_words(entry.overall),
                     "claimed hit rate": claimed[0],
                     "claimed MAT": claimed[1],
                     "claimed on": claim.place if claim else ABSENT,

@@ -159,7 +159,7 @@ def test_the_caption_tells_all_that_belongs_to_the_numbers(results):
     (comparison,) = make_comparisons(load_runs([results]))
     text = caption(comparison)
     for words in (
-        "SYNTHETIC RECORDS, not a measurement", "vicuna7b (float32, greedy) on specbench",
+        "SYNTHETIC RECORDS, not a measurement", "vicuna7b (float16, greedy) on specbench",
         "23 cases, 2 repeats", "1 dropped because one label failed",
         "1 with a disturbed turn not timed", "Hardware: Synthetic CPU, 2 CPUs.",
         "State kept per prompt (cacheback, no_frozen, pld).", "Lossless: 2 near tie, 165 equal.",

@@ -164,6 +164,26 @@ def test_equals_the_plain_rule(
     assert len(tree) <= drafter.needs.max_nodes == choices
 
 
+@pytest.mark.parametrize("vocab_size", [2, 4, 12])
+@pytest.mark.parametrize(("choices", "max_matches"), [(64, 5000), (64, 6), (20, 25)])
+def test_trees_are_those_of_the_published_search(tmp_path, vocab_size, choices, max_matches):
+    """One chunk of one text and another of a second, looked up with pieces of both."""
+    random = np.random.default_rng(vocab_size)
+    texts = [random.integers(0, vocab_size, 150).tolist() for _ in range(2)]
+    path = write(tmp_path / "d.bin", texts, chunk=151)
+    drafter = ready(path, choices=choices, max_matches=max_matches)
+    knobs = {"choices": choices, "max_matches": max_matches, "max_span": 16, "min_span": 2}
+    knobs |= {"draft_len": 10, "cut": True, "matches": "first"}
+    sizes = []
+    for begin in range(1, 141, 5):
+        length = int(random.integers(2, 8))
+        query = [vocab_size, *texts[begin % 2][begin : begin + length]]
+        tree = pairs(drafter, query)
+        assert tree == plain_tree([[text] for text in texts], query, knobs)
+        sizes.append(len(tree))
+    assert min(sizes) > 0
+
+
 def test_long_documents_are_cut_at_the_chunk(tmp_path):
     text = list(range(100, 125))
     path = write(tmp_path / "d.bin", [text], chunk=10)
