@@ -21,7 +21,8 @@ OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
 STATE_SCOPES = ("turn", "prompt", "run")  # how long a method keeps what it learnt
 PAPER_SCOPE = "paper"  # of these the one that the method's paper has
-ESTIMATORS = ("paired", "specbench")  # see ``specbench.results.statistics.summary``
+# See ``specbench.results.statistics.summary``.
+ESTIMATORS = ("paired", "end_to_end", "specbench", "specbench_exact")
 
 
 def verifier_name(chosen: str, temperature: float) -> str:
