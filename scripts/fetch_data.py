@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose, option_names
@@ -107,7 +106,7 @@ def _from_hub(dataset: Any) -> bytes:
 
 def main(argv: list[str] | None = None) -> int:
     files = {name: CONF_DIR / "dataset" / f"{name}.yaml" for name in option_names("dataset")}
-    names = [name for name, file in files.items() if OmegaConf.load(file).get("fetch")]
+    names = [name for name, file in files.items() if "fetch" in yaml.safe_load(file.read_text())]
     parser = parser_of(__doc__)
     parser.add_argument("name", help=f"{', '.join(names)} or all")
     parser.add_argument("--out", type=Path, default=Path("data"), help="folder (default: data)")
