@@ -14,7 +14,7 @@ from specbench.index.suffix.static_automaton import (
     find_target,
     follow,
     grow_best_first,
-    most_frequent_chain,
+    text_after,
 )
 from tests.contract.driver import VOCABULARY, WordTokenizer
 from tests.methods.suffix_reference import PlainCorpus, earlier_suffix
@@ -145,7 +145,6 @@ def test_counts_and_order_by_hand():
     # 3 is followed by 1 once in two times: 0.4 · 0.5, as much as 4; 4 was found first.
     assert nodes[0].tolist() == [2, 3, 4, 1, 2]
     assert nodes[1].tolist() == [-1, -1, -1, 1, 3]
-    assert most_frequent_chain(arrays, find_target(arrays, START, 3), 3).tolist() == [1, 2]
 
 
 def test_nodes_of_one_depth_are_limited():
@@ -194,10 +193,9 @@ def test_drafts_are_those_of_counted_substrings(documents, text, budget, per_dep
     context = plain.longest_suffix(text)
     nodes = grow_best_first(automaton.arrays, cursor[0], budget, per_depth)
     assert tuple(nodes.tolist()) == plain.best_first(context, budget, per_depth)
-    chain = []
-    while len(chain) < budget and (best := plain.continuations((*context, *chain), 1)):
-        chain += best
-    assert most_frequent_chain(automaton.arrays, cursor[0], budget).tolist() == chain
+    if context:
+        chain = plain.text_after(context, budget)
+        assert text_after(automaton.arrays, cursor[0], budget).tolist() == chain
 
 
 def test_every_id_of_the_vocabulary_is_known():
@@ -248,10 +246,17 @@ class WithEnd(WordTokenizer):
 def test_texts_get_an_end_token():
     automaton, header = build_from_texts(["a b", "a"], WithEnd(), corpus={"name": "toy"})
     assert (header["n_documents"], header["n_tokens"]) == (2, 5)
-    # Twice as a document's end, once as an id of the vocabulary.
+    # Twice as a text's end; once for each id of the vocabulary, itself included.
     state = find_target(automaton.arrays, START, 0)
-    assert automaton.arrays.counts[state] == 3
+    assert automaton.arrays.counts[state] == 2 + VOCABULARY
     assert len(header["corpus"]["sha256"]) == 64
+
+
+def test_ids_get_the_end_token_that_they_lack():
+    documents = [[5, 6, 0], [5, 7]]
+    automaton, header = build_from_ids(documents, WithEnd(), corpus={"name": "toy"})
+    assert header["n_tokens"] == 6
+    assert automaton.arrays.text[:8].tolist() == [5, 6, 0, 5, 7, 0, 0, 1]
 
 
 def test_building_stops_after_enough_tokens():

@@ -33,12 +33,12 @@ def context(path=None, tokenizer_hash="toy", **more):
 def static(tmp_path):
     """Writes static automata of documents."""
 
-    def write(documents):
+    def write(documents, vocabulary=VOCAB):
         built = DocumentAutomaton()
         for document in documents:
             built.add(document)
         path = tmp_path / "static.bin"
-        built.finish(VOCAB).write(path, tokenizer_hash="toy", header={})
+        built.finish(vocabulary).write(path, tokenizer_hash="toy", header={})
         return path
 
     return write
@@ -87,10 +87,10 @@ def test_max_predicts_counts_the_root():
     assert drafter.needs.max_nodes == 2
 
 
-def test_a_copy_ends_where_the_text_ends():
+def test_a_copy_ends_before_the_root():
     drafter = ready()
     state = after(drafter, [1, 2, 1])
-    assert drafter.propose(state).tokens.tolist() == [2, 1]
+    assert drafter.propose(state).tokens.tolist() == [2]
 
 
 def test_nothing_is_drafted_for_an_unknown_token():
@@ -114,6 +114,13 @@ def test_len_bias_favours_the_text(static):
     drafter = ready(path, len_bias=1, alpha=1.0)
     tree = drafter.propose(after(drafter, [2, 5, 1, 2]))
     assert drafted(tree) == ([5], [-1], [DYNAMIC])
+
+
+def test_len_bias_makes_a_static_draft_smaller_too(static):
+    path = static([[1, 2, 3, 8, 9, 4, 5]])
+    drafter = ready(path, len_bias=2, alpha=2.0)
+    tree = drafter.propose(after(drafter, [6, 1, 2, 3]))  # a match of three counts as one
+    assert drafted(tree) == ([8, 9], [-1, 0], [STATIC] * 2)
 
 
 def test_the_static_draft_is_a_tree_of_probable_continuations(static):
@@ -148,7 +155,7 @@ def test_a_long_text_is_forgotten_by_halves():
     state = after(drafter, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1])
     assert len(drafter.propose(state)) == 0
     state = after(drafter, [1, 2, 3, 4, 5, 6, 7, 8, 9, 7])
-    assert drafter.propose(state).tokens.tolist() == [8, 9, 7]
+    assert drafter.propose(state).tokens.tolist() == [8, 9]
 
 
 # -- with an auxiliary -----------------------------------------------------------------------------
@@ -227,9 +234,9 @@ def test_short_chains_are_padded_only_if_asked():
     text = [1, 2, 1, 2]
     knobs = {"len_threshold": 2, "max_predicts": 6}
     tree = (plain_one := ready(auxiliary=PromptLookup(), **knobs)).propose(after(plain_one, text))
-    assert tree.tokens.tolist() == [1, 2]
+    assert tree.tokens.tolist() == [1]
     padded = ready(auxiliary=PromptLookup(), pad_token=0, **knobs)
-    assert padded.propose(after(padded, text)).tokens.tolist() == [1, 2, 0, 0, 0]
+    assert padded.propose(after(padded, text)).tokens.tolist() == [1, 0, 0, 0, 0]
 
 
 def test_a_static_chain_must_be_longer_by_the_bias(static):
@@ -280,7 +287,7 @@ def test_the_auxiliary_gets_every_call_and_its_own_files(tmp_path, static):
 def test_what_it_drafts_never_changes_the_answer(seed, static):
     rule = markov_rule(seed)
     prompt = continued(rule, [1, 2], 20)
-    path = static([continued(rule, [2, 3], 60)])
+    path = static([continued(rule, [2, 3], 60)], vocabulary=6)
     for knobs in ({}, {"auxiliary": PromptLookup()}):
         answer, steps = play(ready(path, **knobs), prompt, 60, rule)
         assert answer == continued(rule, prompt, 60)
