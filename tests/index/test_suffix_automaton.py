@@ -1,4 +1,4 @@
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -170,7 +170,7 @@ def test_a_state_with_many_transitions_finds_all_of_them(rng):
 @settings(deadline=None)
 @given(documents=documents, text=texts)
 def test_the_cursor_is_at_the_longest_suffix_in_the_corpus(documents, text):
-    automaton, plain = frozen(documents), PlainCorpus([sum(documents, [])])
+    automaton, plain = frozen(documents), PlainCorpus([list(chain.from_iterable(documents))])
     cursor = np.zeros(2, dtype=np.int64)
     for n in range(1, len(text) + 1):
         follow(automaton.arrays, cursor, array(text), n - 1, n)
@@ -188,15 +188,15 @@ def test_the_cursor_is_at_the_longest_suffix_in_the_corpus(documents, text):
     per_depth=st.integers(1, 8),
 )
 def test_drafts_are_those_of_counted_substrings(documents, text, budget, per_depth):
-    automaton, plain = frozen(documents), PlainCorpus([sum(documents, [])])
+    automaton, plain = frozen(documents), PlainCorpus([list(chain.from_iterable(documents))])
     cursor = np.zeros(2, dtype=np.int64)
     follow(automaton.arrays, cursor, array(text), 0, len(text))
     context = plain.longest_suffix(text)
     nodes = grow_best_first(automaton.arrays, cursor[0], budget, per_depth)
     assert tuple(nodes.tolist()) == plain.best_first(context, budget, per_depth)
     if context:
-        chain = plain.text_after(context, budget)
-        assert text_after(automaton.arrays, cursor[0], budget).tolist() == chain
+        expected = plain.text_after(context, budget)
+        assert text_after(automaton.arrays, cursor[0], budget).tolist() == expected
 
 
 def test_every_id_of_the_vocabulary_is_known():
