@@ -187,6 +187,13 @@ class Session:
         """The text of an answer, as the next turn's prompt quotes it."""
         return str(self._tokenizer.decode(list(output_ids), skip_special_tokens=True))
 
+    def retokenized(self, output_ids: Sequence[int]) -> int:
+        """Tokens that Spec-Bench's ``speed.py`` counts in a baseline's answer.
+
+        Those of the text that its ``eval.py`` writes, less one for the BOS token of its models.
+        """
+        return len(self._tokenizer(self.text(output_ids).strip()).input_ids) - 1
+
     def decode(
         self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None
     ) -> DecodeResult:
