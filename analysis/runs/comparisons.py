@@ -255,25 +255,29 @@ def _too_few(comparison: Comparison) -> str:
 
 
 def _slow_baseline(comparison: Comparison) -> list[str]:
-    """Warnings where a baseline reads its weights at under half the memory's speed, or above it."""
-    shares: dict[str, list[float]] = {}
+    """Warnings where a baseline reads its weights at under half the memory's speed, or above it.
+
+    Above it in any task: the speed was measured once for all of them.
+    """
+    shares: dict[str, list[tuple[str, float]]] = {}
     for entry in comparison.entries:
-        share = entry.overall["bandwidth_share"]
-        if entry.label == entry.run.baseline and share is not None:
-            shares.setdefault(baseline_context(entry.run.manifest).by, []).append(share)
-    found = []
+        if entry.label == entry.run.baseline:
+            found = [(task, row["bandwidth_share"]) for task, row in entry.rows.items()]
+            by = baseline_context(entry.run.manifest).by
+            shares.setdefault(by, []).extend((task, s) for task, s in found if s is not None)
+    warnings = []
     for by, reached in shares.items():
-        if slow := [share for share in reached if share < SLOW_BASELINE]:
-            found.append(
+        if slow := [share for task, share in reached if task == OVERALL and share < SLOW_BASELINE]:
+            warnings.append(
                 f"SLOW BASELINE: ar takes {_span(slow)} of the {by} bandwidth, under "
                 f"{SLOW_BASELINE:.0%}, so a part of each speedup is its slowness."
             )
-        if above := [share for share in reached if share > 1]:
-            found.append(
+        if above := [share for _, share in reached if share > 1]:
+            warnings.append(
                 f"BANDWIDTH DISTURBED: ar seems to take {_span(above)} of the {by} bandwidth: its "
                 "measurement was disturbed, and the share says nothing."
             )
-    return found
+    return warnings
 
 
 def _span(shares: Sequence[float]) -> str:

@@ -42,8 +42,10 @@ class ModelConfig:
     """The target model.
 
     Attributes:
-        name: the yaml's name, used in records and to find ``pair`` files.
+        name: the yaml's name, used in records and to find ``pair`` files; another ``id`` than the
+            yaml's has its own (`specbench.config.compose.with_own_model`).
         id: a hub id or a local folder.
+        path: a local folder; stands for ``id`` where it is given.
         revision: branch, tag or commit on the hub.
         dtype: of the weights; one of ``DTYPES``.
         device: ``auto`` takes the first GPU if there is one.
@@ -64,6 +66,7 @@ class ModelConfig:
 
     name: str = MISSING
     id: str = MISSING
+    path: str | None = None
     revision: str | None = "main"
     dtype: str = "float16"
     device: str = "auto"

@@ -129,15 +129,16 @@ class Sample:
         self._estimator = estimator
         self._seed = seed
         self._n_resamples = n_resamples
-        self._timed = self._with(self._speed_parts)
+        # Of an answer without text Spec-Bench's count is 0 or less, and it averages that in.
+        self._timed = self._with(self._speed_parts, above_zero=estimator != "specbench_exact")
         self._decoded = self._with(_decode_parts)
 
-    def _with(self, parts: Parts) -> Pooled:
+    def _with(self, parts: Parts, *, above_zero: bool = True) -> Pooled:
         """The cases of which every label has something above and below the line."""
         found = [parts(totals[0]) for totals in self._all.totals.values()]
         counted = np.ones(len(self._all.cases), dtype=bool)
         for above, below in found:
-            counted &= (above > 0) & (below > 0)
+            counted &= (above > 0 if above_zero else np.isfinite(above)) & (below > 0)
         return self._all.only(np.flatnonzero(counted).tolist())
 
     @property
