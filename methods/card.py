@@ -35,6 +35,8 @@ Where ours differs, and why:
     - Scores are sums of logarithms; products of 50 float32 probabilities underflow.
     - Layers end at ``max_depth`` instead of overwriting the oldest, and where no more tokens are
       wanted.
+    - At r = 2, after a hit that empties the tree, the reference goes on from the logits of the last
+      node that was fed; ours from the node that was hit. From r = 3 on this cannot happen.
     - A node whose children all have weight 0 ends the path; the reference may go on with a node
       that is no child.
     - One process; a second device is the draft's (``pair.draft.device``), not a second rank.
@@ -68,7 +70,6 @@ class Card(Drafter):
     """
 
     name: str = "card"
-    state_scope: str = "turn"
     k: int = 100
     r: int | str = 7
     max_depth: int = 50

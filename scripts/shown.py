@@ -23,11 +23,15 @@ from PIL import Image
 from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar, curves
 from analysis.plots.style import RC
 from specbench.paths import PROJECT
+from specbench.results.estimate import FEWEST
 from specbench.results.manifest import BASELINE
 
 DOCUMENTS = ("README.md", "docs/measurements.md")
 SHOWN = re.compile(r"(<!-- shown: (\w+) -->\n\n)((?:\|.*\n)+)")
-INTERVALS = "Bars: 95 % intervals, bootstrap over prompts within categories."
+INTERVALS = (
+    "Bars: 95 % intervals, bootstrap over prompts within categories, none for fewer than "
+    f"{FEWEST}; they cover prompts, not what differs from run to run."
+)
 
 
 class WithInterval(NamedTuple):
@@ -132,7 +136,8 @@ def draw_bench(summary: Any) -> Figure:
 
 
 def _point(x: float, row: Any) -> Point:
-    interval = row["speedup_ci"]
+    # Summaries of earlier versions have intervals of two cases.
+    interval = row["speedup_ci"] if row.get("n_cases", FEWEST) >= FEWEST else None
     return Point(x, row["speedup"], tuple(interval) if interval else None)
 
 
@@ -147,16 +152,16 @@ def draw_cacheback_figure3(tables: Any, page: str) -> Figure:
     series, around = [], []
     for row in methods:
         name = row["method"]
-        claimed = row["claimed speedup / MAT"].partition(" / ")[0]
-        claims = [Point(0, float(claimed))] if claimed else []
-        series.append(Series(name, name, [_point(0, row)], claimed=claims))
+        series.append(Series(name, name, [_point(0, row)]))
         cells = (cell for cell in by_task if cell["method"] == name)
         spoke = [Point(tasks.index(cell["data"]), cell["speedup"]) for cell in cells]
         around.append(Series(name, name, spoke))
     panel = Panel("", "", "speedup over ar", series, ["smollm2_135m"], reference=(1.0, BASELINE))
     conditions = next(line for line in page.splitlines() if line.startswith("smollm2_135m ("))
     claim = next(row for row in methods if row["claimed speedup / MAT"])
-    caption = f"Hollow marker: claimed for {claim['claimed on']}.\n{conditions}"
+    values = f"{claim['method']} {claim['claimed speedup / MAT']}"
+    place = claim["claimed on"]
+    caption = f"Claimed for {place}, so not drawn (speedup / MAT): {values}.\n{conditions}"
     return bars_and_radar(panel, spokes, around, "Cacheback, Figure 3, with SmolLM2-135M", caption)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.papers.reproduction import Reproduction, captions
-from analysis.runs.claims import VERDICT_RULE, Claim, compare, load_claims
+from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, conditions, make_comparisons
 from analysis.runs.drafting import (
     draft_passes,
@@ -19,11 +19,13 @@ from analysis.runs.drafting import (
     rows_of_target_pass,
 )
 from analysis.runs.estimates import decoded_tokens, pooled_ratio
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
+from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import context_cells
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate
-from specbench.results.wording import verdict_words
+from specbench.results.wording import case_words, verdict_words
 
 _TEXT = (
     "Draft passes and draft tokens (rows of those passes): per committed token; the prompt's pass "
@@ -56,7 +58,7 @@ def _tables(runs: Sequence[Run]) -> list[ResultTable]:
             "Draft models: claimed and measured",
             captions(comparisons, _CLAIMS_TEXT),
             [_claim_row(entry, claim) for entry, claim in claims],
-            [VERDICT_RULE],
+            [VERDICT_RULE, VERDICT_WORDS],
         ),
     ]
 
@@ -89,7 +91,7 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> dict[str, Cell]:
         "draft Params × L_new": load_of_pass(rows_of_draft_pass(entry), run.parameters(label)),
         "devices": _devices(entry),
         "memory, GB": _memory(entry),
-        "cases": str(row["n_cases"]),
+        "cases": case_words(row),
         "lossless": verdict_words(row["lossless"]),
     }
 
@@ -141,13 +143,13 @@ def _claim_row(entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
     qualifier = f"{claim.qualifier} " if claim.qualifier else ""
     models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
     same_data = claim.dataset == run.dataset
-    verdict = compare(claim, row, run.model, run.gpus, "overall") if same_data else "other data"
+    verdict = entry.verdict(claim=claim) if same_data else "other data"
     return {
         "method": entry.label,
         "MAT [95 %]": entry.measured("mat"),
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(row),
-        "cases": str(row["n_cases"]),
+        "cases": case_words(row),
         "measured on": f"{run.model}, {run.dataset}, {run.hardware}",
         "claimed MAT": ABSENT if mat is None else f"{mat:.2f}",
         "claimed speedup": f"{qualifier}{claim.value('speedup'):.2f}",

@@ -1,66 +1,47 @@
-"""Claims: what papers state, and how a measured row compares with it.
-
-Verdicts, for a claim about the same model, data set, task and settings:
-
-- MAT agrees where the claimed value lies within the measured 95 % interval widened by 5 % at both
-  ends; definitions differ that much (some count the prompt's pass as a step).
-- Speedup agrees likewise with 10 %, and is compared only where the hardware is the same.
-- An interval whose upper end is more than 1.5 times its lower one agrees with nearly anything, and
-  fewer than three cases have none: neither agrees nor disagrees.
-- ``reproduced``: all that is claimed and can be compared agrees, speedup among it;
-  ``MAT only``: MAT agrees, but speedup does not or cannot be compared; ``not``: MAT does not agree,
-  or speedup alone is claimed and does not; ``too few to tell``: what could be compared has such a
-  wide interval or none; ``not compared``: there is nothing to compare; ``other model``: the claim
-  is about another model and stands there for orientation. Of those that are stated it is the
-  nearest in size (by ratio; the sizes are in ``claims.yaml``).
+"""Claims: what papers state, and beside which of a run's labels it may stand.
 
 A claim stands beside a row only where the row's settings are those it was made with: the knobs that
 the claim names, and what ``settings`` in the file (or the exhibit's own) say of the method, as far
-as the run knows them.
+as the run knows them. Beside a row of the same model, which it judges, the terms must agree too:
+precision, answer length, form of the prompts, questions, draft model, and what a store was built
+from. Where the file has claims about the run's own model, other models' stand for nothing.
+How a row compares with its claim: :mod:`analysis.runs.verdicts`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypedDict
-
-import yaml
+from typing import Any
 
 from analysis.runs.load import Run
-from specbench.errors import ResultsError
-from specbench.results.estimate import FEWEST
 from specbench.results.statistics.summary import OVERALL
-from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.storage.jsonl import JsonObject
 
-CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
-MAT_TOLERANCE = 0.05
-SPEEDUP_TOLERANCE = 0.10
-WIDEST = 1.5  # upper end of an interval over its lower one, for a verdict
-
-REPRODUCED, MAT_ONLY, NOT, TOO_FEW = "reproduced", "MAT only", "not", "too few to tell"
-NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
-
-# The rule at the head of this module, for the foot of a table.
-VERDICT_RULE = (
-    "Verdict: MAT agrees where the claim lies in the 95 % interval widened by "
-    f"{100 * MAT_TOLERANCE:.0f} %; speed (widened by {100 * SPEEDUP_TOLERANCE:.0f} %) is compared "
-    'on the same hardware only; without it, agreement is "MAT only". Where the upper end of an '
-    f"interval is more than {WIDEST:g} times its lower one, or there are fewer than {FEWEST} "
-    f'cases, it is "{TOO_FEW}". A claim stands beside its own settings only; one for another '
-    "model, the nearest in size that is stated, for orientation."
-)
-
-QUALIFIERS = ("up to", "about", "more than", "less than")
 # What a verdict is about; speed in tokens/s alone stands there for orientation.
 _COMPARED = ("speedup", "mat")
 # A claim that no table of ours can stand beside.
-_NO_MODEL = re.compile(r"all|unspecified.*")
+NO_MODEL = re.compile(r"all|unspecified.*")
+
+
+# Estimators by which sources count speed, in words.
+FORMULAS = {"end_to_end": "end to end", "specbench_exact": "by Spec-Bench's speed.py"}
+
+
+@dataclass(frozen=True)
+class Counting:
+    """How a source counts: its formula of speed, the engine below its speedups, steps of MAT."""
+
+    speed: str
+    baseline: str
+    mat_counts_prompt: Sequence[str]
+
+    def words(self, method: str) -> str:
+        words = f"speed {FORMULAS[self.speed]} over {self.baseline} plain decoding"
+        counts = method in self.mat_counts_prompt
+        return f"{words}, MAT with the prompt's pass as a step" if counts else words
 
 
 @dataclass(frozen=True)
@@ -73,8 +54,10 @@ class Claim:
         hardware: in words; ``gpu`` is a pattern of its GPUs' name or None, ``gpu_count`` how many.
         values: by metric, then by task; ``overall`` is the whole data set.
         knobs, setting, qualifier, over, quoted, own: see the head of ``claims.yaml``.
+        counting: how the source counts, ``counting`` in the file.
         usual: the method's settings where the claim names no others; a list has several values,
             each of which the source may have used.
+        terms: what else the numbers were made with (`analysis.runs.load.Run.terms`).
         size: of the model, nominal, in billions of parameters; None where it is not stated.
         speedup_sd: standard deviation of the overall speedup, where stated.
     """
@@ -90,8 +73,10 @@ class Claim:
     method: str
     model: str
     values: Mapping[str, Mapping[str, float]]
+    counting: Counting
     knobs: JsonObject = field(default_factory=dict)
     usual: JsonObject = field(default_factory=dict)
+    terms: JsonObject = field(default_factory=dict)
     size: float | None = None
     draft: str | None = None
     temperature: float = 0.0
@@ -111,13 +96,12 @@ class Claim:
         A knob of the claim's own must be there; the usual ones count where the run has recorded
         them, which files of others have not.
         """
-        own = all(key in knobs and knobs[key] == value for key, value in self.knobs.items())
-        usual = {key: value for key, value in self.usual.items() if key not in self.knobs}
-        return own and all(
-            knobs[key] == value or (isinstance(value, list) and knobs[key] in value)
-            for key, value in usual.items()
-            if key in knobs
-        )
+        wanted = {**self.usual, **self.knobs}
+        return self.knobs.keys() <= knobs.keys() and not _differing(wanted, knobs)
+
+    def unmet_terms(self, terms: JsonObject) -> list[str]:
+        """The terms that a run recorded with another value."""
+        return _differing(self.terms, terms)
 
     def same_hardware(self, gpus: Sequence[str]) -> bool:
         """Whether a run with these GPUs may compare its times with this claim's."""
@@ -133,112 +117,28 @@ class Claim:
         """Where the numbers come from that stand beside a row of this name."""
         title = self.title.partition(":")[0]
         words = [title, self.source, self.model, self.dataset, self.hardware]
-        return f"{who}: {how} by {'; '.join(filter(None, words))}."
+        if any(self.value(metric) is not None for metric in _COMPARED):
+            words.append(self.counting.words(self.method))
+        return f"{who}: {how} by {'; '.join(words)}."
 
 
-class _ExhibitMust(TypedDict):
-    paper: str
-    exhibit: str
-    source: str
-    hardware: str
-    dataset: str
-    claims: list[JsonObject]
+def _differing(wanted: JsonObject, found: JsonObject) -> list[str]:
+    """Keys of both whose value is not the wanted one.
 
-
-class _Exhibit(_ExhibitMust, total=False):
-    """A table, figure, log or passage of a source, as the file has it."""
-
-    own: bool
-    own_of: list[str]
-    settings: dict[str, JsonObject]
-
-
-# Of a claim, besides its metrics.
-_CLAIM_KEYS = {
-    "method", "model", "draft", "temperature", "knobs", "setting", "qualifier", "over", "quoted",
-    "speedup_sd",
-}  # fmt: skip
-
-
-@functools.cache
-def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
-    """All claims, in the order of the file.
-
-    Raises:
-        ResultsError: the file does not follow its own rules; names the place.
+    Of a wanted list, one; of a set that was found, all must be in it; a method within a method may
+    be wanted by its name alone or with some of its knobs.
     """
-    file = yaml.safe_load(path.read_text(encoding="utf-8"))
-    exhibits: list[_Exhibit] = file["exhibits"]
-    claims: list[Claim] = []
-    for place_in_file, exhibit in enumerate(exhibits, start=1):
-        place = f"{path.name}, exhibit {place_in_file} ({exhibit.get('paper')})"
-        unknown = exhibit.keys() - _Exhibit.__annotations__.keys()
-        missing = _ExhibitMust.__annotations__.keys() - exhibit.keys()
-        if unknown or missing:
-            raise ResultsError(f"{place}: unknown {sorted(unknown)}, missing {sorted(missing)}.")
-        for key, name, known in (
-            ("paper", exhibit["paper"], file["papers"]),
-            ("hardware", exhibit["hardware"], file["hardware"]),
-        ):
-            if name not in known:
-                raise ResultsError(f"{place}: {key} {name!r} is not described.")
-        hardware = file["hardware"][exhibit["hardware"]]
-        settings = {**file["settings"], **exhibit.get("settings", {})}
-        for i, given in enumerate(exhibit["claims"], start=1):
-            entry = dict(given)
-            values = _take_values(entry, file["metrics"].keys(), f"{place}, claim {i}")
-            method, model = entry.pop("method"), entry.pop("model")
-            claims.append(
-                Claim(
-                    paper=exhibit["paper"],
-                    title=file["papers"][exhibit["paper"]]["title"],
-                    exhibit=exhibit["exhibit"],
-                    source=exhibit["source"],
-                    hardware=hardware["text"],
-                    gpu=hardware["gpu"],
-                    gpu_count=hardware["count"],
-                    dataset=exhibit["dataset"],
-                    method=method,
-                    model=model,
-                    values=values,
-                    usual=settings.get(method, {}),
-                    size=_size(file["sizes"], model, f"{place}, claim {i}"),
-                    own=exhibit.get("own", False) or method in exhibit.get("own_of", ()),
-                    **entry,
-                )
-            )
-    return tuple(claims)
 
-
-def _take_values(entry: JsonObject, known: Set[str], place: str) -> dict[str, dict[str, float]]:
-    """Take the metrics out of an entry that follows the rules: by metric and task."""
-    metrics = entry.keys() & known
-    unknown = entry.keys() - known - _CLAIM_KEYS
-    if unknown or not metrics or not {"method", "model"} <= entry.keys():
-        raise ResultsError(
-            f"{place}: unknown {sorted(unknown)}, metrics {sorted(metrics)}; it must have a "
-            "method, a model and a metric."
+    def agrees(value: Any, given: Any) -> bool:
+        if isinstance(given, dict) and value is not None:
+            named = value if isinstance(value, dict) else {"name": value}
+            return named["name"] == given.get("name") and not _differing(named, given)
+        allowed = value if isinstance(value, list) else [value]
+        return given == value or all(
+            one in allowed for one in (given if isinstance(given, set) else [given])
         )
-    if entry.get("qualifier") not in (None, *QUALIFIERS):
-        raise ResultsError(f"{place}: qualifier {entry['qualifier']!r}; use one of {QUALIFIERS}.")
-    if bool(metrics & {"gain", "speed_ratio", "load_ratio"}) != ("over" in entry):
-        raise ResultsError(f"{place}: `over` goes with gain, speed_ratio and load_ratio alone.")
-    values: dict[str, dict[str, float]] = {}
-    for metric in sorted(metrics):
-        value = entry.pop(metric)
-        by_task = value if isinstance(value, dict) else {OVERALL: value}
-        if not all(isinstance(v, int | float) and v == v for v in by_task.values()):
-            raise ResultsError(f"{place}: {metric} must be numbers.")
-        values[metric] = {task: float(value) for task, value in by_task.items()}
-    return values
 
-
-def _size(sizes: Mapping[str, float], model: str, place: str) -> float | None:
-    if _NO_MODEL.fullmatch(model):
-        return None
-    if model not in sizes:
-        raise ResultsError(f"{place}: the size of model {model!r} is not stated under `sizes`.")
-    return float(sizes[model])
+    return [key for key in wanted if key in found and not agrees(wanted[key], found[key])]
 
 
 def _distance(claim: Claim, run: Run) -> float:
@@ -259,7 +159,7 @@ def _applies(claim: Claim, dataset: str, temperature: float) -> bool:
         claim.dataset == dataset
         and claim.temperature == temperature
         and claim.over is None
-        and not _NO_MODEL.fullmatch(claim.model)
+        and not NO_MODEL.fullmatch(claim.model)
         and any(claim.value(metric) is not None for metric in (*_COMPARED, "tokens_per_s"))
     )
 
@@ -271,15 +171,21 @@ def find_claim(run: Run, label: str, method: str, claims: Sequence[Claim]) -> Cl
     first, then the model nearest in size, then those on the same hardware, those that name
     settings, those by the method's authors, and last the order of the file.
     """
-    knobs = run.knobs(label)
+    knobs, terms = run.knobs(label), run.terms(label)
     gpus = run.gpus
-    fitting = [
+    about = [
         claim
         for claim in claims
         if claim.method == method
         and _applies(claim, run.dataset, run.temperature)
         and (claim.setting in (None, label))
-        and claim.fits(knobs)
+    ]
+    own_model = any(claim.model == run.model for claim in about)
+    fitting = [
+        claim
+        for claim in about
+        if claim.fits(knobs)
+        and (not claim.unmet_terms(terms) if claim.model == run.model else not own_model)
     ]
     return min(
         fitting,
@@ -330,38 +236,3 @@ def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list
         if claim.model == model and claim.method not in methods:
             chosen.setdefault(claim.method, claim)
     return [chosen[method] for method in sorted(chosen)]
-
-
-def compare(
-    claim: Claim | None, row: SummaryRow, model: str, gpus: Sequence[str], task: str
-) -> str:
-    """The verdict on a task's row, by the rule at the head of this module; "" without claim."""
-    if claim is None:
-        return ""
-    if claim.model != model:
-        return OTHER_MODEL
-    mat = speed = None
-    if claim.qualifier is None:
-        mat = _agrees(claim, "mat", row, task, MAT_TOLERANCE)
-        if claim.same_hardware(gpus):
-            speed = _agrees(claim, "speedup", row, task, SPEEDUP_TOLERANCE)
-    # Speed is asked where MAT agrees or is not claimed.
-    if mat is not None and mat != REPRODUCED:
-        return mat
-    if mat is None:
-        return speed or NOT_COMPARED
-    return REPRODUCED if speed == REPRODUCED else MAT_ONLY
-
-
-def _agrees(claim: Claim, metric: str, row: SummaryRow, task: str, tolerance: float) -> str | None:
-    """One number's part of the verdict: reproduced, not, or too few to tell.
-
-    None where it is not claimed or not measured.
-    """
-    claimed, measured = claim.value(metric, task), number(row, metric)
-    if claimed is None or measured is None:
-        return None
-    low, high = interval(row, metric) or (measured, measured)
-    if high > WIDEST * low or row.get("n_cases", FEWEST) < FEWEST:
-        return TOO_FEW
-    return REPRODUCED if low / (1 + tolerance) <= claimed <= high * (1 + tolerance) else NOT

@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_claims
-from analysis.runs.estimates import tokens_per_s, usable_turns
+from analysis.runs.claims import Claim, claims_not_run, find_claim
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
+from analysis.runs.verdicts import Judge
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
-from specbench.results.records import CaseRecord
+from specbench.results.records import TIMINGS, CaseRecord
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 from specbench.results.statistics.summary import OVERALL, summarize, task_order
-from specbench.results.summary_schema import SummaryRow, interval, number
-from specbench.results.wording import TIMES, verdict_words
+from specbench.results.summary_schema import SummaryRow, interval, n_of, number
+from specbench.results.wording import SPEEDUPS, TIMES, case_words, interval_words, verdict_words
 from specbench.storage.jsonl import JsonObject
 
 
@@ -29,6 +30,7 @@ class ComparedLabel:
     label: str
     rows: Mapping[str, SummaryRow]
     claim: Claim | None
+    judge: Judge
 
     @property
     def overall(self) -> SummaryRow:
@@ -52,14 +54,25 @@ class ComparedLabel:
         return measured(self.rows[task], key) if task in self.rows else Estimate(None)
 
     def speed(self) -> Estimate:
-        """Tokens/s over the run with its own interval; none by Spec-Bench's formula."""
-        if self.overall["estimator"] != "paired":
-            return Estimate(self.overall["tokens_per_s"], digits=1)
-        own = [record for record in usable_turns(self.run.records) if record.label == self.label]
-        return tokens_per_s(own, self.run.seed)
+        """Tokens/s over the run with its own interval."""
+        row = self.overall
+        return Estimate(row["tokens_per_s"], row["tokens_per_s_ci"], 1, n_of(row, "speed") < FEWEST)
 
-    def verdict(self, task: str = OVERALL) -> str:
-        return compare(self.claim, self.rows[task], self.run.model, self.run.gpus, task)
+    def verdict(self, task: str = OVERALL, claim: Claim | None = None) -> str:
+        """The verdict on the label's claim, or on another one about it."""
+        return self.judge.judge(claim or self.claim, self.rows[task]).verdict
+
+    def judged(self, claim: Claim | None = None) -> str:
+        """What the verdict was found on, counted as the claim's source counts; "" if nothing."""
+        return str(self.judge.judge(claim or self.claim, self.overall))
+
+    def note(self, name: str, claim: Claim | None = None) -> str:
+        """Where the claim beside the label comes from, and what was judged; "" without a claim."""
+        claim = claim or self.claim
+        if claim is None:
+            return ""
+        judged = self.judged(claim)
+        return claim.note(name) + (f" Counted so here: {judged}." if judged else "")
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,10 @@ class Comparison:
     @property
     def dataset(self) -> str:
         return self.runs[0].dataset
+
+    @property
+    def timing(self) -> str:
+        return self.runs[0].timing
 
     @property
     def title(self) -> str:
@@ -135,6 +152,15 @@ def conditions(run: Run) -> tuple[Any, ...]:
     return (run.dtype, run.hardware, run.temperature, run.synthetic, *made)
 
 
+def by_timing(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs apart by where their times come from, measured ones first.
+
+    Predicted times stand in no table and no panel with measured ones.
+    """
+    groups = ([run for run in runs if run.timing == timing] for timing in TIMINGS)
+    return [group for group in groups if group]
+
+
 def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
     """For each run the questions that it was to ask, whatever their order.
 
@@ -165,12 +191,13 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
         context=baseline_context(run.manifest),
     )
     entries = []
+    judge = Judge(run)
     for label in run.labels:
-        own = {row["task"]: _shown(row) for row in rows if row["label"] == label}
+        own = {row["task"]: row for row in rows if row["label"] == label}
         # Plain decoding is what claims are relative to.
         is_baseline = label == run.baseline
         claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], claims)
-        entries.append(ComparedLabel(run, label, own, claim))
+        entries.append(ComparedLabel(run, label, own, claim, judge))
     return entries
 
 
@@ -178,18 +205,7 @@ def measured(row: SummaryRow, key: str) -> Estimate:
     """A number of a summary's row with its interval; plain decoding's are 1 by definition."""
     if row["method"] == BASELINE:
         return Estimate(number(row, key))
-    return Estimate(number(row, key), interval(row, key), few=row["n_cases"] < FEWEST)
-
-
-def _shown(row: SummaryRow) -> SummaryRow:
-    """A summary's row without the intervals that say nothing; a pass yields a token at least."""
-    if row["n_cases"] < FEWEST:
-        blank = {key: None for key in row if key.endswith("_ci")}
-        return cast("SummaryRow", row | blank)
-    if row["mat_ci"] is not None:
-        low, high = row["mat_ci"]
-        return {**row, "mat_ci": (max(1.0, low), high)}
-    return row
+    return Estimate(number(row, key), interval(row, key), few=n_of(row, key) < FEWEST)
 
 
 def caption(comparison: Comparison, speedup: bool = True) -> str:
@@ -202,18 +218,15 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
     made_up += TIMES[first.timing]
     if first.imported:
         made_up += f"IMPORTED from {first.imported}'s files: not run here, no tokens to audit. "
-    counts = sorted({entry.overall["n_cases"] for entry in comparison.entries})
-    cases = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    rows = sorted((entry.overall for entry in comparison.entries), key=lambda row: row["n_timed"])
+    counts = list(dict.fromkeys(map(case_words, rows)))
+    cases = counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     repeats = sorted({1 + max(record.repeat for record in run.records) for run in comparison.runs})
     decoding = "greedy" if first.temperature == 0 else f"temperature {first.temperature:g}"
     limit = first.max_new_tokens
     dropped = _lost(comparison, "n_dropped")
     noisy = _lost(comparison, "n_disturbed")
-    speed = (
-        "Speedup: tokens/s over that of ar on the same cases of the same run"
-        if comparison.estimator == "paired"
-        else "Speedup and tokens/s by Spec-Bench's formula (mean of per-question speeds)"
-    )
+    speed = SPEEDUPS[comparison.estimator]
     return " ".join(
         [
             f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"
@@ -227,7 +240,8 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
             f"State kept per {_scopes(comparison)}.",
             f"Lossless: {_lossless(comparison)}.",
             (f"{speed}. " if speedup and first.timing != "none" else "")
-            + f"Intervals: 95 %, bootstrap over prompts within categories{_too_few(comparison)}.",
+            + interval_words(repeats[-1])
+            + _too_few(comparison),
             *_slow_baseline(comparison),
             f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
         ]
@@ -235,25 +249,39 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
 
 
 def _too_few(comparison: Comparison) -> str:
-    counts = [row["n_cases"] for entry in comparison.entries for row in entry.rows.values()]
-    return f"; none for fewer than {FEWEST}" if min(counts) < FEWEST else ""
+    key = "mat" if comparison.runs[0].timing == "none" else "speedup"
+    counts = [n_of(row, key) for entry in comparison.entries for row in entry.rows.values()]
+    return f" None for fewer than {FEWEST} timed cases." if min(counts) < FEWEST else ""
 
 
 def _slow_baseline(comparison: Comparison) -> list[str]:
-    """A warning where a run's baseline reads its weights at less than half the memory's speed."""
-    shares = [
-        share
-        for entry in comparison.entries
-        if entry.label == entry.run.baseline
-        and (share := entry.overall["bandwidth_share"]) is not None
-    ]
-    if not shares or min(shares) >= SLOW_BASELINE:
-        return []
-    span = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
-    return [
-        f"SLOW BASELINE: ar takes {span} of the copy bandwidth, under {SLOW_BASELINE:.0%}, so a "
-        "part of each speedup is its slowness."
-    ]
+    """Warnings where a baseline reads its weights at under half the memory's speed, or above it.
+
+    Above it in any task: the speed was measured once for all of them.
+    """
+    shares: dict[str, list[tuple[str, float]]] = {}
+    for entry in comparison.entries:
+        if entry.label == entry.run.baseline:
+            found = [(task, row["bandwidth_share"]) for task, row in entry.rows.items()]
+            by = baseline_context(entry.run.manifest).by
+            shares.setdefault(by, []).extend((task, s) for task, s in found if s is not None)
+    warnings = []
+    for by, reached in shares.items():
+        if slow := [share for task, share in reached if task == OVERALL and share < SLOW_BASELINE]:
+            warnings.append(
+                f"SLOW BASELINE: ar takes {_span(slow)} of the {by} bandwidth, under "
+                f"{SLOW_BASELINE:.0%}, so a part of each speedup is its slowness."
+            )
+        if above := [share for _, share in reached if share > 1]:
+            warnings.append(
+                f"BANDWIDTH DISTURBED: ar seems to take {_span(above)} of the {by} bandwidth: its "
+                "measurement was disturbed, and the share says nothing."
+            )
+    return warnings
+
+
+def _span(shares: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
 
 
 def _lost(comparison: Comparison, kind: str) -> int:

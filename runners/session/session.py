@@ -128,7 +128,7 @@ class Session:
         return self._model.context_length
 
     def describe(self) -> ModelInfo:
-        """The manifest's part about the model, but for ``copy_bytes_per_s``."""
+        """The manifest's part about the model, but for the memory's speed."""
         model = self._model
         return ModelInfo(
             id=model.id,
@@ -163,6 +163,11 @@ class Session:
         """Bytes per second, within the memory of the target's device."""
         return bandwidth.copy_bandwidth(self._target.device)
 
+    def fastest_read(self, earlier: float | None) -> bandwidth.FastestRead:
+        """Of the target's memory, to be measured; ``earlier`` in the run's earlier starts."""
+        size = bandwidth.streamed_bytes(self._model.model)
+        return bandwidth.FastestRead(self._target.device, size, earlier)
+
     def note_passes(self, described: ModelInfo) -> None:
         """Bring what ``described`` (of ``describe``) says of passes up to date.
 
@@ -183,6 +188,13 @@ class Session:
     def text(self, output_ids: Sequence[int]) -> str:
         """The text of an answer, as the next turn's prompt quotes it."""
         return str(self._tokenizer.decode(list(output_ids), skip_special_tokens=True))
+
+    def retokenized(self, output_ids: Sequence[int]) -> int:
+        """Tokens that Spec-Bench's ``speed.py`` counts in a baseline's answer.
+
+        Those of the text that its ``eval.py`` writes, less one for the BOS token of its models.
+        """
+        return len(self._tokenizer(self.text(output_ids).strip()).input_ids) - 1
 
     def decode(
         self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None

@@ -19,7 +19,10 @@ TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
-ESTIMATORS = ("paired", "specbench")  # see ``specbench.results.statistics.summary``
+STATE_SCOPES = ("turn", "prompt", "run")  # how long a method keeps what it learnt
+PAPER_SCOPE = "paper"  # of these the one that the method's paper has
+# See ``specbench.results.statistics.summary``.
+ESTIMATORS = ("paired", "end_to_end", "specbench", "specbench_exact")
 
 
 def verifier_name(chosen: str, temperature: float) -> str:
@@ -39,8 +42,10 @@ class ModelConfig:
     """The target model.
 
     Attributes:
-        name: the yaml's name, used in records and to find ``pair`` files.
+        name: the yaml's name, used in records and to find ``pair`` files; another ``id`` than the
+            yaml's has its own (`specbench.config.compose.with_own_model`).
         id: a hub id or a local folder.
+        path: a local folder; stands for ``id`` where it is given.
         revision: branch, tag or commit on the hub.
         dtype: of the weights; one of ``DTYPES``.
         device: ``auto`` takes the first GPU if there is one.
@@ -61,6 +66,7 @@ class ModelConfig:
 
     name: str = MISSING
     id: str = MISSING
+    path: str | None = None
     revision: str | None = "main"
     dtype: str = "float16"
     device: str = "auto"
@@ -317,6 +323,7 @@ class RunConfig:
     cache_dir: str = "${paths.cache}"
     compare: list[Any] = field(default_factory=list)
     baseline: bool = True
+    state_scope: str = "prompt"
     repeats: int = 1
     record: bool = False
     seed: int = 0

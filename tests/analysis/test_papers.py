@@ -10,12 +10,14 @@ from analysis import tables
 from analysis.papers import REPRODUCTIONS, by_reproduction, card, draft_models, ngrammys
 from analysis.papers.reproduction import claimed_comparisons, sweeps
 from analysis.runs.acceptance import by_depth, by_position, stream_parts
-from analysis.runs.claims import claim_of_setting, load_claims
-from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s, usable_turns
+from analysis.runs.claims import claim_of_setting
+from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable, to_csv
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
+from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest
 
@@ -220,13 +222,15 @@ def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
         ]
 
     cases = sorted({record.case_id for record in run.records})
-    left = usable_turns(disturbed(cases[:1]))
+    left = timed_turns(disturbed(cases[:1]), run.labels)
     assert {record.case_id for record in left} == set(cases[1:])
     rows = summarize(disturbed(cases[:1]), run.labels, "ar", seed=run.seed)
     row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
     own = [record for record in left if record.label == "pld"]
     assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
-    assert len(usable_turns(disturbed(cases))) == len(run.records), "the machine's ordinary state"
+    assert len(timed_turns(disturbed(cases), run.labels)) == len(run.records), (
+        "the machine's ordinary state"
+    )
 
 
 def test_a_ratio_of_nothing_is_no_number(run):
@@ -365,7 +369,7 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
 def test_table_3_compares_speed_on_its_own_model_and_hardware():
     (run,) = load_runs([EXPERIMENTS / "card_table3"])
     machine = {"gpus": [{"name": "NVIDIA A800-SXM4-80GB"}] * 3}
-    model = replace(run.manifest.model, device="cuda:0")
+    model = replace(run.manifest.model, device="cuda:0", passes={"engine": "eager"})
     there = replace(run, manifest=replace(run.manifest, hardware=machine, model=model))
     here = {row[1]: row[-1] for row in card._table3([run])[0].rows}
     assert (here["card"], here["opt_tree"]) == ("not compared", "other model")

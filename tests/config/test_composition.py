@@ -13,16 +13,17 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from analysis.runs.claims import load_claims
+from analysis.runs.ledger import load_claims
+from runners.launch.dispatch import resolve_entries
 from specbench import paths
 from specbench.config import schema
 from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import compose, option_names, pair_name
-from specbench.config.knobs import check_method
 from specbench.config.run_key import run_identity, run_key
 from specbench.config.schema import DTYPES
 from specbench.config.validate import check_values
 from specbench.decoding.drafter import Drafter
+from specbench.errors import ConfigurationError
 from specbench.paths import CONF_DIR
 
 ROOT = CONF_DIR.parent
@@ -49,6 +50,8 @@ def test_every_yaml_composes_and_is_valid(group, name):
     methods = [f"method={m}" for m in option_names("method") if name.startswith(f"{m}_")]
     # A lossy verifier judges samples.
     sampling = ["generation=sampling"] if (group, name) == ("verifier", "typical") else []
+    if (group, name) == ("model", "local"):
+        return  # names no weights: see the tests of models of one's own
     cfg = compose([f"{group}={name}", *(methods if group == "pair" else []), *sampling])
     check_values(cfg)
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -104,6 +107,23 @@ def test_card_samples_gsm8k_alone(dataset, limit):
     assert compose([*paper, "dataset.limit=7"]).dataset.limit == 7
 
 
+@pytest.mark.parametrize(("dataset", "limit"), [("humaneval", None), ("mbpp", 100)])
+def test_card_runs_humaneval_in_full(dataset, limit):
+    cfg = compose(["experiment=card_figure5", "scale=paper", f"dataset={dataset}"])
+    assert (cfg.dataset.limit, cfg.dataset.prompt_form) == (limit, "card")
+
+
+@pytest.mark.parametrize(("model", "gamma"), [("llama2_70b", 5), ("llama3_70b", 4)])
+def test_pearl_drafts_as_many_tokens_as_its_authors_script_for_the_pair(model, gamma):
+    cfg = compose(["experiment=card_table1", "scale=paper", f"model={model}"])
+    assert compose_entry(cfg, "pearl").method.gamma == gamma
+
+
+def test_token_recycling_s_figure_3b_has_every_depth():
+    cfg = compose(["experiment=token_recycling_figure3"])
+    assert {entry.depth for entry in cfg.compare if "depth" in entry} == {3, 4, 5, 6, 7, 8}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAPER_SCALE if name.startswith("card_")])
 def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name):
@@ -127,13 +147,56 @@ def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name):
             assert drafts[claim.model] == ids[claim.draft], claim.describe()
 
 
+def scopes(*typed):
+    """How long each label of a run keeps what it learnt."""
+    return {e.label: e.method["state_scope"] for e in resolve_entries(compose(typed))}
+
+
 @pytest.mark.parametrize("name", ["cacheback_figure3", "cacheback_figure4", "cacheback_table1"])
 def test_cacheback_s_experiments_reset_as_its_authors_code_does(name):
-    cfg = compose([f"experiment={name}"])
-    methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
-    # PLD and REST keep nothing but the text, so any scope is the same for them.
-    kept = {str(method.name): str(method.state_scope) for method in methods}
-    assert {kept[method] for method in kept if method not in ("pld", "rest")} == {"turn"}
+    kept = scopes(f"experiment={name}")
+    # Plain decoding, PLD and REST keep nothing but the text, so any scope is the same for them.
+    assert {kept[label] for label in kept.keys() - {"ar", "pld", "rest"}} == {"turn"}
+
+
+def test_the_run_s_scope_holds_for_all_but_ssd_which_has_its_own():
+    kept = scopes("method=ssd", "state_scope=turn", "compare=[lookahead]")
+    assert kept == {"ar": "turn", "ssd": "run", "lookahead": "turn"}
+    assert scopes("method=ssd", "method.state_scope=prompt")["ssd"] == "prompt"
+
+
+def test_state_scope_paper_gives_each_method_its_paper_s_and_an_entry_may_override_it():
+    others = (
+        "compare=[pld,lookahead,ssd,suffix_decoding,ouroboros,"
+        "{method: cacheback, label: own, state_scope: prompt}]"
+    )
+    assert scopes("method=cacheback", "state_scope=paper", others) == {
+        "ar": "prompt", "cacheback": "turn", "pld": "prompt", "lookahead": "turn", "ssd": "run",
+        "suffix_decoding": "run", "ouroboros": "run", "own": "prompt",
+    }  # fmt: skip
+    one = "compare=[{method: token_recycling, state_scope: paper}]"
+    assert scopes("method=lookahead", one) == {
+        "ar": "prompt", "lookahead": "prompt", "token_recycling": "run",
+    }  # fmt: skip
+    typed = scopes("method=token_recycling", "method.state_scope=turn", "state_scope=paper")
+    assert typed["token_recycling"] == "turn"
+
+
+def test_parts_keep_what_they_learnt_as_long_as_the_whole():
+    (whole,) = (
+        e.method
+        for e in resolve_entries(compose(["method=union", "state_scope=run"]))
+        if e.label == "union"
+    )
+    assert {part["state_scope"] for part in whole["drafters"]} == {"run"}
+
+
+def test_the_papers_experiments_keep_state_as_the_papers_do():
+    for name in option_names("experiment"):
+        config = yaml.safe_load((CONF_DIR / f"experiment/{name}.yaml").read_text())
+        if name.startswith(("token_recycling", "card_table", "card_figure", "ngrammys_t", "ssd")):
+            assert config["state_scope"] == "paper", name
+    assert scopes("experiment=token_recycling_table1")["token_recycling"] == "run"
 
 
 def test_n_grammys_figures_share_their_recordings():
@@ -201,16 +264,6 @@ def test_no_heavy_import_at_compose_time():
 # --- methods and pairs ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", option_names("method"))
-def test_method_yaml_names_every_knob_of_its_class(name):
-    """A knob that the yaml leaves out could not be overridden without a `+`."""
-    method = compose([f"method={name}", "pair=none"]).method
-    check_method(method)
-    knobs = set(OmegaConf.to_container(method)) - {"_target_", "label"}
-    cls = hydra.utils.get_class(method._target_)
-    assert knobs == set(cls.__dataclass_fields__)
-
-
 def test_cachebacks_yaml_keeps_the_papers_budget_and_the_pair_sets_another():
     paper = compose(["model=vicuna7b"]).method
     assert (paper.total_draft_len, paper.chaining_reserved, paper.merge) == (96, 16, False)
@@ -254,6 +307,63 @@ def test_pair_is_own_else_draft_else_nothing(tmp_path, monkeypatch):
 
 def test_pair_name_where_neither_exists_is_the_own_one():
     assert pair_name("pld", "mistral7b") == "pld_mistral7b"
+
+
+# --- models of the user's own ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        (["model.id=/weights/Tuned-7B/"], "Tuned-7B"),
+        (["model=vicuna7b", "model.id=lmsys/vicuna-7b-v1.5"], "vicuna-7b-v1.5"),
+        (["model=vicuna7b", "model.path='~/my weights'"], "my_weights"),
+        (["model=local", "model.path=./a/../tuned"], "tuned"),
+        # Not even a folder of a paper's name is known to hold the paper's model.
+        (["model=vicuna7b", "model.id=/weights/vicuna7b"], "weights_vicuna7b"),
+        (["model=local", "model.path=/vicuna7b"], "own_vicuna7b"),
+        (["model=vicuna7b", "model.id=lmsys/vicuna-7b-v1.3"], "vicuna7b"),
+    ],
+)
+def test_other_weights_are_another_model_with_a_name_of_its_own(typed, name):
+    cfg = compose(["method=pld", *typed])
+    check_values(cfg)
+    assert cfg.model.name == name
+    assert not cfg.model.embedded
+    worn = compose([word for word in typed if not word.startswith(("model.id", "model.path"))])
+    if worn.model.name != "local":
+        assert (cfg.model.template, cfg.model.dtype) == (worn.model.template, worn.model.dtype)
+
+
+@pytest.mark.parametrize(
+    "own", [["model.id=/weights/tuned"], ["model=local", "model.path=/weights/tuned"]], ids=str
+)
+def test_other_weights_take_no_pair_of_the_model_whose_name_they_wore(own):
+    cfg = compose([*own, "compare=[ngrammys, card]"])
+    assert cfg.method == compose(["pair=none"]).method
+    assert cfg.pair.draft.path is None
+    rows, card = (compose_entry(cfg, entry) for entry in cfg.compare)
+    assert (rows.method.bos, card.method.k, card.pair.draft.path) == (False, 100, None)
+    typed = compose([*own, "pair=draft_smollm2_135m", "method.merge=true", "compare=[card]"])
+    assert typed.pair.draft.path == "assets/draft_smollm2_135m"
+    assert typed.method.merge is True
+    entry = compose_entry(typed, "card")
+    assert (entry.method.k, entry.pair.draft.path) == (100, "assets/draft_smollm2_135m")
+
+
+def test_a_folder_is_one_model_however_it_is_named():
+    """Run keys of folders that were named by id hold."""
+    by_path = compose(["model=mistral7b", "model.path=/weights/tuned"])
+    assert run_key(by_path) == run_key(compose(["model=mistral7b", "model.id=/weights/tuned"]))
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [([], "type model.path=FOLDER"), (["model.shape=true"], "model.shape_config")],
+)
+def test_a_model_of_ones_own_must_be_named(typed, said):
+    with pytest.raises(ConfigurationError, match=said):
+        check_values(compose(["model=local", *typed]))
 
 
 # --- compare --------------------------------------------------------------------------------------
@@ -318,7 +428,7 @@ def test_run_key_is_eight_hex_digits_and_stable_over_processes():
 
 
 def test_all_promised_models_are_there():
-    assert set(option_names("model")) == set(PARAMETERS)
+    assert set(option_names("model")) - {"local"} == set(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))

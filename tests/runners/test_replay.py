@@ -43,7 +43,8 @@ def live(small, tmp_path_factory):
 @pytest.fixture
 def again(small, live, tmp_path):
     """Replay the live run; returns the exit code and the folder."""
-    plain = [text for text in small if not text.startswith(("dataset", "generation", "model."))]
+    recorded = ("dataset", "generation", "model.d", "model.context_length")
+    plain = [text for text in small if not text.startswith(recorded)]
 
     def run(*typed, out="replay"):
         base = [*plain, "runner=replay", f"runner.traces={live}", f"output_dir={tmp_path / out}"]
@@ -53,13 +54,13 @@ def again(small, live, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def surface(tmp_path_factory):
+def surface(tmp_path_factory, checkpoint):
     """Two milliseconds a pass and one more for each row; prompts 0.1 ms a token."""
     rows, contexts, k = np.arange(1, 130), (1, 250), (1, 8)
     tree = np.repeat((1e-3 * (2 + rows))[:, None, None], 2, axis=1)
     batch = np.full((2, 2, 2, 1), 0.5)
     found = CostSurface(
-        model={"name": "smollm2_135m", "device": "cpu", "dtype": "float64"},
+        model={"name": checkpoint.name, "device": "cpu", "dtype": "float64"},
         machine={"hardware": {"cpu": "a CPU", "gpus": []}},
         prefill=Grid({"context": contexts}, 1e-4 * np.array([[1.0], [250.0]])),
         tree=Grid({"rows": tuple(rows), "context": contexts}, tree),
@@ -145,6 +146,18 @@ def test_methods_that_need_the_model_are_refused(again, method):
     assert refusal.value.exit_code == 2
 
 
+def test_plain_decoding_alone_is_recorded_for_replays(small, tmp_path):
+    """By hand, and as the first half of a replay."""
+    base = [*small, f"paths.results={tmp_path}", "dataset.limit=1", "record=true"]
+    base += ["generation.max_new_tokens=6"]
+    assert run_here([*base, "method=ar", f"output_dir={tmp_path}/by_hand"]) == 0
+    replay = ["runner=replay", "runner.traces=record", f"output_dir={tmp_path}/replay"]
+    assert run_here([*base, "method=token_recycling", *replay]) == 0
+    (made,) = (tmp_path / "recorded").glob("*/candidates.jsonl")
+    by_hand = (tmp_path / "by_hand" / "candidates.jsonl").read_text()
+    assert made.read_text() == by_hand != ""
+
+
 def test_candidates_that_are_not_there_are_asked_for(again, live):
     kept = (live / records.CANDIDATES).read_bytes()
     (live / records.CANDIDATES).unlink()
@@ -161,7 +174,7 @@ def test_candidates_that_are_not_there_are_asked_for(again, live):
     ("typed", "said"),
     [
         ("generation.max_new_tokens=7", "recorded with generation.max_new_tokens=16"),
-        ("model=vicuna7b", "Type model=smollm2_135m"),
+        ("model.path=/other/weights", "Type model.id=/"),
         ("dataset=gsm8k", "contradicts the traces"),
         ("dataset.shuffle=3", "recorded with dataset.shuffle=None"),
         ("runner.traces=/nowhere", "no run folder"),
@@ -269,7 +282,8 @@ def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path,
         "    assert end.code == 0, end.code\n"
         "assert 'transformers' not in sys.modules\n"
     )
-    plain = [text for text in small if not text.startswith(("dataset", "generation", "model."))]
+    recorded = ("dataset", "generation", "model.d", "model.context_length")
+    plain = [text for text in small if not text.startswith(recorded)]
     done = subprocess.run(
         [
             sys.executable, "-c", code, "-m", *plain, "runner=replay", f"runner.traces={live}",

@@ -12,7 +12,8 @@ from specbench.results.manifest import RunManifest
 from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION, CaseRecord
 from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import ORDINARY_SHARE, noisy_blocks, untimed_blocks
-from specbench.results.statistics.summary import OVERALL, compare_pairs, summarize
+from specbench.results.statistics.pairs import compare_pairs, leaders_of
+from specbench.results.statistics.summary import OVERALL, summarize
 from specbench.results.summary_schema import Summary, SummaryRow
 from specbench.results.wording import run_caption
 from specbench.storage.jsonl import JsonObject
@@ -30,21 +31,23 @@ def run_summary(
     labels, baseline, seed = list(manifest.labels), manifest.baseline, manifest.seed
     model = manifest.model
     stands_on = roofline.baseline_context(manifest)
+    estimator = manifest.config["estimator"]
     rows = summarize(
         records,
         labels,
         baseline,
         seed=seed,
-        estimator=manifest.config["estimator"],
+        estimator=estimator,
         context=stands_on,
     )
-    methods = [label for label in labels if label not in {baseline, *stands_on.plain.values()}]
-    pairs = compare_pairs(records, labels, seed=seed) if len(methods) > 1 else []
+    pairs = compare_pairs(records, labels, baseline, seed=seed, estimator=estimator)
+    compared = len({pair["first"] for pair in pairs}) > 1
     return {
         "schema_version": SCHEMA_VERSION,
         "run_key": manifest.run_key,
         "rows": rows,
-        "pairs": pairs,
+        "pairs": pairs if compared else [],
+        "leaders": leaders_of(pairs),
         "caption": run_caption(records, manifest),
         "notes": [
             *(manifest.notes or []),
@@ -147,8 +150,9 @@ def _rule(limits: Mapping[str, float | None]) -> str:
 
 
 def _baseline(rows: Sequence[SummaryRow], baseline: str | None, manifest: RunManifest) -> list[str]:
-    overall = [r for r in rows if r["label"] == baseline and r["task"] == OVERALL]
-    return roofline.notes(manifest, overall[0]["bandwidth_share"]) if overall else []
+    shares = {r["task"]: r["bandwidth_share"] for r in rows if r["label"] == baseline}
+    highest = max((share for share in shares.values() if share), default=0.0)
+    return roofline.notes(manifest, shares[OVERALL], highest) if shares else []
 
 
 def accepted_by_part(done: Sequence[CaseRecord]) -> list[str]:
