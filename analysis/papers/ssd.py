@@ -18,6 +18,7 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
 from analysis.runs.claims import Claim
+from analysis.runs.comparisons import ComparedLabel
 from analysis.runs.estimates import mat, tokens_per_s
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
