@@ -14,21 +14,24 @@ from analysis.runs.load import Run
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
+from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
+from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 from specbench.results.statistics.summary import OVERALL, summarize, task_order
-from specbench.results.summary_schema import SummaryRow, interval, number
+from specbench.results.summary_schema import Disturbance, SummaryRow, interval, number
 from specbench.results.wording import TIMES, verdict_words
 from specbench.storage.jsonl import JsonObject
 
 
 @dataclass(frozen=True)
 class ComparedLabel:
-    """One label of one run: its rows by task, and what is claimed."""
+    """One label of one run: its rows by task, what is claimed, and what disturbed the run."""
 
     run: Run
     label: str
     rows: Mapping[str, SummaryRow]
     claim: Claim | None
+    disturbed: Disturbance | None
 
     @property
     def overall(self) -> SummaryRow:
@@ -164,13 +167,14 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
         estimator=estimator,
         context=baseline_context(run.manifest),
     )
+    disturbed = disturbance(run.records, run.superseded, rows, run.baseline, run.seed)
     entries = []
     for label in run.labels:
         own = {row["task"]: _shown(row) for row in rows if row["label"] == label}
         # Plain decoding is what claims are relative to.
         is_baseline = label == run.baseline
         claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], claims)
-        entries.append(ComparedLabel(run, label, own, claim))
+        entries.append(ComparedLabel(run, label, own, claim, disturbed))
     return entries
 
 
@@ -223,6 +227,7 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
             + (f", {noisy}{_of_runs(comparison)} with a disturbed turn " if noisy else "")
             + (_how_counted(comparison) if noisy else "")
             + ".",
+            *disturbed_words(comparison, speedup),
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(comparison)}.",
             f"Lossless: {_lossless(comparison)}.",
@@ -271,10 +276,21 @@ def _of_runs(comparison: Comparison) -> str:
 
 
 def _how_counted(comparison: Comparison) -> str:
-    """What became of noisy cases, as :mod:`specbench.results.statistics.summary` states it."""
+    """What became of disturbed cases, by :mod:`specbench.results.statistics.summary`."""
     if any(entry.overall["disturbed_counted"] for entry in comparison.entries):
-        return "(of one run more than half, and counted there)"
+        return f"(at most {LEFT_OUT_SHARE:.0%} of a run's cases, the most disturbed, not timed)"
     return "not timed"
+
+
+def disturbed_words(comparison: Comparison, speedup: bool = True) -> list[str]:
+    """What the rule about disturbed turns did to the runs, and their speedups without it."""
+    by_run = {entry.run.path: entry.disturbed for entry in comparison.entries}
+    speedups = [
+        (comparison.name_of(e), e.overall["speedup"], e.disturbed["without_rule"][e.label])
+        for e in comparison.entries
+        if speedup and e.disturbed is not None and e.label != e.run.baseline
+    ]
+    return disturbance_words(by_run.values(), speedups)
 
 
 def _scopes(comparison: Comparison) -> str:

@@ -87,7 +87,7 @@ def usable_turns(records: Iterable[CaseRecord]) -> list[CaseRecord]:
     """The turns of a whole run that count in times, as in the run's own table.
 
     A case that failed for one label counts for none; nor does a case and repeat that was disturbed
-    for one, unless most are disturbed.
+    for one, but for those that the rule lets count.
     """
     records = list(records)
     failed = {record.case_id for record in records if record.status == "failed"}

@@ -16,7 +16,8 @@ class SummaryRow(TypedDict):
 
     Attributes:
         n_dropped: cases left out for all labels because one failed.
-        n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: timed all the same.
+        n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: some of them are
+            timed all the same.
         phase_share: each phase's part of the wall time, under ``measure=phases``.
         speedup_eager, speedup_graph: over plain decoding by that engine.
         bandwidth_share: part of the machine's copy bandwidth that plain decoding takes.
@@ -86,12 +87,51 @@ class Pair(TypedDict):
     p_holm: float
 
 
+class WithoutRule(TypedDict):
+    """A label's numbers over the whole run, of every turn as it was first measured."""
+
+    tokens_per_s: float | None
+    speedup: float | None
+    speedup_ci: Interval | None
+
+
+class Unequal(TypedDict):
+    """Two labels whose turns were called disturbed unequally often; ``p`` of an exact test."""
+
+    more: str
+    less: str
+    p: float
+
+
+class Disturbance(TypedDict):
+    """What the rule about disturbed turns found and did.
+
+    Attributes:
+        turns: by label, measured turns; ``flagged``: of these the ones whose first measurement was
+            called disturbed.
+        cases_again: cases (and repeats) measured again; ``turns_again``: their turns, all labels.
+        unequal: the labels whose shares of flagged turns differ by more than chance, if any.
+        without_rule: by label.
+    """
+
+    turns: dict[str, int]
+    flagged: dict[str, int]
+    cases_again: int
+    turns_again: int
+    unequal: Unequal | None
+    without_rule: dict[str, WithoutRule]
+
+
 class Summary(TypedDict):
-    """All of the file; ``pairs`` is empty unless two methods were compared."""
+    """All of the file; ``pairs`` is empty unless two methods were compared.
+
+    ``disturbed`` is None where no time was measured.
+    """
 
     schema_version: int
     run_key: str | None
     rows: list[SummaryRow]
     pairs: list[Pair]
+    disturbed: Disturbance | None
     caption: str
     notes: list[str]

@@ -17,23 +17,51 @@ from specbench.results.records import CaseRecord
 
 BlockKey: TypeAlias = tuple[int, str]  # repeat and case
 
-# Of the blocks, from where on disturbance is the ordinary state.
-ORDINARY_SHARE = 0.5
+# Of the blocks, how many may be left out of times.
+LEFT_OUT_SHARE = 0.25
 
 # Columns of a label's totals per case.
 COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW = range(8)
 
 
 def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
-    """Every block that holds a noisy turn."""
+    """Every block that holds a disturbed turn."""
     return {(r.repeat, r.case_id) for r in records if r.status == "disturbed"}
 
 
-def untimed_blocks(records: Sequence[CaseRecord]) -> set[BlockKey]:
-    """The blocks that count in no time: the noisy ones, none where most are."""
-    noisy = noisy_blocks(records)
-    blocks = {(r.repeat, r.case_id) for r in records}
-    return noisy if len(noisy) <= ORDINARY_SHARE * len(blocks) else set()
+def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
+    """The blocks that count in no time: disturbed ones, :data:`LEFT_OUT_SHARE` of all at most.
+
+    One more disturbed block changes what counts by a block at most, however many there are.
+    """
+    turns = _by_block(records)
+    worst = most_harmed(own for own in turns.values() if noisy_blocks(own))
+    return set(worst[: math.floor(LEFT_OUT_SHARE * len(turns))])
+
+
+def most_harmed(blocks: Iterable[Sequence[CaseRecord]]) -> list[BlockKey]:
+    """The blocks, those first whose labels were disturbed most unequally, then most.
+
+    Ratios of labels that were disturbed alike suffer little. No time of a turn has a say.
+    """
+    harm = {}
+    for turns in blocks:
+        by_label: dict[str, list[float]] = {}
+        for turn in turns:
+            taken = (turn.cpu_steal or 0.0) + (turn.cpu_others or 0.0)
+            by_label.setdefault(turn.label, []).append((turn.status == "disturbed") + taken)
+        means = [sum(found) / len(found) for found in by_label.values()]
+        first = turns[0]
+        spread = max(means) - min(means)
+        harm[first.repeat, first.case_id] = (-spread, -sum(means), first.stream_index)
+    return sorted(harm, key=harm.__getitem__)
+
+
+def _by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:
+    blocks: dict[BlockKey, list[CaseRecord]] = {}
+    for record in records:
+        blocks.setdefault((record.repeat, record.case_id), []).append(record)
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +71,14 @@ class Pooled:
     Attributes:
         tasks, categories: ``[n]`` of each case that did not drop out.
         totals: by label ``[n, 8]``, see the column constants.
-        dropped, noisy: tasks of the cases that dropped out, or hold a noisy turn.
-        noisy_counted: whether the noisy ones count in times all the same.
+        dropped, noisy: tasks of the cases that dropped out, or hold a disturbed turn.
+        noisy_counted: whether some of the disturbed ones count in times all the same.
         verdicts: by label, ``(task, verdict)`` of every turn that did not fail; ``lossy`` where
             the verifier is.
         methods: by label.
         state_scopes: by label.
         timings: where each label's times come from (``measured``, ``predicted``, ``none``).
-        phases: by label and task seconds by phase, of turns that were not noisy.
+        phases: by label and task seconds by phase, of turns that count in times.
     """
 
     tasks: list[str]
@@ -96,7 +124,6 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     totals: dict[str, list[list[float]]] = {label: [] for label in labels}
     everything = [turn for turns in by_case.values() for turn in turns]
     untimed = untimed_blocks(everything)
-    ordinary = bool(noisy_blocks(everything)) and not untimed
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
     for _, turns in sorted(by_case.items()):
         complete = _is_complete(turns, labels)
@@ -118,7 +145,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
         },
         dropped=dropped,
         noisy=noisy,
-        noisy_counted=ordinary,
+        noisy_counted=noisy_blocks(everything) > untimed,
         verdicts={
             label: [
                 (turn.task, "lossy" if turn.lossy else turn.lossless.verdict)
@@ -135,7 +162,9 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
                 task: _add_phases(
                     t
                     for t in everything
-                    if (t.label, t.task) == (label, task) and (ordinary or t.status == "ok")
+                    if (t.label, t.task) == (label, task)
+                    and t.status != "failed"
+                    and (t.repeat, t.case_id) not in untimed
                 )
                 for task in {turn.task for turn in everything}
             }

@@ -5,9 +5,9 @@ How records become numbers (words as in :mod:`specbench.results.records`):
 - The turns and repeats of a case are added up first; the case is the unit of everything after.
 - A case that failed for one label, or lacks a turn of it, is left out for all labels and counted
   in ``n_dropped``. A disturbed turn takes its block (case and repeat) out of all that is timed,
-  for all labels; ``n_disturbed`` counts the cases concerned. MAT and verdicts keep them. Where
-  more than half of the run's blocks are disturbed, that is the machine's ordinary state: leaving
-  them out would choose the lucky ones, so all are counted (``disturbed_counted``).
+  for all labels, but never more than a quarter of the run's blocks: of more, the least disturbed
+  count (``disturbed_counted``). ``n_disturbed`` counts the cases concerned. MAT and verdicts keep
+  them. The numbers without this rule: :mod:`specbench.results.statistics.disturbed`.
 - ``joules_per_token`` is energy over new tokens, prefill included, of turns whose energy is known;
   ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).
 - ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
