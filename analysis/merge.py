@@ -178,8 +178,11 @@ def _check_keys(runs: Sequence[Run]) -> None:
 
 def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManifest:
     first = runs[0].manifest
+    reads = [model.read_bytes_per_s for run in runs if (model := run.manifest.model)]
+    fastest = max((read for read in reads if read), default=None)
     return replace(
         first,
+        model=first.model and replace(first.model, read_bytes_per_s=fastest),
         config={**first.config, "shard": None},
         identity={**(first.identity or {}), "shard": None},
         overrides=[o for o in first.overrides if not o.startswith("shard=")],

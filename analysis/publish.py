@@ -41,8 +41,8 @@ CASE_COLUMNS = (
     "n_new", "n_target_passes", "n_drafted", "prefill_s", "decode_s", "wall_s", "finish_reason",
 )  # fmt: skip
 SUMMARY_COLUMNS = (
-    "label", "method", "task", "n_cases", "mat", "tokens_per_s", "speedup", "geomean_speedup",
-    "speedup_eager", "speedup_graph", "bandwidth_share",
+    "label", "method", "task", "n_cases", "n_timed", "mat", "tokens_per_s", "speedup",
+    "geomean_speedup", "speedup_eager", "speedup_graph", "bandwidth_share",
 )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def summary_metrics(comparison: Comparison) -> dict[str, float]:
     found = {}
     for entry in comparison.entries:
         for task, row in entry.rows.items():
-            for figure in SUMMARY_COLUMNS[4:]:
+            for figure in SUMMARY_COLUMNS[5:]:
                 if (value := summary_schema.number(row, figure)) is not None:
                     found[f"{entry.label}/{task}/{figure}"] = float(value)
             for verdict, count in row["lossless"].items():

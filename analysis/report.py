@@ -28,6 +28,7 @@ from analysis.plots.style import RC
 from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, disturbed_words, make_comparisons
+from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, context_cells, pairs_table
 from analysis.tabular.provenance import environments, settings, sources
@@ -36,8 +37,7 @@ from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.records import VERDICTS
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.summary import ESTIMATORS
-from specbench.results.summary_schema import number
-from specbench.results.wording import verdict_words
+from specbench.results.wording import case_words, leader_words, verdict_words
 
 TEMPLATE = "report.html.jinja"
 
@@ -157,7 +157,8 @@ def summary(comparisons: Iterable[Comparison]) -> ResultTable:
         if not entries:
             continue
         key = "speedup" if any(e.overall["speedup"] is not None for e in entries) else "mat"
-        best = max(entries, key=lambda entry: number(entry.overall, key) or 0.0)
+        leading = leaders(entries, key)
+        best = leading[0]
         counts: Counter[str] = Counter()
         for entry in entries:
             counts.update(entry.overall["lossless"])
@@ -166,11 +167,11 @@ def summary(comparisons: Iterable[Comparison]) -> ResultTable:
         rows.append(
             {
                 "model and data": comparison.title,
-                "best": comparison.name_of(best),
+                "fastest": leader_words([comparison.name_of(entry) for entry in leading]),
                 "speedup [95 %]": best.measured("speedup"),
                 **context_cells(best.overall),
                 "MAT [95 %]": best.measured("mat"),
-                "cases": str(best.overall["n_cases"]),
+                "cases": case_words(best.overall),
                 "lossless (all labels)": verdict_words(counts),
                 "verdicts on claims": agreed or ABSENT,
                 "times": comparison.runs[0].timing,
@@ -178,9 +179,10 @@ def summary(comparisons: Iterable[Comparison]) -> ResultTable:
             }
         )
     text = (
-        "Best: the label with the highest speedup, or the highest MAT where nothing was timed. "
-        "It was picked after the fact, so its interval is a little too hopeful; the sections below "
-        "have all labels."
+        "Fastest: the label with the highest speedup, or the highest MAT where nothing was timed, "
+        "and the others that may be as fast: the data cannot part them (multiple comparisons with "
+        "the best). The numbers are the first one's. It was picked after the fact, so its interval "
+        "is a little too hopeful; the sections below have all labels."
     )
     return ResultTable.of("At a glance", text, rows)
 

@@ -28,9 +28,9 @@ _WIDTH = 260
 
 
 _COLUMNS = (
-    "run model dtype dataset hardware synthetic task label method state_scope n_cases n_dropped "
-    "n_disturbed mat mat_low mat_high tokens_per_s end_to_end_tokens_per_s estimator speedup "
-    "speedup_low speedup_high geomean_speedup geomean_low geomean_high speedup_eager "
+    "run model dtype dataset hardware synthetic task label method state_scope n_cases n_timed "
+    "n_dropped n_disturbed mat mat_low mat_high tokens_per_s end_to_end_tokens_per_s estimator "
+    "speedup speedup_low speedup_high geomean_speedup geomean_low geomean_high speedup_eager "
     "speedup_eager_low speedup_eager_high speedup_graph speedup_graph_low speedup_graph_high "
     "bandwidth_share equal near_tie bug not_audited claimed_speedup claimed_mat claimed_model "
     "claimed_hardware claimed_source verdict"

@@ -13,8 +13,8 @@ Where ours differs, and why:
     - With several tables each one inserts exactly the windows that end on a new token; the
       reference inserts some old windows of the shorter tables again.
     - The paper resets the table "before running each test case"; the code its numbers come from
-      does at every turn, as do our experiments on it (``state_scope: turn``). The default keeps it
-      for a case, whose second turn repeats the first one's text anyway.
+      does at every turn (``state_scope: paper``). ``prompt`` keeps it for a case, whose second turn
+      repeats the first one's text anyway.
     - ``merge: true`` is ours: equal branches are shared and the budget counts distinct nodes.
 State kept: the dynamic tables, bounded by leader_capacity × follower_capacity followers.
 """
@@ -83,6 +83,7 @@ class Cacheback(Drafter):
     """
 
     name: str = "cacheback"
+    paper_scope: str = "turn"
     leader_len: int = 1
     follower_len: int = 3
     leader_capacity: int = 2**20

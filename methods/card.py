@@ -68,7 +68,6 @@ class Card(Drafter):
     """
 
     name: str = "card"
-    state_scope: str = "turn"
     k: int = 100
     r: int | str = 7
     max_depth: int = 50

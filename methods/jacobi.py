@@ -1,18 +1,23 @@
 """Jacobi decoding: a block of guesses that every pass refreshes from itself.
 
 Paper: "Accelerating Transformer Inference for Translation via Parallel Decoding", ACL 2023,
-    arXiv 2305.10427 (its blocks of fixed size).
-Reference code studied: none; written from the accounts in Lookahead decoding and N-Grammys.
+    arXiv 2305.10427 (its blocks of fixed size, GS-Jacobi).
+Reference code studied: teelinsan/parallel-decoding a2b2539 (``src/ipi/decoders/gs_jacobi.py``).
 Method: the pass over root and block predicts every position from the old guesses to its left. The
-    guesses that the target confirms are committed; its predictions beyond them are the next block.
-    The floor for methods that reuse the target's own output: a token is seldom right before its
-    left context is.
+    guesses that the target confirms are committed; its predictions for the others are the next
+    guesses. A block is iterated upon until all of it is committed, with the token behind it; then
+    the next begins with new guesses. ``block: moving``, which is ours, fills the end of the block
+    up at every step, so that it moves along with the text. The floor for methods that reuse the
+    target's own output: a token is seldom right before its left context is.
 Where ours differs, and why:
-    - The block moves along with the text; the paper iterates on one block until all of it stands
-      still, then begins the next.
-    - The paper starts a block with padding tokens, which decoder-only models often lack: ``fill``
-      names what new guesses are. The default draws them from the prompt, as Lookahead does.
-    - Eight guesses are our choice; 4, 8 and 16 are usual.
+    - What the target has confirmed is committed at once; the reference commits a block as a whole,
+      when a pass changes none of its guesses. That is the same pass.
+    - The reference, which translates, starts a block with padding tokens; decoder-only models often
+      lack one. ``fill`` names what new guesses are; the default draws them from the prompt, as
+      Lookahead does.
+    - Eight guesses are our choice (the reference's blocks: two, and the token before them); 4, 8
+      and 16 are usual.
+    - The reference is told how long the answer will be, and its last block is cut there.
     - At a temperature the block is still made of the target's likeliest tokens, which keeps it free
       of the random numbers that will judge it.
 State kept: the block, for a turn, so the state scope changes nothing. Draws depend on ``seed`` and
@@ -30,6 +35,7 @@ from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 
+_BLOCKS = ("fixed", "moving")
 _FILLS = ("prompt", "vocabulary", "last")
 
 
@@ -39,17 +45,21 @@ class Jacobi(Drafter):
 
     Attributes:
         block_len: guesses per step.
-        fill: new guesses at the end of the block: ``prompt`` or ``vocabulary`` (drawn from it) or
+        block: ``fixed``, iterated upon until all of it is committed, or ``moving`` with the text.
+        fill: what new guesses are: ``prompt`` or ``vocabulary`` (drawn from it) or
             ``last`` (the token before, again).
     """
 
     name: str = "jacobi"
+    version: int = 2
     block_len: int = 8
+    block: str = "fixed"
     fill: str = "prompt"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("block_len")
+        self._require_one_of("block", _BLOCKS)
         self._require_one_of("fill", _FILLS)
         self._seed = 0
         self._vocab_size = 1
@@ -77,11 +87,14 @@ class Jacobi(Drafter):
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         done = len(outcome.committed)
         if outcome.tree is self._tree and outcome.next_tokens is not None:
-            # Row i + 1 predicts the position after guess i; the committed tokens include row done.
-            guesses = outcome.next_tokens[done : done + self.block_len]
+            # Row i predicts the position of guess i, the last row the one behind the block.
+            rows = len(self._block) + (self.block == "moving")
+            guesses = outcome.next_tokens[done:rows]
         else:  # cut by the engine, or another method's tree: the old guesses move up
             guesses = self._block[done:]
-        self._block = self._filled(state, guesses)
+        if self.block == "moving" or done > len(self._block):
+            guesses = self._filled(state, guesses)
+        self._block = guesses
 
     def _filled(self, state: DecodeState, guesses: IntArray) -> IntArray:
         missing = self.block_len - len(guesses)

@@ -2,32 +2,32 @@
 
 Paper: "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", ICML 2024,
     arXiv 2402.02057.
-Reference code studied: hao-ai-lab/LookaheadDecoding (``lade/decoding.py``) and Spec-Bench's older
-    copy, by their description.
+Reference code studied: hao-ai-lab/LookaheadDecoding eed010d (``lade/decoding.py``) and Spec-Bench's
+    older copy, fd2c1cd (``model/lade``).
 Method: a window of N − 1 levels and W columns holds guesses of the tokens ahead. Each pass predicts
     one more level (a Jacobi iteration per column), completes W n-grams for the pool, and drops the
     oldest level. N-grams that follow the last token in the pool, G at most, are verified beside it.
 The window (``specbench.index.ngram.lookahead_window``) is a tree whose nodes are auxiliary: they
-ride in
-    the pass, none is a candidate. The pool's n-grams are candidate chains below the root.
+    ride in the pass, none is a candidate. The pool's n-grams are candidate chains below the root.
 Parameters: N 5 and W = G = 15 is what the authors run a 7B model with; Spec-Bench takes 5, 7, 7;
     the code's own fallback is 8, 60, 60.
 As in the reference: level 0 starts with tokens drawn from the prompt, the first N − 2 steps fill
     the window and verify nothing, and the window moves on by one column a step however many tokens
-    are committed, so that it drifts against the text.
+    are committed, so that it drifts against the text. The target's own token after a complete
+    match is lost, so a step commits N − 1 tokens at most: the last token of every guess rides along
+    without being a candidate. ``lost_bonus: false`` is ours: it commits that token too, N at most.
 Where ours differs, and why:
-    - The reference loses the target's own token after a complete match, so a step commits N − 1
-      tokens at most. Ours commits N; ``lost_bonus: true`` restores the loss at the same cost: the
-      last token of every guess rides along without being a candidate.
     - The fill phase begins after the prompt's pass, not in it, as for every method here.
     - With ``pool_from_prompt`` every n-gram that a step completes is inserted, the oldest first.
-    - End tokens in the window stay; the engine stops at the first one committed anyway.
+      The reference inserts those of a text in which a step's last token stands once for each of
+      its tokens.
+    - End tokens in the window stay; the reference replaces them where it samples.
     - N = 2 works; the reference crashes.
     - At a temperature the window is still made of the target's likeliest tokens, which keeps its
       n-grams free of the random numbers that will judge them.
     - The window's first tokens depend on ``seed`` and the prompt, not on the order of cases.
 State kept: the window, for a turn; the pool, at most vocab × G n-grams, as ``state_scope`` says
-    (the reference: ``turn``).
+    (paper: ``turn``).
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class Lookahead(Drafter):
     """Drafts the pool's n-grams, with the window as auxiliary nodes.
 
     Attributes:
-        state_scope: how long the pool is kept; the reference's is ``turn``.
         ngram: N, tokens of an n-gram with the one it follows; also the window's levels plus one.
         window: W, columns of the window.
         guesses: G, n-grams kept per token, and so verified per step, at most.
         pool_from_prompt: insert the n-grams of the prompt and of the answer too.
-        lost_bonus: the reference's loss of the target's token after a complete match.
+        lost_bonus: lose the target's token after a complete match, as the reference does.
     """
 
     name: str = "lookahead"
-    state_scope: str = "turn"
+    version: int = 2
+    paper_scope: str = "turn"
     ngram: int = 5
     window: int = 15
     guesses: int = 15
     pool_from_prompt: bool = False
-    lost_bonus: bool = False
+    lost_bonus: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

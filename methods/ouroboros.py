@@ -2,30 +2,37 @@
 
 Paper: "Ouroboros: Generating Longer Drafts Phrase by Phrase for Faster Speculative Decoding", EMNLP
     2024, arXiv 2402.13720.
-Reference code studied: thunlp/Ouroboros (``ouroboros/ouroboros.py``, ``cache_engine.py``), by its
-    description.
+Reference code studied: thunlp/Ouroboros 7dac65b (``ouroboros/ouroboros.py``, ``cache_engine``,
+    ``kv_cache_model.py`` and the lookahead in ``models/modeling_llama.py``). Its copy for
+    Spec-Bench (``benchmark/test_specbench``) learns in another way and is not this.
 Method: a pool holds phrases, for every token the newest G tuples of N - 1 tokens seen after it.
-    *Draft*: the draft model decodes gamma tokens or more by lookahead (a window of W columns, N - 1
-    levels; phrases of the pool as guesses), and what its window completes enters the pool.
+    *Draft*: the draft model decodes by lookahead (a window of W columns, N - 1 levels; phrases of
+    the pool as guesses) until it has gamma tokens; more are cut off. An end token ends the draft.
+    What its window completes enters the pool.
     *Verify*: the target reads the draft and, behind its last token, the ``topk`` newest phrases of
     that token, side by side.
-    *Learn*: those phrases are overwritten by what the target said along each of them. If the draft
-    was rejected somewhere, the target's own words from there on are phrases too, as far as the
-    draft happened to go on with them (N - 1 tokens in a row).
+    *Learn*: if the draft was accepted, those phrases are overwritten by what the target said along
+    each of them, equal ones included. If it was rejected somewhere, the target's own words from
+    there on are phrases, as far as the draft happened to go on with them (N - 1 tokens in a row).
+    A model's own token after a whole phrase is lost, the target's and, in its lookahead, the draft
+    model's: a phrase's last token rides along without being a candidate.
+Switches for what the reference leaves undone, off by default: ``cut_draft: false`` keeps the tokens
+    beyond gamma, ``lost_bonus: false`` commits the token after a whole phrase, ``correct_rejected:
+    true`` overwrites the phrases behind a rejected draft too. (The reference's line for that counts
+    phrases wrongly: topk // (N - 1), which is none of them with any settings of its scripts; where
+    topk is larger, it overwrites the wrong ones, which is not followed.)
 Parameters: gamma 4, W = G = 20, N 7, topk 3 are the code's defaults; its scripts run HumanEval with
     gamma 12, GSM8K with 4, 15, 6, MBPP with 6, 18, 5 (gamma, W = G, N).
 Temperature above 0 (the public code is greedy only): draft model and pool work greedily, so a draft
     is a deterministic function of the text and of what earlier steps have shown, point masses to
     any verifier. The target's words that enter the pool are its most likely ones, never its draws.
 Where ours differs, and why:
-    - Tokens that the draft model has not read yet ride in its next lookahead pass; there is no pass
-      just to catch up.
-    - Phrases that have become equal are kept once.
+    - The first draft comes after the prompt's pass, not before it, as for every method here.
     - The draft is no longer than what may still be committed.
     - The window's first tokens depend on ``seed`` and the prompt, not on the order of cases.
 State kept: window and draft cache for a turn; the pool, at most vocab x G phrases, as
-    ``state_scope`` says: ``prompt`` starts every case cold; ``run`` is the reference's benchmark,
-    which makes the pool once and keeps it warm.
+    ``state_scope`` says: ``prompt`` starts every case cold; ``run`` is the reference's benchmark
+    (``paper``), which makes the pool once and keeps it warm.
 """
 
 from __future__ import annotations
@@ -58,20 +65,27 @@ class Ouroboros(Drafter):
     """Drafts what a draft model writes by lookahead, continued by phrases.
 
     Attributes:
-        state_scope: how long the pool is kept; the reference's benchmarks keep it for a run.
-        gamma: tokens drafted per step, at least.
+        gamma: tokens drafted per step.
         ngram: N, tokens of a phrase with the one it follows; also the window's levels plus one.
         window: W, columns of the window.
         guesses: G, phrases kept per token, and verified per pass of the draft model, at most.
         topk: phrases that continue the draft in the target's pass.
+        cut_draft: cut off what lookahead drafts beyond ``gamma``, as the reference does.
+        lost_bonus: lose a model's own token after a whole phrase, as the reference does.
+        correct_rejected: also overwrite phrases behind a rejected draft; the reference does not.
     """
 
     name: str = "ouroboros"
+    version: int = 2
+    paper_scope: str = "run"
     gamma: int = 4
     ngram: int = 7
     window: int = 20
     guesses: int = 20
     topk: int = 3
+    cut_draft: bool = True
+    lost_bonus: bool = True
+    correct_rejected: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,6 +98,7 @@ class Ouroboros(Drafter):
         self._window = LookaheadWindow(self.window, self.ngram)
         self._tree = DraftTree.empty()
         self._drafted = 0  # nodes of the tree that the draft model wrote
+        self._held = 0  # of them, those that it has read
         self._read = 0  # tokens of the text that the draft model has read
         self._phrase_tokens = 0
 
@@ -93,7 +108,8 @@ class Ouroboros(Drafter):
 
     @property
     def _longest(self) -> int:
-        return self.gamma + self.ngram - 1
+        """Tokens that lookahead drafts at most before they are cut to ``gamma``."""
+        return self.gamma + self.ngram - 1 - self.lost_bonus
 
     @property
     def _most_unread(self) -> int:
@@ -105,7 +121,8 @@ class Ouroboros(Drafter):
         return Needs(
             tokens_only=False,
             draft_model=True,
-            max_nodes=self._longest + self.topk * (self.ngram - 1),
+            max_nodes=(self.gamma if self.cut_draft else self._longest)
+            + self.topk * (self.ngram - 1),
             draft_nodes=self._most_unread + self._longest + self._window.most_nodes(self.guesses),
         )
 
@@ -113,6 +130,7 @@ class Ouroboros(Drafter):
         assert context.draft_model is not None
         self._draft = context.draft_model
         self._seed = context.seed
+        self._ends = np.array(sorted(context.eos_ids), dtype=np.int64)
         self._pool = NgramPool.compiled(context.vocab_size, self.ngram - 1, self.guesses)
 
     def reset(self) -> None:
@@ -134,14 +152,11 @@ class Ouroboros(Drafter):
             return self._tree
         wanted = self.topk if len(chain) < state.remaining - 1 else 0
         phrases = self._pool.after(int(chain[-1]))[::-1][:wanted]
-        self._tree = _continued(chain, phrases)
+        self._tree = _continued(chain, phrases, self.lost_bonus)
         return self._tree
 
     def _write(self, state: DecodeState) -> IntArray:
-        """``[>= gamma]`` tokens by lookahead on the draft model; fewer where fewer are wanted.
-
-        All but the last of them have been read when it returns.
-        """
+        """``[gamma]`` tokens by lookahead on the draft model; fewer where fewer are wanted."""
         wanted = min(self.gamma, state.remaining - 1)
         ahead = self._longest + self.window + self.ngram  # how far the window may reach
         if wanted <= 0 or self._draft.free_rows(state.length) < ahead:
@@ -162,10 +177,17 @@ class Ouroboros(Drafter):
             else:
                 self._draft.commit_path(NO_TOKENS, np.append(np.arange(held + 1), accepted))
                 held += 1 + len(accepted)
+            ends = np.flatnonzero(np.isin(bonus, self._ends))
+            if len(ends):
+                chain.append(bonus[: ends[0] + 1])
+                break
             chain.append(bonus)
             length += len(bonus)
             unread = bonus[-1:]
-        return np.concatenate(chain)[: state.remaining - 1]
+        longest = wanted if self.cut_draft else state.remaining - 1
+        drafted = np.concatenate(chain)[:longest]
+        self._held = min(held, len(drafted))
+        return drafted
 
     def _lookahead_pass(self, unread: IntArray, held: int) -> tuple[IntArray, IntArray]:
         """One pass of lookahead decoding behind ``held`` drafted tokens.
@@ -182,7 +204,7 @@ class Ouroboros(Drafter):
         guesses = self._pool.after(int(unread[-1])) if self._window.full else None
         if guesses is None:
             guesses = np.empty((0, self.ngram - 1), dtype=np.int64)
-        tokens, parents, aux = self._window.tree(int(unread[-1]), guesses)
+        tokens, parents, aux = self._window.tree(int(unread[-1]), guesses, self.lost_bonus)
         before = np.arange(-1, root) + held
         numbers = np.concatenate((before, parents + held + len(unread)))
         logits = self._draft.extend(np.concatenate((unread, tokens)), numbers, own=True)
@@ -201,7 +223,7 @@ class Ouroboros(Drafter):
         drafted = self._drafted
         accepted = min(len(path), drafted)
         self._phrase_tokens += len(path) - accepted
-        read = min(accepted, drafted - 1)
+        read = min(accepted, self._held)
         self._draft.commit_path(np.arange(read))
         self._read += read
         if outcome.next_tokens is not None:
@@ -217,7 +239,7 @@ class Ouroboros(Drafter):
         """
         drafted, length = self._drafted, self.ngram - 1
         along = next_tokens[drafted + 1 :].reshape(-1, length)
-        if len(along):
+        if len(along) and (accepted == drafted or self.correct_rejected):
             # Said along a phrase: the token after the draft, then those after all but its last.
             first = np.full((len(along), 1), next_tokens[drafted])
             said = np.hstack((first, along[:, :-1]))
@@ -236,8 +258,11 @@ class Ouroboros(Drafter):
         }
 
 
-def _continued(chain: IntArray, phrases: IntArray) -> DraftTree:
-    """``chain`` with every row of ``phrases`` as a branch below its last token."""
+def _continued(chain: IntArray, phrases: IntArray, lost_bonus: bool) -> DraftTree:
+    """``chain`` with every row of ``phrases`` as a branch below its last token.
+
+    With ``lost_bonus`` the last token of a branch is no candidate, so none is committed behind it.
+    """
     count, length = phrases.shape
     below = np.arange(count * length).reshape(count, length) + len(chain) - 1
     below[:, :1] = len(chain) - 1
@@ -245,7 +270,11 @@ def _continued(chain: IntArray, phrases: IntArray) -> DraftTree:
     sources = np.full(len(tokens), _PHRASE)
     sources[: len(chain)] = _DRAFT
     parents = np.concatenate((np.arange(-1, len(chain) - 1), below.reshape(-1)))
-    return DraftTree(tokens, parents, sources=sources)
+    aux = None
+    if lost_bonus and count:
+        aux = np.zeros(len(tokens), dtype=np.bool_)
+        aux[len(chain) + length - 1 :: length] = True
+    return DraftTree(tokens, parents, sources=sources, aux=aux)
 
 
 def phrases_spoken(draft: IntArray, said: IntArray, length: int) -> IntArray:

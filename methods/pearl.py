@@ -69,7 +69,6 @@ class Pearl(Drafter):
     """
 
     name: str = "pearl"
-    state_scope: str = "turn"
     gamma: int | str = 4
 
     def __post_init__(self) -> None:

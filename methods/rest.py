@@ -1,17 +1,21 @@
 """REST: drafts a tree of what follows the text's last tokens in a large corpus.
 
 Paper: "REST: Retrieval-Based Speculative Decoding", NAACL 2024, arXiv 2311.08252.
-Reference code studied, by its description: FasterDecoding/REST (``DraftRetriever``) and its copy in
-    Spec-Bench (``model/rest``).
-Datastore: a corpus with its suffix array, built beforehand by ``scripts/build_artifact.py`` (the
-    paper: ShareGPT, UltraChat, The Stack). For the bundled model it is made on first use from the
-    English of installed documentation (``specbench.artifacts.corpora``).
+Reference code studied: FasterDecoding/REST 50a5fc1 (``DraftRetriever``) and its copy in Spec-Bench
+    fd2c1cd (``model/rest``).
+Datastore: a corpus with its suffix array, built beforehand by ``scripts/build_artifact.py``:
+    UltraChat, which the paper and Spec-Bench search for chat, or ShareGPT, the reference's small
+    store, or The Stack's Python for code. For the bundled model it is made on first use from the
+    English of installed documentation (``specbench.artifacts.corpora``). The file's header names
+    the corpus; so do the run's manifest and every record.
 A step: the last 16 tokens are looked up, then 15, … 2, until some chunk of the datastore has them;
-    the prefixes of up to 5000 continuations are counted, the 64 most frequent kept, and cut so that
-    their distinct tokens sum up to 64 at most.
+    the prefixes of up to 5000 continuations of each chunk are counted, the 64 most frequent kept,
+    and cut so that their distinct tokens sum up to 64 at most. Of more matches in a chunk the first
+    in lexicographic order are taken, whose continuations all begin alike. ``matches: even`` is
+    ours: evenly spaced ones.
 Where ours differs, and why:
-    - Of more than 5000 matches, 5000 evenly spaced ones are taken; the reference takes the first
-      in lexicographic order (``matches: first``), whose continuations all begin alike.
+    - A chunk has 2^25 tokens (the reference: 2^29), so that it can be sorted in little memory; a
+      large store has more of them, and each gives 5000 matches. ``--chunk`` changes it.
     - Equally frequent prefixes are taken shorter ones first, then in lexicographic order, and the
       cut drops the last of equals; the reference leaves both to a hash table's order, so that two
       of its runs differ.
@@ -26,7 +30,9 @@ State kept: none beyond the committed tokens, so the state scope changes nothing
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +41,7 @@ from specbench.decoding.structs import Artifact, DecodeState, DraftContext, Draf
 from specbench.index.suffix.array_queries import retrieve_tree
 from specbench.index.suffix.datastore import Datastore
 
-_MATCHES = ("even", "first")
+_MATCHES = ("first", "even")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -46,7 +52,7 @@ class Retrieval(Drafter):
         max_span: tokens looked up first.
         min_span: tokens looked up last.
         max_matches: continuations taken from a chunk of the datastore at most (k).
-        matches: which of more are taken: ``even`` or ``first``.
+        matches: which of more are taken: ``first`` or ``even``.
         draft_len: tokens of a continuation.
         choices: prefixes kept, and nodes of the tree at most.
         cut: apply the reference's ``cut_to_choices``.
@@ -55,10 +61,11 @@ class Retrieval(Drafter):
     """
 
     name: str = "rest"
+    version: int = 2
     max_span: int = 16
     min_span: int = 2
     max_matches: int = 5000
-    matches: str = "even"
+    matches: str = "first"
     draft_len: int = 10
     choices: int = 64
     cut: bool = True
@@ -82,7 +89,7 @@ class Retrieval(Drafter):
         file = Artifact(
             name="datastore",
             builder="specbench.artifacts.datastore:build_default",
-            command="python scripts/build_artifact.py datastore --model MODEL",
+            command="python scripts/build_artifact.py datastore --model MODEL --corpus ultrachat",
             path=self.datastore,
         )
         return Needs(artifacts=(file,), max_nodes=self.choices)
@@ -92,7 +99,8 @@ class Retrieval(Drafter):
             self._require_token("dummy_token", context)
             self._no_match = DraftTree.chain(np.array([self.dummy_token], dtype=np.int64))
         path = context.artifacts["datastore"]
-        self._store = Datastore.open(path, context.tokenizer_hash or None).arrays
+        store = Datastore.open(path, context.tokenizer_hash or None)
+        self._store, self._corpus = store.arrays, store.header["corpus"].get("name")
         rows = self.max_matches * (len(self._store.offsets) - 1)
         self._rows = np.empty((rows, self.draft_len), dtype=np.int32)
         self._sizes = np.empty(rows, dtype=np.int64)
@@ -120,3 +128,6 @@ class Retrieval(Drafter):
         if count == 0:
             return self._no_match
         return DraftTree(self._tokens[:count].copy(), self._parents[:count].copy())
+
+    def report(self) -> Mapping[str, Any]:
+        return {"corpus": self._corpus}

@@ -4,18 +4,27 @@ Papers: "Fast Inference from Transformers via Speculative Decoding", ICML 2023, 
     and "Accelerating Large Language Model Decoding with Speculative Sampling", arXiv 2302.01318.
 Reference code studied: smart-lty/ParallelSpeculativeDecoding ``src/engine.py``
     (``speculative_decoding``); for the schedules, huggingface/transformers
-    ``generation/candidate_generator.py`` (``AssistedCandidateGenerator``).
+    ``generation/candidate_generator.py`` (``AssistedCandidateGenerator``) of 4.37 and 5.23, and the
+    loop around it in Spec-Bench fd2c1cd (``model/sps/decoding.py``).
 Method: the draft model reads what was committed since (one token, or two where all of its draft was
     accepted), then adds ``gamma`` tokens one by one: its likeliest ones when decoding is greedy,
     else draws from its own distribution, which the ratio test is given. Lossless either way.
+Schedules: the papers' number of tokens is constant. transformers' assisted generation was, until
+    4.45, and Spec-Bench's row "SpS" (4.37) is ``gamma=5 schedule=heuristic``: two tokens more after
+    a draft that was accepted whole, one fewer after any other, one at least. Since then it is
+    ``gamma=20 confidence=0.4``; where scikit-learn is installed, it moves that threshold as it
+    goes, which is not built here.
 Where ours differs, and why:
     - Draft probabilities and the target's get the same temperature and filters, in float32.
     - Greedy drafting on a GPU never waits for it, ids go there from pinned memory; with
       ``confidence`` each token has to be looked at on the host before the next one is drafted.
     - No token beyond the limit is drafted: it could not be committed.
-    - ``schedule=heuristic`` starts anew with the state scope (each case by default), where the
-      library carries it from prompt to prompt; ``max_gamma`` bounds it.
-State kept: the draft length under ``heuristic``; the draft model's cache for a turn.
+    - The first draft comes after the prompt's pass, not in it, as for every method here; and an end
+      token does not end a draft, since nobody looks at one before the target has.
+    - ``max_gamma`` bounds ``heuristic``, since buffers have a size; the library has no bound. From
+      5 on, drafts accepted whole reach 64 only after more than 1,000 tokens.
+State kept: the draft length under ``heuristic``, as ``state_scope`` says (paper: ``turn``, which is
+    Spec-Bench's; from 4.38 on the library keeps it for a run); the draft model's cache for a turn.
 """
 
 from __future__ import annotations
@@ -53,9 +62,10 @@ class Sps(Drafter):
     """
 
     name: str = "sps"
+    paper_scope: str = "turn"
     gamma: int = 4
     schedule: str = "constant"
-    max_gamma: int = 20
+    max_gamma: int = 64
     confidence: float = 0.0
 
     def __post_init__(self) -> None:

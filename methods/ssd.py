@@ -65,6 +65,7 @@ class Spacelike(Drafter):
 
     name: str = "ssd"
     state_scope: str = "run"
+    paper_scope: str = "run"
     max_query: int = 10
     min_query: int = 1
     draft_len: int = 10

@@ -52,7 +52,7 @@ class SuffixDecoding(Drafter):
     """
 
     name: str = "suffix_decoding"
-    state_scope: str = "run"
+    paper_scope: str = "run"
     depth: int = 64
     factor: float = 1.0
     offset: float = 0.0

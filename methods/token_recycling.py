@@ -55,7 +55,6 @@ class TokenRecycling(Drafter):
     """Drafts a static tree, filled from the matrix of candidates.
 
     Attributes:
-        state_scope: ``run`` is the paper's hot start.
         k: candidates kept per token.
         update: whose logits count for a token that occurs several times in one pass: ``last``,
             ``first`` or ``parallel`` (a fixed mixture).
@@ -70,7 +69,7 @@ class TokenRecycling(Drafter):
     """
 
     name: str = "token_recycling"
-    state_scope: str = "run"
+    paper_scope: str = "run"
     k: int = 8
     update: str = "last"
     learn_prompt: bool = False

@@ -1,7 +1,7 @@
 """Build a file that a method drafts from, for one model's tokenizer, in bounded memory.
 
     python scripts/build_artifact.py frozen_table --model vicuna7b        # 1 % of OpenWebText
-    python scripts/build_artifact.py datastore --model vicuna7b           # ShareGPT
+    python scripts/build_artifact.py datastore --model vicuna7b           # UltraChat
     python scripts/build_artifact.py static_automaton --model vicuna7b --outputs results/RUN ...
     python scripts/build_artifact.py bigram_table --model mistral7b
     python scripts/build_artifact.py NAME --help                          # options and examples
@@ -112,21 +112,22 @@ def _frozen_table(job: Job) -> None:
 
 _DATASTORE = """REST's datastore: a corpus with its suffix array.
 
-    build_artifact.py datastore --model vicuna7b                       # ShareGPT
-    build_artifact.py datastore --model vicuna7b --corpus ultrachat    # Spec-Bench's choice
+    build_artifact.py datastore --model vicuna7b                       # UltraChat: the paper's
+    build_artifact.py datastore --model vicuna7b --corpus sharegpt     # the authors' small store
     build_artifact.py datastore --model codellama7b --corpus stack_python
     build_artifact.py datastore --model smollm2_135m --corpus files --files notes/*.txt
     build_artifact.py datastore --model smollm2_135m --corpus outputs --cases results/RUN
     build_artifact.py datastore --model smollm2_135m --corpus documentation
 
-It takes eight bytes for each token, and as much again beside it while it is being built. A
+It takes eight bytes for each token, and as much again beside it while it is being built (the
+authors' UltraChat, at six bytes a token: 12 GB). A
 datastore made of earlier outputs (prompts and answers of a run) makes the next run on the same
 questions look better than it is.
 """
 
 
 def _datastore_options(parser: argparse.ArgumentParser) -> None:
-    hub = ("sharegpt", "ultrachat", "stack_python")
+    hub = ("ultrachat", "sharegpt", "stack_python")
     _add_corpus(parser, (*hub, "files", "outputs", "documentation"))
     add = parser.add_argument
     add("--cases", nargs="+", type=Path, default=[], help="run folders")

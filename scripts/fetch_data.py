@@ -4,7 +4,8 @@
     python scripts/fetch_data.py all --out DIR
 
 Spec-Bench comes from its repository, the others from the hub as their yaml in ``conf/dataset``
-pins them. A file appears whole or not at all; an existing one is kept unless ``--force``.
+pins them, and with GSM8K the worked examples of ``dataset.prompt_form=card``. A file appears whole
+or not at all; an existing one is kept unless ``--force``.
 """
 
 import hashlib
@@ -14,6 +15,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose, option_names
@@ -25,34 +28,57 @@ from specbench.storage import jsonl
 _URLS = {
     "specbench": "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/"
     "data/spec_bench/question.jsonl",
+    # The eight examples of the chain-of-thought paper, as an MIT-licensed repository has them.
+    "gsm8k_shots": "https://raw.githubusercontent.com/EleutherAI/lm-evaluation-harness/"
+    "4e7e0d47f33bc71070c1d38394bafbb52b117163/lm_eval/tasks/gsm8k/gsm8k-cot.yaml",
 }
-_SHA256 = {"specbench": "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04"}
+_SHA256 = {
+    "specbench": "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04",
+    "gsm8k_shots": "7c9dd2561fe334a55f62bdc6a876f045e6dc7f53714c7a9db506b89c6de6bc96",
+}
+# CARD shuffles them with its seed, 1234; this is what Python's shuffle makes of it.
+_SHOTS_ORDER = (1, 3, 2, 4, 5, 6, 0, 7)
 _TIMEOUT_S = 30
 
 
 def fetch(name: str, folder: Path, *, force: bool = False) -> Path:
     dataset = compose([f"dataset={name}"]).dataset
     target = folder / str(dataset.file)
-    if target.is_file() and not force:
-        print(f"{name}: {target} is there already (--force fetches it again)")
-        return target
-    content = _download(name) if name in _URLS else _from_hub(dataset)
-    with jsonl.replacing(target) as partial:
-        partial.write_bytes(content)
-        cases = load_cases(compose([f"dataset={name}", f"dataset.path={partial}"]).dataset)
-    print(f"{name}: {len(cases)} cases in {target}")
+    if _wanted(name, target, force):
+        content = _download(name, target.name) if name in _URLS else _from_hub(dataset)
+        with jsonl.replacing(target) as partial:
+            partial.write_bytes(content)
+            cases = load_cases(compose([f"dataset={name}", f"dataset.path={partial}"]).dataset)
+        print(f"{name}: {len(cases)} cases in {target}")
+    if dataset.shots and _wanted(name, folder / dataset.shots, force):
+        with jsonl.replacing(folder / dataset.shots) as partial:
+            partial.write_bytes(_worked_examples(dataset.shots))
+        print(f"{name}: worked examples in {folder / dataset.shots}")
     return target
 
 
-def _download(name: str) -> bytes:
+def _wanted(name: str, target: Path, force: bool) -> bool:
+    if target.is_file() and not force:
+        print(f"{name}: {target} is there already (--force fetches it again)")
+        return False
+    return True
+
+
+def _worked_examples(file: str) -> bytes:
+    found = yaml.safe_load(_download("gsm8k_shots", file))["fewshot_config"]["samples"]
+    shots = [{"question": s["question"], "answer": s["target"]} for s in found]
+    return "".join(json.dumps(shots[i]) + "\n" for i in _SHOTS_ORDER).encode()
+
+
+def _download(name: str, file: str) -> bytes:
     url = _URLS[name]
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
             content: bytes = answer.read()
     except (urllib.error.URLError, OSError) as error:
         raise DatasetError(
-            f"{name}: {url} cannot be reached ({error}). Bring the file by other means, name it "
-            f"{compose([f'dataset={name}']).dataset.file} and type data_dir=FOLDER."
+            f"{name}: {url} cannot be reached ({error}). Bring what it holds by other means into a "
+            f"file {file} and type data_dir=FOLDER."
         ) from error
     found = hashlib.sha256(content).hexdigest()
     # Another file than the one that the yaml was written for is taken, but said so.

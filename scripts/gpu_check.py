@@ -5,7 +5,7 @@
 Parts, in order; one that fails, or for which no time is left, is named in the report and the others
 go on, and so is what a part leaves out because the time kept for later ones has begun:
 
-1. bandwidth: copying a large tensor within the device's memory;
+1. bandwidth: reading a large tensor in the device's memory, and copying one;
 2. numerics: the tests marked ``gpu`` (exact in float32 and float64, near ties in bfloat16);
 3. decoding: plain decoding by the eager and the graph engine and by transformers' ``generate``,
    turn about, on the shapes of several models with random weights (the time of a dense model's
@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from scripts.gpu.measurements import copy_bandwidth, decoding, draft_passes, pass_by_rows
+from scripts.gpu.measurements import decoding, draft_passes, memory_speed, pass_by_rows
 from scripts.gpu.progress import Progress
 from scripts.gpu.report import write
 from scripts.gpu.steps import steps
@@ -206,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     largest_rows = [m for m in models if m in ("tiny", "smollm2_135m", "vicuna7b")]
     stepped = "vicuna7b" if "vicuna7b" in models else models[-1]
     parts: list[tuple[str, Callable[[], Any], float]] = [
-        ("bandwidth", lambda: copy_bandwidth(check), 5),
+        ("bandwidth", lambda: memory_speed(check), 5),
         ("numerics", lambda: numerics(check), 170),
         *((f"decoding {m}", lambda m=m: decoding(check, m, args.tokens, args.repeats), 20)
           for m in models),

@@ -23,11 +23,15 @@ from PIL import Image
 from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar, curves
 from analysis.plots.style import RC
 from specbench.paths import PROJECT
+from specbench.results.estimate import FEWEST
 from specbench.results.manifest import BASELINE
 
 DOCUMENTS = ("README.md", "docs/measurements.md")
 SHOWN = re.compile(r"(<!-- shown: (\w+) -->\n\n)((?:\|.*\n)+)")
-INTERVALS = "Bars: 95 % intervals, bootstrap over prompts within categories."
+INTERVALS = (
+    "Bars: 95 % intervals, bootstrap over prompts within categories, none for fewer than "
+    f"{FEWEST}; they cover prompts, not what differs from run to run."
+)
 
 
 class WithInterval(NamedTuple):
@@ -132,7 +136,8 @@ def draw_bench(summary: Any) -> Figure:
 
 
 def _point(x: float, row: Any) -> Point:
-    interval = row["speedup_ci"]
+    # Summaries of earlier versions have intervals of two cases.
+    interval = row["speedup_ci"] if row.get("n_cases", FEWEST) >= FEWEST else None
     return Point(x, row["speedup"], tuple(interval) if interval else None)
 
 

@@ -20,7 +20,7 @@ from analysis.papers.reproduction import (
     speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
-from analysis.runs.claims import NOT_RUN, Claim, load_claims
+from analysis.runs.claims import NOT_RUN, Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import (
     draft_passes,
@@ -32,11 +32,13 @@ from analysis.runs.drafting import (
     rows_of_target_pass,
 )
 from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
 from specbench.results.manifest import BASELINE
+from specbench.results.wording import case_words
 
 PAPER = "card"
 _GPUS_TEXT = (
@@ -48,8 +50,9 @@ _FIGURE1_TEXT = (
 )
 _FIGURE6_TEXT = (
     "Hit rate: share of queries whose corrected token was in the cache. The dotted lines are "
-    "summed from logs in the authors' repository: 5 (GSM8K) and 10 two-turn (MT-Bench) "
-    "prompts, Llama-3 70B and 1B, 3 A800-80GB, r = 7."
+    "summed from logs in the authors' repository: GSM8K's lines 11 to 15, eight worked examples "
+    "before them, and MT-Bench's ten questions about writing, two turns each; Llama-3 70B and 1B, "
+    "3 A800-80GB, r = 7."
 )
 _TABLE3_TEXT = (
     "Params × L_new: billions of parameters times tokens of one pass. What it hides: the passes of "
@@ -79,7 +82,7 @@ _figure5 = settings_tables(
 
 def _figure5_figure(runs: Sequence[Run]) -> Pictures:
     for model, members in by_model(claimed_comparisons(runs, PAPER, "figure5")):
-        ticks = [f"{g.dataset}\nn = {g.entries[0].overall['n_cases']}" for g in members]
+        ticks = [f"{g.dataset}\nn = {case_words(g.entries[0].overall)}" for g in members]
         panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, BASELINE))
         text = captions(members, claimed_words(members, "speedup"))
         yield model, bars([panel], f"CARD, Figure 5 ({model})", text)
@@ -137,7 +140,7 @@ def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
         ),
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(entry.overall),
-        "cases": str(entry.overall["n_cases"]),
+        "cases": case_words(entry.overall),
         **_claimed_load(entry.claim),
         "verdict": entry.verdict(),  # on the speedup: none is about loads
     }
@@ -155,7 +158,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
             "r": str(r),
             "draft share of time [95 %]": phase_share(entry),
             "MAT [95 %]": entry.measured("mat"),
-            "cases": str(entry.overall["n_cases"]),
+            "cases": case_words(entry.overall),
         }
         for comparison in comparisons
         for r, entry in along(comparison, "gamma")
@@ -202,7 +205,7 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
                     "tokens/s [95 %]": entry.speed(),
                     "speedup [95 %]": entry.measured("speedup"),
                     **context_cells(entry.overall),
-                    "cases": str(entry.overall["n_cases"]),
+                    "cases": case_words(entry.overall),
                     "claimed hit rate": claimed[0],
                     "claimed MAT": claimed[1],
                     "claimed on": claim.place if claim else ABSENT,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.papers.reproduction import Reproduction, captions
-from analysis.runs.claims import VERDICT_RULE, Claim, compare, load_claims
+from analysis.runs.claims import VERDICT_RULE, Claim, compare
 from analysis.runs.comparisons import ComparedLabel, conditions, make_comparisons
 from analysis.runs.drafting import (
     draft_passes,
@@ -19,11 +19,12 @@ from analysis.runs.drafting import (
     rows_of_target_pass,
 )
 from analysis.runs.estimates import decoded_tokens, pooled_ratio
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import context_cells
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate
-from specbench.results.wording import verdict_words
+from specbench.results.wording import case_words, verdict_words
 
 _TEXT = (
     "Draft passes and draft tokens (rows of those passes): per committed token; the prompt's pass "
@@ -89,7 +90,7 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> dict[str, Cell]:
         "draft Params × L_new": load_of_pass(rows_of_draft_pass(entry), run.parameters(label)),
         "devices": _devices(entry),
         "memory, GB": _memory(entry),
-        "cases": str(row["n_cases"]),
+        "cases": case_words(row),
         "lossless": verdict_words(row["lossless"]),
     }
 
@@ -147,7 +148,7 @@ def _claim_row(entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
         "MAT [95 %]": entry.measured("mat"),
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(row),
-        "cases": str(row["n_cases"]),
+        "cases": case_words(row),
         "measured on": f"{run.model}, {run.dataset}, {run.hardware}",
         "claimed MAT": ABSENT if mat is None else f"{mat:.2f}",
         "claimed speedup": f"{qualifier}{claim.value('speedup'):.2f}",

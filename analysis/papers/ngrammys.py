@@ -23,14 +23,16 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
-from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim, claim_of_setting, compare, load_claims
+from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim, claim_of_setting, compare
 from analysis.runs.comparisons import ComparedLabel, Comparison, caption
 from analysis.runs.estimates import over_repeats
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
 from specbench.results.statistics.summary import OVERALL
+from specbench.results.wording import case_words
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
@@ -155,7 +157,7 @@ def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k
 
 
 def _kw_grid(comparison: Comparison, sweep: Sweep, key: str) -> HeatmapGrid:
-    title = f"{comparison.dataset} (n = {comparison.entries[0].overall['n_cases']})"
+    title = f"{comparison.dataset} (n = {case_words(comparison.entries[0].overall)})"
     return HeatmapGrid.of(sweep.titled(title), sweep.estimates(key), downwards=False)
 
 
@@ -251,7 +253,7 @@ def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> dict
         "speedup ± sd": f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(row),
-        "cases": str(row["n_cases"]),
+        "cases": case_words(row),
         **claimed_cells(claim),
         "verdict": compare(claim, row, run.model, run.gpus, OVERALL),
     }

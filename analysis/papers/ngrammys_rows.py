@@ -20,6 +20,7 @@ from analysis.runs.load import Run
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
+from specbench.results.wording import case_words
 
 PAPER = "ngrammys"
 _FIGURE4_TEXT = (
@@ -82,7 +83,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
             "source": source,
             "value": str(value),
             "share [95 %]": share,
-            "cases": str(entry.overall["n_cases"]),
+            "cases": case_words(entry.overall),
         }
         for comparison in comparisons
         for entry in comparison.drafting

@@ -10,7 +10,6 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis.plots.charts import Panel, Point, Series, bars
-from analysis.runs.claims import load_claims
 from analysis.runs.comparisons import (
     ComparedLabel,
     Comparison,
@@ -18,6 +17,7 @@ from analysis.runs.comparisons import (
     conditions,
     make_comparisons,
 )
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import Columns, natural, settings_table
 from analysis.tabular.table import ResultTable
@@ -26,6 +26,7 @@ from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.statistics.summary import OVERALL
 from specbench.results.summary_schema import number
+from specbench.results.wording import case_words
 
 # Pictures with what is added to their files' names.
 Pictures = Iterable[tuple[str, Figure]]
@@ -147,7 +148,7 @@ def task_figure(comparison: Comparison, title: str) -> Figure:
 
 def task_label(comparison: Comparison, task: str) -> str:
     """A task's name in a figure, with the number of its cases."""
-    counts = {entry.rows[task]["n_cases"] for entry in comparison.entries if task in entry.rows}
+    counts = {case_words(entry.rows[task]) for entry in comparison.entries if task in entry.rows}
     words = task.replace("_", " ")
     return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
 

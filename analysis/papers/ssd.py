@@ -17,13 +17,15 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
-from analysis.runs.claims import Claim, load_claims
+from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel
-from analysis.runs.estimates import mat, tokens_per_s, usable_turns
+from analysis.runs.estimates import mat, tokens_per_s
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import settings_table
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import Estimate
+from specbench.results.statistics.aggregate import timed_turns
 
 PAPER = "ssd"
 _WARM = "cache of megabytes"  # the post's words for a store that has filled
@@ -46,7 +48,7 @@ def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, E
     parts = stream_parts([r for r in run.records if r.label == of_label], _PARTS)
     if kind == "mat":
         return [(size, len(turns), mat(turns, run.seed)) for size, turns in parts]
-    quiet = {(record.repeat, record.case_id) for record in usable_turns(run.records)}
+    quiet = {(record.repeat, record.case_id) for record in timed_turns(run.records, run.labels)}
     kept = [
         (size, [turn for turn in turns if (turn.repeat, turn.case_id) in quiet])
         for size, turns in parts

@@ -24,6 +24,7 @@ from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, task_table
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import Estimate
+from specbench.results.wording import case_words
 
 PAPER = "token_recycling"
 _FIGURE3_TEXT = (
@@ -129,7 +130,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
             "part": part,
             # Most parts are below a hundredth.
             "share of the steps' time [95 %]": replace(share, digits=4),
-            "cases": str(entry.overall["n_cases"]),
+            "cases": case_words(entry.overall),
         }
         for comparison in comparisons
         for entry in comparison.entries

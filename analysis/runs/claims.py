@@ -16,29 +16,24 @@ Verdicts, for a claim about the same model, data set, task and settings:
 
 A claim stands beside a row only where the row's settings are those it was made with: the knobs that
 the claim names, and what ``settings`` in the file (or the exhibit's own) say of the method, as far
-as the run knows them.
+as the run knows them. Beside a row of the same model, which it judges, the terms must agree too:
+precision, answer length, form of the prompts, questions, draft model, and what a store was built
+from. Where the file has claims about the run's own model, other models' stand for nothing.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypedDict
-
-import yaml
 
 from analysis.runs.load import Run
-from specbench.errors import ResultsError
 from specbench.results.estimate import FEWEST
 from specbench.results.statistics.summary import OVERALL
 from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.storage.jsonl import JsonObject
 
-CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
 MAT_TOLERANCE = 0.05
 SPEEDUP_TOLERANCE = 0.10
 WIDEST = 1.5  # upper end of an interval over its lower one, for a verdict
@@ -56,11 +51,19 @@ VERDICT_RULE = (
     "model, the nearest in size that is stated, for orientation."
 )
 
-QUALIFIERS = ("up to", "about", "more than", "less than")
 # What a verdict is about; speed in tokens/s alone stands there for orientation.
 _COMPARED = ("speedup", "mat")
 # A claim that no table of ours can stand beside.
-_NO_MODEL = re.compile(r"all|unspecified.*")
+NO_MODEL = re.compile(r"all|unspecified.*")
+
+
+@dataclass(frozen=True)
+class Counting:
+    """How a source counts: its formula of speed, the engine below its speedups, steps of MAT."""
+
+    speed: str
+    baseline: str
+    mat_counts_prompt: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,10 @@ class Claim:
         hardware: in words; ``gpu`` is a pattern of its GPUs' name or None, ``gpu_count`` how many.
         values: by metric, then by task; ``overall`` is the whole data set.
         knobs, setting, qualifier, over, quoted, own: see the head of ``claims.yaml``.
+        counting: how the source counts, ``counting`` in the file.
         usual: the method's settings where the claim names no others; a list has several values,
             each of which the source may have used.
+        terms: what else the numbers were made with (`analysis.runs.load.Run.terms`).
         size: of the model, nominal, in billions of parameters; None where it is not stated.
         speedup_sd: standard deviation of the overall speedup, where stated.
     """
@@ -90,8 +95,10 @@ class Claim:
     method: str
     model: str
     values: Mapping[str, Mapping[str, float]]
+    counting: Counting
     knobs: JsonObject = field(default_factory=dict)
     usual: JsonObject = field(default_factory=dict)
+    terms: JsonObject = field(default_factory=dict)
     size: float | None = None
     draft: str | None = None
     temperature: float = 0.0
@@ -113,11 +120,11 @@ class Claim:
         """
         own = all(key in knobs and knobs[key] == value for key, value in self.knobs.items())
         usual = {key: value for key, value in self.usual.items() if key not in self.knobs}
-        return own and all(
-            knobs[key] == value or (isinstance(value, list) and knobs[key] in value)
-            for key, value in usual.items()
-            if key in knobs
-        )
+        return own and not _differing(usual, knobs)
+
+    def unmet_terms(self, terms: JsonObject) -> list[str]:
+        """The terms that a run recorded with another value."""
+        return _differing(self.terms, terms)
 
     def same_hardware(self, gpus: Sequence[str]) -> bool:
         """Whether a run with these GPUs may compare its times with this claim's."""
@@ -136,109 +143,16 @@ class Claim:
         return f"{who}: {how} by {'; '.join(filter(None, words))}."
 
 
-class _ExhibitMust(TypedDict):
-    paper: str
-    exhibit: str
-    source: str
-    hardware: str
-    dataset: str
-    claims: list[JsonObject]
+def _differing(wanted: JsonObject, found: JsonObject) -> list[str]:
+    """Keys whose value is not the wanted one, nor one of a wanted list; of a set, all must be."""
 
+    def agrees(key: str) -> bool:
+        value = wanted[key]
+        allowed = value if isinstance(value, list) else [value]
+        given = found[key] if isinstance(found[key], set) else [found[key]]
+        return found[key] == value or all(one in allowed for one in given)
 
-class _Exhibit(_ExhibitMust, total=False):
-    """A table, figure, log or passage of a source, as the file has it."""
-
-    own: bool
-    own_of: list[str]
-    settings: dict[str, JsonObject]
-
-
-# Of a claim, besides its metrics.
-_CLAIM_KEYS = {
-    "method", "model", "draft", "temperature", "knobs", "setting", "qualifier", "over", "quoted",
-    "speedup_sd",
-}  # fmt: skip
-
-
-@functools.cache
-def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
-    """All claims, in the order of the file.
-
-    Raises:
-        ResultsError: the file does not follow its own rules; names the place.
-    """
-    file = yaml.safe_load(path.read_text(encoding="utf-8"))
-    exhibits: list[_Exhibit] = file["exhibits"]
-    claims: list[Claim] = []
-    for place_in_file, exhibit in enumerate(exhibits, start=1):
-        place = f"{path.name}, exhibit {place_in_file} ({exhibit.get('paper')})"
-        unknown = exhibit.keys() - _Exhibit.__annotations__.keys()
-        missing = _ExhibitMust.__annotations__.keys() - exhibit.keys()
-        if unknown or missing:
-            raise ResultsError(f"{place}: unknown {sorted(unknown)}, missing {sorted(missing)}.")
-        for key, name, known in (
-            ("paper", exhibit["paper"], file["papers"]),
-            ("hardware", exhibit["hardware"], file["hardware"]),
-        ):
-            if name not in known:
-                raise ResultsError(f"{place}: {key} {name!r} is not described.")
-        hardware = file["hardware"][exhibit["hardware"]]
-        settings = {**file["settings"], **exhibit.get("settings", {})}
-        for i, given in enumerate(exhibit["claims"], start=1):
-            entry = dict(given)
-            values = _take_values(entry, file["metrics"].keys(), f"{place}, claim {i}")
-            method, model = entry.pop("method"), entry.pop("model")
-            claims.append(
-                Claim(
-                    paper=exhibit["paper"],
-                    title=file["papers"][exhibit["paper"]]["title"],
-                    exhibit=exhibit["exhibit"],
-                    source=exhibit["source"],
-                    hardware=hardware["text"],
-                    gpu=hardware["gpu"],
-                    gpu_count=hardware["count"],
-                    dataset=exhibit["dataset"],
-                    method=method,
-                    model=model,
-                    values=values,
-                    usual=settings.get(method, {}),
-                    size=_size(file["sizes"], model, f"{place}, claim {i}"),
-                    own=exhibit.get("own", False) or method in exhibit.get("own_of", ()),
-                    **entry,
-                )
-            )
-    return tuple(claims)
-
-
-def _take_values(entry: JsonObject, known: Set[str], place: str) -> dict[str, dict[str, float]]:
-    """Take the metrics out of an entry that follows the rules: by metric and task."""
-    metrics = entry.keys() & known
-    unknown = entry.keys() - known - _CLAIM_KEYS
-    if unknown or not metrics or not {"method", "model"} <= entry.keys():
-        raise ResultsError(
-            f"{place}: unknown {sorted(unknown)}, metrics {sorted(metrics)}; it must have a "
-            "method, a model and a metric."
-        )
-    if entry.get("qualifier") not in (None, *QUALIFIERS):
-        raise ResultsError(f"{place}: qualifier {entry['qualifier']!r}; use one of {QUALIFIERS}.")
-    if bool(metrics & {"gain", "speed_ratio", "load_ratio"}) != ("over" in entry):
-        raise ResultsError(f"{place}: `over` goes with gain, speed_ratio and load_ratio alone.")
-    values: dict[str, dict[str, float]] = {}
-    for metric in sorted(metrics):
-        value = entry.pop(metric)
-        by_task = value if isinstance(value, dict) else {OVERALL: value}
-        if not all(isinstance(v, int | float) and v == v for v in by_task.values()):
-            raise ResultsError(f"{place}: {metric} must be numbers.")
-        values[metric] = {task: float(value) for task, value in by_task.items()}
-    return values
-
-
-def _size(sizes: Mapping[str, float], model: str, place: str) -> float | None:
-    if _NO_MODEL.fullmatch(model):
-        return None
-    if model not in sizes:
-        raise ResultsError(f"{place}: the size of model {model!r} is not stated under `sizes`.")
-    return float(sizes[model])
+    return [key for key in wanted if key in found and not agrees(key)]
 
 
 def _distance(claim: Claim, run: Run) -> float:
@@ -259,7 +173,7 @@ def _applies(claim: Claim, dataset: str, temperature: float) -> bool:
         claim.dataset == dataset
         and claim.temperature == temperature
         and claim.over is None
-        and not _NO_MODEL.fullmatch(claim.model)
+        and not NO_MODEL.fullmatch(claim.model)
         and any(claim.value(metric) is not None for metric in (*_COMPARED, "tokens_per_s"))
     )
 
@@ -271,15 +185,21 @@ def find_claim(run: Run, label: str, method: str, claims: Sequence[Claim]) -> Cl
     first, then the model nearest in size, then those on the same hardware, those that name
     settings, those by the method's authors, and last the order of the file.
     """
-    knobs = run.knobs(label)
+    knobs, terms = run.knobs(label), run.terms(label)
     gpus = run.gpus
-    fitting = [
+    about = [
         claim
         for claim in claims
         if claim.method == method
         and _applies(claim, run.dataset, run.temperature)
         and (claim.setting in (None, label))
-        and claim.fits(knobs)
+    ]
+    own_model = any(claim.model == run.model for claim in about)
+    fitting = [
+        claim
+        for claim in about
+        if claim.fits(knobs)
+        and (not claim.unmet_terms(terms) if claim.model == run.model else not own_model)
     ]
     return min(
         fitting,

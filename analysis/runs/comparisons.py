@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from analysis.runs.claims import Claim, claims_not_run, compare, find_claim, load_claims
-from analysis.runs.estimates import tokens_per_s, usable_turns
+from analysis.runs.claims import Claim, claims_not_run, compare, find_claim
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
@@ -18,8 +18,8 @@ from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 from specbench.results.statistics.summary import OVERALL, summarize, task_order
-from specbench.results.summary_schema import Disturbance, SummaryRow, interval, number
-from specbench.results.wording import TIMES, verdict_words
+from specbench.results.summary_schema import Disturbance, SummaryRow, interval, n_of, number
+from specbench.results.wording import TIMES, case_words, interval_words, verdict_words
 from specbench.storage.jsonl import JsonObject
 
 
@@ -55,11 +55,9 @@ class ComparedLabel:
         return measured(self.rows[task], key) if task in self.rows else Estimate(None)
 
     def speed(self) -> Estimate:
-        """Tokens/s over the run with its own interval; none by Spec-Bench's formula."""
-        if self.overall["estimator"] != "paired":
-            return Estimate(self.overall["tokens_per_s"], digits=1)
-        own = [record for record in usable_turns(self.run.records) if record.label == self.label]
-        return tokens_per_s(own, self.run.seed)
+        """Tokens/s over the run with its own interval."""
+        row = self.overall
+        return Estimate(row["tokens_per_s"], row["tokens_per_s_ci"], 1, n_of(row, "speed") < FEWEST)
 
     def verdict(self, task: str = OVERALL) -> str:
         return compare(self.claim, self.rows[task], self.run.model, self.run.gpus, task)
@@ -170,7 +168,7 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
     disturbed = disturbance(run.records, run.superseded, rows, run.baseline, run.seed)
     entries = []
     for label in run.labels:
-        own = {row["task"]: _shown(row) for row in rows if row["label"] == label}
+        own = {row["task"]: row for row in rows if row["label"] == label}
         # Plain decoding is what claims are relative to.
         is_baseline = label == run.baseline
         claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], claims)
@@ -182,18 +180,7 @@ def measured(row: SummaryRow, key: str) -> Estimate:
     """A number of a summary's row with its interval; plain decoding's are 1 by definition."""
     if row["method"] == BASELINE:
         return Estimate(number(row, key))
-    return Estimate(number(row, key), interval(row, key), few=row["n_cases"] < FEWEST)
-
-
-def _shown(row: SummaryRow) -> SummaryRow:
-    """A summary's row without the intervals that say nothing; a pass yields a token at least."""
-    if row["n_cases"] < FEWEST:
-        blank = {key: None for key in row if key.endswith("_ci")}
-        return cast("SummaryRow", row | blank)
-    if row["mat_ci"] is not None:
-        low, high = row["mat_ci"]
-        return {**row, "mat_ci": (max(1.0, low), high)}
-    return row
+    return Estimate(number(row, key), interval(row, key), few=n_of(row, key) < FEWEST)
 
 
 def caption(comparison: Comparison, speedup: bool = True) -> str:
@@ -206,8 +193,9 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
     made_up += TIMES[first.timing]
     if first.imported:
         made_up += f"IMPORTED from {first.imported}'s files: not run here, no tokens to audit. "
-    counts = sorted({entry.overall["n_cases"] for entry in comparison.entries})
-    cases = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    rows = sorted((entry.overall for entry in comparison.entries), key=lambda row: row["n_timed"])
+    counts = list(dict.fromkeys(map(case_words, rows)))
+    cases = counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     repeats = sorted({1 + max(record.repeat for record in run.records) for run in comparison.runs})
     decoding = "greedy" if first.temperature == 0 else f"temperature {first.temperature:g}"
     limit = first.max_new_tokens
@@ -232,7 +220,8 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
             f"State kept per {_scopes(comparison)}.",
             f"Lossless: {_lossless(comparison)}.",
             (f"{speed}. " if speedup and first.timing != "none" else "")
-            + f"Intervals: 95 %, bootstrap over prompts within categories{_too_few(comparison)}.",
+            + interval_words(repeats[-1])
+            + _too_few(comparison),
             *_slow_baseline(comparison),
             f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
         ]
@@ -240,25 +229,35 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
 
 
 def _too_few(comparison: Comparison) -> str:
-    counts = [row["n_cases"] for entry in comparison.entries for row in entry.rows.values()]
-    return f"; none for fewer than {FEWEST}" if min(counts) < FEWEST else ""
+    key = "mat" if comparison.runs[0].timing == "none" else "speedup"
+    counts = [n_of(row, key) for entry in comparison.entries for row in entry.rows.values()]
+    return f" None for fewer than {FEWEST} timed cases." if min(counts) < FEWEST else ""
 
 
 def _slow_baseline(comparison: Comparison) -> list[str]:
-    """A warning where a run's baseline reads its weights at less than half the memory's speed."""
-    shares = [
-        share
-        for entry in comparison.entries
-        if entry.label == entry.run.baseline
-        and (share := entry.overall["bandwidth_share"]) is not None
-    ]
-    if not shares or min(shares) >= SLOW_BASELINE:
-        return []
-    span = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
-    return [
-        f"SLOW BASELINE: ar takes {span} of the copy bandwidth, under {SLOW_BASELINE:.0%}, so a "
-        "part of each speedup is its slowness."
-    ]
+    """Warnings where a baseline reads its weights at under half the memory's speed, or above it."""
+    shares: dict[str, list[float]] = {}
+    for entry in comparison.entries:
+        share = entry.overall["bandwidth_share"]
+        if entry.label == entry.run.baseline and share is not None:
+            shares.setdefault(baseline_context(entry.run.manifest).by, []).append(share)
+    found = []
+    for by, reached in shares.items():
+        if slow := [share for share in reached if share < SLOW_BASELINE]:
+            found.append(
+                f"SLOW BASELINE: ar takes {_span(slow)} of the {by} bandwidth, under "
+                f"{SLOW_BASELINE:.0%}, so a part of each speedup is its slowness."
+            )
+        if above := [share for share in reached if share > 1]:
+            found.append(
+                f"BANDWIDTH DISTURBED: ar seems to take {_span(above)} of the {by} bandwidth: its "
+                "measurement was disturbed, and the share says nothing."
+            )
+    return found
+
+
+def _span(shares: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
 
 
 def _lost(comparison: Comparison, kind: str) -> int:

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from specbench.arrays import FloatArray
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.records import PHASES, CaseRecord
-from specbench.results.statistics.aggregate import untimed_blocks
+from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.bootstrap import (
-    Resamples,
-    log_interval,
+    log_ratios,
     ratio_of_totals,
     strata_of,
 )
@@ -53,51 +53,39 @@ def pooled_ratio(
         seed: of the bootstrap.
         at_most: what the ratio cannot exceed, e.g. 1 for a share; neither does its interval.
     """
-    totals: dict[str, list[float]] = {}
+    # By case and repeat what is above and below the line.
+    totals: dict[str, dict[int, FloatArray]] = {}
     categories: dict[str, str] = {}
+    repeats: set[int] = set()
     for record in records:
-        if record.status == "failed":
-            continue
         counts = above(record), below(record)
-        if counts[0] is None or counts[1] is None:
+        if record.status == "failed" or counts[0] is None or counts[1] is None:
             continue
-        pair = totals.setdefault(record.case_id, [0.0, 0.0])
-        pair[0] += counts[0]
-        pair[1] += counts[1]
+        of_case = totals.setdefault(record.case_id, {})
+        of_case[record.repeat] = of_case.get(record.repeat, 0.0) + np.array(counts, float)
         categories[record.case_id] = record.category
+        repeats.add(record.repeat)
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
     ids = sorted(totals)
-    columns = np.array([totals[case] for case in ids], dtype=np.float64).reshape(len(ids), 2)
-    value = ratio_of_totals(columns[:, 0], columns[:, 1])
+    each = np.array(
+        [[totals[case].get(r, np.zeros(2)) for case in ids] for r in sorted(repeats)]
+    ).reshape(len(repeats), len(ids), 2)
+    whole = each.sum(axis=0)
+    value = ratio_of_totals(whole[:, 0], whole[:, 1])
     if not math.isfinite(value):
         return Estimate(None)
-    if len(ids) < FEWEST:
-        return Estimate(value, few=True)
-    resamples = Resamples(strata_of([categories[case] for case in ids]), seed)
-    if not resamples.degrees_of_freedom:
-        return Estimate(value)
-    sums = resamples.totals(columns)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        resampled = sums[:, 0] / sums[:, 1]
-    interval = log_interval(value, resampled, resamples.degrees_of_freedom)
-    return Estimate(value, interval and (interval[0], min(interval[1], at_most)))
-
-
-def usable_turns(records: Iterable[CaseRecord]) -> list[CaseRecord]:
-    """The turns of a whole run that count in times, as in the run's own table.
-
-    A case that failed for one label counts for none; nor does a case and repeat that was disturbed
-    for one, but for those that the rule lets count.
-    """
-    records = list(records)
-    failed = {record.case_id for record in records if record.status == "failed"}
-    found = [record for record in records if record.case_id not in failed]
-    untimed = untimed_blocks(found)
-    return [record for record in found if (record.repeat, record.case_id) not in untimed]
+    counted = whole[:, 1] > 0
+    columns = np.concatenate([whole[None], each])[:, counted]
+    strata = strata_of([categories[case] for case, used in zip(ids, counted, strict=True) if used])
+    found = log_ratios(columns[..., :1], columns[..., 1:], strata, seed)
+    if found is None:
+        return Estimate(value, few=int(counted.sum()) < FEWEST)
+    low, high = found.interval(0, value)
+    return Estimate(value, (low, min(high, at_most)))
 
 
 def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
-    """Decoding speed of one label's turns that :func:`usable_turns` left."""
+    """Decoding speed of one label's timed turns."""
     speed = pooled_ratio(records, decoded_tokens, lambda r: r.decode_s, seed)
     return replace(speed, digits=1)
 
@@ -107,7 +95,8 @@ def over_repeats(
 ) -> tuple[float, float] | None:
     """Mean and standard deviation of the speedup over repeats; None of fewer than two."""
     totals: dict[int, dict[str, list[float]]] = {}
-    for record in usable_turns(records):
+    records = list(records)
+    for record in timed_turns(records, sorted({record.label for record in records})):
         if record.label in (label, baseline):
             by_label = totals.setdefault(record.repeat, {label: [0.0, 0.0], baseline: [0.0, 0.0]})
             by_label[record.label][0] += decoded_tokens(record)

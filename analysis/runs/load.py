@@ -22,6 +22,7 @@ from specbench.results.records import (
 )
 from specbench.storage.jsonl import JsonObject
 
+_NO_DTYPE = "dtype not recorded"
 SURFACE = "surface.json"  # of a cost run, in place of records
 
 
@@ -56,7 +57,7 @@ class Run:
     @property
     def dtype(self) -> str:
         dtype = self._loaded.dtype or self.manifest.setting("model", "dtype")
-        return str(dtype or "dtype not recorded").removeprefix("torch.")
+        return str(dtype or _NO_DTYPE).removeprefix("torch.")
 
     @property
     def temperature(self) -> float:
@@ -196,8 +197,33 @@ class Run:
         """Bytes of weights and caches by model (``target``, ``draft``)."""
         return self._loaded.memory.get(label, {})
 
+    def terms(self, label: str) -> JsonObject:
+        """What numbers of a label depend on besides its knobs, as far as the run recorded it.
+
+        ``dtype``, ``max_new_tokens``, ``prompt_form`` of the data set, ``draft`` (the last part of
+        its id), and as sets ``questions`` (ids of the cases) and ``corpus`` (what the files that
+        the method reads were made from).
+        """
+        draft = self._loaded.drafts.get(label)
+        files = (self._loaded.artefacts or {}).get(label, {}).values()
+        known = {
+            "dtype": None if self.dtype == _NO_DTYPE else self.dtype,
+            "max_new_tokens": self.max_new_tokens,
+            "prompt_form": self.manifest.setting("dataset", "prompt_form"),
+            "draft": Path(draft.id).name if draft and draft.id else None,
+            "questions": {record.case_id for record in self.records},
+            "corpus": {
+                name for file in files if (name := _corpus(file.get("header") or {})) is not None
+            },
+        }
+        return {key: value for key, value in known.items() if value is not None}
+
     def knobs(self, label: str) -> JsonObject:
         return self.manifest.labels.get(label, LabelInfo()).knobs
+
+
+def _corpus(header: JsonObject) -> str | None:
+    return (header.get("corpus") or {}).get("name")
 
 
 def find_runs(paths: Iterable[Path | str], names: Sequence[str] = (CASES, MANIFEST)) -> list[Path]:

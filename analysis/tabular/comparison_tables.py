@@ -10,10 +10,10 @@ from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison, caption, run_names
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, FEWEST, Estimate
-from specbench.results.statistics.summary import compare_pairs
-from specbench.results.summary_schema import SummaryRow
+from specbench.results.statistics.pairs import DEFAULT_MARGIN, compare_pairs
+from specbench.results.summary_schema import SummaryRow, n_of
 from specbench.results.tasks import HEADINGS
-from specbench.results.wording import verdict_words
+from specbench.results.wording import PAIRS_TEXT, case_words, p_words, pair_words, verdict_words
 
 # Of a table, by heading: what a row has there.
 Columns: TypeAlias = Mapping[str, Callable[[ComparedLabel], str]]
@@ -21,7 +21,7 @@ Columns: TypeAlias = Mapping[str, Callable[[ComparedLabel], str]]
 
 def context_cells(row: SummaryRow) -> dict[str, Cell]:
     """What a speedup stands on: over plain decoding by either engine, and how fast that is."""
-    few = row["n_cases"] < FEWEST
+    few = n_of(row, "speedup") < FEWEST
     return {
         "over eager ar [95 %]": Estimate(row["speedup_eager"], row["speedup_eager_ci"], few=few),
         "over graph ar [95 %]": Estimate(row["speedup_graph"], row["speedup_graph_ci"], few=few),
@@ -53,7 +53,7 @@ def _result_cells(entry: ComparedLabel, geomean: bool = False) -> dict[str, Cell
         "speedup [95 %]": entry.measured("speedup"),
         **({"geo. mean [95 %]": entry.measured("geomean_speedup")} if geomean else {}),
         **context_cells(row),
-        "cases": str(row["n_cases"]),
+        "cases": case_words(row),
         "lossless": verdict_words(row["lossless"]),
         **_all_claimed(entry.claim),
         "verdict": entry.verdict(),
@@ -75,7 +75,7 @@ def task_table(comparison: Comparison, title: str) -> ResultTable:
             "MAT [95 %]": entry.measured("mat", task),
             "speedup [95 %]": entry.measured("speedup", task),
             **context_cells(entry.rows[task]),
-            "cases": str(entry.rows[task]["n_cases"]),
+            "cases": case_words(entry.rows[task]),
             "claimed speedup": _number(value),
             "verdict": entry.verdict(task) if value is not None else "",
         }
@@ -193,35 +193,30 @@ def rows_once(comparison: Comparison) -> list[ComparedLabel]:
 
 
 def pairs_table(comparison: Comparison) -> ResultTable | None:
-    """Every label of a run against every other; None where no run has two."""
+    """The methods of each run against ar and the fastest; None where no run has two of them."""
     names = run_names(comparison.runs) if len(comparison.runs) > 1 else {}
     rows: list[dict[str, Cell]] = []
     for run in comparison.runs:
-        for pair in compare_pairs(run.records, run.labels, seed=run.seed):
-            few = pair["n_cases"] < FEWEST
+        pairs = compare_pairs(run.records, run.labels, run.baseline, run.seed, comparison.estimator)
+        if len({pair["first"] for pair in pairs}) < 2:
+            continue
+        for pair in pairs:
+            few = pair["verdict"] == "too few"
             rows.append(
                 {
                     **({"run": names[run.path]} if names else {}),
                     "first": pair["first"],
                     "second": pair["second"],
-                    "ratio [95 %]": Estimate(
-                        pair["ratio"], None if few else pair["ratio_ci"], 3, few
-                    ),
-                    "p": f"{pair['p']:.4f}",
-                    "p (Holm)": f"{pair['p_holm']:.4f}",
-                    "first is": pair["verdict"],
+                    "ratio [95 %]": Estimate(pair["ratio"], pair["ratio_ci"], 3, few),
+                    "p": p_words(pair["p_holm"]),
+                    "first is": pair_words(pair),
                     "detectable": Estimate(pair["detectable"], digits=3),
                     "cases": str(pair["n_cases"]),
                 }
             )
     if not rows:
         return None
-    text = (
-        "Geometric mean over cases of the first's decode speed over the second's. p: two-sided "
-        "sign-flip permutation test; Holm: corrected for the run's number of pairs. tie: the 95 % "
-        f"interval lies within {pair['margin']:.0%}. detectable: smallest ratio shown with a power "
-        "of 80 %."
-    )
+    text = PAIRS_TEXT.format(margin=DEFAULT_MARGIN)
     return ResultTable.of(f"{comparison.title}: pairs", text, rows)
 
 

@@ -17,7 +17,7 @@ from specbench.storage.jsonl import JsonObject
 # Of a manifest; what is left out is long and stands there.
 _ENVIRONMENT = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
 _LONG = {"packed", "drafts"}
-_NOT_KNOBS = {"name", "version", "state_scope", "_target_"}
+_NOT_KNOBS = {"name", "version", "state_scope", "paper_scope", "_target_"}
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
 
 def _entry(cfg: DictConfig) -> Entry:
     config = compose.typed(cfg)
-    method = dict(config.method)
+    method = {"state_scope": config.state_scope, **config.method}
     label = str(method.pop("label", None) or method["name"])
     return Entry(label, with_parts(method), config.pair)
 

@@ -69,7 +69,8 @@ def _home(cfg: DictConfig, job: DictConfig) -> Path:
 def _recording(cfg: DictConfig) -> DictConfig:
     job = compose_entry(cfg, BASELINE)
     job.runner = compose.compose(["runner=offline"]).runner
-    for key, value in {"compare": [], "repeats": 1, "shard": None, "fresh": False}.items():
+    plain = {"compare": [], "state_scope": "prompt", "repeats": 1, "shard": None, "fresh": False}
+    for key, value in plain.items():
         OmegaConf.update(job, key, value)
     job.engine.eager_baseline = False  # a replay asks for no other times than the surface's
     return job

@@ -83,6 +83,9 @@ def _measure(load: Load, run: OpenRun) -> None:
         model = session.describe()
         check_subject(manifest, job, model)
         model.copy_bytes_per_s = session.measure_copy_bandwidth()
+        reading = session.fastest_read(earlier.read_bytes_per_s if earlier else None)
+        reading.measure()
+        model.read_bytes_per_s = reading.bytes_per_s
         _keep_reasons(model, earlier)
         manifest.model = model
         run.save_manifest()
@@ -111,9 +114,12 @@ def _measure(load: Load, run: OpenRun) -> None:
                     finished = [r for r in files.done if r.repeat == block.repeat]
                     for method_run in runs:
                         keep_state(method_run, finished)
+                    reading.measure_between()
                     progress.advance(f"{block.case.task} {block.case.case_id}")
             _measure_again(run, runner)
+            reading.measure()
         finally:
+            model.read_bytes_per_s = reading.bytes_per_s
             session.note_passes(model)
             _keep_reasons(model, earlier)
 

@@ -101,7 +101,7 @@ def _build(entry: Entry, job: Job) -> Drafter:
         raise ConfigurationError(
             f"shard={job.config.shard} cannot be combined with state_scope=run (method="
             f"{entry.name}): every block learns from all before it. Drop shard, or type "
-            "method.state_scope=prompt."
+            "state_scope=prompt, and method.state_scope=prompt where it keeps its own."
         )
     return drafter
 

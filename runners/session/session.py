@@ -127,7 +127,7 @@ class Session:
         return self._model.context_length
 
     def describe(self) -> ModelInfo:
-        """The manifest's part about the model, but for ``copy_bytes_per_s``."""
+        """The manifest's part about the model, but for the memory's speed."""
         model = self._model
         return ModelInfo(
             id=model.id,
@@ -160,6 +160,11 @@ class Session:
     def measure_copy_bandwidth(self) -> float:
         """Bytes per second, within the memory of the target's device."""
         return bandwidth.copy_bandwidth(self._target.device)
+
+    def fastest_read(self, earlier: float | None) -> bandwidth.FastestRead:
+        """Of the target's memory, to be measured; ``earlier`` in the run's earlier starts."""
+        size = bandwidth.streamed_bytes(self._model.model)
+        return bandwidth.FastestRead(self._target.device, size, earlier)
 
     def note_passes(self, described: ModelInfo) -> None:
         """Bring what ``described`` (of ``describe``) says of passes up to date.

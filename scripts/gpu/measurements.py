@@ -69,9 +69,14 @@ def load(check: Progress, name: str) -> PreTrainedModel:
     return model
 
 
-def copy_bandwidth(check: Progress) -> dict[str, float]:
-    """GB/s of a copy within the device's memory."""
-    return {"copy_gb_per_s": bandwidth.copy_bandwidth(check.device) / 1e9}
+def memory_speed(check: Progress) -> dict[str, float]:
+    """GB/s of a copy within the device's memory, and of the fastest read of it."""
+    read = bandwidth.FastestRead(check.device, bandwidth.COPY_BYTES[check.device.type])
+    read.measure()
+    return {
+        "copy_gb_per_s": bandwidth.copy_bandwidth(check.device) / 1e9,
+        "read_gb_per_s": read.bytes_per_s / 1e9,
+    }
 
 
 def engines(check: Progress, model: PreTrainedModel, **sizes: Any) -> dict[str, Target]:
@@ -139,7 +144,7 @@ def decoding(check: Progress, name: str, tokens: int, repeats: int) -> dict[str,
     passes = {
         kind: (tokens - 1) / statistics.median(after_prompt[kind]) for kind in ("graph", "eager")
     } | {"generate": rates["generate"]}
-    copied = check.results.get("bandwidth", {}).get("copy_gb_per_s")
+    read = check.results.get("bandwidth", {}).get("read_gb_per_s")
     size = bandwidth.streamed_bytes(model)
     return {
         "tokens": tokens,
@@ -150,7 +155,7 @@ def decoding(check: Progress, name: str, tokens: int, repeats: int) -> dict[str,
         "graph_over_generate": rates["graph"] / rates["generate"],
         "eager_over_generate": rates["eager"] / rates["generate"],
         "bandwidth_share": {
-            kind: size * rate / 1e9 / copied if copied else None for kind, rate in passes.items()
+            kind: size * rate / 1e9 / read if read else None for kind, rate in passes.items()
         },
         "passes": targets["graph"].describe(),
     }

@@ -29,6 +29,7 @@ def build(name: str, **changed: Any) -> Drafter:
         knobs |= own if base == "_self_" else _read(base)
     knobs |= changed
     knobs.pop("label", None)
+    knobs = {k: v for k, v in knobs.items() if not str(v).startswith("${")}  # the run's
     for key in PART_KNOBS:
         if key in knobs:
             knobs[key] = _parts(knobs[key])

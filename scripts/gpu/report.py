@@ -47,7 +47,9 @@ def report(check: Progress) -> str:
         found = check.results["numerics"]
         lines += [f"Numerics: {found['pytest']}", *(f"- {why}" for why in found["skipped"]), ""]
     if "bandwidth" in check.results:
-        lines += [f"Copy bandwidth: {check.results['bandwidth']['copy_gb_per_s']:.0f} GB/s", ""]
+        found = check.results["bandwidth"]
+        lines += [f"Memory: {found['read_gb_per_s']:.0f} GB/s read, "
+                  f"{found['copy_gb_per_s']:.0f} GB/s copied", ""]  # fmt: skip
     rows = [(n, r) for n, r in check.results.items() if n.startswith("decoding")]
     if rows:
         lines += ["Tokens/s of whole calls, the prompt's pass among them; the share of the "

@@ -136,7 +136,7 @@ def _phases(
     engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), phases=True)
     drafter.reset()
     for prompt in prompts:  # the last one counts
-        if drafter.state_scope != "run":
+        if drafter.paper_scope != "run":
             drafter.reset()
         if needs.reference:
             plain = engine.decode(prompt, Drafter(name="ar"), max_new_tokens=tokens)

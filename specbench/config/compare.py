@@ -14,6 +14,7 @@ from specbench import paths
 from specbench.config.compose import compose, option_names
 from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
+from specbench.config.schema import PAPER_SCOPE
 from specbench.errors import ConfigurationError, unknown_name
 
 
@@ -92,12 +93,17 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     Instantiating the result builds the parts too; methods themselves never import each other.
     A part is a name, or ``{method: name, <knob>: ...}``. It has its yaml's own values otherwise: a
     budget that a ``pair`` file sets for a method running alone says nothing about its share of a
-    common tree. ``inside`` names the methods around this one.
+    common tree, and keeps what it learnt as long as the whole. ``state_scope: paper`` becomes the
+    paper's. ``inside`` names the methods around this one.
 
     Raises:
         ConfigurationError: an unknown method, or one that contains itself.
     """
     inside = (*inside, str(method["name"]))
+    node = dict(method)
+    if node.get("state_scope") == PAPER_SCOPE:
+        node["state_scope"] = node.get("paper_scope", "prompt")
+    kept = {key: node[key] for key in ("state_scope",) if key in node}
 
     def part(value: Any) -> Any:
         if isinstance(value, list):
@@ -110,9 +116,9 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
             raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
         if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
             raise unknown_name(f"method in method={inside[-1]}", name, option_names("method"))
-        return method_node(name, knobs, "pair=none", inside=inside)
+        return method_node(name, knobs | kept, "pair=none", inside=inside)
 
-    return {k: part(v) if k in PART_KNOBS else v for k, v in method.items()}
+    return {k: part(v) if k in PART_KNOBS else v for k, v in node.items()}
 
 
 def method_node(

@@ -40,12 +40,12 @@ def pair_name(method: str, model: str) -> str:
     return own
 
 
-def chosen(name: str, values: Mapping[str, Any]) -> Any:
-    """The value of a name, None where it has none: what differs from job to job of a sweep.
+def chosen(name: str, values: Mapping[str, Any], default: Any = None) -> Any:
+    """The value of a name, ``default`` where it has none: what differs from job to job of a sweep.
 
     In yaml: ``limit: "${specbench.chosen:${dataset.name},{gsm8k: 100}}"``.
     """
-    return values.get(name)
+    return values.get(name, default)
 
 
 def methods_that_need(what: str) -> list[str]:

@@ -47,9 +47,9 @@ class ColumnsConfig:
 
 @dataclass
 class RowsConfig:
-    """Keeps the rows whose integer ``column`` lies in ``first .. last``."""
+    """Keeps the rows whose integer ``column`` (null: line number) lies in ``first .. last``."""
 
-    column: str = MISSING
+    column: str | None = None
     first: int = MISSING
     last: int = MISSING
 
@@ -68,6 +68,9 @@ class DatasetConfig:
         rows: which rows belong to it; null: all.
         prompt_form: which of ``prompts`` builds the turn.
         prompts: templates in the words of ``str.format`` over a row's columns.
+        shots: a file below ``data_dir``, one JSON object a line: worked examples, which stand where
+            a prompt form has ``{shots}``.
+        shot: template of one of them, over the file's columns.
         raw: turns are given to the model as they are, without a chat template.
         task: the task of every case; null derives it from the category.
         category: the category of every case where there is no such column.
@@ -90,6 +93,8 @@ class DatasetConfig:
     rows: RowsConfig | None = None
     prompt_form: str = "default"
     prompts: dict[str, str] = field(default_factory=dict)
+    shots: str | None = None
+    shot: str = ""
     raw: bool = False
     task: str | None = None
     category: str | None = None

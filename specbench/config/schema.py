@@ -19,6 +19,8 @@ TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
+STATE_SCOPES = ("turn", "prompt", "run")  # how long a method keeps what it learnt
+PAPER_SCOPE = "paper"  # of these the one that the method's paper has
 ESTIMATORS = ("paired", "specbench")  # see ``specbench.results.statistics.summary``
 
 
@@ -317,6 +319,7 @@ class RunConfig:
     cache_dir: str = "${paths.cache}"
     compare: list[Any] = field(default_factory=list)
     baseline: bool = True
+    state_scope: str = "prompt"
     repeats: int = 1
     record: bool = False
     seed: int = 0

@@ -23,6 +23,7 @@ _ONE_OF: Mapping[str, Sequence[str | None]] = {
     "dataset.dialogue": ("ar", "own"),
     "engine.overlap": schema.OVERLAP_MODES,
     "verifier.name": schema.VERIFIERS,
+    "state_scope": (*schema.STATE_SCOPES, schema.PAPER_SCOPE),
     "resume": ("auto", "force"),
     "estimator": schema.ESTIMATORS,
 }

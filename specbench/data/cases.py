@@ -74,11 +74,12 @@ def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> li
     cases: list[Case] = []
     first_seen: dict[str, int] = {}
     place = dataset.name
+    shots = _shots(dataset, data_dir)
     for row in _rows(dataset, data_dir):
         place = row.place
         if not _kept(row, dataset.rows):
             continue
-        case = _case(row, dataset)
+        case = _case(row, dataset, shots)
         if case.case_id in first_seen:
             earlier = first_seen[case.case_id]
             raise row.error(f"the id {case.case_id!r} is already that of line {earlier}")
@@ -202,13 +203,13 @@ def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Itera
 def _kept(row: _Row, rows: RowsConfig | None) -> bool:
     if rows is None:
         return True
-    value = row.column(rows.column)
+    value = row.number if rows.column is None else row.column(rows.column)
     if isinstance(value, bool) or not isinstance(value, int):
         raise row.error(f"the column {rows.column!r} is no whole number: {value!r}")
     return int(rows.first) <= value <= int(rows.last)
 
 
-def _case(row: _Row, dataset: DatasetConfig) -> Case:
+def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
     columns = row.columns
     case_id = row.number if columns["id"] is None else row.column(columns["id"])
     if isinstance(case_id, bool) or not isinstance(case_id, int | str) or case_id == "":
@@ -219,7 +220,10 @@ def _case(row: _Row, dataset: DatasetConfig) -> Case:
         category = row.column(columns["category"])
     if not isinstance(category, str) or not category:
         raise row.error(f"the category must be a text, not {category!r}")
-    turns = _turns(row, columns["turns"]) if columns["turns"] else (_prompt(row, dataset),)
+    if columns["turns"]:
+        turns = _turns(row, columns["turns"])
+    else:
+        turns = (_filled(dataset.prompts[dataset.prompt_form], row, shots),)
     reference = columns["reference"]
     return Case(
         case_id=str(case_id),
@@ -240,16 +244,36 @@ def _turns(row: _Row, column: str) -> tuple[str, ...]:
     return tuple(turns)
 
 
-def _prompt(row: _Row, dataset: DatasetConfig) -> str:
-    """The turn by the chosen template; ``{column_lines}`` is a list column, one item a line."""
-    lists = {
-        f"{key}_lines": "\n".join(map(str, value))
-        for key, value in row.values.items()
-        if isinstance(value, list)
-    }
-    template = dataset.prompts[dataset.prompt_form]
+def _shots(dataset: DatasetConfig, data_dir: str | Path | None) -> str:
+    """The worked examples that the chosen prompt form has, as one text; "" where it has none."""
+    if "{shots}" not in dataset.prompts.get(dataset.prompt_form, ""):
+        return ""
+    path = Path(str(data_dir)).expanduser() / str(dataset.shots) if data_dir is not None else None
+    if path is None or not path.is_file():
+        looked = "data_dir is not set" if path is None else f"not in data_dir={data_dir}"
+        raise DatasetError(
+            f"dataset.prompt_form={dataset.prompt_form} begins with worked examples, and the file "
+            f"{dataset.shots} is missing ({looked}). Place it into a folder (one JSON object a "
+            f"line: question, answer) and type data_dir=FOLDER, or, with network, {dataset.fetch}; "
+            "or type dataset.prompt_form=default for prompts without examples."
+        )
+    return "".join(_filled(dataset.shot, row) for row in _file_rows(path, {}))
+
+
+def _filled(template: str, row: _Row, shots: str = "") -> str:
+    """A template over a row's columns.
+
+    ``{column_lines}`` is a list column, one item a line; ``{column_stripped}`` a text without white
+    space around it.
+    """
+    values = {"shots": shots, **row.values}
+    for key, value in row.values.items():
+        if isinstance(value, list):
+            values[f"{key}_lines"] = "\n".join(map(str, value))
+        elif isinstance(value, str):
+            values[f"{key}_stripped"] = value.strip()
     try:
-        prompt = str(template).format_map({**row.values, **lists})
+        prompt = str(template).format_map(values)
     except KeyError as error:
         row.column(str(error.args[0]))
         raise

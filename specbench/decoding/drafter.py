@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbench.arrays import Array, IntArray
+from specbench.config.schema import STATE_SCOPES
 from specbench.decoding.structs import (
     BonusProposal,
     DecodeState,
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 
-STATE_SCOPES = ("turn", "prompt", "run")
-
-
 @dataclass(kw_only=True, eq=False)
 class Drafter:
     """Base of all methods; its defaults draft nothing and learn nothing.
@@ -44,9 +42,11 @@ class Drafter:
     version: int = 1  # raised by one whenever a number may move
     # how long what it learnt is kept: ``turn``, ``prompt`` (a case) or ``run``
     state_scope: str = "prompt"
+    paper_scope: str = "prompt"  # what ``state_scope=paper`` stands for
 
     def __post_init__(self) -> None:
         self._require_one_of("state_scope", STATE_SCOPES)
+        self._require_one_of("paper_scope", STATE_SCOPES)
 
     def _require(self, condition: bool, key: str, rule: str) -> None:
         """Refuse a knob: ``rule`` says what the value must be."""

@@ -25,7 +25,7 @@ def top_candidates(target: Target, prompt: IntArray, output: IntArray, top: int)
         of its logit says in a pass of another shape.
     """
     parts = [target.prefill(prompt).logits[-1:]]
-    chunk = max(1, target.max_nodes)
+    chunk = target.max_nodes  # 0 where ar alone is run: a token a pass
     for start in range(0, len(output) - 1, chunk + 1):
         tokens = output[start : min(start + chunk + 1, len(output) - 1)]
         tree = DraftTree.chain(tokens[1:])

@@ -13,7 +13,14 @@ from rich.text import Text
 from specbench.results.estimate import Estimate, numeric_columns
 from specbench.results.records import CASES, DISTURBED, ERRORS, MANIFEST, STEPS, SUMMARY
 from specbench.results.summary_schema import Pair, Summary, SummaryRow
-from specbench.results.wording import verdict_words
+from specbench.results.wording import (
+    PAIRS_TEXT,
+    case_words,
+    leader_words,
+    p_words,
+    pair_words,
+    verdict_words,
+)
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 
@@ -52,6 +59,8 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
         console.print(render_pairs(pairs))
     elif pairs:
         console.print(f"{len(pairs)} pairs are compared in {folder / SUMMARY}")
+    if pairs and (leaders := summary.get("leaders")):
+        console.print(f"fastest: {leader_words(leaders)}", markup=False, highlight=False)
     for note in summary.get("notes", []):
         console.print(f"note: {note}", markup=False, highlight=False)
     files = [name for name in _SHOWN_FILES if (folder / name).exists()]
@@ -90,7 +99,7 @@ def _cells(row: SummaryRow, energy: bool) -> dict[str, str | Estimate]:
     known = cast("JsonObject", row).get
     return {
         "label": row["label"],
-        "cases": str(row["n_cases"]),
+        "cases": case_words(row),
         "MAT": Estimate(row["mat"]),
         "tokens/s": Estimate(row["tokens_per_s"], digits=1),
         "speedup [95 %]": Estimate(row["speedup"], known("speedup_ci")),
@@ -113,17 +122,12 @@ def render_pairs(pairs: Sequence[Pair]) -> Table:
                 "first": pair["first"],
                 "second": pair["second"],
                 "ratio [95 %]": Estimate(pair["ratio"], pair["ratio_ci"], digits=3),
-                "p (Holm)": Estimate(pair["p_holm"], digits=4),
-                "first is": pair["verdict"],
+                "p": p_words(pair["p_holm"]),
+                "first is": pair_words(pair),
                 "detectable": Estimate(pair["detectable"], digits=3),
             }
             for pair in pairs
         ],
         dtype=object,
     )
-    caption = (
-        "Ratio of decode speeds, geometric mean over cases. p: sign-flip permutation test, "
-        "corrected for the number of pairs (Holm). tie: the whole interval within "
-        f"{pairs[0]['margin']:.0%}. detectable: smallest ratio shown with a power of 80 %."
-    )
-    return rich_table(frame, caption=caption)
+    return rich_table(frame, caption=PAIRS_TEXT.format(margin=pairs[0]["margin"]))

@@ -83,7 +83,9 @@ class ModelInfo(_Node):
         name: in ``conf/model``, of a cost run; ``shape``: whether its weights were random.
         id: hub id or local folder; ``revision``: the hub's commit.
         weights_hash: SHA-256 over local weight files.
-        weight_bytes: read by a pass of one row; ``copy_bytes_per_s``: the device's copy bandwidth.
+        weight_bytes: read by a pass of one row.
+        copy_bytes_per_s: the device's copy bandwidth at the run's start; ``read_bytes_per_s``: its
+            fastest read of as many bytes as the weights have, of all in the run.
         packed: what packed linears hold; ``passes``: which engine ran the passes, and why eagerly.
         overlap: how drafters worked beside the target's passes.
         overlapping: labels that drafted during those passes; only where the clock was inside the
@@ -110,6 +112,7 @@ class ModelInfo(_Node):
     parameters: int | None = None
     weight_bytes: int | None = None
     copy_bytes_per_s: float | None = None
+    read_bytes_per_s: float | None = None
     packed: JsonObject | None = None
     passes: JsonObject | None = None
     overlap: str | None = None

@@ -15,12 +15,13 @@ class SummaryRow(TypedDict):
     None stands for what cannot be had: no baseline, no case left, an interval from one case.
 
     Attributes:
+        n_cases: cases that MAT and verdicts are about; ``n_timed``: those that speeds are about.
         n_dropped: cases left out for all labels because one failed.
         n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: some of them are
             timed all the same.
         phase_share: each phase's part of the wall time, under ``measure=phases``.
         speedup_eager, speedup_graph: over plain decoding by that engine.
-        bandwidth_share: part of the machine's copy bandwidth that plain decoding takes.
+        bandwidth_share: part of the memory's speed that plain decoding takes.
         lossless: turns by verdict.
     """
 
@@ -28,12 +29,14 @@ class SummaryRow(TypedDict):
     method: str
     task: str
     n_cases: int
+    n_timed: int
     n_dropped: int
     n_disturbed: int
     disturbed_counted: bool
     mat: float | None
     mat_ci: Interval | None
     tokens_per_s: float | None
+    tokens_per_s_ci: Interval | None
     end_to_end_tokens_per_s: float | None
     joules_per_token: float | None
     phase_share: dict[str, float] | None
@@ -64,19 +67,30 @@ def interval(row: SummaryRow, key: str) -> Interval | None:
     return found
 
 
+def n_of(row: SummaryRow, key: str) -> int:
+    """Cases that a number of a row is about: MAT all, speeds the timed ones."""
+    return row["n_cases"] if key == "mat" else row["n_timed"]
+
+
 class Pair(TypedDict):
     """Two labels on the same cases.
 
     Attributes:
-        ratio: decode speed of the first over the second's, geometric mean over cases.
-        p: of a sign-flip permutation test; ``p_holm``: corrected for the number of pairs.
-        verdict: ``tie``, ``faster``, ``slower`` (the first is) or ``undecided``.
+        family: ``ar``: the second is the baseline; ``best``: the second was the fastest method,
+            and the interval is over whichever truly is (:mod:`.statistics.multiple`).
+        n_cases: timed ones.
+        ratio: speed of the first over the second's; above 1 the first is faster.
+        p: of this pair by itself; ``p_holm``: among its family.
+        verdict: ``faster``, ``slower`` (the first is), ``tie``, ``undecided`` or ``too few`` cases.
         margin: a ratio from 1/(1 + margin) to 1 + margin is a tie.
         detectable: the smallest ratio that the sample shows with a power of 80 %.
+        needed: cases that would show the measured ratio with that power; of ``too few`` the fewest
+            that an interval is made of; None where more cases would not do.
     """
 
     first: str
     second: str
+    family: str
     n_cases: int
     ratio: float | None
     ratio_ci: Interval | None
@@ -85,6 +99,7 @@ class Pair(TypedDict):
     margin: float
     detectable: float | None
     p_holm: float
+    needed: int | None
 
 
 class WithoutRule(TypedDict):
@@ -125,13 +140,16 @@ class Disturbance(TypedDict):
 class Summary(TypedDict):
     """All of the file; ``pairs`` is empty unless two methods were compared.
 
-    ``disturbed`` is None where no time was measured.
+    Attributes:
+        leaders: the methods that may be the fastest, the first first.
+        disturbed: None where no time was measured.
     """
 
     schema_version: int
     run_key: str | None
     rows: list[SummaryRow]
     pairs: list[Pair]
+    leaders: list[str]
     disturbed: Disturbance | None
     caption: str
     notes: list[str]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from specbench.results.estimate import ABSENT
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord
+from specbench.results.summary_schema import Pair, SummaryRow
 
 # What concerns a reader most comes first.
 _VERDICTS = {
@@ -16,12 +18,68 @@ _VERDICTS = {
     "lossy": "lossy",
 }
 
+_LEADERS_NAMED = 4
+
 # What a caption of several runs says first about times that were not measured.
 TIMES = {
     "measured": "",
     "predicted": "PREDICTED times (replay with a cost surface), not measured ones. ",
     "none": "Replay without times: steps only. ",
 }
+
+
+def case_words(row: SummaryRow) -> str:
+    """``12``, or ``12 (9 timed)``: cases that MAT is about, and those that speeds are about."""
+    # Summaries from before there was a second number lack it.
+    n_cases, n_timed = row["n_cases"], row.get("n_timed", row["n_cases"])
+    if row.get("timing") == "none" or n_timed == n_cases:
+        return str(n_cases)
+    return f"{n_cases} ({n_timed} timed)"
+
+
+def pair_words(pair: Pair) -> str:
+    """The verdict on a pair, and how many cases another one would take."""
+    needed = pair.get("needed")
+    if pair["verdict"] == "too few":
+        return f"too few cases (at least {needed} needed)"
+    if pair["verdict"] == "undecided" and needed:
+        return f"undecided (about {needed:,} cases needed)"
+    return pair["verdict"]
+
+
+def p_words(p: float) -> str:
+    """A p value as text; of the smallest only that they are small."""
+    return "<0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def leader_words(leaders: Sequence[str]) -> str:
+    """``sam``; ``sam or pld`` where the data cannot tell; many are counted."""
+    if len(leaders) <= _LEADERS_NAMED:
+        return " or ".join(leaders) or ABSENT
+    return f"{leaders[0]} or one of {len(leaders) - 1} others"
+
+
+def interval_words(repeats: int) -> str:
+    """What the intervals of a table cover, and what not."""
+    if repeats == 1:
+        return (
+            "Intervals: 95 %, bootstrap over prompts within categories; they cover prompts, not "
+            "what differs from run to run."
+        )
+    return (
+        "Intervals: 95 %, bootstrap over prompts within categories, and the spread between "
+        "repeats; they do not cover what differs on other days and machines."
+    )
+
+
+PAIRS_TEXT = (
+    "Ratio of speeds, by the table's estimator; above 1 the first is faster. Intervals against ar "
+    "hold all together with 95 %. Against the fastest method the interval is over whichever method "
+    "is truly the best of the others, since the same data picked it (multiple comparisons with the "
+    "best, Hsu 1984). faster, slower: the interval excludes 1; tie: it lies within {margin:.0%}. "
+    "p: corrected for the number of comparisons. detectable: smallest ratio shown with a power of "
+    "80 %; cases needed: those that would show the measured ratio so."
+)
 
 
 def verdict_words(counts: Mapping[str, int]) -> str:
@@ -40,6 +98,8 @@ def run_caption(records: Sequence[CaseRecord], manifest: RunManifest) -> str:
         ("PREDICTED times, not measured ones. " if predicted else "")
         + f"{model} on {dataset}, repeats={manifest.config['repeats']}. State kept per {kept}."
     ]
+    if any(record.timing != "none" for record in records):
+        parts.append(interval_words(1 + max(record.repeat for record in records)))
     if temperature := manifest.setting("generation", "temperature"):
         filters = "".join(
             f", {key}={value}"

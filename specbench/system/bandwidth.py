@@ -16,11 +16,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from specbench.kernels import autotune
 from specbench.system.clock import EventBackend, TorchEvents
 
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}  # far larger than any cache
 _COPIES = 9
-_ROUNDS, _ROUND_COPIES = 5, 12  # on CUDA: the best round of so many copies in a row
+_ROUNDS, _ROUND_CALLS = 5, 12  # on CUDA: the best round of so many copies or reads in a row
+_READ_BYTES = (1 << 20, 1 << 30)  # at least and at most
+_READS = 8  # on a CPU at a time; the first one warms up
+_READS_BETWEEN = 2
+_COLUMNS = 4096
 
 
 def streamed_bytes(model: PreTrainedModel) -> int:
@@ -42,14 +47,89 @@ def copy_bandwidth(device: torch.device) -> float:
     size = COPY_BYTES.get(device.type, COPY_BYTES["cpu"])
     on_cuda = device.type == "cuda"
     if on_cuda:
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-        size = min(size, (free - torch.cuda.memory_allocated(device)) // 4)
+        size = min(size, _quarter_of_free(device))
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
 
     copy = partial(target.copy_, source)
     seconds = _by_events(copy, TorchEvents(str(device))) if on_cuda else _by_host(copy)
     return 2 * size / seconds
+
+
+class FastestRead:
+    """The fastest read of a device's memory so far: what no pass over the weights can beat.
+
+    Each read is a product with one row, as a one-token pass is made of, over as many bytes as the
+    weights have (a gigabyte at most), so that caches help both alike. A copy would not do: on
+    CPUs it is slower than what it counts, reading and writing, and a plain sum is slower, too.
+
+    Args:
+        device: whose memory is read.
+        weight_bytes: that a one-token pass reads, of `streamed_bytes`.
+        bytes_per_s: of an earlier start of the run; 0 without one.
+    """
+
+    def __init__(
+        self, device: torch.device, weight_bytes: int, bytes_per_s: float | None = None
+    ) -> None:
+        self._device = device
+        least, most = _READ_BYTES
+        self._size = min(max(weight_bytes, least), most)
+        self._host_read: Callable[[], object] | None = None
+        self.bytes_per_s = bytes_per_s or 0.0
+
+    @torch.inference_mode()
+    def measure(self) -> None:
+        """At a run's start and end: a few reads."""
+        if self._device.type == "cuda":
+            self._measure_cuda()
+        else:
+            self._read_host(_READS)
+
+    @torch.inference_mode()
+    def measure_between(self) -> None:
+        """Between cases, on a CPU alone: others use its memory too, and it is quick for moments."""
+        if self._device.type != "cuda":
+            self._read_host(_READS_BETWEEN)
+
+    def _read_host(self, times: int) -> None:
+        # The buffer is kept: filling it takes several times as long as reading it.
+        read = self._host_read = self._host_read or _host_read(self._size)
+        for _ in range(times):
+            start = time.perf_counter()
+            read()
+            self._note(time.perf_counter() - start, self._size)
+
+    def _measure_cuda(self) -> None:
+        size = min(self._size, _quarter_of_free(self._device))
+        rows = size // (4 * _COLUMNS)
+        weight = torch.ones(rows, _COLUMNS, device=self._device)
+        row = torch.ones(_COLUMNS, device=self._device)
+        for read in (partial(torch.mv, weight, row), weight.sum):
+            self._note(_by_events(read, TorchEvents(str(self._device))), 4 * weight.numel())
+
+    def _note(self, seconds: float, size: int) -> None:
+        self.bytes_per_s = max(self.bytes_per_s, size / seconds)
+
+
+def _host_read(size: int) -> Callable[[], object]:
+    """A product that reads ``size`` bytes (whole rows of it) by the fastest kernel there is.
+
+    Reads from caches take the plain one: kernels differ at the memory, and loading one takes time.
+    """
+    from_memory = size >= autotune.MEASURE_BYTES
+    kind = "panels" if from_memory and "panels" in autotune.available_kernels() else "plain"
+    row = torch.ones(1, _COLUMNS)
+    # One number seen as a matrix, so that only what is read takes memory.
+    weight = torch.ones(1).expand(size // (4 * _COLUMNS), _COLUMNS)
+    if kind == "plain":
+        weight = weight.contiguous()
+    return partial(autotune.KERNELS[kind], row, weight, autotune.pack(kind, weight), None)
+
+
+def _quarter_of_free(device: torch.device) -> int:
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    return int(free - torch.cuda.memory_allocated(device)) // 4
 
 
 def _by_host(copy: Callable[[], object]) -> float:
@@ -61,17 +141,17 @@ def _by_host(copy: Callable[[], object]) -> float:
     return statistics.median(seconds[1:])
 
 
-def _by_events(copy: Callable[[], object], events: EventBackend) -> float:
-    """Seconds of one copy in the best round; the first copies warm up."""
+def _by_events(call: Callable[[], object], events: EventBackend) -> float:
+    """Seconds of one call in the best round; the first calls warm up."""
     first, last = events.new_event(), events.new_event()
-    copy()
+    call()
     best = float("inf")
     for _ in range(_ROUNDS):
-        copy()  # the host is then ahead of the device when the first event is recorded
+        call()  # the host is then ahead of the device when the first event is recorded
         events.record(first)
-        for _ in range(_ROUND_COPIES):
-            copy()
+        for _ in range(_ROUND_CALLS):
+            call()
         events.record(last)
         events.synchronize()
-        best = min(best, events.elapsed_s(first, last) / _ROUND_COPIES)
+        best = min(best, events.elapsed_s(first, last) / _ROUND_CALLS)
     return best

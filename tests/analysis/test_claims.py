@@ -8,16 +8,16 @@ import pytest
 import yaml
 
 from analysis.runs.claims import (
-    CLAIMS_FILE,
     Claim,
+    Counting,
     claims_not_run,
     compare,
     find_claim,
-    load_claims,
 )
+from analysis.runs.ledger import CLAIMS_FILE, load_claims
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.manifest import LabelInfo, ModelInfo
+from specbench.results.manifest import DraftInfo, LabelInfo, ModelInfo
 from tests.analysis.folders import RECORDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +40,7 @@ def claim(**changes) -> Claim:
         paper="p", title="t", exhibit="a", source="s", hardware="h", gpu="RTX 4090", gpu_count=1,
         dataset="specbench", method="cacheback", model="vicuna7b",
         values={"speedup": {"overall": 1.86, "qa": 1.5}, "mat": {"overall": 2.42}},
+        counting=Counting("end_to_end", "eager", ()),
     )  # fmt: skip
     return dataclasses.replace(base, **changes)
 
@@ -130,6 +131,27 @@ class TestFile:
             load_claims(path)
         assert message in str(caught.value)
 
+    @pytest.mark.parametrize(
+        "change", [{"speed": "wall"}, {"baseline": "vllm"}, {"formula": "mean"}]
+    )
+    def test_an_unknown_way_of_counting_is_refused_with_its_place(self, tmp_path, change):
+        file = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
+        file["exhibits"][1]["counting"] = file["counting"]["default"] | change
+        path = tmp_path / "claims.yaml"
+        path.write_text(yaml.safe_dump(file))
+        with pytest.raises(ResultsError, match=r"exhibit 2 \(cacheback\): counting is"):
+            load_claims(path)
+
+    def test_every_claim_says_how_its_source_counts(self):
+        counted = {(c.paper, c.exhibit): c.counting for c in load_claims()}
+        assert {place for place, own in counted.items() if own.speed == "specbench_exact"} == {
+            place
+            for place in counted
+            if place[0] in ("cacheback", "token_recycling", "spec_bench", "sam", "gsam")
+        }
+        assert counted["card", "figure6_logs"].mat_counts_prompt == ["card"]
+        assert counted["ngrammys", "table1"].speed == "end_to_end"
+
     def test_an_undescribed_machine_is_refused(self, tmp_path):
         file = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
         file["exhibits"][3]["hardware"] = "abacus"
@@ -176,16 +198,21 @@ class TestFindClaim:
         ("method", "knobs", "mat"),
         [
             ("token_recycling", {"state_scope": "run", "learn_prompt": False}, 2.70),
-            ("token_recycling", {"state_scope": "turn", "learn_prompt": False}, 2.35),
+            ("token_recycling", {"state_scope": "turn", "learn_prompt": False}, 2.347),
             ("token_recycling", {"state_scope": "prompt"}, None),
-            ("token_recycling", {"state_scope": "run", "learn_prompt": True, "levels": None}, None),
-            ("token_recycling", {"learn_prompt": True, "levels": [7, 20, 21, 8, 4]}, 2.83),
+            ("token_recycling", {"state_scope": "run", "learn_prompt": True, "levels": None}, 2.83),
+            ("token_recycling", {"learn_prompt": True, "levels": [7, 20, 21, 8, 4]}, None),
             ("cacheback", {"state_scope": "turn", "merge": False, "budget_counts": "paper"}, 2.42),
             ("cacheback", {"state_scope": "prompt"}, 2.42),
             ("cacheback", {"state_scope": "run"}, None),
             ("cacheback", {"merge": True}, None),
             ("cacheback", {"budget_counts": "fixed"}, None),
             ("lookahead", {"ngram": 5, "window": 7, "guesses": 7}, 1.64),
+            ("lookahead", {"ngram": 5, "window": 7, "guesses": 7, "lost_bonus": False}, None),
+            ("rest", {"matches": "first", "choices": 64}, 1.84),
+            ("rest", {"matches": "even", "choices": 64}, None),
+            ("sps", {"gamma": 5, "schedule": "heuristic"}, 2.28),
+            ("sps", {"gamma": 4, "schedule": "constant"}, None),
             ("lookahead", {"ngram": 5, "window": 15, "guesses": 15}, None),
             ("sam", {"automata": "both", "max_predicts": 40}, 2.30),
             ("sam", {"automata": "dynamic", "max_predicts": 6}, None),
@@ -203,6 +230,58 @@ class TestFindClaim:
         }
         assert usual["token_recycling"]["window"] == 7
         assert usual["card"] == {}, "it does not state them: any may stand beside"
+
+    @pytest.mark.parametrize(
+        ("terms", "shown"),
+        [
+            ({}, True),
+            (
+                {"dtype": "float16", "prompt_form": "unheard of by a run that did not record it"},
+                True,
+            ),
+            ({"dtype": "bfloat16"}, False),
+            ({"dtype": ["bfloat16", "float16"]}, True),
+            ({"max_new_tokens": 64}, True),
+            ({"max_new_tokens": 1024}, False),
+            ({"draft": "vicuna-68m"}, True),
+            ({"draft": "vicuna-160m"}, False),
+            ({"corpus": "openwebtext"}, True),
+            ({"corpus": "ultrachat"}, False),
+            ({"questions": [str(i) for i in range(81, 200)]}, True),
+            ({"questions": [str(i) for i in range(82, 200)]}, False),
+        ],
+    )
+    def test_a_claim_about_the_same_model_must_be_on_the_run_s_terms(self, run, terms, shown):
+        info = dataclasses.replace(
+            run.manifest.model,
+            drafts={"cacheback": DraftInfo(id="double7/vicuna-68m")},
+            artefacts={"cacheback": {"table": {"header": {"corpus": {"name": "openwebtext"}}}}},
+        )
+        config = {**run.manifest.config, "generation": {"max_new_tokens": 64}}
+        manifest = dataclasses.replace(run.manifest, model=info, config=config)
+        run = dataclasses.replace(run, manifest=manifest)
+        judged, other = claim(terms=terms), claim(terms=terms, model="vicuna13b")
+        found = find_claim(run, "cacheback", "cacheback", [judged, other])
+        assert found == (judged if shown else None), "no other model's in its place"
+        assert find_claim(run, "cacheback", "cacheback", [other]) == other, "for orientation"
+
+    def test_the_ledger_says_what_a_source_s_numbers_were_made_with(self):
+        def terms(**place):
+            found = [
+                c.terms
+                for c in load_claims()
+                if all(getattr(c, key) == value for key, value in place.items())
+            ]
+            assert found and all(one == found[0] for one in found)
+            return found[0]
+
+        assert terms(paper="card", exhibit="figure6_logs", dataset="gsm8k") == {
+            "dtype": "bfloat16", "max_new_tokens": 512, "prompt_form": "card",
+            "questions": ["11", "12", "13", "14", "15"], "draft": "Llama-3.2-1B-Instruct",
+        }  # fmt: skip
+        uses_store = {"paper": "token_recycling", "method": "rest"}
+        assert terms(**uses_store, dataset="specbench")["corpus"] == "ultrachat"
+        assert terms(**uses_store, dataset="mbpp")["corpus"] == "stack_python"
 
     @pytest.mark.parametrize(
         "change",

@@ -74,6 +74,9 @@ def test_merged_shards_are_the_whole_run(small, shards, tmp_path, capsys):
     )
     manifest = jsonl.read_json(out / records.MANIFEST)
     assert manifest["identity"]["shard"] is manifest["config"]["shard"] is None
+    read = [jsonl.read_json(shards / p / records.MANIFEST)["model"]["read_bytes_per_s"] for p in
+            ("part0", "part1")]  # fmt: skip
+    assert manifest["model"]["read_bytes_per_s"] == max(read) > 0
     assert manifest["merged_from"] == [str(shards / "part0"), str(shards / "part1")]
     assert load_runs([out])[0].complete
     # The command without a shard finds everything there.

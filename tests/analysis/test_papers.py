@@ -10,12 +10,14 @@ from analysis import tables
 from analysis.papers import REPRODUCTIONS, by_reproduction, card, draft_models, ngrammys
 from analysis.papers.reproduction import claimed_comparisons, sweeps
 from analysis.runs.acceptance import by_depth, by_position, stream_parts
-from analysis.runs.claims import claim_of_setting, load_claims
-from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s, usable_turns
+from analysis.runs.claims import claim_of_setting
+from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
+from analysis.runs.ledger import load_claims
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable, to_csv
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
+from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest
 
@@ -220,13 +222,13 @@ def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
         ]
 
     cases = sorted({record.case_id for record in run.records})
-    left = usable_turns(disturbed(cases[:1]))
+    left = timed_turns(disturbed(cases[:1]), run.labels)
     assert {record.case_id for record in left} == set(cases[1:])
     rows = summarize(disturbed(cases[:1]), run.labels, "ar", seed=run.seed)
     row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
     own = [record for record in left if record.label == "pld"]
     assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
-    left = {record.case_id for record in usable_turns(disturbed(cases))}
+    left = {record.case_id for record in timed_turns(disturbed(cases), run.labels)}
     assert len(left) == len(cases) - len(cases) // 4, "a quarter at most is left out"
 
 

@@ -159,13 +159,34 @@ def test_the_caption_tells_all_that_belongs_to_the_numbers(results):
     (comparison,) = make_comparisons(load_runs([results]))
     text = caption(comparison)
     for words in (
-        "SYNTHETIC RECORDS, not a measurement", "vicuna7b (float32, greedy) on specbench",
+        "SYNTHETIC RECORDS, not a measurement", "vicuna7b (float16, greedy) on specbench",
         "23 cases, 2 repeats", "1 dropped because one label failed",
         "1 with a disturbed turn not timed", "Hardware: Synthetic CPU, 2 CPUs.",
         "State kept per prompt (cacheback, no_frozen, pld).", "Lossless: 2 near tie, 165 equal.",
         "Intervals: 95 %",
     ):  # fmt: skip
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("speed", "said"),
+    [
+        (
+            {"read_bytes_per_s": 4e10},
+            "SLOW BASELINE: ar takes 13% of the read bandwidth, under 50%",
+        ),
+        ({"copy_bytes_per_s": 5e9}, "BANDWIDTH DISTURBED: ar seems to take 108% of the copy"),
+        ({"copy_bytes_per_s": 7e9}, None),
+    ],
+)
+def test_the_caption_warns_of_a_slow_baseline_and_of_an_impossible_share(results, speed, said):
+    """The golden ``ar`` reads 5.4 GB/s."""
+    model = json.loads((results / "one" / "manifest.json").read_text())["model"]
+    edit_manifest(results / "one", model=model | speed)
+    (comparison,) = make_comparisons(load_runs([results]))
+    warned = [word for word in ("SLOW", "DISTURBED") if word in caption(comparison)]
+    assert (said or "") in caption(comparison)
+    assert len(warned) == (said is not None)
 
 
 def test_a_bug_is_shouted(results):

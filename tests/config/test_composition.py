@@ -13,7 +13,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from analysis.runs.claims import load_claims
+from analysis.runs.ledger import load_claims
+from runners.launch.dispatch import resolve_entries
 from specbench import paths
 from specbench.config import schema
 from specbench.config.compare import compose_entry, with_parts
@@ -104,6 +105,23 @@ def test_card_samples_gsm8k_alone(dataset, limit):
     assert compose([*paper, "dataset.limit=7"]).dataset.limit == 7
 
 
+@pytest.mark.parametrize(("dataset", "limit"), [("humaneval", None), ("mbpp", 100)])
+def test_card_runs_humaneval_in_full(dataset, limit):
+    cfg = compose(["experiment=card_figure5", "scale=paper", f"dataset={dataset}"])
+    assert (cfg.dataset.limit, cfg.dataset.prompt_form) == (limit, "card")
+
+
+@pytest.mark.parametrize(("model", "gamma"), [("llama2_70b", 5), ("llama3_70b", 4)])
+def test_pearl_drafts_as_many_tokens_as_its_authors_script_for_the_pair(model, gamma):
+    cfg = compose(["experiment=card_table1", "scale=paper", f"model={model}"])
+    assert compose_entry(cfg, "pearl").method.gamma == gamma
+
+
+def test_token_recycling_s_figure_3b_has_every_depth():
+    cfg = compose(["experiment=token_recycling_figure3"])
+    assert {entry.depth for entry in cfg.compare if "depth" in entry} == {3, 4, 5, 6, 7, 8}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAPER_SCALE if name.startswith("card_")])
 def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name):
@@ -127,13 +145,56 @@ def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name):
             assert drafts[claim.model] == ids[claim.draft], claim.describe()
 
 
+def scopes(*typed):
+    """How long each label of a run keeps what it learnt."""
+    return {e.label: e.method["state_scope"] for e in resolve_entries(compose(typed))}
+
+
 @pytest.mark.parametrize("name", ["cacheback_figure3", "cacheback_figure4", "cacheback_table1"])
 def test_cacheback_s_experiments_reset_as_its_authors_code_does(name):
-    cfg = compose([f"experiment={name}"])
-    methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
-    # PLD and REST keep nothing but the text, so any scope is the same for them.
-    kept = {str(method.name): str(method.state_scope) for method in methods}
-    assert {kept[method] for method in kept if method not in ("pld", "rest")} == {"turn"}
+    kept = scopes(f"experiment={name}")
+    # Plain decoding, PLD and REST keep nothing but the text, so any scope is the same for them.
+    assert {kept[label] for label in kept.keys() - {"ar", "pld", "rest"}} == {"turn"}
+
+
+def test_the_run_s_scope_holds_for_all_but_ssd_which_has_its_own():
+    kept = scopes("method=ssd", "state_scope=turn", "compare=[lookahead]")
+    assert kept == {"ar": "turn", "ssd": "run", "lookahead": "turn"}
+    assert scopes("method=ssd", "method.state_scope=prompt")["ssd"] == "prompt"
+
+
+def test_state_scope_paper_gives_each_method_its_paper_s_and_an_entry_may_override_it():
+    others = (
+        "compare=[pld,lookahead,ssd,suffix_decoding,ouroboros,"
+        "{method: cacheback, label: own, state_scope: prompt}]"
+    )
+    assert scopes("method=cacheback", "state_scope=paper", others) == {
+        "ar": "prompt", "cacheback": "turn", "pld": "prompt", "lookahead": "turn", "ssd": "run",
+        "suffix_decoding": "run", "ouroboros": "run", "own": "prompt",
+    }  # fmt: skip
+    one = "compare=[{method: token_recycling, state_scope: paper}]"
+    assert scopes("method=lookahead", one) == {
+        "ar": "prompt", "lookahead": "prompt", "token_recycling": "run",
+    }  # fmt: skip
+    typed = scopes("method=token_recycling", "method.state_scope=turn", "state_scope=paper")
+    assert typed["token_recycling"] == "turn"
+
+
+def test_parts_keep_what_they_learnt_as_long_as_the_whole():
+    (whole,) = (
+        e.method
+        for e in resolve_entries(compose(["method=union", "state_scope=run"]))
+        if e.label == "union"
+    )
+    assert {part["state_scope"] for part in whole["drafters"]} == {"run"}
+
+
+def test_the_papers_experiments_keep_state_as_the_papers_do():
+    for name in option_names("experiment"):
+        config = yaml.safe_load((CONF_DIR / f"experiment/{name}.yaml").read_text())
+        if name.startswith(("token_recycling", "card_table", "card_figure", "ngrammys_t", "ssd")):
+            assert config["state_scope"] == "paper", name
+    assert scopes("experiment=token_recycling_table1")["token_recycling"] == "run"
 
 
 def test_n_grammys_figures_share_their_recordings():

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from specbench.config import compose
-from specbench.decoding.drafter import STATE_SCOPES, Drafter
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
 from specbench.errors import ConfigurationError
 from specbench.paths import CONF_DIR
+from tests.conftest import engine
 from tests.contract import driver
+from tests.decoding.table_models import TableTarget, table
 
 METHODS = driver.method_names()
-COMMON = {"_target_", "name", "version", "state_scope"}
+COMMON = {"_target_", "name", "version", "state_scope", "paper_scope"}
 
 
 @pytest.fixture(params=METHODS)
@@ -48,7 +50,7 @@ def test_yaml_and_class_agree(name):
     drafter = driver.instantiate(name)
     assert isinstance(drafter, Drafter)
     assert config["name"] == drafter.name == name
-    assert config["state_scope"] in STATE_SCOPES
+    assert config["state_scope"] == ("run" if name == "ssd" else "prompt")
     assert isinstance(config["version"], int) and config["version"] >= 1
     # The yaml shows every knob, with the class's own defaults.
     knobs = {key: value for key, value in config.items() if key != "_target_"}
@@ -103,6 +105,48 @@ def test_reset_forgets(make):
         drafter.reset()
         assert driver.play(drafter, *turn) == first
         drafter.reset()
+
+
+def steps_of(drafter, logits, prompt):
+    """The drafts of a case's steps, and what each committed."""
+    found, propose = [], drafter.propose
+
+    def watched(state):
+        tree = propose(state)
+        found.append((np.asarray(tree.tokens).tolist(), tree.parents.tolist()))
+        return tree
+
+    drafter.propose = watched
+    loop = engine(TableTarget(logits), overlap="serial")
+    if drafter.starts_empty(turn=0):
+        drafter.reset()
+    if drafter.needs.reference:
+        plain = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=30)
+        drafter.set_reference(np.array(plain.output_ids))
+    committed = loop.decode(prompt, drafter, max_new_tokens=30, seed=3).committed_per_step
+    drafter.propose = propose
+    return found, committed
+
+
+LEARN = {"cacheback", "lookahead", "ouroboros", "ssd", "suffix_decoding", "token_recycling"}
+
+
+@pytest.mark.parametrize(
+    ("method", "scope"), [(n, "prompt") for n in METHODS] + [(n, "run") for n in sorted(LEARN)]
+)
+def test_steps_after_another_case_are_those_after_none_unless_kept_for_the_run(
+    method, scope, tmp_path_factory, monkeypatch
+):
+    cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
+    logits = table(0, driver.VOCABULARY, 4.0)  # so peaked that texts repeat themselves
+    own, foreign = driver.toy_text(5, 30), driver.toy_text(1, 30)
+    found = []
+    for before in ([], [foreign]):
+        drafter = driver.instantiate(method, state_scope=scope)
+        drafter.setup(driver.toy_context(drafter, cache, monkeypatch))
+        drafter.reset()
+        found.append([steps_of(drafter, logits, prompt) for prompt in (*before, own)][-1])
+    assert (found[0] == found[1]) == (scope == "prompt")
 
 
 def test_the_same_seed_gives_the_same_trace(make):

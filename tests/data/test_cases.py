@@ -266,8 +266,61 @@ def test_humaneval_forms(tmp_path):
     cases = load_cases(compose(["dataset=humaneval"]).dataset, tmp_path)
     assert cases[0].case_id == "HumanEval/0"
     assert cases[0].turns[0].endswith(f"```python\n{head}```")
-    raw = compose(["dataset=humaneval", "dataset.prompt_form=raw", "dataset.raw=true"])
+    raw = compose(["dataset=humaneval", "dataset.prompt_form=raw"])
     assert load_cases(raw.dataset, tmp_path)[0].turns[0] == head
+
+
+SHOTS = [{"question": "1 + 1?", "answer": "2."}, {"question": "{2} + 2?", "answer": "4."}]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "prompt"),
+    [
+        (
+            "gsm8k",
+            {"question": "3 + 3?", "answer": "#### 6"},
+            "Q: 1 + 1?\nA: 2.\n\nQ: {2} + 2?\nA: 4.\n\nQ: 3 + 3?\nA:",
+        ),
+        (
+            "mgsm",
+            {"question_id": 0, "question": "3 + 3?", "category": "en", "answer": 6},
+            "Question: 3 + 3?\n\nAnswer:",
+        ),
+        (
+            "humaneval",
+            {"task_id": "HumanEval/0", "prompt": "\ndef f():\n    pass\n"},
+            "def f():\n    pass",
+        ),
+        ("mbpp", {"task_id": 11, "text": "Add. ", "test_list": [], "code": ""}, "Add."),
+    ],
+)
+def test_cards_forms_are_its_code_s_and_have_no_chat_template(name, row, prompt, tmp_path):
+    cfg = compose([f"dataset={name}", "dataset.prompt_form=card"])
+    write(tmp_path / cfg.dataset.file, [row])
+    write(tmp_path / "gsm8k_shots.jsonl", SHOTS)
+    (case,) = load_cases(cfg.dataset, tmp_path)
+    assert case.turns == (prompt,)
+    assert cfg.dataset.raw
+    assert not compose([f"dataset={name}"]).dataset.raw
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["not there", "no data_dir"])
+def test_worked_examples_that_are_missing_say_what_to_place(folder, tmp_path):
+    write(tmp_path / "gsm8k.jsonl", [{"question": "3 + 3?", "answer": "6"}])
+    cfg = compose(["dataset=gsm8k", "dataset.prompt_form=card"])
+    with pytest.raises(DatasetError) as refused:
+        load_cases(cfg.dataset, tmp_path if folder else None)
+    for word in ("gsm8k_shots.jsonl", "data_dir=FOLDER", "scripts/fetch_data.py gsm8k"):
+        assert word in str(refused.value)
+    write(tmp_path / "gsm8k_shots.jsonl", [{"question": "1 + 1?"}])
+    with pytest.raises(DatasetError, match=r"gsm8k_shots.jsonl, line 1: the column 'answer'"):
+        load_cases(cfg.dataset, tmp_path)
+
+
+def test_rows_by_line_number(tmp_path):
+    write(tmp_path / "gsm8k.jsonl", [{"question": f"{i}?", "answer": ""} for i in range(20)])
+    logs = compose(["experiment=card_figure6", "dataset.limit=null"]).dataset
+    assert [case.case_id for case in load_cases(logs, tmp_path)] == ["11", "12", "13", "14", "15"]
 
 
 def test_row_without_a_column_of_the_prompt(tmp_path):
@@ -366,6 +419,19 @@ def test_fetched_file_gives_the_same_cases_as_the_hub(tmp_path, monkeypatch):
     hub(monkeypatch, RuntimeError("not to be asked"))
     assert load_cases(dataset, tmp_path) == from_hub
     assert [path.name for path in tmp_path.iterdir()] == ["mt_bench.jsonl"]
+
+
+def test_gsm8k_is_fetched_with_its_worked_examples(tmp_path, monkeypatch):
+    hub(monkeypatch, [{"question": "3 + 3?", "answer": "6"}])
+    samples = [{"question": f"{i}?", "target": f"The answer is {i}."} for i in range(8)]
+    upstream = tmp_path / "upstream.yaml"
+    upstream.write_text(json.dumps({"fewshot_config": {"samples": samples}}))
+    monkeypatch.setitem(fetch_data._URLS, "gsm8k_shots", upstream.as_uri())
+    assert fetch_data.main(["gsm8k", "--out", str(tmp_path)]) == 0
+    cfg = compose(["dataset=gsm8k", "dataset.prompt_form=card"])
+    (case,) = load_cases(cfg.dataset, tmp_path)
+    questions = [part.partition("?")[0] for part in case.turns[0].split("Q: ")[1:]]
+    assert questions == [*"13245607", "3 + 3"], "in the order of CARD's code"
 
 
 def test_fetching_an_unknown_or_unreachable_one(tmp_path, monkeypatch, capsys):

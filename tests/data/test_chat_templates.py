@@ -107,7 +107,7 @@ def test_from_config(tokenizer):
     assert PromptTemplate.from_config(tokenizer, compose()).name == "chat"
     vicuna = PromptTemplate.from_config(tokenizer, compose(["model=vicuna7b"]))
     assert vicuna.name == "vicuna_v1.1"
-    raw = ["dataset=humaneval", "dataset.prompt_form=raw", "dataset.raw=true"]
+    raw = ["dataset=humaneval", "dataset.prompt_form=raw"]
     assert PromptTemplate.from_config(tokenizer, compose(raw)).name == "plain"
     dated = PromptTemplate.from_config(tokenizer, compose(["model=llama3_1b"]))
     assert dated.sha != PromptTemplate(tokenizer, "chat").sha

@@ -15,7 +15,7 @@ def turn(target, drafter, n=60, eos=frozenset(), overlap="serial", verifier=None
     return loop.decode(PROMPT, drafter, max_new_tokens=n, seed=seed)
 
 
-def pair(seed=0, noise=0.0, room=10**6):
+def pair(seed=0, noise=0.0, room=10**6, vocab_size=VOCAB):
     """A target, and a draft that is it but for some noise."""
-    logits = table(seed, VOCAB, 3.0)
-    return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, VOCAB), room)
+    logits = table(seed, vocab_size, 3.0)
+    return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, vocab_size), room)

@@ -32,8 +32,22 @@ def step(drafter, state, tokens, next_tokens):
     return drafter.propose(state)
 
 
-def test_the_block_is_what_the_target_predicted_beyond_the_committed_tokens():
+def test_a_block_is_iterated_upon_until_it_is_committed():
     drafter, state = jacobi(block_len=3, fill="last"), committed(1, 2)
+    drafter.begin(state)
+    assert drafter.propose(state).tokens.tolist() == [2, 2, 2]
+    # Nothing accepted: 7 is committed; of the predictions, 10 lies behind the block.
+    assert step(drafter, state, [7], [7, 8, 9, 10]).tokens.tolist() == [8, 9]
+    # 8 accepted, 5 is the target's own: the whole block stands, but not the token behind it.
+    assert step(drafter, state, [8, 5], [8, 5, 6]).tokens.tolist() == []
+    # With that one the block is done, and the next begins.
+    assert step(drafter, state, [6], [6]).tokens.tolist() == [6, 6, 6]
+    # All accepted at once, with the token behind the block.
+    assert step(drafter, state, [6, 6, 6, 3], [6, 6, 6, 3]).tokens.tolist() == [3, 3, 3]
+
+
+def test_a_moving_block_is_what_the_target_predicted_beyond_the_committed_tokens():
+    drafter, state = jacobi(block_len=3, block="moving", fill="last"), committed(1, 2)
     drafter.begin(state)
     tree = drafter.propose(state)
     assert tree.tokens.tolist() == [2, 2, 2]
@@ -68,8 +82,42 @@ def test_a_tree_that_is_not_its_own_moves_the_old_guesses_up():
     assert drafter.propose(state).tokens.tolist()[:2] == before[2:]
 
 
+def plain_blocks(prompt, n, rule, block):
+    """The published iteration: passes, and the block with the token behind it, for every block.
+
+    A pass computes the whole block anew from the one before, and one that changes nothing ends it.
+    """
+    text, blocks = [*prompt, rule(list(prompt))], []
+    while len(text) - len(prompt) < n:
+        y, passes = [text[-1]] * block, 0
+        while True:
+            fresh = [rule(text + y[:i]) for i in range(block + 1)]
+            passes, same, y = passes + 1, fresh[:block] == y, fresh[:block]
+            if same or passes == block + 1:
+                break
+        blocks.append((passes, fresh))
+        text += fresh
+    return blocks
+
+
+@settings(max_examples=120, deadline=None)
+@given(seed=st.integers(0, 10**6), block=st.integers(1, 9), n=st.integers(1, 60))
+def test_passes_of_every_block_are_those_of_the_published_iteration(seed, block, n):
+    rule, prompt = markov_rule(seed, order=1 + seed % 2), [1, 2, 3]
+    _, steps = play(jacobi(6, block_len=block, fill="last"), prompt, n, rule)
+    sizes = iter([tokens for tokens, _ in steps])
+    blocks = plain_blocks(prompt, n, rule, block)
+    for passes, tokens in blocks:
+        taken = [token for _ in range(passes) for token in next(sizes, [])]
+        if tokens is blocks[-1][1]:  # cut at the limit
+            assert taken == tokens[: len(taken)] and len(taken) <= block + 1
+        else:
+            assert taken == tokens
+    assert next(sizes, None) is None
+
+
 def plain_jacobi(prompt, n, rule, block):
-    """Jacobi's fixed-point iteration as in the sheet, with the last token as the new guess."""
+    """The iteration on a moving block, with the last token as the new guess."""
     text = list(prompt)
     text.append(rule(text))
     y, steps = [text[-1]] * block, []
@@ -88,9 +136,10 @@ def plain_jacobi(prompt, n, rule, block):
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), block=st.integers(1, 9), n=st.integers(1, 40))
-def test_steps_are_those_of_the_plain_iteration(seed, block, n):
+def test_steps_of_a_moving_block_are_those_of_the_plain_iteration(seed, block, n):
     rule, prompt = markov_rule(seed), [1, 2, 3]
-    output, steps = play(jacobi(6, block_len=block, fill="last"), prompt, n, rule)
+    drafter = jacobi(6, block_len=block, block="moving", fill="last")
+    output, steps = play(drafter, prompt, n, rule)
     assert output == continued(rule, prompt, n)
     assert [tokens for tokens, _ in steps] == plain_jacobi(prompt, n, rule, block)
 
@@ -108,13 +157,14 @@ def test_a_repeating_target_is_predicted():
     seed=st.integers(0, 999),
     n_prompt=st.integers(1, 20),
     block=st.integers(1, 12),
+    kind=st.sampled_from(["fixed", "moving"]),
     fill=st.sampled_from(["prompt", "vocabulary", "last"]),
 )
-def test_lossless(architecture, make_target, seed, n_prompt, block, fill):
+def test_lossless(architecture, make_target, seed, n_prompt, block, kind, fill):
     target = make_target(architecture)
     prompt = np.random.default_rng(seed).integers(0, VOCAB, n_prompt)
     truth = plain(target, prompt, 24)
-    result = decode(target, jacobi(block_len=block, fill=fill), prompt, 24)
+    result = decode(target, jacobi(block_len=block, block=kind, fill=fill), prompt, 24)
     assert result.output_ids == truth
     assert max(result.drafted_per_step) == block == jacobi(block_len=block).needs.max_nodes
 

@@ -7,17 +7,20 @@ from methods.ouroboros import Ouroboros, phrases_spoken
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 from specbench.index.ngram.pool import NgramPool
-from tests.methods.table_turns import PROMPT, VOCAB, pair, turn
+from tests.methods.lookahead_reference import PlainLookahead
+from tests.methods.table_turns import PROMPT, pair, turn
 
 
-def ouroboros(draft, **knobs):
+def ouroboros(draft, eos=frozenset(), **knobs):
     drafter = Ouroboros(**({"gamma": 3, "ngram": 3, "window": 4, "guesses": 4} | knobs))
-    drafter.setup(DraftContext(VOCAB, frozenset(), draft_model=draft))
+    drafter.setup(DraftContext(draft.vocab_size, eos, draft_model=draft))
     return drafter
 
 
+OURS = {"cut_draft": False, "lost_bonus": False, "correct_rejected": True}
 KNOBS = [{}, {"gamma": 1, "topk": 0}, {"ngram": 2, "window": 1, "guesses": 1, "topk": 1}]
 KNOBS += [{"gamma": 6, "ngram": 5}, {"gamma": 2, "ngram": 4, "window": 1}]
+KNOBS += [OURS, {"gamma": 2, "ngram": 5, **OURS}]
 
 
 @pytest.mark.parametrize("knobs", KNOBS)
@@ -65,6 +68,112 @@ def test_a_perfect_draft_commits_whole_drafts():
     assert all(count >= 5 for count in result.committed_per_step[:-1])
 
 
+def plain_ouroboros(text, n, draft_says, target_says, first_level, pool, knobs, end):
+    """The published code's steps in words: drafts, phrases and committed tokens, one by one."""
+    gamma, length = knobs["gamma"], knobs["ngram"] - 1
+    ahead = PlainLookahead(draft_says, first_level, knobs["ngram"], knobs["guesses"], pool)
+    steps, last = [], len(text) + n
+    while len(text) < last and end not in text[-1:]:
+        draft = []
+        while len(draft) < gamma and end not in draft:
+            new = ahead.new_tokens(text + draft)
+            ahead.move(text + draft)
+            draft += new[: new.index(end) + 1] if end in new else new
+        draft = draft[:gamma]
+        phrases = pool.get(draft[-1], [])[-knobs["topk"] :]
+        said = [target_says(text + draft[:i]) for i in range(len(draft) + 1)]
+        right = 0
+        while right < len(draft) and draft[right] == said[right]:
+            right += 1
+        new = said[: right + 1]
+        if right < len(draft):
+            for i in range(right, len(draft)):
+                phrase = said[i + 1 : i + 1 + length]
+                goes_on = draft[i + 1 : i + length] == phrase[:-1]
+                if len(phrase) == length and goes_on:
+                    ahead.insert(draft[i], tuple(phrase))
+        elif phrases:
+            corrected, best = [], [said[-1]]
+            for phrase in phrases:
+                own = [target_says(text + draft + list(phrase[:i])) for i in range(length)]
+                corrected.append(tuple(own))
+                same = 0
+                while same < length - 1 and phrase[same] == own[same]:
+                    same += 1
+                if same + 1 > len(best):
+                    best = own[: same + 1]
+            pool[draft[-1]][-len(phrases) :] = corrected
+            new = draft + best
+        new = new[: last - len(text)]
+        if end in new:
+            new = new[: new.index(end) + 1]
+        steps.append((draft, phrases, new))
+        text = text + new
+    return steps
+
+
+PUBLISHED = [
+    {"gamma": 4, "ngram": 7, "window": 8, "guesses": 8, "topk": 3},
+    {"gamma": 4, "ngram": 6, "window": 5, "guesses": 5, "topk": 3},
+    {"gamma": 6, "ngram": 5, "window": 6, "guesses": 6, "topk": 3},
+    {"gamma": 3, "ngram": 4, "window": 3, "guesses": 3, "topk": 2},
+    {"gamma": 2, "ngram": 3, "window": 2, "guesses": 4, "topk": 1},
+]
+
+
+@pytest.mark.parametrize("knobs", PUBLISHED)
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_are_those_of_the_published_code(knobs, seed):
+    """Of two turns, the second with a warm pool and, in half of them, an end token."""
+    vocab_size = (6, 8, 12, 16)[seed % 4]
+    target, draft = pair(10 * seed, noise=0.3 + 0.1 * seed, vocab_size=vocab_size)
+    drafter = ouroboros(draft, **knobs)
+    n, end = 80, None
+    for _ in range(2):
+        eos = frozenset() if end is None else frozenset({end})
+        drafter._ends = np.array(sorted(eos), dtype=np.int64)
+        pool = {t: [*map(tuple, drafter._pool.after(t).tolist())] for t in range(vocab_size)}
+        taken = spied(drafter)
+        result = turn(target, drafter, n=n, eos=eos)
+        text = [*PROMPT.tolist(), result.output_ids[0]]
+        first_level = taken[0][2]
+        expected = plain_ouroboros(
+            text, n - 1, says(draft), says(target), first_level, pool, knobs, end
+        )
+        assert result.committed_per_step == [len(new) for _, _, new in expected]
+        assert result.output_ids[1:] == [token for _, _, new in expected for token in new]
+        left = n - 1
+        for (chain, phrases, _), (plain_chain, plain_phrases, new) in zip(
+            taken, expected, strict=True
+        ):
+            if left > knobs["gamma"] + 1:  # shorter where no more can be committed
+                assert chain == plain_chain
+                assert phrases == [list(phrase) for phrase in reversed(plain_phrases)]
+            left -= len(new)
+        if seed > 3:  # the token that the answer says last for the first time
+            end = max(result.output_ids, key=result.output_ids.index)
+
+
+def says(model):
+    return lambda text: int(model.table[text[-2], text[-1]].argmax())
+
+
+def spied(drafter):
+    """Fills up with draft, phrases and the window's first level at every step."""
+    taken, length = [], drafter.ngram - 1
+
+    def propose(state):
+        first = drafter._window._grid[0, 1:].tolist()
+        tree = Ouroboros.propose(drafter, state)
+        drafted = tree.sources == 0 if len(tree) else np.empty(0, dtype=bool)
+        tokens = tree.tokens[len(drafted) and drafted.sum() :].reshape(-1, length).tolist()
+        taken.append((tree.tokens[drafted].tolist(), tokens, first))
+        return tree
+
+    drafter.propose = propose
+    return taken
+
+
 def test_a_warm_pool_saves_passes():
     target, draft = pair(noise=0.3)
     drafter = ouroboros(draft, gamma=4, ngram=4)
@@ -98,12 +207,47 @@ def test_the_tree_and_what_is_learnt_by_hand():
     draft.text = [*draft.text, 2]
     draft.nodes = [[*draft.text, 5]]
     said = np.array([5, 6, 2, 7, 0, 3, 1])
-    state.commit(np.array([5, 6, 2, 3, 1]))
-    drafter._read = 4
-    drafter.observe(state, StepOutcome(tree, np.array([0, 1, 4, 5]), state.tokens[-5:], said))
+    # Of the phrase 2 3, 3 is no candidate: it is the target's own, and the 1 behind it is lost.
+    state.commit(np.array([5, 6, 2, 3]))
+    drafter._read, drafter._held = 4, 1
+    drafter.observe(state, StepOutcome(tree, np.array([0, 1, 4]), state.tokens[-4:], said))
     assert pool.after(6).tolist() == [[0, 1], [2, 3], [2, 7]]
-    assert drafter.report()["phrase_tokens"] == 2
+    assert drafter.report()["phrase_tokens"] == 1
     assert drafter._read == 5  # the root and the draft's first token
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_phrases_behind_a_rejected_draft_stay_unless_asked(correct):
+    _, draft = pair()
+    drafter = ouroboros(draft, gamma=2, ngram=3, topk=1, correct_rejected=correct)
+    drafter._write = lambda state: np.array([5, 6])
+    drafter._pool.insert(np.array([[6, 4, 5]]))
+    state = DecodeState(PROMPT, 20)
+    state.commit(np.array([2]))
+    drafter.begin(state)
+    tree = drafter.propose(state)
+    state.commit(np.array([7]))
+    said = np.array([7, 0, 2, 3, 1])  # not 5; and behind it 0, 2, then 3 and 1 along the phrase
+    none = np.empty(0, dtype=np.int64)
+    drafter.observe(state, StepOutcome(tree, none, state.tokens[-1:], said))
+    assert drafter._pool.after(6).tolist() == ([[2, 3]] if correct else [[4, 5]])
+
+
+def test_what_is_lost_as_published_is_committed_where_asked():
+    """With a perfect draft model: the draft's length, and the tokens of a step."""
+    target, draft = pair()
+    knobs = {"gamma": 2, "ngram": 4, "window": 6, "guesses": 6}
+
+    def longest(**switches):
+        drafter = ouroboros(draft, **knobs, **switches)
+        taken = spied(drafter)
+        result = turn(target, drafter, n=120)
+        return max(len(chain) for chain, _, _ in taken), max(result.committed_per_step)
+
+    assert longest() == (2, 5)  # the draft, and N - 1 tokens of a phrase
+    assert longest(lost_bonus=False) == (2, 6)
+    assert longest(cut_draft=False)[0] == 4  # one token, then N - 1 at once
+    assert longest(cut_draft=False, lost_bonus=False)[0] == 5
 
 
 def test_the_targets_words_on_a_rejected_draft_are_phrases():
@@ -131,11 +275,13 @@ def test_spoken_phrases_are_those_of_the_plain_walk(seed, n, length):
     assert phrases_spoken(draft, said, length).tolist() == expected
 
 
-def test_replaced_phrases_keep_their_places_and_never_repeat():
+def test_replaced_phrases_keep_their_places_and_may_repeat():
     pool = NgramPool(10, 2, 4)
     pool.insert(np.array([[7, 1, 1], [7, 2, 2], [7, 3, 3], [7, 4, 4], [6, 1, 1]]))
     pool.replace(7, np.array([[8, 8], [9, 9]]))
     assert pool.after(7).tolist() == [[1, 1], [2, 2], [8, 8], [9, 9]]
     pool.replace(7, np.array([[1, 1], [9, 9]]))
-    assert pool.after(7).tolist() == [[2, 2], [1, 1], [9, 9]]
+    assert pool.after(7).tolist() == [[1, 1], [2, 2], [1, 1], [9, 9]]
+    pool.insert(np.array([[7, 1, 1]]))  # the older of the two moves up
+    assert pool.after(7).tolist() == [[2, 2], [1, 1], [9, 9], [1, 1]]
     assert pool.after(6).tolist() == [[1, 1]]

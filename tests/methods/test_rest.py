@@ -80,11 +80,11 @@ def test_the_cut_drops_prefixes_with_most_distinct_tokens_first(tmp_path):
     ]  # fmt: skip
 
 
-def test_of_too_many_matches_even_ones_or_the_first_are_taken(tmp_path):
+def test_of_too_many_matches_the_first_or_even_ones_are_taken(tmp_path):
     path = write(tmp_path / "d.bin", [[1, 2, 10 + i] for i in range(9)])
-    assert pairs(ready(path, max_matches=3), [1, 2]) == [(10, -1), (13, -1), (16, -1)]
-    assert pairs(ready(path, max_matches=3, matches="first"), [1, 2]) == [
-        (10, -1), (11, -1), (12, -1),
+    assert pairs(ready(path, max_matches=3), [1, 2]) == [(10, -1), (11, -1), (12, -1)]
+    assert pairs(ready(path, max_matches=3, matches="even"), [1, 2]) == [
+        (10, -1), (13, -1), (16, -1),
     ]  # fmt: skip
 
 
@@ -113,7 +113,8 @@ def plain_tree(chunks, text, knobs):
             )
             total, limit = len(found), min(len(found), knobs["max_matches"])
             hits += total
-            taken += [found[i * total // limit][0][: knobs["draft_len"]] for i in range(limit)]
+            stride = total if knobs["matches"] == "even" else limit
+            taken += [found[i * stride // limit][0][: knobs["draft_len"]] for i in range(limit)]
         if hits:
             break
     else:
@@ -136,12 +137,14 @@ def plain_tree(chunks, text, knobs):
     chunk=st.integers(14, 60),
     text=st.lists(st.integers(0, 3), min_size=1, max_size=6),
     span=st.tuples(st.integers(1, 5), st.integers(1, 5)).map(sorted),
+    max_matches=st.sampled_from([1, 2, 3, 5, 5000]),
+    matches=st.sampled_from(["first", "first", "even"]),
     draft_len=st.integers(1, 6),
     choices=st.integers(1, 20),
     cut=st.booleans(),
 )
 def test_equals_the_plain_rule(
-    tmp_path_factory, documents, chunk, text, span, draft_len, choices, cut
+    tmp_path_factory, documents, chunk, text, span, max_matches, matches, draft_len, choices, cut
 ):
     chunks, size = [[]], 0
     for document in documents:
@@ -153,7 +156,7 @@ def test_equals_the_plain_rule(
     assert len(Datastore.open(path, "toy").arrays.offsets) == len(chunks) + 1
     knobs = {
         "min_span": span[0], "max_span": span[1], "draft_len": draft_len, "choices": choices,
-        "cut": cut, "max_matches": 5000,
+        "cut": cut, "max_matches": max_matches, "matches": matches,
     }  # fmt: skip
     drafter = ready(path, **knobs)
     tree = pairs(drafter, text)
@@ -161,21 +164,24 @@ def test_equals_the_plain_rule(
     assert len(tree) <= drafter.needs.max_nodes == choices
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    continuations=st.lists(
-        st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=30
-    ),
-    limit=st.integers(1, 12),
-)
-def test_sampling_equals_the_plain_rule(tmp_path_factory, continuations, limit):
-    documents = [[7, 8, *c] for c in continuations]
-    path = write(tmp_path_factory.mktemp("d") / "d.bin", documents)
-    knobs = {
-        "min_span": 2, "max_span": 2, "draft_len": 3, "choices": 9, "cut": True,
-        "max_matches": limit,
-    }  # fmt: skip
-    assert pairs(ready(path, **knobs), [7, 8]) == plain_tree([documents], [7, 8], knobs)
+@pytest.mark.parametrize("vocab_size", [2, 4, 12])
+@pytest.mark.parametrize(("choices", "max_matches"), [(64, 5000), (64, 6), (20, 25)])
+def test_trees_are_those_of_the_published_search(tmp_path, vocab_size, choices, max_matches):
+    """One chunk of one text and another of a second, looked up with pieces of both."""
+    random = np.random.default_rng(vocab_size)
+    texts = [random.integers(0, vocab_size, 150).tolist() for _ in range(2)]
+    path = write(tmp_path / "d.bin", texts, chunk=151)
+    drafter = ready(path, choices=choices, max_matches=max_matches)
+    knobs = {"choices": choices, "max_matches": max_matches, "max_span": 16, "min_span": 2}
+    knobs |= {"draft_len": 10, "cut": True, "matches": "first"}
+    sizes = []
+    for begin in range(1, 141, 5):
+        length = int(random.integers(2, 8))
+        query = [vocab_size, *texts[begin % 2][begin : begin + length]]
+        tree = pairs(drafter, query)
+        assert tree == plain_tree([[text] for text in texts], query, knobs)
+        sizes.append(len(tree))
+    assert min(sizes) > 0
 
 
 def test_long_documents_are_cut_at_the_chunk(tmp_path):
@@ -203,6 +209,14 @@ def test_an_empty_corpus_is_refused(tmp_path, documents):
 def test_ids_of_another_vocabulary_are_refused(tmp_path):
     with pytest.raises(ArtifactError, match="vocabulary of 50"):
         write(tmp_path / "d.bin", [[1, 50]], vocab_size=50)
+
+
+def test_records_name_the_corpus(tmp_path):
+    build_datastore(
+        [[1, 2, 3]], tmp_path / "d.bin", tokenizer_hash="toy", corpus={"name": "ultrachat"},
+        vocab_size=9,
+    )  # fmt: skip
+    assert ready(tmp_path / "d.bin").report() == {"corpus": "ultrachat"}
 
 
 def test_a_datastore_of_another_tokenizer_is_refused(tmp_path):

@@ -60,13 +60,16 @@ def test_there_are_no_logits():
         _ = target.forward(1, DraftTree.empty()).logits
 
 
-def test_recorded_candidates_are_the_targets_likeliest(make_target):
+@pytest.mark.parametrize("max_nodes", [40, 0], ids=["beside_a_method", "ar_alone"])
+def test_recorded_candidates_are_the_targets_likeliest(make_target, max_nodes):
     target = make_target()
     prompt = np.random.default_rng(1).integers(0, VOCAB, 9)
     engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
     drafter = PromptLookup(num_tokens=4)
     drafter.setup(CONTEXT)
     output = np.array(engine.decode(prompt, drafter, max_new_tokens=50).output_ids)
+    if not max_nodes:
+        target = make_target(max_nodes=max_nodes)
     found = top_candidates(target, prompt, output, top=5)  # longer than one pass of 41 rows
     assert found.shape == (50, 5)
     assert (found[:, 0] == output).all()

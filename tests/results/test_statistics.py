@@ -1,22 +1,19 @@
-"""Ratios, intervals and paired tests: by hand, and by simulation against a known truth."""
+"""Ratios and intervals: by hand, and by simulation against a known truth."""
 
-import itertools
 import math
-import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from specbench.results.statistics.bootstrap import (
+    LogRatios,
     Resamples,
     geometric_mean,
-    log_interval,
-    minimum_detectable_ratio,
+    log_ratios,
     ratio_of_totals,
     strata_of,
 )
-from specbench.results.statistics.paired import equivalence, holm, sign_flip_p
 
 N_CATEGORIES = 6
 
@@ -86,35 +83,75 @@ class TestResamples:
         with pytest.raises(ValueError, match="cannot be resampled"):
             resamples.totals(np.ones((n, 1)))
 
-    def test_a_benchmark_is_resampled_in_under_a_second(self):
-        """In several blocks, which cover all resamples."""
-        strata = np.arange(960, dtype=np.int64) % 2
-        columns = np.column_stack([np.random.default_rng(0).random((960, 3)), np.ones(960)])
-        before = time.perf_counter()
-        totals = Resamples(strata, seed=0, n_resamples=10_000).totals(columns)
-        assert time.perf_counter() - before < 1.0
-        assert totals[:, 3] == pytest.approx(np.full(10_000, 960.0))
+    def test_a_large_benchmark_is_resampled_in_blocks_that_cover_all(self):
+        strata = np.arange(4096, dtype=np.int64) % 2
+        totals = Resamples(strata, seed=0, n_resamples=2_000).totals(np.ones((4096, 1)))
+        assert totals == pytest.approx(np.full((2_000, 1), 4096.0))
 
 
-def test_log_interval_by_hand():
-    spread = np.exp(np.array([-0.1, 0.1]))  # standard deviation of the logarithm: 0.1 * sqrt(2)
-    low, high = log_interval(2.0, spread, degrees_of_freedom=4)
-    half = 2.7764451 * 0.1 * math.sqrt(2)  # Student's t for 4 degrees of freedom
-    assert (low, high) == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
+def totals_of(*ratios, repeats=1):
+    """``[1 + R, n, k]`` above and below the line of ratios given as lists of (above, below)."""
+    each = np.array(ratios, dtype=np.float64).transpose(1, 0, 2)
+    stacked = np.stack([repeats * each, *[each] * repeats])
+    return stacked[..., 0], stacked[..., 1]
 
 
-@pytest.mark.parametrize(
-    ("value", "resampled", "freedom"),
-    [
-        (2.0, [1.0, 3.0], 0),
-        (math.nan, [1.0, 3.0], 5),
-        (0.0, [1.0, 3.0], 5),
-        (2.0, [1.0, math.inf], 5),
-        (2.0, [1.0, 0.0], 5),
-    ],
-)
-def test_an_interval_is_absent_rather_than_invented(value, resampled, freedom):
-    assert log_interval(value, np.array(resampled), freedom) is None
+class TestLogRatios:
+    def test_the_interval_by_hand(self):
+        """Logarithms whose mean is a plain one: error sqrt(s^2 / n), n - 1 degrees of freedom."""
+        logs = np.array([[0.1], [0.3], [0.2], [0.6]])
+        stacked = np.stack([logs, logs])
+        ones = np.ones_like(stacked)
+        found = log_ratios(stacked, ones, strata_of(["a"] * 4), seed=0, means=True)
+        assert found.values == pytest.approx([0.3])
+        assert found.errors == pytest.approx(logs.std(ddof=1) / 2, rel=0.02), "of a bootstrap"
+        low, high = found.interval(0, 2.0)
+        half = 3.1824463 * found.errors[0]  # Student's t for 3 degrees of freedom
+        assert (low, high) == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
+
+    def test_a_difference_of_two_ratios_knows_that_they_go_together(self):
+        slow, fast = [(10, 1), (20, 3), (30, 2)], [(20, 1), (40, 3), (60, 2)]
+        found = log_ratios(*totals_of(slow, fast), strata_of(["a"] * 3), seed=0)
+        assert (found.errors > 0.1).all()
+        between = found.of(np.array([[-1.0, 1.0]]))
+        assert between.values == pytest.approx([math.log(2)])
+        assert between.errors == pytest.approx([0.0], abs=1e-9)
+
+    @pytest.mark.parametrize(
+        "ratio",
+        [[], [(1, 1)], [(1, 2), (2, 1)], [(1, 1), (0, 2), (0, 3)], [(1, 0), (2, 0), (3, 0)]],
+        ids=["no case", "one", "two", "a resample of nothing", "no time"],
+    )
+    def test_an_interval_is_absent_rather_than_invented(self, ratio):
+        above, below = totals_of(ratio) if ratio else np.zeros((2, 2, 0, 1))
+        assert log_ratios(above, below, strata_of(["a"] * len(ratio)), seed=0) is None
+
+    def test_repeats_alike_add_nothing(self):
+        ratio, strata = [(10, 1), (20, 3), (30, 2)], strata_of(["a"] * 3)
+        once = log_ratios(*totals_of(ratio), strata, seed=0)
+        often = log_ratios(*totals_of(ratio, repeats=3), strata, seed=0)
+        assert often.interval(0, 1.0) == pytest.approx(once.interval(0, 1.0))
+
+    def test_the_spread_between_repeats_by_hand(self):
+        """Three repeats at 1, 2 and 4 tokens a second; prompts do not differ."""
+        each = np.array([[(1, 1)] * 3, [(2, 1)] * 3, [(4, 1)] * 3], dtype=np.float64)
+        stacked = np.concatenate([each.sum(axis=0)[None], each])
+        found = log_ratios(stacked[..., :1], stacked[..., 1:], strata_of(["a"] * 3), seed=0)
+        assert found.values == pytest.approx([math.log(7 / 3)])
+        assert found.errors == pytest.approx([math.log(2) / math.sqrt(3)]), "sd of 0, 1, 2 is 1"
+        assert found.freedom == pytest.approx([2.0])
+
+    def test_degrees_of_freedom_lie_between_those_of_the_parts(self):
+        one = np.ones((1, 1))
+        found = LogRatios(np.zeros(1), one, one, n=13, prompts_freedom=12, repeats_freedom=2)
+        assert found.freedom == pytest.approx([4 / (1 / 12 + 1 / 2)])
+
+    def test_a_prompt_that_a_repeat_lacks_makes_no_spread(self):
+        """The slow prompt was not timed in the second repeat; the others are as fast in both."""
+        each = np.array([[(1, 1)] * 3 + [(1, 50)], [(1, 1)] * 3 + [(0, 0)]], dtype=np.float64)
+        stacked = np.concatenate([each.sum(axis=0)[None], each])
+        found = log_ratios(stacked[..., :1], stacked[..., 1:], strata_of(["a"] * 4), seed=0)
+        assert found.repeats == pytest.approx(np.zeros((1, 1)))
 
 
 # ------------------------------------------------------------------ simulation of a benchmark
@@ -145,17 +182,12 @@ def coverage(per_category, runs, n_resamples, seed):
     for run in range(runs):
         baseline, method = (part.ravel() for part in simulated_run(generator, per_category))
         logs = np.log(baseline / method)
-        resamples = Resamples(strata, seed=run, n_resamples=n_resamples)
-        totals = resamples.totals(np.column_stack([baseline, method, logs]))
-        freedom = resamples.degrees_of_freedom
-        low, high = log_interval(
-            ratio_of_totals(baseline, method), totals[:, 0] / totals[:, 1], freedom
-        )
-        hits[0] += low <= true_ratio <= high
-        low, high = log_interval(
-            geometric_mean(baseline / method), np.exp(totals[:, 2] / len(logs)), freedom
-        )
-        hits[1] += low <= true_mean <= high
+        truths = ((baseline, method, true_ratio), (logs, np.ones(len(logs)), true_mean))
+        for i, (above, below, truth) in enumerate(truths):
+            parts = (np.stack([part, part])[..., None] for part in (above, below))
+            found = log_ratios(*parts, strata, run, n_resamples, means=i == 1)
+            low, high = found.interval(0, math.exp(found.values[0]))
+            hits[i] += low <= truth <= high
     return hits / runs
 
 
@@ -180,106 +212,31 @@ def test_intervals_cover_the_truth(size, bounds):
         assert bounds[0] <= share <= bounds[1]
 
 
-# ------------------------------------------------------------------ two methods
+def repeated(generator, runs, n, repeats, run_sd):
+    """Logarithms of ``runs`` benchmarks ``[runs, repeats, n]``: prompts, repeats, timing noise."""
+    prompts = generator.normal(0.3, 0.2, (runs, 1, n))
+    drift = generator.normal(0.0, run_sd, (runs, repeats, 1))
+    return prompts + drift + generator.normal(0.0, 0.03, (runs, repeats, n))
 
 
-class TestSignFlip:
-    def test_three_cases_by_hand(self):
-        """Of the 8 sign patterns of 1, 2, 4 two have |sum| >= 7 and four have |sum| >= 5."""
-        assert sign_flip_p([1, 2, 4]) == 2 / 8
-        assert sign_flip_p([-1, 2, 4]) == 4 / 8
-        assert sign_flip_p([]) == 1.0
-        assert sign_flip_p([0.0, 0.0]) == 1.0
-
-    def test_against_a_plain_enumeration(self):
-        values = np.random.default_rng(3).normal(0.3, 1, 9)
-        sums = [
-            abs(sum(sign * value for sign, value in zip(signs, values, strict=True)))
-            for signs in itertools.product((1, -1), repeat=9)
-        ]
-        expected = np.mean(np.array(sums) >= abs(values.sum()) - 1e-9)
-        assert sign_flip_p(values) == expected
-
-    def test_the_order_of_cases_does_not_matter(self):
-        values = [0.1] * 3 + [0.3, 0.2, -0.4]
-        orders = {sign_flip_p(list(order)) for order in itertools.permutations(values)}
-        assert len(orders) == 1, "rounding decided whether a pattern was as far from zero"
-
-    def test_sampled_patterns_agree_with_all_patterns(self, monkeypatch):
-        values = np.random.default_rng(4).normal(0.4, 1, 14)
-        exact = sign_flip_p(values)
-        monkeypatch.setattr("specbench.results.statistics.paired._EXACT_CASES", 0)
-        assert sign_flip_p(values, seed=1, n_permutations=20_000) == pytest.approx(exact, abs=0.01)
-
-    def test_a_sampled_p_value_is_never_zero(self):
-        assert sign_flip_p([1.0] * 40, n_permutations=99) == 1 / 100
-
-    @pytest.mark.parametrize(
-        ("n", "runs"),
-        [(12, 400), (40, 400), pytest.param(480, 2000, marks=pytest.mark.slow)],
-    )
-    def test_p_values_are_uniform_under_the_null(self, n, runs):
-        generator = np.random.default_rng(n)
-        p_values = np.array(
-            [
-                sign_flip_p(generator.standard_t(4, n) * 0.1, seed=run, n_permutations=999)
-                for run in range(runs)
-            ]
-        )
-        uniform = stats.kstest(p_values, "uniform").pvalue
-        print(f"p = {uniform:.2f};", *(f"{(p_values <= p).mean():.2%}" for p in (0.05, 0.01)))
-        assert uniform > 0.01
-        # As many are called different at the 5 % level, to two standard errors.
-        assert abs((p_values <= 0.05).mean() - 0.05) < 0.45 / runs**0.5
-
-    def test_a_real_difference_is_found(self):
-        differences = np.random.default_rng(0).normal(0.05, 0.1, 200)
-        assert sign_flip_p(differences) < 0.001
-
-
-def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
-
-
+@pytest.mark.parametrize("run_sd", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize(
-    ("interval", "verdict"),
-    [
-        ((0.99, 1.01), "tie"),
-        ((1.005, 1.015), "tie"),
-        ((0.9805, 1.0), "tie"),
-        ((0.975, 1.01), "undecided"),
-        ((1.01, 1.05), "faster"),
-        ((0.90, 0.97), "slower"),
-        ((0.90, 1.10), "undecided"),
-        (None, "undecided"),
-    ],
+    ("repeats", "runs"), [(2, 300), (3, 300), pytest.param(5, 3000, marks=pytest.mark.slow)]
 )
-def test_equivalence(interval, verdict):
-    assert equivalence(interval, margin=0.02) == verdict
-
-
-class TestMinimumDetectableRatio:
-    def test_by_hand(self):
-        """Two strata of three, variance 0.01 each: error sqrt(6 * 0.01) / 6, 4 degrees."""
-        logs = [-0.1, 0.0, 0.1, 0.4, 0.5, 0.6]
-        quantiles = 2.7764451 + 0.9409646
-        expected = math.exp(quantiles * math.sqrt(6 * 0.01) / 6)
-        assert minimum_detectable_ratio(logs, strata_of(["a"] * 3 + ["b"] * 3)) == pytest.approx(
-            expected, rel=1e-6
-        )
-
-    def test_such_a_difference_is_found_as_often_as_promised(self):
-        generator = np.random.default_rng(0)
-        strata = np.zeros(60, dtype=np.int64)
-        ratio = minimum_detectable_ratio(generator.normal(0, 0.1, 60), strata)
-        found = [
-            stats.ttest_1samp(generator.normal(math.log(ratio), 0.1, 60), 0).pvalue < 0.05
-            for _ in range(600)
-        ]
-        assert 0.70 <= np.mean(found) <= 0.90
-
-    @pytest.mark.parametrize("logs", [[], [0.1]])
-    def test_too_few_cases(self, logs):
-        assert minimum_detectable_ratio(logs, strata_of(["a"] * len(logs))) is None
+def test_intervals_over_repeats_cover_the_truth(run_sd, repeats, runs):
+    """The truth is the mean over prompts and runs; 12 prompts, as in the data that is shipped."""
+    generator = np.random.default_rng(repeats)
+    strata = np.zeros(12, dtype=np.int64)
+    hits = {True: 0, False: 0}
+    for run, each in enumerate(repeated(generator, runs, 12, repeats, run_sd)):
+        stacked = np.concatenate([each.sum(axis=0)[None], each])[..., None]
+        ones = np.concatenate([np.full((1, 12, 1), repeats), np.ones((repeats, 12, 1))])
+        whole = log_ratios(stacked, ones, strata, run, n_resamples=200, means=True)
+        blind = replace(whole, repeats=np.zeros((1, 1)))
+        for found, aware in ((whole, True), (blind, False)):
+            low, high = found.interval(0, 1.0)
+            hits[aware] += low <= math.exp(0.3 - whole.values[0]) <= high
+    print(f"covered: {hits[True] / runs:.2%}; prompts alone: {hits[False] / runs:.2%}")
+    assert 0.95 - 3 * (0.95 * 0.05 / runs) ** 0.5 <= hits[True] / runs
+    if run_sd == 0.1:
+        assert hits[False] / runs < 0.9, "the part for repeats was not needed"

@@ -1,14 +1,19 @@
 """From records to rows, with numbers small enough to check by hand."""
 
 import json
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless
+from specbench.results.statistics.aggregate import timed_turns
+from specbench.results.statistics.pairs import compare_pairs, leaders_of
 from specbench.results.statistics.run_summary import exit_code, run_summary
-from specbench.results.statistics.summary import compare_pairs, summarize, task_order
+from specbench.results.statistics.summary import summarize, task_order
 from tests.small_run import case_record
 
 
@@ -225,50 +230,163 @@ def test_the_order_of_records_does_not_matter():
 
 
 class TestComparePairs:
-    def sample(self, factor):
+    def cases(self, factor, n=30):
         """Three labels; ``pld`` twice as fast as ``ar``, ``sam`` by ``factor`` slower than pld."""
         cases = []
-        for i in range(30):
+        for i in range(n):
             cases += pair(str(i), fast_s=5 + 0.1 * (i % 5))
             cases.append(record("sam", str(i), 11, 5, factor * (5 + 0.1 * (i * 7 % 5))))
-        return compare_pairs(cases, ["ar", "pld", "sam"])
+        return cases
 
-    def test_every_pair_once(self):
-        rows = self.sample(1.0)
-        assert [(r["first"], r["second"]) for r in rows] == [
-            ("ar", "pld"), ("ar", "sam"), ("pld", "sam"),
+    def sample(self, factor, n=30, **options):
+        return compare_pairs(self.cases(factor, n), ["ar", "pld", "sam"], **options)
+
+    def test_each_method_against_ar_and_then_against_the_fastest(self):
+        rows = self.sample(1.1)
+        assert [(r["first"], r["second"], r["family"]) for r in rows] == [
+            ("pld", "ar", "ar"), ("sam", "ar", "ar"), ("sam", "pld", "best"),
         ]  # fmt: skip
-        slower, _, same = rows
-        assert slower["verdict"] == "slower"
-        assert slower["ratio_ci"][0] < slower["ratio"] < slower["ratio_ci"][1] < 1
-        assert same["verdict"] == "tie"
-        assert same["n_cases"] == 30
+        assert [r["verdict"] for r in rows] == ["faster", "faster", "slower"]
+        assert all(r["n_cases"] == 30 for r in rows)
+        assert leaders_of(rows) == ["pld"]
 
-    def test_p_values_are_corrected_for_their_number(self):
+    def test_pairs_point_as_speedups_do_and_say_the_same(self):
+        """Against ar the ratio is the speedup; of a single method the interval is, too."""
+        rows = summarize(self.cases(1.1), ["ar", "pld", "sam"])
+        for label, found in zip(("pld", "sam"), self.sample(1.1), strict=False):
+            assert found["ratio"] == row(rows, label)["speedup"] > 1
+            low, high = row(rows, label)["speedup_ci"]
+            assert found["ratio_ci"][0] < low < high < found["ratio_ci"][1], "both hold together"
+        cases = [r for r in self.cases(1.1) if r.label != "sam"]
+        (alone,) = compare_pairs(cases, LABELS)
+        expected = row(summarize(cases, LABELS), "pld")["speedup_ci"]
+        assert alone["ratio_ci"] == pytest.approx(expected)
+
+    def test_they_are_of_the_table_s_estimator(self):
+        for found in self.sample(1.1, estimator="specbench")[:2]:
+            rows = summarize(self.cases(1.1), ["ar", "pld", "sam"], estimator="specbench")
+            assert found["ratio"] == row(rows, found["first"])["speedup"]
+
+    def test_methods_as_fast_as_each_other_lead_together(self):
         rows = self.sample(1.0)
-        assert [r["p_holm"] for r in rows[:2]] == pytest.approx([3 * rows[0]["p"]] * 2)
-        assert rows[2]["p_holm"] == rows[2]["p"] > 0.05
+        assert rows[2]["verdict"] == "tie"
+        assert set(leaders_of(rows)) == {"pld", "sam"}
 
-    def test_a_difference_must_survive_the_correction(self):
-        """Every label alike but for a shift that one comparison would call significant."""
-        logs = [0.02, 0.05, -0.02, 0.07, 0.03, -0.01, 0.05, 0.05, -0.02, 0.06]
+    def test_seven_cases_and_five_labels_decide_what_is_plain_to_see(self):
+        """A sign-flip test of seven cases never gets below p = 0.016, ten pairs below 0.156."""
         cases = []
-        for i, log in enumerate(logs):
-            for label, shift in (("a", 0.0), ("b", log), ("c", log / 2), ("d", -log)):
-                cases.append(record(label, str(i), 11, 5, 5.0 * 2.718281828**shift))
-        alone = compare_pairs(cases, ["a", "b"])[0]
-        assert alone["verdict"] == "faster"
-        assert alone["p"] < 0.05
-        among = compare_pairs(cases, ["a", "b", "c", "d"])[0]
-        assert among["ratio_ci"] == alone["ratio_ci"]
-        assert among["p_holm"] > 0.05
-        assert among["verdict"] == "undecided"
+        for i in range(7):
+            cases.append(record("ar", str(i), 11, 10, 10.0))
+            for j, label in enumerate("abcd"):
+                cases.append(record(label, str(i), 11, 5, 4.4 + 0.2 * j + 0.1 * (i * (j + 2) % 5)))
+        against_ar = compare_pairs(cases, ["ar", *"abcd"])[:4]
+        assert [found["verdict"] for found in against_ar] == ["faster"] * 4
+        assert all(found["ratio_ci"][0] > 1 and found["p_holm"] < 0.05 for found in against_ar)
 
-    def test_a_difference_beyond_the_margin(self):
-        found = self.sample(1.1)[2]
-        assert found["verdict"] == "faster"
-        assert found["ratio"] == pytest.approx(1.1, rel=0.01)
-        assert 1 < found["detectable"] < 1.05
+    def test_too_few_cases_say_how_many_it_takes(self):
+        for found in self.sample(1.5, n=2):
+            assert found["ratio"] is not None
+            assert found["ratio_ci"] is None
+            assert (found["verdict"], found["needed"]) == ("too few", 3)
+        assert [found["verdict"] for found in self.sample(1.5, n=3)][2] == "slower"
+        assert set(leaders_of(self.sample(1.5, n=2))) == {"pld", "sam"}, "nothing parts them"
+
+    def test_undecided_ones_say_how_many_it_would_take(self):
+        cases = []
+        for i in range(10):
+            cases += pair(str(i), fast_s=5 + (i * 3 % 7))
+            cases.append(record("sam", str(i), 11, 5, 5.5 + (i * 5 % 7)))
+        found = compare_pairs(cases, ["ar", "pld", "sam"])[2]
+        assert found["verdict"] == "undecided"
+        assert found["needed"] > 10
+        assert found["ratio"] > 1 / found["detectable"]
+
+    def test_plain_decoding_by_another_engine_is_no_method(self):
+        cases = self.cases(1.1)
+        cases += [record("slow", str(i), 11, 10, 20.0, method="ar") for i in range(30)]
+        rows = compare_pairs(cases, ["ar", "slow", "pld", "sam"])
+        assert {r["first"] for r in rows} == {"pld", "sam"}
+
+    def test_without_a_baseline_only_the_fastest_is_compared_with(self):
+        rows = self.sample(1.1, baseline=None)
+        assert [(r["first"], r["second"]) for r in rows if r["family"] == "best"] == [
+            ("sam", "pld")
+        ]
+
+    def test_where_nothing_was_timed_there_are_no_pairs(self):
+        cases = [replace(r, decode_s=0.0, timing="none") for r in self.cases(1.0)]
+        assert compare_pairs(cases, ["ar", "pld", "sam"]) == []
+
+
+class TestWhatCountsInTimes:
+    """One rule for rows, pairs, figures and exports."""
+
+    def disturbed(self, n, n_failed, n_disturbed):
+        cases = []
+        for i in range(n):
+            both = pair(str(i), fast_s=4.0 + i % 3, fast_steps=4 + i % 3)
+            if i < n_failed:
+                both[1] = record("pld", str(i), 0, 0, 0.0, status="failed", lossless=Lossless())
+            elif i < n_failed + n_disturbed:
+                both[1] = replace(both[1], status="disturbed")
+            cases += both
+        return cases
+
+    def test_rows_count_both_kinds_of_cases(self):
+        found = row(summarize(self.disturbed(12, 2, 4), LABELS), "pld")
+        assert (found["n_cases"], found["n_timed"], found["n_dropped"]) == (10, 6, 2)
+
+    @pytest.mark.parametrize(("n_failed", "n_disturbed"), [(0, 3), (2, 5), (2, 3), (0, 9)])
+    def test_rows_and_turns_agree(self, n_failed, n_disturbed):
+        """Ten cases, two failed, five disturbed: one function counted the failed ones, one not."""
+        cases = self.disturbed(10, n_failed, n_disturbed)
+        found = row(summarize(cases, LABELS), "pld")
+        own = [turn for turn in timed_turns(cases, LABELS) if turn.label == "pld"]
+        assert len({turn.case_id for turn in own}) == found["n_timed"]
+        speed = sum(turn.n_new - 1 for turn in own) / sum(turn.decode_s for turn in own)
+        assert found["tokens_per_s"] == pytest.approx(speed)
+
+    def test_degrees_of_freedom_are_those_of_timed_cases(self):
+        """Untimed cases neither narrow the interval of a speed nor leave that of MAT."""
+        cases = self.disturbed(12, 0, 5)
+        timed = [r for r in cases if int(r.case_id) >= 5]
+        found, alone = (row(summarize(some, LABELS), "pld") for some in (cases, timed))
+        for key in ("speedup_ci", "geomean_speedup_ci", "tokens_per_s_ci"):
+            assert found[key] == pytest.approx(alone[key])
+        assert found["mat_ci"][1] - found["mat_ci"][0] < alone["mat_ci"][1] - alone["mat_ci"][0]
+
+    def test_a_task_that_loses_a_case_to_noise_keeps_its_interval_or_says_why_not(self):
+        cases = self.disturbed(4, 0, 1)
+        cases += [replace(r, case_id=f"x{r.case_id}", task="rag") for r in self.disturbed(3, 0, 1)]
+        rows = summarize(cases, LABELS)
+        kept, lost = (row(rows, "pld", task) for task in ("qa", "rag"))
+        assert (kept["n_cases"], kept["n_timed"]) == (4, 3)
+        assert kept["speedup_ci"] is not None
+        assert (lost["n_cases"], lost["n_timed"]) == (3, 2)
+        assert lost["speedup_ci"] is None
+        assert lost["mat_ci"] is not None
+
+
+class TestPossibleIntervals:
+    def test_none_of_fewer_than_three_cases(self):
+        cases = [*pair("a", fast_s=2.0, fast_steps=3), *pair("b", fast_s=9.0, fast_steps=9)]
+        for found in summarize(cases, LABELS):
+            assert [found[key] for key in found if key.endswith("_ci")] == [None] * 6
+        assert all(
+            row(summarize([*cases, *pair("c")], LABELS), "pld")[key] is not None
+            for key in ("mat_ci", "speedup_ci", "geomean_speedup_ci", "tokens_per_s_ci")
+        )
+
+    @given(st.lists(st.tuples(st.integers(2, 60), st.floats(0.01, 1.0)), min_size=3, max_size=6))
+    @settings(max_examples=40, deadline=None)
+    def test_none_outside_the_possible(self, turns):
+        cases = []
+        for i, (n_new, share) in enumerate(turns):
+            steps = max(1, round(share * (n_new - 1)))
+            cases += pair(str(i), n_new=n_new, fast_steps=steps, fast_s=0.5 + steps)
+        found = row(summarize(cases, LABELS, n_resamples=200), "pld")
+        assert 1 <= found["mat_ci"][0] <= found["mat"] <= found["mat_ci"][1]
+        assert 0 < found["speedup_ci"][0] <= found["speedup"] <= found["speedup_ci"][1]
 
 
 def test_energy_per_token_counts_turns_whose_energy_is_known():
@@ -320,16 +438,19 @@ class TestRunSummary:
     def test_pairs_from_two_methods_on(self):
         pairs = self.summary()["pairs"]
         assert [(p["first"], p["second"]) for p in pairs] == [
-            ("ar", "pld"), ("ar", "sam"), ("pld", "sam"),
+            ("pld", "ar"), ("sam", "ar"), ("sam", "pld"),
         ]  # fmt: skip
-        assert [p["verdict"] for p in pairs] == ["slower", "slower", "tie"]
+        assert [p["verdict"] for p in pairs] == ["faster", "faster", "tie"]
+        assert self.summary()["leaders"] == ["pld", "sam"]
         assert self.summary(("ar", "pld"))["pairs"] == []
+        assert self.summary(("ar", "pld"))["leaders"] == ["pld"]
 
     def test_it_is_json_and_says_what_was_run(self):
         found = self.summary()
         assert json.loads(json.dumps(found)) is not None
         expected = "m on d, repeats=1. State kept per ar: prompt, pld: prompt, sam: prompt."
-        assert found["caption"] == expected
+        assert found["caption"].startswith(expected)
+        assert "not what differs from run to run" in found["caption"]
         assert found["notes"] == []
 
     def test_phases_are_told_below_the_table(self):
@@ -339,8 +460,9 @@ class TestRunSummary:
     @pytest.mark.parametrize("engine", ["graph", None])
     def test_speedups_stand_on_plain_decoding_by_either_engine(self, engine):
         cases = []
-        for case in "ab":
-            cases += [*pair(case, plain_s=4, fast_s=2), record("slow", case, 11, 10, 8.0)]
+        for case in "abc":
+            cases += pair(case, plain_s=4, fast_s=2)
+            cases.append(record("slow", case, 11, 10, 8.0, method="ar"))
         labels = {"ar": {}, "pld": {}, "slow": {"method": "ar", "knobs": {"eager": True}}}
         model = {"weight_bytes": 4e9, "copy_bytes_per_s": 20e9}
         if engine is not None:

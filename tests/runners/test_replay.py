@@ -145,6 +145,18 @@ def test_methods_that_need_the_model_are_refused(again, method):
     assert refusal.value.exit_code == 2
 
 
+def test_plain_decoding_alone_is_recorded_for_replays(small, tmp_path):
+    """By hand, and as the first half of a replay."""
+    base = [*small, f"paths.results={tmp_path}", "dataset.limit=1", "record=true"]
+    base += ["generation.max_new_tokens=6"]
+    assert run_here([*base, "method=ar", f"output_dir={tmp_path}/by_hand"]) == 0
+    replay = ["runner=replay", "runner.traces=record", f"output_dir={tmp_path}/replay"]
+    assert run_here([*base, "method=token_recycling", *replay]) == 0
+    (made,) = (tmp_path / "recorded").glob("*/candidates.jsonl")
+    by_hand = (tmp_path / "by_hand" / "candidates.jsonl").read_text()
+    assert made.read_text() == by_hand != ""
+
+
 def test_candidates_that_are_not_there_are_asked_for(again, live):
     kept = (live / records.CANDIDATES).read_bytes()
     (live / records.CANDIDATES).unlink()

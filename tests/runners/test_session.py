@@ -11,7 +11,8 @@ from specbench.models.graph_target import GraphTarget
 from specbench.models.static_pass import FixedShape
 from specbench.results import records
 from specbench.storage import jsonl
-from tests.small_run import run_here
+from tests.analysis.folders import edit_manifest
+from tests.small_run import interrupted_after, run_here
 
 
 def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_path, monkeypatch):
@@ -146,3 +147,16 @@ def test_a_folder_keeps_the_labels_it_was_begun_with(small, tmp_path, on_graphs)
     again = (folder / records.CASES).read_text()
     assert "ar_eager" not in again
     assert len(again.splitlines()) == len(kept)
+
+
+def test_the_memory_s_fastest_read_is_that_of_all_the_run_s_starts(small, tmp_path):
+    command = [*small, "dataset.limit=2", f"output_dir={tmp_path}"]
+    with interrupted_after(1):
+        run_here(command)
+    first = jsonl.read_json(tmp_path / records.MANIFEST)["model"]
+    assert first["read_bytes_per_s"] > 0
+    edit_manifest(tmp_path, model=first | {"read_bytes_per_s": 1e18})
+    assert run_here(command) == 0
+    assert jsonl.read_json(tmp_path / records.MANIFEST)["model"]["read_bytes_per_s"] == 1e18
+    notes = jsonl.read_json(tmp_path / records.SUMMARY)["notes"]
+    assert "at 0% of this machine's read bandwidth (1000000000 GB/s): under 50%" in " ".join(notes)

@@ -67,7 +67,7 @@ def test_a_trial_on_the_cpu(tmp_path):
     assert steps["ngrammys"]["nodes_per_step"] == 100 and steps["rest"]["nodes_per_step"] > 1
     assert steps["cacheback"]["nodes_per_step"] >= 80  # of 95: the bound is on a full tree
     assert steps["token_recycling"]["nodes_per_step"] == 80
-    for word in ("CPU (a trial)", "Copy bandwidth", "| tiny |", "cacheback", "token_recycling"):
+    for word in ("CPU (a trial)", "GB/s read", "| tiny |", "cacheback", "token_recycling"):
         assert word in report
     assert (tmp_path / "gpu_check.png").stat().st_size > 5000
 
@@ -90,7 +90,7 @@ def test_the_share_of_the_bandwidth_is_that_of_the_passes_after_the_prompt(tmp_p
     monkeypatch.setattr(gpu_measurements.Engine, "__init__", init)
     monkeypatch.setattr(gpu_measurements.Engine, "decode", decode)
     check = trial(tmp_path)
-    check.results["bandwidth"] = {"copy_gb_per_s": 2.0}
+    check.results["bandwidth"] = {"read_gb_per_s": 2.0}
     found = gpu_measurements.decoding(check, "tiny", tokens=6, repeats=1)
     assert made == [0, 0] and len(decoded) == 4
     assert found["passes_per_s"]["graph"] == pytest.approx(5 / 0.5)
@@ -194,7 +194,7 @@ def test_decoding_makes_fewer_repeats_where_time_is_short(monkeypatch, tmp_path)
 
 def test_numerics_come_second_and_each_part_leaves_the_others_their_time(monkeypatch, tmp_path):
     begun = []
-    for name in ("copy_bandwidth", "numerics", "decoding", "pass_by_rows", "draft_passes", "steps"):
+    for name in ("memory_speed", "numerics", "decoding", "pass_by_rows", "draft_passes", "steps"):
         monkeypatch.setattr(
             gpu_check, name, lambda check, *_, name=name: begun.append((name, check.left_s))
         )
@@ -205,7 +205,7 @@ def test_numerics_come_second_and_each_part_leaves_the_others_their_time(monkeyp
     words = ["--device", "cpu", "--out", str(tmp_path)]
     assert gpu_check.main(words) == 0
     names = [name for name, _ in begun]
-    assert names[:2] == ["copy_bandwidth", "numerics"] and names[-2:] == ["steps", "rest"]
+    assert names[:2] == ["memory_speed", "numerics"] and names[-2:] == ["steps", "rest"]
     assert dict(begun)["rest"] == 540
     assert dict(begun)["steps"] == 540 - 40
     assert 170 < dict(begun)["numerics"] < 240
@@ -301,7 +301,7 @@ def test_a_part_that_fails_is_named_and_the_others_go_on(message, said, tmp_path
     def fail(check: object) -> None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr(gpu_check, "copy_bandwidth", fail)
+    monkeypatch.setattr(gpu_check, "memory_speed", fail)
     monkeypatch.setattr(gpu_check, "numerics", lambda check: {"pytest": "1 passed", "skipped": []})
     words = ["--device", "cpu", "--models", "tiny", "--only", "bandwidth,numerics"]
     assert gpu_check.main([*words, "--out", str(tmp_path)]) == 1

@@ -70,6 +70,47 @@ def test_the_copied_buffer_is_a_gigabyte_where_that_fits(monkeypatch, free, size
     assert made == [size]
 
 
+def test_the_fastest_read_of_a_run_counts_whatever_came_between(monkeypatch):
+    """A megabyte each: 2 s, then 0.5 s between two cases, then 4 s; later starts only add to it."""
+    now, takes = [0.0], iter([2.0] * 8 + [0.5, 4.0] + [4.0] * 8)
+
+    def wait():
+        now[0] += next(takes)
+
+    monkeypatch.setattr(bandwidth.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(bandwidth, "_host_read", lambda size: wait)
+    fastest = bandwidth.FastestRead(torch.device("cpu"), weight_bytes=5)
+    fastest.measure()
+    assert fastest.bytes_per_s == (1 << 20) / 2
+    fastest.measure_between()
+    fastest.measure()
+    assert fastest.bytes_per_s == (1 << 20) / 0.5
+    assert next(takes, None) is None
+    earlier = bandwidth.FastestRead(torch.device("cpu"), 5, bytes_per_s=3e9)
+    assert earlier.bytes_per_s == 3e9
+
+
+@pytest.mark.parametrize("size", [1 << 20, bandwidth.autotune.MEASURE_BYTES])
+def test_a_read_touches_as_many_bytes_as_it_counts(size):
+    """Each output sums 4096 ones of 4 bytes."""
+    sums = bandwidth._host_read(size)()
+    assert (sums == 4096).all()
+    assert 4 * 4096 * sums.numel() == size
+
+
+def test_a_gpu_is_read_by_the_fastest_of_its_kernels_and_not_between_cases(monkeypatch):
+    seconds = iter([1.0, 0.25])
+    monkeypatch.setattr(bandwidth, "_quarter_of_free", lambda _: 1 << 22)
+    monkeypatch.setattr(bandwidth, "TorchEvents", lambda _: None)
+    monkeypatch.setattr(bandwidth, "_by_events", lambda *_: next(seconds))
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *shape, device=None: ones(*shape))
+    fastest = bandwidth.FastestRead(torch.device("cuda"), 1 << 30)
+    fastest.measure_between()
+    fastest.measure()
+    assert fastest.bytes_per_s == (1 << 22) / 0.25
+
+
 def manifest_of(values):
     return RunManifest.from_json({"schema_version": 1, **values})
 
@@ -91,6 +132,25 @@ def test_the_baselines_share_and_its_warning():
     assert "slowness" in slow
     assert notes(manifest_of({"surface": {"model": model}}), 0.8) == notes(
         manifest_of({"model": model}), 0.8
+    )
+
+
+def test_the_fastest_read_is_what_the_baseline_is_held_against():
+    """Where a run has measured it; a copy stands in for it in older ones."""
+    model = {"weight_bytes": 5e8, "copy_bytes_per_s": 2e10, "read_bytes_per_s": 5e10}
+    (line,) = notes(manifest_of({"model": model}), 0.8)
+    assert "80% of this machine's read bandwidth (50 GB/s)" in line
+    found = baseline_context(manifest_of({"model": model}))
+    assert (found.floor_s, found.by) == (0.01, "read")
+    assert baseline_context(manifest_of({"model": model | {"read_bytes_per_s": None}})).by == "copy"
+
+
+def test_a_share_above_all_of_the_bandwidth_is_no_share():
+    model = {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10}
+    (line,) = notes(manifest_of({"model": model}), 1.18)
+    assert line == (
+        "ar (eager engine) reads its weights at 118% of this machine's copy bandwidth (50 GB/s): "
+        "more than all of it, so that measurement was disturbed and the share says nothing."
     )
 
 
@@ -150,6 +210,6 @@ def test_the_floor_is_the_time_to_read_the_weights():
     found = baseline_context(
         manifest_of({"model": {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10}})
     )
-    assert found == BaselineContext({}, 0.01)
+    assert found == BaselineContext({}, 0.01, "copy")
     assert found.share(80.0) == pytest.approx(0.8)
     assert found.share(None) is None

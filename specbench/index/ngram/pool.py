@@ -85,9 +85,7 @@ class NgramPool:
     def replace(self, token: int, grams: IntArray) -> None:
         """Put ``grams [m, n]`` in the place of the m most recent n-grams after ``token``.
 
-        One that becomes equal to a more recent one goes: it would be drafted twice.
+        They may be equal to each other, or to others of the token.
         """
-        kept = self.after(token)
-        kept[len(kept) - len(grams) :] = grams
-        self._counts[token] = 0
-        self.insert(np.column_stack((np.full(len(kept), token), kept)))
+        count = self._counts[token]
+        self._grams[token, count - len(grams) : count] = grams

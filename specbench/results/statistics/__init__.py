@@ -4,7 +4,8 @@ The unit is the case (prompt): its turns and repeats are pooled before anything 
 count as independent.
 
 - :mod:`specbench.results.statistics.bootstrap`: ratios with intervals.
-- :mod:`specbench.results.statistics.paired`: is one method faster than another, or as fast?
-- :mod:`specbench.results.statistics.summary`: rows of ``summary.json`` and pairwise comparisons.
+- :mod:`specbench.results.statistics.multiple`: several methods at once, and the best of them.
+- :mod:`specbench.results.statistics.summary`: rows of ``summary.json``.
+- :mod:`specbench.results.statistics.pairs`: its pairs, and the methods that may be the fastest.
 - :mod:`specbench.results.statistics.run_summary`: the whole of ``summary.json``.
 """

@@ -64,13 +64,30 @@ def _by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]
     return blocks
 
 
+def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
+    """The turns that count in times: what rows, tables, figures and exports all go by.
+
+    Those of cases that did not drop out, without the blocks that :func:`untimed_blocks` takes from
+    what is left then.
+
+    Args:
+        records: of a whole run.
+        labels: those compared; turns of others are left out.
+    """
+    by_case = _by_case(records, labels)
+    complete = [turn for turns in by_case.values() if _is_complete(turns, labels) for turn in turns]
+    untimed = untimed_blocks(complete)
+    return [turn for turn in complete if (turn.repeat, turn.case_id) not in untimed]
+
+
 @dataclass(frozen=True, slots=True)
 class Pooled:
     """The cases of a run, added up.
 
     Attributes:
-        tasks, categories: ``[n]`` of each case that did not drop out.
-        totals: by label ``[n, 8]``, see the column constants.
+        cases, tasks, categories: ``[n]`` of each case that did not drop out.
+        totals: by label ``[1 + R, n, 8]``, first over all repeats, then in each of the R; see the
+            column constants.
         dropped, noisy: tasks of the cases that dropped out, or hold a disturbed turn.
         noisy_counted: whether some of the disturbed ones count in times all the same.
         verdicts: by label, ``(task, verdict)`` of every turn that did not fail; ``lossy`` where
@@ -78,9 +95,10 @@ class Pooled:
         methods: by label.
         state_scopes: by label.
         timings: where each label's times come from (``measured``, ``predicted``, ``none``).
-        phases: by label and task seconds by phase, of turns that count in times.
+        phases: by label and task seconds by phase, of timed turns.
     """
 
+    cases: list[str]
     tasks: list[str]
     categories: list[str]
     totals: dict[str, FloatArray]
@@ -94,12 +112,9 @@ class Pooled:
     phases: dict[str, dict[str, dict[str, float]]]
 
     def of_task(self, task: str) -> Pooled:
-        chosen = [i for i, name in enumerate(self.tasks) if name == task]
+        of_it = self.only([i for i, name in enumerate(self.tasks) if name == task])
         return replace(
-            self,
-            tasks=[task] * len(chosen),
-            categories=[self.categories[i] for i in chosen],
-            totals={label: totals[chosen] for label, totals in self.totals.items()},
+            of_it,
             dropped=[name for name in self.dropped if name == task],
             noisy=[name for name in self.noisy if name == task],
             verdicts={
@@ -112,40 +127,60 @@ class Pooled:
             },
         )
 
+    def only(self, chosen: Sequence[int]) -> Pooled:
+        """Of some of the cases; what is counted by turn stays."""
+        return replace(
+            self,
+            cases=[self.cases[i] for i in chosen],
+            tasks=[self.tasks[i] for i in chosen],
+            categories=[self.categories[i] for i in chosen],
+            totals={label: totals[:, chosen] for label, totals in self.totals.items()},
+        )
 
-def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
-    """Add up turns and repeats; find what drops out."""
+
+def _by_case(records: Iterable[CaseRecord], labels: Sequence[str]) -> dict[str, list[CaseRecord]]:
     wanted = set(labels)
     by_case: dict[str, list[CaseRecord]] = {}
     for record in records:
         if record.label in wanted:
             by_case.setdefault(record.case_id, []).append(record)
-    tasks, categories, dropped, noisy = [], [], [], []
-    totals: dict[str, list[list[float]]] = {label: [] for label in labels}
+    return by_case
+
+
+def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
+    """Add up turns and repeats; find what drops out."""
+    by_case = _by_case(records, labels)
+    cases: list[tuple[str, str, str]] = []  # id, task, category
+    dropped, noisy = [], []
+    totals: dict[str, list[list[list[float]]]] = {label: [] for label in labels}
     everything = [turn for turns in by_case.values() for turn in turns]
-    untimed = untimed_blocks(everything)
+    timed_ones = timed_turns(everything, labels)
+    timed = {(turn.repeat, turn.case_id) for turn in timed_ones}
+    repeats = sorted({turn.repeat for turn in everything})
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
-    for _, turns in sorted(by_case.items()):
-        complete = _is_complete(turns, labels)
-        if complete and noisy_blocks(turns):
-            noisy.append(turns[0].task)
-        if not complete:
+    for case, turns in sorted(by_case.items()):
+        if not _is_complete(turns, labels):
             dropped.append(turns[0].task)
             continue
-        tasks.append(turns[0].task)
-        categories.append(turns[0].category)
+        if noisy_blocks(turns):
+            noisy.append(turns[0].task)
+        cases.append((case, turns[0].task, turns[0].category))
         for label in labels:
-            totals[label].append(_add_up([t for t in turns if t.label == label], untimed))
+            own = [turn for turn in turns if turn.label == label]
+            each = [_add_up([turn for turn in own if turn.repeat == r], timed) for r in repeats]
+            totals[label].append([_add_up(own, timed), *each])
+    shape = (len(cases), 1 + len(repeats), ENERGY_NEW + 1)
     return Pooled(
-        tasks=tasks,
-        categories=categories,
+        cases=[case for case, _, _ in cases],
+        tasks=[task for _, task, _ in cases],
+        categories=[category for _, _, category in cases],
         totals={
-            label: np.array(rows, dtype=np.float64).reshape(len(rows), ENERGY_NEW + 1)
+            label: np.array(rows, dtype=np.float64).reshape(shape).swapaxes(0, 1)
             for label, rows in totals.items()
         },
         dropped=dropped,
         noisy=noisy,
-        noisy_counted=noisy_blocks(everything) > untimed,
+        noisy_counted=bool(noisy_blocks(timed_ones)),
         verdicts={
             label: [
                 (turn.task, "lossy" if turn.lossy else turn.lossless.verdict)
@@ -159,13 +194,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
         timings={turn.label: turn.timing for turn in everything},
         phases={
             label: {
-                task: _add_phases(
-                    t
-                    for t in everything
-                    if (t.label, t.task) == (label, task)
-                    and t.status != "failed"
-                    and (t.repeat, t.case_id) not in untimed
-                )
+                task: _add_phases(t for t in timed_ones if (t.label, t.task) == (label, task))
                 for task in {turn.task for turn in everything}
             }
             for label in labels
@@ -181,8 +210,8 @@ def _is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
     return all(asked == {(t.repeat, t.turn) for t in turns if t.label == label} for label in labels)
 
 
-def _add_up(turns: Sequence[CaseRecord], untimed: set[BlockKey]) -> list[float]:
-    timed = [turn for turn in turns if (turn.repeat, turn.case_id) not in untimed]
+def _add_up(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[float]:
+    timed = [turn for turn in turns if (turn.repeat, turn.case_id) in timed_blocks]
     return [
         sum(max(0, turn.n_new - 1) for turn in turns),
         sum(turn.n_target_passes for turn in turns),

@@ -23,11 +23,13 @@ class BaselineContext:
 
     Attributes:
         plain: the label of plain decoding by engine, of those (``ENGINES``) that were run.
-        floor_s: seconds to read the weights once at the speed of a copy; None where not known.
+        floor_s: seconds to read the weights once at the memory's speed; None where not known.
+        by: what showed that speed: the run's fastest ``read``, in older runs one ``copy``.
     """
 
     plain: Mapping[str, str] = field(default_factory=dict)
     floor_s: float | None = None
+    by: str = "read"
 
     def share(self, tokens_per_s: float | None) -> float | None:
         return self.floor_s * tokens_per_s if self.floor_s and tokens_per_s else None
@@ -66,8 +68,15 @@ def baseline_context(manifest: RunManifest) -> BaselineContext:
         by = "eager" if entry.knobs.get("eager") else engine
         if by in ENGINES:
             plain.setdefault(by, label)
-    size, speed = model.weight_bytes, model.copy_bytes_per_s
-    return BaselineContext(plain, size / speed if size and speed else None)
+    size, (speed, by) = model.weight_bytes, _memory_speed(model)
+    return BaselineContext(plain, size / speed if size and speed else None, by)
+
+
+def _memory_speed(model: ModelInfo) -> tuple[float | None, str]:
+    """Bytes per second, and what showed them."""
+    if model.read_bytes_per_s:
+        return model.read_bytes_per_s, "read"
+    return model.copy_bytes_per_s, "copy"
 
 
 def notes(manifest: RunManifest, reached: float | None) -> list[str]:
@@ -92,13 +101,18 @@ def notes(manifest: RunManifest, reached: float | None) -> list[str]:
             "; ".join(f"{shape}: no CUDA graph ({why})" for shape, why in failed.items())
             + ". A part of ar's passes ran eagerly."
         )
-    if reached is None or model.copy_bytes_per_s is None:
+    speed, by = _memory_speed(model)
+    if reached is None or speed is None:
         return found
     text = (
         f"ar ({engine or 'eager'} engine) reads its weights at {reached:.0%} of this machine's "
-        f"copy bandwidth ({model.copy_bytes_per_s / 1e9:.0f} GB/s)"
+        f"{by} bandwidth ({speed / 1e9:.0f} GB/s)"
     )
-    if reached < SLOW_BASELINE:
+    if reached > 1:
+        text += (
+            ": more than all of it, so that measurement was disturbed and the share says nothing"
+        )
+    elif reached < SLOW_BASELINE:
         text += (
             f": under {SLOW_BASELINE:.0%}, so a part of each speedup is the baseline's slowness, "
             "which a faster engine would not leave"

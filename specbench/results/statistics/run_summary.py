@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION, CaseRecord
 from specbench.results.statistics import roofline
-from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, untimed_blocks
+from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
-from specbench.results.statistics.summary import OVERALL, compare_pairs, summarize
+from specbench.results.statistics.pairs import compare_pairs, leaders_of
+from specbench.results.statistics.summary import OVERALL, summarize
 from specbench.results.summary_schema import Disturbance, Summary, SummaryRow
 from specbench.results.wording import run_caption
 from specbench.storage.jsonl import JsonObject
@@ -38,22 +39,24 @@ def run_summary(
     labels, baseline, seed = list(manifest.labels), manifest.baseline, manifest.seed
     model = manifest.model
     stands_on = roofline.baseline_context(manifest)
+    estimator = manifest.config["estimator"]
     rows = summarize(
         records,
         labels,
         baseline,
         seed=seed,
-        estimator=manifest.config["estimator"],
+        estimator=estimator,
         context=stands_on,
     )
-    methods = [label for label in labels if label not in {baseline, *stands_on.plain.values()}]
-    pairs = compare_pairs(records, labels, seed=seed) if len(methods) > 1 else []
+    pairs = compare_pairs(records, labels, baseline, seed=seed, estimator=estimator)
+    compared = len({pair["first"] for pair in pairs}) > 1
     disturbed = disturbance(records, superseded, rows, baseline, seed)
     return {
         "schema_version": SCHEMA_VERSION,
         "run_key": manifest.run_key,
         "rows": rows,
-        "pairs": pairs,
+        "pairs": pairs if compared else [],
+        "leaders": leaders_of(pairs),
         "disturbed": disturbed,
         "caption": run_caption(records, manifest),
         "notes": [
@@ -133,15 +136,14 @@ def _disturbance(
             notes.append(_rule(limits))
     blocks, noisy = {(r.repeat, r.case_id) for r in records}, noisy_blocks(records)
     if noisy:
-        untimed = untimed_blocks(records)
-        counted = len(noisy) - len(untimed)
+        labels = [row["label"] for row in rows if row["task"] == OVERALL]
+        counted = len(noisy_blocks(timed_turns(records, labels)))
         notes.append(
             f"{len(noisy)} of {len(blocks)} cases stayed disturbed (disturbed_by in the records "
-            f"says why); {len(untimed)} of them count in no time, for any label."
+            f"says why); {len(noisy) - counted} of them count in no time, for any label."
             + (
                 f" THE MACHINE WAS TOO BUSY: at most {LEFT_OUT_SHARE:.0%} of the cases are left "
-                f"out, so the {counted} least disturbed count. Labels were interleaved, so ratios "
-                "suffer less than tokens/s."
+                "out. Labels were interleaved, so ratios suffer less than tokens/s."
                 if counted
                 else ""
             )

@@ -4,17 +4,19 @@ How records become numbers (words as in :mod:`specbench.results.records`):
 
 - The turns and repeats of a case are added up first; the case is the unit of everything after.
 - A case that failed for one label, or lacks a turn of it, is left out for all labels and counted
-  in ``n_dropped``. A disturbed turn takes its block (case and repeat) out of all that is timed,
-  for all labels, but never more than a quarter of the run's blocks: of more, the least disturbed
-  count (``disturbed_counted``). ``n_disturbed`` counts the cases concerned. MAT and verdicts keep
-  them. The numbers without this rule: :mod:`specbench.results.statistics.disturbed`.
+  in ``n_dropped``. ``n_cases`` counts the rest: MAT and verdicts are about them. Speeds are about
+  those that every label has a timed speed for, ``n_timed``. A disturbed turn takes its block (case
+  and repeat) out of all that is timed, for all labels, but never more than a quarter of the run's
+  blocks: of more, some count (``disturbed_counted``). ``n_disturbed`` counts the cases concerned.
+  The numbers without this rule: :mod:`specbench.results.statistics.disturbed`.
+- No interval is made of fewer than three cases.
 - ``joules_per_token`` is energy over new tokens, prefill included, of turns whose energy is known;
   ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).
 - ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
   of the baseline. ``geomean_speedup`` is the geometric mean of the same ratio taken per case.
 - ``speedup_eager`` and ``speedup_graph`` are the same over plain decoding by that engine, where the
-  run has it. ``bandwidth_share`` is the part of the machine's copy bandwidth that plain decoding
-  takes: its own in a row of plain decoding, the baseline's in any other.
+  run has it. ``bandwidth_share`` is the part of the memory's speed (the run's fastest read) that
+  plain decoding takes: its own in a row of plain decoding, the baseline's in any other.
 - Estimator ``specbench`` is the formula of Spec-Bench's ``speed.py``: a question's speed is its new
   tokens over its wall time (prefill included), a method's speed the plain mean over questions, and
   ``speedup`` the ratio of the two means. It differs from the original on purpose in what went wrong
@@ -24,10 +26,10 @@ How records become numbers (words as in :mod:`specbench.results.records`):
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
@@ -50,22 +52,21 @@ from specbench.results.statistics.aggregate import (
 )
 from specbench.results.statistics.bootstrap import (
     N_RESAMPLES,
-    Resamples,
+    LogRatios,
     geometric_mean,
-    log_interval,
-    minimum_detectable_ratio,
+    log_ratios,
     ratio_of_totals,
     strata_of,
 )
-from specbench.results.statistics.paired import equivalence, holm, sign_flip_p
 from specbench.results.statistics.roofline import BaselineContext
-from specbench.results.summary_schema import Pair, SummaryRow
+from specbench.results.summary_schema import SummaryRow
 from specbench.results.tasks import TASKS
 
 OVERALL = "overall"
-DEFAULT_MARGIN = 0.02
 NO_CONTEXT = BaselineContext()
-_ALPHA = 0.05
+
+# What each case adds above and below the line of a ratio, of totals ``[..., n, 8]``.
+Parts: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
 
 def task_order(task: str) -> tuple[int, str]:
@@ -107,73 +108,48 @@ def summarize(
     groups[OVERALL] = pooled
     rows = []
     for task, group in groups.items():
-        sample = _Sample(group, estimator, seed, n_resamples)
+        sample = Sample(group, estimator, seed, n_resamples)
         rows += [sample.row(task, label, baseline, context) for label in labels]
     return rows
 
 
-def compare_pairs(
-    records: Iterable[CaseRecord],
-    labels: Sequence[str],
-    seed: int = 0,
-    margin: float = DEFAULT_MARGIN,
-    n_resamples: int = N_RESAMPLES,
-) -> list[Pair]:
-    """Every label against every later one, by the geometric mean of per-case speed ratios.
-
-    Ratios from 1/(1 + margin) to 1 + margin count as a tie. Besides what :func:`equivalence` asks,
-    the verdicts ``faster`` and ``slower`` need a corrected p below 5 %.
-    """
-    sample = _Sample(pool(records, labels), "paired", seed, n_resamples)
-    rows: list[Pair] = []
-    for first, second in itertools.combinations(labels, 2):
-        ratio, interval = sample.geomean(first, second)
-        logs, strata = sample.log_ratios(first, second)
-        rows.append(
-            {
-                "first": first,
-                "second": second,
-                "n_cases": len(logs),
-                "ratio": ratio,
-                "ratio_ci": interval,
-                "p": sign_flip_p(logs.tolist(), seed),
-                "verdict": equivalence(interval, margin),
-                "margin": margin,
-                "detectable": minimum_detectable_ratio(logs.tolist(), strata),
-                "p_holm": math.nan,  # known once all pairs are
-            }
-        )
-    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row["p_holm"] = p
-        if row["verdict"] in ("faster", "slower") and p >= _ALPHA:
-            row["verdict"] = "undecided"
-    return rows
-
-
-class _Sample:
+class Sample:
     """The cases of one task, or of the whole run, with one bootstrap for all their numbers."""
 
-    def __init__(self, pooled: Pooled, estimator: str, seed: int, n_resamples: int) -> None:
-        self._pooled = pooled
+    def __init__(
+        self, pooled: Pooled, estimator: str, seed: int, n_resamples: int = N_RESAMPLES
+    ) -> None:
+        self._all = pooled
         self._estimator = estimator
-        self._strata = strata_of(pooled.categories)
-        self._resamples = Resamples(self._strata, seed, n_resamples)
+        self._seed = seed
+        self._n_resamples = n_resamples
+        self._timed = self._with(self._speed_parts)
+        self._decoded = self._with(_decode_parts)
+
+    def _with(self, parts: Parts) -> Pooled:
+        """The cases of which every label has something above and below the line."""
+        found = [parts(totals[0]) for totals in self._all.totals.values()]
+        counted = np.ones(len(self._all.cases), dtype=bool)
+        for above, below in found:
+            counted &= (above > 0) & (below > 0)
+        return self._all.only(np.flatnonzero(counted).tolist())
+
+    @property
+    def n_timed(self) -> int:
+        """Cases that every label has a speed for: those that speeds are made of."""
+        return len(self._timed.cases)
 
     def row(
         self, task: str, label: str, baseline: str | None, context: BaselineContext
     ) -> SummaryRow:
-        pooled = self._pooled
-        totals = pooled.totals[label]
-        mat, mat_ci = self._quotient([totals[:, COMMITTED]], [totals[:, STEPS]])
-        geomean: float | None = None
-        geomean_ci: Interval | None = None
-        if baseline == label:
-            geomean = 1.0 if totals[:, DECODE].any() else None
-        elif baseline in pooled.totals:
-            geomean, geomean_ci = self.geomean(label, baseline)
+        pooled = self._all
+        totals = pooled.totals[label][0]
+        mat, mat_ci = self._mat(label)
+        tokens_per_s = self.tokens_per_s(label)
         plain = context.plain
-        over = {of: self._over(label, of) for of in {baseline, *plain.values(), None}}
+        over = {of: self.speedup(label, of) for of in {baseline, *plain.values(), None}}
         speedup, speedup_ci = over[baseline]
+        geomean, geomean_ci = self._geomean(label, baseline)
         own = label if label in plain.values() else baseline
         verdicts = [verdict for _, verdict in pooled.verdicts[label]]
         return {
@@ -181,12 +157,14 @@ class _Sample:
             "method": pooled.methods.get(label, label),
             "task": task,
             "n_cases": len(pooled.tasks),
+            "n_timed": self.n_timed,
             "n_dropped": len(pooled.dropped),
             "n_disturbed": len(pooled.noisy),
             "disturbed_counted": pooled.noisy_counted and bool(pooled.noisy),
             "mat": mat,
             "mat_ci": mat_ci,
-            "tokens_per_s": self.tokens_per_s(label),
+            "tokens_per_s": tokens_per_s,
+            "tokens_per_s_ci": self._interval(self.speeds, tokens_per_s, label),
             "end_to_end_tokens_per_s": _finite(
                 ratio_of_totals(totals[:, TIMED_NEW], totals[:, WALL])
             ),
@@ -219,88 +197,113 @@ class _Sample:
 
     def _phase_share(self, label: str) -> dict[str, float] | None:
         sums: dict[str, float] = {}
-        for phases in self._pooled.phases[label].values():
+        for phases in self._all.phases[label].values():
             for name, seconds in phases.items():
                 sums[name] = sums.get(name, 0.0) + seconds
         total = math.fsum(sums.values())
         return {name: seconds / total for name, seconds in sums.items()} if total else None
 
-    def tokens_per_s(self, label: str) -> float | None:
-        totals = self._pooled.totals[label]
+    def _speed_parts(self, totals: FloatArray) -> tuple[FloatArray, FloatArray]:
         if self._estimator == "specbench":
-            return _finite(ratio_of_totals(self._question_speeds(label), totals[:, WALL] > 0))
-        return self._decode_speed(label)
+            return _question_speeds(totals)
+        return _decode_parts(totals)
+
+    def tokens_per_s(self, label: str) -> float | None:
+        return _finite(ratio_of_totals(*self._speed_parts(self._timed.totals[label][0])))
 
     def _decode_speed(self, label: str | None) -> float | None:
         """Tokens per second after the prompt's pass; None of a label that was not run."""
-        totals = self._pooled.totals.get(label) if label is not None else None
-        if totals is None:
+        if label not in self._decoded.totals:
             return None
-        return _finite(ratio_of_totals(totals[:, TIMED_COMMITTED], totals[:, DECODE]))
+        return _finite(ratio_of_totals(*_decode_parts(self._decoded.totals[label][0])))
 
-    def _over(self, label: str, reference: str | None) -> tuple[float | None, Interval | None]:
+    def _mat(self, label: str) -> tuple[float | None, Interval | None]:
+        totals = self._all.totals[label]
+        value = ratio_of_totals(totals[0][:, COMMITTED], totals[0][:, STEPS])
+        stepped = self._all.only(np.flatnonzero(totals[0][:, STEPS] > 0).tolist())
+        found = self._log_ratios(stepped, [label], _mat_parts)
+        if found is None:
+            return _finite(value), None
+        low, high = found.interval(0, value)
+        return value, (max(1.0, low), high)  # a pass yields a token at least
+
+    def speedup(self, label: str, reference: str | None) -> tuple[float | None, Interval | None]:
         """Speedup over a reference that may not have been run."""
-        if reference is None or reference not in self._pooled.totals:
+        if reference not in self._timed.totals or not self.n_timed:
             return None, None
-        if reference != label:
-            return self.speedup(label, reference)
-        # By definition, so there is nothing to estimate.
-        timed = WALL if self._estimator == "specbench" else DECODE
-        return (1.0 if self._pooled.totals[label][:, timed].any() else None), None
+        if reference == label:  # by definition, so there is nothing to estimate
+            return 1.0, None
+        above, below = (self._speed_parts(self._timed.totals[x][0]) for x in (label, reference))
+        value = ratio_of_totals(*above) * ratio_of_totals(*reversed(below))
+        return value, self._interval(self.speeds, value, label, reference)
 
-    def speedup(self, label: str, baseline: str) -> tuple[float | None, Interval | None]:
-        if self._estimator == "specbench":
-            return self._quotient([self._question_speeds(label)], [self._question_speeds(baseline)])
-        ours, theirs = self._pooled.totals[label], self._pooled.totals[baseline]
-        return self._quotient(
-            [ours[:, TIMED_COMMITTED], theirs[:, DECODE]],
-            [ours[:, DECODE], theirs[:, TIMED_COMMITTED]],
+    def _geomean(self, label: str, reference: str | None) -> tuple[float | None, Interval | None]:
+        """The geometric mean over cases of the speedup."""
+        if reference not in self._decoded.totals or not self._decoded.cases:
+            return None, None
+        if reference == label:
+            return 1.0, None
+        above, below = (_decode_parts(self._decoded.totals[x][0]) for x in (label, reference))
+        value = geometric_mean((above[0] / above[1] * (below[1] / below[0])).tolist())
+        return value, self._interval(self._case_means, value, label, reference)
+
+    def _interval(
+        self, found: LogRatios | None, value: float | None, label: str, reference: str | None = None
+    ) -> Interval | None:
+        if found is None or value is None:
+            return None
+        contrast = [float(x == label) - float(x == reference) for x in self._all.totals]
+        return found.of(np.array([contrast])).interval(0, value)
+
+    @cached_property
+    def speeds(self) -> LogRatios | None:
+        """Of every label the logarithm of its speed, over the timed cases."""
+        return self._log_ratios(self._timed, list(self._all.totals), self._speed_parts)
+
+    @cached_property
+    def mats(self) -> LogRatios | None:
+        """Of every label the logarithm of its MAT, over the cases with a step of every label."""
+        return self._log_ratios(self._with(_mat_parts), list(self._all.totals), _mat_parts)
+
+    @cached_property
+    def _case_means(self) -> LogRatios | None:
+        """Of every label the mean over cases of its speed's logarithm."""
+        return self._log_ratios(self._decoded, list(self._all.totals), _log_parts, means=True)
+
+    def _log_ratios(
+        self, of: Pooled, labels: Sequence[str], parts: Parts, *, means: bool = False
+    ) -> LogRatios | None:
+        above, below = zip(*(parts(of.totals[label]) for label in labels), strict=True)
+        return log_ratios(
+            np.stack(above, axis=-1),
+            np.stack(below, axis=-1),
+            strata_of(of.categories),
+            self._seed,
+            self._n_resamples,
+            means=means,
         )
 
-    def geomean(self, first: str, second: str) -> tuple[float | None, Interval | None]:
-        logs, counted = self._logs(first, second)
-        if not counted.any():
-            return None, None
-        value = geometric_mean(np.exp(logs[counted]).tolist())
-        if not self._resamples.degrees_of_freedom:
-            return value, None
-        sums = self._resamples.totals(np.column_stack([logs, counted]))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            resampled = np.exp(sums[:, 0] / sums[:, 1])
-        return value, log_interval(value, resampled, self._resamples.degrees_of_freedom)
 
-    def log_ratios(self, first: str, second: str) -> tuple[FloatArray, Any]:
-        """Logarithms of per-case speed ratios, and the strata of these cases."""
-        logs, counted = self._logs(first, second)
-        names = [c for c, used in zip(self._pooled.categories, counted, strict=True) if used]
-        return logs[counted], strata_of(names)
+def _decode_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
+    return totals[..., TIMED_COMMITTED], totals[..., DECODE]
 
-    def _logs(self, first: str, second: str) -> tuple[FloatArray, Any]:
-        """``[n]`` log ratios (0 where a case has no speed) and ``[n]`` whether it has one."""
-        a, b = self._pooled.totals[first], self._pooled.totals[second]
-        factors = [a[:, TIMED_COMMITTED], b[:, DECODE], a[:, DECODE], b[:, TIMED_COMMITTED]]
-        counted = np.logical_and.reduce([factor > 0 for factor in factors])
-        above, more, below, less = (np.log(np.where(counted, f, 1.0)) for f in factors)
-        return above + more - below - less, counted
 
-    def _question_speeds(self, label: str) -> FloatArray:
-        """``[n]`` new tokens per second of wall time; 0 for a case that was not timed."""
-        totals = self._pooled.totals[label]
-        wall = totals[:, WALL]
-        return np.divide(totals[:, TIMED_NEW], wall, out=np.zeros(len(wall)), where=wall > 0)
+def _mat_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
+    return totals[..., COMMITTED], totals[..., STEPS]
 
-    def _quotient(
-        self, above: Sequence[FloatArray], below: Sequence[FloatArray]
-    ) -> tuple[float | None, Interval | None]:
-        value = 1.0
-        for up, down in zip(above, below, strict=True):
-            value *= ratio_of_totals(up, down)
-        if _finite(value) is None or not self._resamples.degrees_of_freedom:
-            return _finite(value), None
-        sums = self._resamples.totals(np.column_stack([*above, *below]))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            resampled = sums[:, : len(above)].prod(axis=1) / sums[:, len(above) :].prod(axis=1)
-        return value, log_interval(value, resampled, self._resamples.degrees_of_freedom)
+
+def _log_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Logarithms of decode speeds by case, and 1 for each; both 0 where a case has none."""
+    known = (totals[..., TIMED_COMMITTED] > 0) & (totals[..., DECODE] > 0)
+    tokens, seconds = (np.where(known, part, 1.0) for part in _decode_parts(totals))
+    return np.log(tokens) - np.log(seconds), known.astype(np.float64)
+
+
+def _question_speeds(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """New tokens per second of wall time by case, and 1 for each; both 0 where a case has none."""
+    known = totals[..., WALL] > 0
+    seconds = np.where(known, totals[..., WALL], 1.0)
+    return np.where(known, totals[..., TIMED_NEW] / seconds, 0.0), known.astype(np.float64)
 
 
 def _finite(value: float) -> float | None:

@@ -1,0 +1,127 @@
+"""Several methods at once: each against plain decoding, and each against the best of the others.
+
+Interval and test are one thing: the same estimate, the same error and Student's t as everywhere
+(:mod:`specbench.results.statistics.bootstrap`), at a level divided by the number of comparisons
+that must hold together (Bonferroni). A verdict looks at nothing but the interval beside it.
+
+- Against one reference that was fixed before (:func:`against`): all m intervals hold together with
+  95 %.
+- Against the best (:func:`against_best`), which the same data picked: multiple comparisons with the
+  best (Hsu 1981, Annals of Statistics 9, 1026-1034; 1984, same, 12, 1136-1144). A method's interval
+  is about its speed over the best of the others, whichever that is: its k - 1 comparisons with them
+  hold together with 95 %. Only the best method can be called slower wrongly, so with 95 % none is,
+  although the one that was fastest here may owe that to luck.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from specbench.arrays import FloatArray
+from specbench.results.estimate import Interval
+from specbench.results.statistics.bootstrap import LEVEL, LogRatios
+
+POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Against:
+    """How one method's speed stands to another's.
+
+    Attributes:
+        log_ratio: logarithm of the ratio; above 0 the first is faster.
+        low, high: of its interval.
+        p: of this comparison by itself; ``p_family``: among the family.
+        detectable: the smallest ratio above 1 that is shown with a power of 80 %.
+        needed: cases like these that would show a ratio as far from 1 as this with that power; None
+            where more cases alone would not do.
+    """
+
+    log_ratio: float
+    low: float
+    high: float
+    p: float
+    p_family: float
+    detectable: float
+    needed: int | None
+
+    @property
+    def interval(self) -> Interval:
+        """Of the ratio."""
+        return math.exp(self.low), math.exp(self.high)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Comparisons of which ``m`` must hold together; arrays ``[k]``."""
+
+    ratios: LogRatios
+    m: int
+
+    @property
+    def p(self) -> FloatArray:
+        values, errors = self.ratios.values, self.ratios.errors
+        sure = np.where(values == 0, 0.0, np.inf)  # where nothing varies
+        t = np.divide(np.abs(values), errors, out=sure, where=errors > 0)
+        p: FloatArray = 2 * stats.t.sf(t, self.ratios.freedom)
+        return p
+
+    def critical(self, level: float) -> FloatArray:
+        found: FloatArray = stats.t.ppf(1 - (1 - level) / (2 * self.m), self.ratios.freedom)
+        return found
+
+    def halves(self, level: float) -> FloatArray:
+        return self.critical(level) * self.ratios.errors
+
+    def against(self, i: int, low: float, high: float, p_family: float, level: float) -> Against:
+        """The i-th comparison with its interval."""
+        reach = float(self.critical(level)[i] + stats.t.ppf(POWER, self.ratios.freedom[i]))
+        value = float(self.ratios.values[i])
+        prompts, repeats = (float(c[i, i]) for c in (self.ratios.prompts, self.ratios.repeats))
+        left = (value / reach) ** 2 - repeats  # of the variance, for prompts
+        return Against(
+            value,
+            low,
+            high,
+            float(self.p[i]),
+            p_family,
+            math.exp(reach * float(self.ratios.errors[i])),
+            math.ceil(self.ratios.n * prompts / left) if left > 0 else None,
+        )
+
+
+def against(ratios: LogRatios, level: float = LEVEL) -> list[Against]:
+    """Comparisons with a reference that was fixed beforehand, one for each of the ratios."""
+    m = len(ratios.values)
+    family = _Family(ratios, m)
+    low, high = ratios.values - family.halves(level), ratios.values + family.halves(level)
+    p = np.minimum(1.0, m * family.p)
+    return [family.against(i, float(low[i]), float(high[i]), float(p[i]), level) for i in range(m)]
+
+
+def against_best(speeds: LogRatios, level: float = LEVEL) -> dict[int, Against]:
+    """Every method but the fastest against the best of the others.
+
+    The ratio is over the one that was fastest here, the interval over whichever truly is the best.
+
+    Args:
+        speeds: ``[k]`` logarithms of the methods' speeds.
+        level: of each interval; and with this probability no best method lies below 0 for sure.
+    """
+    k = len(speeds.values)
+    top = int(np.argmax(speeds.values))
+    found = {}
+    for i in range(k):
+        if i == top:
+            continue
+        others = np.delete(np.arange(k), i)
+        family = _Family(speeds.of(np.eye(k)[i] - np.eye(k)[others]), k - 1)
+        values, halves = family.ratios.values, family.halves(level)
+        p = np.where(values < 0, (k - 1) * family.p, 1.0).min()
+        low, high = float((values - halves).min()), float((values + halves).min())
+        found[i] = family.against(top - (top > i), low, high, min(1.0, float(p)), level)
+    return found

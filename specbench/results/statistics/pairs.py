@@ -1,0 +1,147 @@
+"""Pairs of ``summary.json``: each method against plain decoding and against the best, and leaders.
+
+Ratios point as speedups do: above 1 the first is faster than the second. They are of the same
+estimator as the speedups of the rows, over the same timed cases; of a single method the interval
+is that of its speedup. :mod:`specbench.results.statistics.multiple` says how intervals hold
+together, and what makes the comparison with the best honest although the data picked it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from specbench.arrays import FloatArray
+from specbench.results.estimate import FEWEST, Interval
+from specbench.results.manifest import BASELINE
+from specbench.results.records import CaseRecord
+from specbench.results.statistics.aggregate import pool
+from specbench.results.statistics.bootstrap import N_RESAMPLES, LogRatios
+from specbench.results.statistics.multiple import Against, against, against_best
+from specbench.results.statistics.summary import Sample
+from specbench.results.summary_schema import Pair
+
+DEFAULT_MARGIN = 0.02
+
+
+def verdict(interval: Interval | None, margin: float = DEFAULT_MARGIN) -> str:
+    """What an interval of a speed ratio says about two methods.
+
+    Args:
+        interval: of the speed of the first over that of the second.
+        margin: what counts as no difference, e.g. 0.02: ratios from 1/1.02 to 1.02.
+
+    Returns:
+        ``tie``: the whole interval lies within the margin, whether or not it contains 1;
+        ``faster`` or ``slower``: it excludes 1; ``undecided``: it does not; ``too few``: there is
+        none, because of fewer than :data:`specbench.results.estimate.FEWEST` cases.
+    """
+    if interval is None:
+        return "too few"
+    low, high = interval
+    if 1 / (1 + margin) <= low and high <= 1 + margin:
+        return "tie"
+    return "faster" if low > 1 else "slower" if high < 1 else "undecided"
+
+
+def compare_pairs(
+    records: Iterable[CaseRecord],
+    labels: Sequence[str],
+    baseline: str | None = BASELINE,
+    seed: int = 0,
+    estimator: str = "paired",
+    margin: float = DEFAULT_MARGIN,
+    n_resamples: int = N_RESAMPLES,
+) -> list[Pair]:
+    """Every method against the baseline, then against the fastest of them.
+
+    Args:
+        records: of one run.
+        labels: of its table; those of plain decoding are no methods.
+        baseline: what speedups refer to; None: only the best.
+        seed: of the bootstrap.
+        estimator: of the speeds, as for :func:`specbench.results.statistics.summary.summarize`.
+        margin: ratios from 1/(1 + margin) to 1 + margin count as a tie.
+        n_resamples: of the bootstrap.
+    """
+    pooled = pool(records, labels)
+    sample = Sample(pooled, estimator, seed, n_resamples)
+    plain = {baseline} | {label for label in labels if pooled.methods.get(label) == BASELINE}
+    methods = [label for label in labels if label not in plain]
+    if not methods or not sample.n_timed:
+        return []
+    all_speeds = sample.speeds
+    of_method = np.eye(len(labels))[[labels.index(label) for label in methods]]
+    known: dict[str, Against] = {}
+    if baseline is not None and baseline in labels:
+        if all_speeds is not None:
+            contrasts = of_method - np.eye(len(labels))[labels.index(baseline)]
+            known = dict(zip(methods, against(all_speeds.of(contrasts)), strict=True))
+        rows = [_pair(sample, label, baseline, known.get(label), margin) for label in methods]
+    else:
+        rows = []
+    if len(methods) == 1:
+        return rows
+    if all_speeds is None:
+        places, found = _descending([sample.tokens_per_s(label) or 0.0 for label in methods]), {}
+    else:
+        speeds = all_speeds.of(of_method)
+        places, found = _descending(speeds.values), against_best(speeds)
+    top = methods[places[0]]
+    others = places[1:]
+    return rows + [_pair(sample, methods[i], top, found.get(i), margin, "best") for i in others]
+
+
+def _descending(values: Sequence[float] | FloatArray) -> list[int]:
+    order: list[int] = np.argsort(-np.asarray(values), kind="stable").tolist()
+    return order
+
+
+def _pair(
+    sample: Sample,
+    first: str,
+    second: str,
+    found: Against | None,
+    margin: float,
+    family: str = BASELINE,
+) -> Pair:
+    interval = found.interval if found else None
+    return {
+        "first": first,
+        "second": second,
+        "family": family,
+        "n_cases": sample.n_timed,
+        "ratio": sample.speedup(first, second)[0],
+        "ratio_ci": interval,
+        "p": found.p if found else 1.0,
+        "p_holm": found.p_family if found else 1.0,
+        "verdict": verdict(interval, margin),
+        "margin": margin,
+        "detectable": found.detectable if found else None,
+        "needed": _needed(sample.n_timed, found),
+    }
+
+
+def _needed(n: int, found: Against | None) -> int | None:
+    if found is None:
+        return FEWEST
+    return found.needed if found.needed and found.needed > n else None
+
+
+def leaders(speeds: LogRatios, margin: float = DEFAULT_MARGIN) -> list[int]:
+    """Which of ``[k]`` methods may be the best: the fastest first, without those shown slower."""
+    order = _descending(speeds.values)
+    if len(order) == 1:
+        return order
+    found = against_best(speeds)
+    behind = {i for i in found if verdict(found[i].interval, margin) == "slower"}
+    return [i for i in order if i not in behind]
+
+
+def leaders_of(pairs: Sequence[Pair]) -> list[str]:
+    """The labels that may be the best, of pairs as :func:`compare_pairs` gives them."""
+    rows = [pair for pair in pairs if pair["family"] == "best"]
+    if not rows:
+        return [pair["first"] for pair in pairs]
+    return [rows[0]["second"], *(row["first"] for row in rows if row["verdict"] != "slower")]

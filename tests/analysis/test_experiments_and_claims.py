@@ -1,0 +1,113 @@
+"""The experiments' settings are the claims': a run of each in the paper's size gets its claims."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from analysis.runs.claims import find_claim
+from analysis.runs.ledger import load_claims
+from analysis.runs.load import Run
+from specbench.config.compare import compose_entry
+from specbench.config.compose import compose
+from specbench.paths import CONF_DIR
+from specbench.results.manifest import DraftInfo, LabelInfo, ModelInfo, RunManifest
+
+# Tables and figures whose experiment has another name.
+EXPERIMENTS = {"card_figure6_logs": "card_figure6"}
+# Trained heads are not run by these experiments.
+HEADS = {"medusa", "eagle3"}
+
+
+def experiment_of(claim) -> str:
+    name = f"{claim.paper}_{claim.exhibit}"
+    shuffled = "_shuffle" if claim.setting == "shuffle" else ""
+    return EXPERIMENTS.get(name, name) + shuffled
+
+
+CLAIMS: dict[str, list] = {}
+for one in load_claims():
+    stands = any(one.value(metric) is not None for metric in ("mat", "speedup", "tokens_per_s"))
+    stated = one.over is None and one.model not in ("all", "unspecified") and not one.quoted
+    file = CONF_DIR / f"experiment/paper/{experiment_of(one)}.yaml"
+    if stands and stated and one.method not in HEADS and file.is_file():
+        CLAIMS.setdefault(experiment_of(one), []).append(one)
+
+
+def sweep(name):
+    """Overrides of each job of an experiment in the paper's size."""
+    params = {}
+    for place in (f"experiment/{name}.yaml", f"experiment/paper/{name}.yaml"):
+        config = yaml.safe_load((CONF_DIR / place).read_text())
+        params |= config.get("hydra", {}).get("sweeper", {}).get("params", {})
+    choices = [[f"{key}={value}" for value in str(params[key]).split(",")] for key in params]
+    return itertools.product(*choices)
+
+
+def run_of(cfg) -> Run:
+    """What a run's folder would say of its settings; nothing is run."""
+    rows = cfg.dataset.rows
+    asked = range(rows.first, rows.last + 1) if cfg.dataset.limit is None and rows else (1,)
+    composed = [cfg, *(compose_entry(cfg, entry) for entry in cfg.compare)]
+    labels, drafts = {"ar": LabelInfo(method="ar")}, {}
+    for entry in composed:
+        label = str(entry.method.label or entry.method.name)
+        knobs = OmegaConf.to_container(entry.method, resolve=True)
+        labels[label] = LabelInfo(method=str(entry.method.name), knobs=knobs)
+        if OmegaConf.select(entry, "pair.draft.id"):
+            drafts[label] = DraftInfo(id=entry.pair.draft.id)
+    plain = {
+        group: OmegaConf.to_container(cfg[group], resolve=True)
+        for group in ("model", "dataset", "generation")
+    }
+    manifest = RunManifest(config=plain, labels=labels, model=ModelInfo(drafts=drafts))
+    records = [
+        SimpleNamespace(model=cfg.model.name, dataset=cfg.dataset.name, case_id=str(case))
+        for case in asked
+    ]
+    return Run(CONF_DIR, manifest, records, True)
+
+
+def without_a_run(name, jobs) -> list:
+    """The claims of an experiment that stand beside no label of these jobs."""
+    missing = list(CLAIMS[name])
+    for overrides in jobs:
+        run = run_of(compose([f"experiment={name}", "scale=paper", *overrides]))
+        found = [
+            find_claim(run, label, info.method, [claim])
+            for label, info in run.manifest.labels.items()
+            for claim in missing
+            if claim.model == run.model
+        ]
+        missing = [claim for claim in missing if claim not in found]
+    # The best of a grid is no label's; a table's module finds it.
+    return [claim for claim in missing if claim.setting != "best"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLAIMS)
+def test_an_experiment_in_the_paper_s_size_gets_the_paper_s_claims(name):
+    assert without_a_run(name, sweep(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("token_recycling_table1_shuffle", ["model=vicuna7b"]),
+        ("cacheback_table1", ["model=vicuna7b"]),
+        ("card_figure6", ["model=llama3_70b", "dataset=gsm8k"]),
+    ],
+)
+def test_its_claims_about_one_model_and_data_set(name, job):
+    chosen = dict(word.split("=") for word in job)
+    dataset = chosen.get("dataset", "specbench")
+    left = without_a_run(name, [job])
+    assert [claim for claim in left if claim.dataset == dataset] == []
+    assert len(left) < len(CLAIMS[name])
+
+
+def test_an_experiment_with_other_settings_would_be_noticed():
+    job = ["model=vicuna7b", "method.leader_len=2", "model.dtype=bfloat16"]
+    assert without_a_run("cacheback_table1", [job]) == CLAIMS["cacheback_table1"]

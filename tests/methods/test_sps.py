@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import torch
+
+from methods.sps import Sps
+from specbench.decoding.structs import DraftContext
+from tests.methods.table_turns import PROMPT, pair, turn
+
+
+def sps(draft, **knobs):
+    drafter = Sps(**knobs)
+    drafter.setup(DraftContext(draft.vocab_size, frozenset(), draft_model=draft))
+    drafter.reset()
+    return drafter
+
+
+def plain_assisted(text, n, draft, target, gamma, heuristic, confidence):
+    """Assisted generation in words: tokens drafted and committed by every step."""
+    text, last, steps = list(text), len(text) + n, []
+    while len(text) < last:
+        drafted = []
+        while len(drafted) < min(gamma, last - len(text) - 1):
+            seen = torch.softmax(draft.table[tuple((text + drafted)[-2:])], -1)
+            drafted.append(int(seen.argmax()))
+            if seen.max() < confidence:
+                break
+        new = []
+        for i in range(len(drafted) + 1):
+            before = (text + drafted[:i])[-2:]
+            new.append(int(target.table[tuple(before)].argmax()))
+            if i < len(drafted) and drafted[i] != new[-1]:
+                break
+        if heuristic:
+            gamma = gamma + 2 if len(new) == len(drafted) + 1 else max(1, gamma - 1)
+        steps.append((len(drafted), len(new)))
+        text += new
+    return steps
+
+
+@pytest.mark.parametrize("heuristic", [False, True])
+@pytest.mark.parametrize("confidence", [0.0, 0.4])
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_are_those_of_assisted_generation(heuristic, confidence, seed):
+    """Greedy: 5 tokens at first with the heuristic, else 4 (Chen et al.)."""
+    gamma = 5 if heuristic else 4
+    target, draft = pair(10 * seed, noise=0.15 * seed, vocab_size=(8, 16)[seed % 2])
+    drafter = sps(
+        draft, gamma=gamma, confidence=confidence,
+        schedule="heuristic" if heuristic else "constant",
+    )  # fmt: skip
+    for _ in range(2):
+        drafter.reset()
+        result = turn(target, drafter, n=100)
+        text = [*PROMPT.tolist(), result.output_ids[0]]
+        expected = plain_assisted(text, 99, draft, target, gamma, heuristic, confidence)
+        taken = zip(result.drafted_per_step, result.committed_per_step, strict=True)
+        assert list(taken) == expected
+
+
+def test_the_heuristic_goes_on_where_it_was_and_is_bounded():
+    target, draft = pair()  # the draft is the target
+    drafter = sps(draft, gamma=5, schedule="heuristic", max_gamma=10)
+    assert turn(target, drafter, n=40).drafted_per_step[:4] == [5, 7, 9, 10]
+    assert turn(target, drafter, n=40).drafted_per_step[:2] == [10, 10]
+    drafter.reset()
+    assert turn(target, drafter, n=40).drafted_per_step[:2] == [5, 7]
+    assert drafter.needs.max_nodes == 10
+
+
+def test_the_bound_is_beyond_an_answer_of_spec_benchs_length():
+    """1,024 tokens, every draft accepted whole: the bound takes no token from any step."""
+    target, draft = pair()
+    result = turn(target, sps(draft, gamma=5, schedule="heuristic"), n=1024)
+    grown = np.arange(5, 200, 2)[: len(result.drafted_per_step) - 1]
+    assert result.drafted_per_step[:-1] == grown.tolist()

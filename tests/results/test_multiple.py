@@ -1,0 +1,192 @@
+"""Several methods at once: by hand, and by simulation against a known truth."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from specbench.results.statistics.bootstrap import LogRatios
+from specbench.results.statistics.multiple import against, against_best
+from specbench.results.statistics.pairs import leaders, verdict
+
+
+def of_samples(samples):
+    """Means of ``[n, k]`` logarithms with the covariance that is known exactly of means."""
+    n, k = samples.shape
+    covariance = np.atleast_2d(np.cov(samples, rowvar=False)) / n
+    return LogRatios(samples.mean(axis=0), covariance, np.zeros((k, k)), n, n - 1, 0)
+
+
+def benchmark(generator, n, effects, own_sd=0.1, shared_sd=0.2):
+    """``[n, k]`` logarithms of speeds; prompts are easy or hard for all methods alike."""
+    shared = generator.normal(0.0, shared_sd, (n, 1))
+    return np.asarray(effects) + shared + generator.normal(0.0, own_sd, (n, len(effects)))
+
+
+@st.composite
+def sampled(draw, most=5):
+    k = draw(st.integers(2, most))
+    n = draw(st.integers(3, 20))
+    generator = np.random.default_rng(draw(st.integers(0, 2**31)))
+    spread = draw(st.sampled_from([0.0, 0.05, 0.3, 1.0]))
+    return of_samples(benchmark(generator, n, generator.normal(0.0, spread, k)))
+
+
+class TestAgainstOne:
+    def test_a_single_comparison_is_student_s_own(self):
+        samples = np.random.default_rng(0).normal(0.2, 0.3, (9, 1))
+        (found,) = against(of_samples(samples))
+        known = stats.ttest_1samp(samples[:, 0], 0.0)
+        assert (found.low, found.high) == pytest.approx(tuple(known.confidence_interval(0.95)))
+        assert found.p == found.p_family == pytest.approx(known.pvalue)
+
+    def test_four_comparisons_have_a_quarter_of_the_level_each(self):
+        one = LogRatios(np.zeros(4), np.eye(4), np.zeros((4, 4)), 11, 10, 0)
+        assert [each.high for each in against(one)] == pytest.approx([3.0382] * 4, abs=1e-4)
+
+    @given(sampled())
+    @settings(max_examples=60, deadline=None)
+    def test_verdict_p_and_interval_agree(self, speeds):
+        k = len(speeds.values)
+        contrasts = np.column_stack([np.eye(k - 1), -np.ones(k - 1)])
+        for found in against(speeds.of(contrasts)):
+            decided = found.low > 0 or found.high < 0
+            assert decided == (found.p_family < 0.05)
+            assert found.p <= found.p_family + 1e-12
+            words = verdict(found.interval, margin=0.0)
+            assert words == ("faster" if found.low > 0 else "slower" if decided else "undecided")
+
+    def test_a_method_that_never_varies(self):
+        alike = of_samples(np.array([[0.5, 0.0]] * 4))
+        for found in against(alike):
+            assert found.low == found.high == pytest.approx(found.log_ratio)
+        assert [verdict(found.interval) for found in against(alike)] == ["faster", "tie"]
+
+    @pytest.mark.parametrize("runs", [150, pytest.param(4000, marks=pytest.mark.slow)])
+    def test_all_intervals_hold_together(self, runs):
+        generator = np.random.default_rng(1)
+        truth = np.array([0.0, 0.1, 0.3, -0.2, 0.0])
+        contrasts = np.column_stack([np.eye(4), -np.ones(4)])
+        held = 0
+        for _ in range(runs):
+            found = against(of_samples(benchmark(generator, 12, truth)).of(contrasts))
+            inside = zip(found, contrasts @ truth, strict=True)
+            held += all(each.low <= true <= each.high for each, true in inside)
+        print(f"all held: {held / runs:.2%}")
+        assert held / runs >= 0.95 - 3 * (0.95 * 0.05 / runs) ** 0.5
+        assert held / runs <= 0.985, "wider than need be"
+
+
+class TestAgainstTheBest:
+    def test_of_two_methods_it_is_student_s_own(self):
+        samples = benchmark(np.random.default_rng(3), 12, [0.0, 0.02])
+        (found,) = against_best(of_samples(samples)).values()
+        worse, better = sorted(samples.T, key=np.mean)
+        expected = stats.ttest_1samp(worse - better, 0.0)
+        assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+        assert found.log_ratio == pytest.approx((worse - better).mean())
+        assert found.p == found.p_family == pytest.approx(expected.pvalue)
+
+    def test_a_sure_loser_to_a_runner_up_is_slower_than_the_best(self):
+        """The first varies so much that nothing can be said of it alone."""
+        values, errors = np.array([0.3, 0.2, 0.0]), np.array([0.5, 0.01, 0.01])
+        speeds = LogRatios(values, np.diag(errors**2), np.zeros((3, 3)), 12, 11, 0)
+        found = against_best(speeds)
+        assert (found[1].high > 0, found[2].high < 0) == (True, True)
+        assert leaders(speeds) == [0, 1]
+
+    @given(sampled())
+    @settings(max_examples=60, deadline=None)
+    def test_verdict_p_and_interval_agree(self, speeds):
+        top = int(speeds.values.argmax())
+        found = against_best(speeds)
+        assert set(found) == set(range(len(speeds.values))) - {top}
+        for i, each in found.items():
+            assert each.log_ratio == pytest.approx(speeds.values[i] - speeds.values[top])
+            assert each.low <= each.log_ratio <= each.high + 1e-12
+            assert each.log_ratio <= 0
+            assert (each.high < 0) == (each.p_family < 0.05)
+            expected = "slower" if each.high < 0 else "undecided"
+            assert verdict(each.interval, margin=0.0) == expected
+        slower = {i for i, each in found.items() if each.high < 0}
+        assert set(leaders(speeds, margin=0.0)) == set(range(len(speeds.values))) - slower
+
+    @pytest.mark.parametrize(
+        "effects",
+        [[0.0] * 5, [0.0, 0.0, -0.1, -0.1, -0.3], [0.0, -0.05, -0.05, -0.05, -0.05]],
+        ids=["all alike", "two", "one"],
+    )
+    @pytest.mark.parametrize("runs", [100, pytest.param(3000, marks=pytest.mark.slow)])
+    def test_the_truly_best_leads_and_each_interval_holds(self, runs, effects):
+        """With methods alike, comparing the winner in the usual way says too much too often."""
+        generator = np.random.default_rng(2)
+        led, missed, naive = 0, np.zeros(5), 0
+        for _ in range(runs):
+            samples = benchmark(generator, 12, effects)
+            speeds = of_samples(samples)
+            found = against_best(speeds)
+            slower = {i for i, each in found.items() if each.high < 0}
+            led += 0 not in slower
+            for i, each in found.items():
+                missed[i] += not each.low <= effects[i] - max(np.delete(effects, i)) <= each.high
+            winner = int(speeds.values.argmax())
+            behind = np.delete(samples, winner, axis=1) - samples[:, [winner]]
+            naive += bool((stats.ttest_1samp(behind, 0.0).pvalue < 0.05).any())
+        print(f"best led: {led / runs:.2%}; missed: {missed / runs}; naive: {naive / runs:.2%}")
+        bound = 0.95 - 3 * (0.95 * 0.05 / runs) ** 0.5
+        assert led / runs >= bound
+        assert (1 - missed / runs >= bound).all()
+        if not any(effects):
+            assert naive / runs > 0.15, "the comparison needs no correction"
+
+    def test_a_clear_winner_leads_alone(self):
+        speeds = of_samples(benchmark(np.random.default_rng(0), 12, [0.0, 0.6, 0.1]))
+        assert leaders(speeds) == [1]
+
+    def test_methods_within_the_margin_lead_together(self):
+        generator = np.random.default_rng(0)
+        speeds = of_samples(benchmark(generator, 200, [0.0, 0.005, -0.3], own_sd=0.01))
+        assert leaders(speeds) == [1, 0]
+
+    def test_a_single_method_leads(self):
+        assert leaders(of_samples(np.array([[0.1], [0.2], [0.3]]))) == [0]
+
+
+class TestCasesNeeded:
+    def test_more_prompts_narrow_their_part_of_the_error_only(self):
+        """Error 0.1 of 9 prompts; 0.3 is (t + t) x 0.1 / sqrt(n / 9) at the n needed."""
+        one = np.ones((1, 1))
+        (found,) = against(LogRatios(0.2 * one[0], 0.01 * one, 0 * one, 9, 8, 0))
+        reach = stats.t.ppf(0.975, 8) + stats.t.ppf(0.8, 8)
+        assert found.needed == math.ceil(9 * (reach * 0.1 / 0.2) ** 2)
+        assert found.detectable == pytest.approx(math.exp(reach * 0.1))
+        (noisy,) = against(LogRatios(0.2 * one[0], 0.01 * one, 0.01 * one, 9, 8, 3))
+        assert noisy.needed is None, "repeats differ too much, whatever the number of prompts"
+
+    def test_the_power_is_as_promised(self):
+        generator = np.random.default_rng(5)
+        (pilot,) = against(of_samples(generator.normal(0.05, 0.1, (60, 1))))
+        runs = generator.normal(math.log(pilot.detectable), 0.1, (600, 60))
+        found = stats.ttest_1samp(runs, 0.0, axis=1).pvalue < 0.05
+        assert 0.65 <= found.mean() <= 0.92
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        ((0.99, 1.01), "tie"),
+        ((1.005, 1.015), "tie"),
+        ((0.9805, 1.0), "tie"),
+        ((0.975, 1.01), "undecided"),
+        ((0.97, 1.0), "undecided"),
+        ((1.01, 1.05), "faster"),
+        ((0.90, 0.97), "slower"),
+        ((0.90, 1.10), "undecided"),
+        (None, "too few"),
+    ],
+)
+def test_verdict(interval, words):
+    assert verdict(interval, margin=0.02) == words
