@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.publish import logger_settings, summary_metrics
+from analysis.publish import PREDICTED, logger_settings, summary_metrics
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, make_comparisons
 from analysis.runs.load import Run
@@ -30,13 +30,15 @@ FIGURES = {
     "speedup": "Speedup over ar (ratio of tokens/s)",
     "mat": "MAT (tokens per target pass)",
     "tokens_per_s": "Decode speed (tokens/s)",
+    f"{PREDICTED}speedup": "PREDICTED speedup over ar (by a cost surface, not measured)",
+    f"{PREDICTED}tokens_per_s": "PREDICTED decode speed (tokens/s)",
 }
 VERDICTS = {
     "bug": "Turns that are not plain decoding's (must be 0)",
     "near_tie": "Turns that differ by a near tie",
     "not_audited": "Turns not audited",
 }
-PICTURES = ["figures/speedup", "figures/mat"]
+PICTURES = ["figures/speedup", "figures/mat", f"figures/{PREDICTED}speedup"]
 _PINNED = 8  # columns of the table of runs that stay in view
 
 DEFINITIONS = """\

@@ -44,6 +44,7 @@ SUMMARY_COLUMNS = (
     "label", "method", "task", "n_cases", "n_timed", "mat", "tokens_per_s", "speedup",
     "geomean_speedup", "speedup_eager", "speedup_graph", "bandwidth_share",
 )  # fmt: skip
+PREDICTED = "predicted_"  # before the key of a number that rests on predicted times
 
 
 class UnreachableError(Exception):
@@ -113,13 +114,18 @@ def configuration(run: Run) -> dict[str, object]:
 
 
 def summary_metrics(comparison: Comparison) -> dict[str, float]:
-    """Flat numbers by ``<label>/<task>/<figure>``; what has no value is left out."""
+    """Flat numbers by ``<label>/<task>/<figure>``; what has no value is left out.
+
+    Predicted times have keys of their own; tokens per pass are no prediction.
+    """
     found = {}
+    timed = PREDICTED if comparison.timing == "predicted" else ""
     for entry in comparison.entries:
         for task, row in entry.rows.items():
             for figure in SUMMARY_COLUMNS[5:]:
                 if (value := summary_schema.number(row, figure)) is not None:
-                    found[f"{entry.label}/{task}/{figure}"] = float(value)
+                    kind = figure if figure == "mat" else timed + figure
+                    found[f"{entry.label}/{task}/{kind}"] = float(value)
             for verdict, count in row["lossless"].items():
                 found[f"{entry.label}/{task}/{verdict}"] = float(count)
     return found
@@ -132,6 +138,8 @@ def save_pictures(comparison: Comparison, folder: Path) -> dict[str, Path]:
         for name, draw in (("speedup", speedup_by_task), ("mat", mean_accepted_tokens)):
             figure = draw(comparison)
             if figure is not None:
+                predicted = name == "speedup" and comparison.timing == "predicted"
+                name = PREDICTED + name if predicted else name
                 drawn[name] = save(figure, folder, name)[0]
     return drawn
 
@@ -189,11 +197,12 @@ def _send_records(live: Any, run: Run, folder: Path) -> None:
     import wandb
 
     cases = [[getattr(record, column) for column in CASE_COLUMNS] for record in run.records]
-    live.log({"cases": wandb.Table(columns=list(CASE_COLUMNS), data=cases)})
+    timed = PREDICTED if run.timing == "predicted" else ""
+    live.log({f"{timed}cases": wandb.Table(columns=list(CASE_COLUMNS), data=cases)})
     for comparison in make_comparisons([run], None):
         rows = [row for entry in comparison.entries for row in entry.rows.values()]
         summary = [[row.get(column) for column in SUMMARY_COLUMNS] for row in rows]
-        live.log({"summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary)})
+        live.log({f"{timed}summary": wandb.Table(columns=list(SUMMARY_COLUMNS), data=summary)})
         live.summary.update(summary_metrics(comparison))
         live.summary["caption"] = caption(comparison)
         for name, path in save_pictures(comparison, folder).items():

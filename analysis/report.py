@@ -25,11 +25,11 @@ from analysis.figures import FIGURES
 from analysis.papers import by_reproduction
 from analysis.plots.layout import CAPTION, TITLE
 from analysis.plots.style import RC
-from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import Comparison, disturbed_words, make_comparisons
+from analysis.runs.comparisons import Comparison, by_timing, disturbed_words, make_comparisons
 from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
+from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import comparison_table, context_cells, pairs_table
 from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.table import Cell, ResultTable
@@ -40,6 +40,8 @@ from specbench.results.statistics.summary import ESTIMATORS
 from specbench.results.wording import case_words, leader_words, verdict_words
 
 TEMPLATE = "report.html.jinja"
+# Of a title, by where the times below it come from.
+_TIMES = {"measured": "", "predicted": ": predicted times", "none": ": steps without times"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Section:
 def page(runs: Sequence[Run], estimator: str | None = None) -> str:
     """The whole page; the estimator is that of the summary and of runs of no reproduction."""
     recorded = [run for run in runs if run.records]
-    comparisons = make_comparisons(recorded, estimator)
+    apart = [make_comparisons(group, estimator) for group in by_timing(recorded)]
+    comparisons = [comparison for group in apart for comparison in group]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -87,15 +90,19 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
     return environment.get_template(TEMPLATE).render(
         lead=lead(recorded or runs),
         warnings=warnings(comparisons),
-        summary=summary(comparisons),
+        summaries=[summary(group) for group in apart],
         sections=shown,
-        claims=claims(comparisons),
-        rule=VERDICT_RULE,
+        claims=[claims(group) for group in apart],
         lossless=lossless(comparisons),
         settings=settings(recorded),
         environments=environments(runs),
         sources=sources(runs),
     )
+
+
+def _titled(title: str, comparisons: Sequence[Comparison]) -> str:
+    """The title of a table over comparisons of one timing."""
+    return title + _TIMES[comparisons[0].timing if comparisons else "measured"]
 
 
 def lead(runs: Sequence[Run]) -> str:
@@ -149,8 +156,11 @@ def warnings(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
     ]
 
 
-def summary(comparisons: Iterable[Comparison]) -> ResultTable:
-    """A row per comparison: the label that did best there, and how it stands to the claims."""
+def summary(comparisons: Sequence[Comparison]) -> ResultTable:
+    """A row per comparison: the label that did best there, and how it stands to the claims.
+
+    All of one timing.
+    """
     rows: list[dict[str, Cell]] = []
     for comparison in comparisons:
         entries = [entry for entry in comparison.drafting if not entry.run.phases]
@@ -174,7 +184,6 @@ def summary(comparisons: Iterable[Comparison]) -> ResultTable:
                 "cases": case_words(best.overall),
                 "lossless (all labels)": verdict_words(counts),
                 "verdicts on claims": agreed or ABSENT,
-                "times": comparison.runs[0].timing,
                 "hardware": comparison.runs[0].hardware,
             }
         )
@@ -184,7 +193,7 @@ def summary(comparisons: Iterable[Comparison]) -> ResultTable:
         "the best). The numbers are the first one's. It was picked after the fact, so its interval "
         "is a little too hopeful; the sections below have all labels."
     )
-    return ResultTable.of("At a glance", text, rows)
+    return ResultTable.of(_titled("At a glance", comparisons), text, rows)
 
 
 def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
@@ -195,13 +204,18 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
     made, others = by_reproduction(runs)
     for reproduction, members in made:
         pictures = [picture(figure) for _, figure in reproduction.figures(members)]
-        yield Section(reproduction.place, list(reproduction.tables(members)), pictures)
+        title = reproduction.place + _TIMES[members[0].timing]
+        yield Section(title, list(reproduction.tables(members)), pictures)
     for comparison in make_comparisons(others, estimator):
         tables = [
             t for t in (comparison_table(comparison), pairs_table(comparison)) if t is not None
         ]
         figures = (draw(comparison) for draw in FIGURES.values())
-        yield Section(comparison.title, tables, [picture(f) for f in figures if f is not None])
+        yield Section(
+            comparison.title + _TIMES[comparison.timing],
+            tables,
+            [picture(f) for f in figures if f is not None],
+        )
 
 
 def picture(figure: Figure) -> Picture:
@@ -220,8 +234,8 @@ def picture(figure: Figure) -> Picture:
     return Picture(words[TITLE], words[CAPTION], shows, uri, round(figure.get_figwidth() * 96))
 
 
-def claims(comparisons: Iterable[Comparison]) -> ResultTable:
-    """Every label for which something is claimed, beside what was measured."""
+def claims(comparisons: Sequence[Comparison]) -> ResultTable:
+    """Every label for which something is claimed, beside what was measured, or what predicted."""
     rows: list[dict[str, Cell]] = []
     for comparison in comparisons:
         for entry in comparison.drafting:
@@ -244,10 +258,12 @@ def claims(comparisons: Iterable[Comparison]) -> ResultTable:
                     "claimed speedup": claimed[1],
                     "claimed for": f"{claim.model} on {claim.dataset}, {claim.hardware}",
                     "source": f"{claim.title.partition(':')[0]}, {claim.source}",
+                    "counted as there": entry.judged() or ABSENT,
                     "verdict": entry.verdict(),
                 }
             )
-    return ResultTable.of("Claimed and measured", VERDICT_RULE, rows)
+    title = _titled("Claimed and measured", comparisons)
+    return ResultTable.of(title, f"{VERDICT_RULE}\n{VERDICT_WORDS}", rows)
 
 
 def lossless(comparisons: Iterable[Comparison]) -> ResultTable:

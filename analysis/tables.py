@@ -16,7 +16,13 @@ from rich.console import Console
 
 from analysis.papers import by_reproduction
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import ComparedLabel, Comparison, make_comparisons, run_names
+from analysis.runs.comparisons import (
+    ComparedLabel,
+    Comparison,
+    by_timing,
+    make_comparisons,
+    run_names,
+)
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table
 from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
@@ -99,14 +105,17 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
     for reproduction, members in made:
         tables = list(reproduction.tables(members))
         shown += tables
-        files[reproduction.name] = _texts(tables, to_csv(tables))
-    comparisons = make_comparisons(others, options.estimator)
-    if comparisons:
+        twice = reproduction.name in files  # the measured runs have the name
+        stem = f"{reproduction.name}_{members[0].timing}" if twice else reproduction.name
+        files[stem] = _texts(tables, to_csv(tables))
+    for group in by_timing(others):
+        comparisons = make_comparisons(group, options.estimator)
         tables = [comparison_table(comparison) for comparison in comparisons]
         if options.pairs:
             tables += filter(None, map(pairs_table, comparisons))
         shown += tables
-        files["tables"] = _texts(tables, records_csv(comparisons))
+        stem = "tables_predicted" if group[0].timing == "predicted" else "tables"
+        files[stem] = _texts(tables, records_csv(comparisons))
     wanted = [name for name in _SUFFIXES if getattr(options, name)]
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ Where ours differs, and why:
     - Only nodes that are among the ``nodes`` best so far are fed to the draft model. The others and
       all below them can never be in the tree, so it is the same tree for fewer draft tokens.
     - E counts the layer just drafted, as the paper's algorithm does; the code leaves it out and so
-      feeds one layer more.
+      feeds one layer more for the same tree.
     - Equal scores are ordered by depth, then by creation, which keeps every parent of a chosen
       node; the code may cut a parent off its child.
     - When decoding greedily the scores are the draft's plain softmax; else its probabilities after
@@ -49,17 +49,20 @@ class OptTree(Drafter):
         nodes: nodes of a tree.
         threshold: a further layer must have added more than this many expected tokens; suits where
             it is near the draft's share of a target pass.
-        max_depth: layers at most.
+        max_depth: one more than the tree's layers at most, as in the reference code, which drops
+            the last layer that it drafts.
     """
 
     name: str = "opt_tree"
+    version: int = 2
     nodes: int = 50
     threshold: float = 0.5
     max_depth: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("nodes", "max_depth")
+        self._require_positive("nodes")
+        self._require(self.max_depth >= 2, "max_depth", "at least 2: one layer")
         self._require(0 <= self.threshold <= 1, "threshold", "from 0 to 1")
         self._tree = DraftTree.empty()
         self._fed = NO_TOKENS
@@ -72,7 +75,7 @@ class OptTree(Drafter):
             draft_model=True,
             max_nodes=self.nodes,
             # The last layer is never fed; a tree of one layer holds none.
-            draft_nodes=self.nodes * max(1, self.max_depth - 1),
+            draft_nodes=self.nodes * max(1, self.max_depth - 2),
         )
 
     def setup(self, context: DraftContext) -> None:
@@ -85,7 +88,7 @@ class OptTree(Drafter):
         self._draft.begin(state.tokens, state.seed)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        deepest = min(self.max_depth, state.remaining - 1, self._draft.free_rows(state.length))
+        deepest = min(self.max_depth - 1, state.remaining - 1, self._draft.free_rows(state.length))
         self._tree, self._fed = DraftTree.empty(), NO_TOKENS
         expected = self._grow(state, deepest) if deepest > 0 else 0.0
         self._expected.append(round(expected, 4))

@@ -1,19 +1,21 @@
 """SAM-Decoding: drafts what follows the longest suffix of the text that occurred before.
 
 Paper: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXiv 2411.10666.
-Reference code studied, by its description: the authors' repository (``samd``, ``samd_sam_only``)
-    and its copy in Spec-Bench (``model/samd``).
+Reference code studied: hyx1999/SAM-Decoding at 18c41f0 (``samd``, ``samd_sam_only``), which
+    Spec-Bench has a copy of (``model/samd``).
 Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
     static one of a corpus, which counts occurrences. For the bundled model the static one is made
     on first use from the English of installed documentation
     (``specbench.artifacts.corpora``), elsewhere by ``scripts/build_artifact.py`` from
     texts or from the target's own answers.
 Two modes, the reference's:
-    alone           the longer match wins (the static one by more than ``len_bias``) and drafts
+    alone           the longer match wins (the static one less ``len_bias``) and drafts
                     ``int(alpha × length)`` tokens: a copy of the text, or a tree of the corpus's
                     most probable continuations.
-    with auxiliary  a match of ``len_threshold`` or more drafts a chain of full length, else the
-                    auxiliary drafter drafts. All learn from every step.
+    with auxiliary  a match of ``len_threshold`` or more drafts a chain of full length, a copy of
+                    the text or of the corpus; else the auxiliary drafter drafts. All learn from
+                    every step.
+A copy begins after the first occurrence and ends before the root.
 Where ours differs, and why:
     - Sizes of the reference count the root; ours are the same, so ``max_predicts`` rows hold one
       draft node less. The first draft comes after the prompt's pass, as for every method here.
@@ -21,7 +23,8 @@ Where ours differs, and why:
       moves a cursor, whose state can go stale when a state is cloned under it.
     - Where a chain's source is short, the reference pads with id 0 (``pad_token: 0``); ours drafts
       less.
-    - Every document of the static automaton begins at the start state; see the builder.
+    - Of equally frequent continuations the smaller id comes first, of equally probable nodes the
+      one found first; the reference's order depends on its dictionaries and heap.
 State kept: the dynamic automaton of one turn (a later turn's prompt repeats the dialogue), at most
     124 bytes for each of ``max_tokens``; what the auxiliary keeps, under our state scope.
 """
@@ -51,7 +54,7 @@ from specbench.index.suffix.static_automaton import (
     StaticAutomaton,
     follow,
     grow_best_first,
-    most_frequent_chain,
+    text_after,
 )
 
 _AUTOMATA = ("both", "dynamic", "static")
@@ -68,7 +71,7 @@ class SuffixAutomatonDecoding(Composite):
         max_predicts: rows of the target pass at most, the root included.
         alpha: alone: rows per token of the match (plus the root).
         top_k: alone: nodes of one depth of a static draft at most (K).
-        len_bias: tokens by which a static match must be longer to count as much as a dynamic one;
+        len_bias: taken from the length of a static match, for its size as for the comparison;
             None is what Spec-Bench runs, 0 alone and 5 with an auxiliary.
         len_threshold: with an auxiliary: shortest match that drafts a chain.
         pad_token: with an auxiliary: id that fills short chains up; None leaves them short.
@@ -78,6 +81,7 @@ class SuffixAutomatonDecoding(Composite):
     """
 
     name: str = "sam"
+    version: int = 2
     automata: str = "both"
     max_predicts: int = 40
     alpha: float = 4.0
@@ -161,12 +165,12 @@ class SuffixAutomatonDecoding(Composite):
         if self.auxiliary is not None:
             return self._with_auxiliary(state)
         length, after = self._dynamic_match(state, 0)
-        matched = int(self._cursor[1])
-        if self._dynamic is not None and length >= matched - self._bias:
+        matched = int(self._cursor[1]) - self._bias
+        if self._dynamic is not None and length >= matched:
             wanted = min(self._budget, int(self.alpha * length))
             return _named(DraftTree.chain(_copy(state, after, wanted)), _DYNAMIC)
         wanted = min(self._budget, int(self.alpha * matched))
-        if self._static is None or wanted == 0:
+        if self._static is None or wanted <= 0:
             return DraftTree.empty()
         nodes = grow_best_first(self._static.arrays, self._cursor[0], wanted, self.top_k)
         return _named(DraftTree(nodes[0], nodes[1]), _STATIC)
@@ -183,14 +187,15 @@ class SuffixAutomatonDecoding(Composite):
         self._read(state, state.length - len(outcome.committed))
 
     def _with_auxiliary(self, state: DecodeState) -> DraftTree:
-        length, after = self._dynamic_match(state, self._budget)
+        # As much room as the reference asks for: two tokens more than are copied.
+        length, after = self._dynamic_match(state, self._budget + 2)
         matched = int(self._cursor[1]) - self._bias
         if max(length, matched) < self.len_threshold:
             self._asked = self.auxiliary.propose(state)
             return _named(self._asked, _AUXILIARY)
         if self._static is not None and (self._dynamic is None or length < matched):
-            arrays = self._static.arrays
-            draft, source = most_frequent_chain(arrays, self._cursor[0], self._budget), _STATIC
+            arrays, place = self._static.arrays, int(self._cursor[0])
+            draft, source = text_after(arrays, place, self._budget), _STATIC
         else:
             draft, source = _copy(state, after, self._budget), _DYNAMIC
         if self.pad_token is not None and len(draft) < self._budget:
@@ -219,13 +224,12 @@ class SuffixAutomatonDecoding(Composite):
         if self._static is not None:
             follow(self._static.arrays, self._cursor, text, 0, 8)
             grow_best_first(self._static.arrays, self._cursor[0], 1, 1)
-            most_frequent_chain(self._static.arrays, self._cursor[0], 1)
             self._cursor[:] = 0
 
 
 def _copy(state: DecodeState, begin: int, count: int) -> IntArray:
-    """``[≤ count]`` tokens of the text from position ``begin`` on."""
-    end = min(begin + count, state.length)
+    """``[≤ count]`` tokens of the text from position ``begin`` on, before the root."""
+    end = min(begin + count, state.length - 1)
     return state.buffer[begin:end].copy() if begin < end else NO_TOKENS
 
 

@@ -3,16 +3,15 @@
 Paper: "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
     Recycling", ACL 2025, arXiv 2408.08696.
 Reference code studied: Luowaterbi/TokenRecycling (``evaluation/inference_recycling.py`` and its
-    tree template), by its description.
+    tree template).
 Method: a matrix holds the top k candidates seen after every token of the vocabulary. A static tree
     is filled from it level by level, and the logits of every verified row, accepted or not,
     overwrite the rows of their tokens.
 Trees: the template of the reference code, 80 nodes in 6 levels (the paper counts the root among its
     80). Trees of other sizes, as in the paper's Figure 3, are grown by our own rule, since neither
     paper nor code has one (``specbench.index.tree.static_tree.grow_tree``): at 80 nodes and 6
-    levels it shares 70 of the template's 80 nodes. SAM-Decoding's copy has levels of 7, 20, 21, 8
-    and 4 nodes; ``levels`` makes a tree of those sizes. Which nodes they are was not to be had:
-    ours are the cheapest of each level.
+    levels it shares 70 of the template's 80 nodes. ``tree: sam_60`` is that of SAM-Decoding's
+    Token Recycling (also in Spec-Bench's copy): 60 nodes in levels of 7, 20, 21, 8 and 4.
 Where ours differs, and why:
     - The paper writes rows of repeated tokens in parallel, in no defined order. ``update: last`` is
       one of its outcomes, always the same one; the paper finds it the best by a hair.
@@ -20,10 +19,12 @@ Where ours differs, and why:
     - The first draft comes after the prompt's pass and hangs below the first new token; the
       reference's hangs below the prompt's last token.
     - int32 instead of int64 halves the matrix: 1 MB at 32000 tokens.
-As in the reference, unknown rows draft token 0, the last step of a turn teaches nothing, and the
-    prompt's logits are not used unless ``learn_prompt`` says so.
+As in the reference, unknown rows draft token 0, the last step of a turn teaches only where its
+    bonus is the end token (an end token among the accepted ones, and the length limit, stop the
+    turn before the update), and the prompt's logits are not used unless ``learn_prompt`` says so.
 State kept: the matrix, ``vocab × k`` numbers. Kept over all cases (``state_scope: run``) it is the
-    paper's hot start, warm-up prompts included; ``prompt`` and ``turn`` start cold.
+    paper's hot start, but for warm-up prompts, which teach nothing here; ``prompt`` and ``turn``
+    start cold.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Nee
 from specbench.errors import ConfigurationError
 from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
 from specbench.index.tree.static_tree import (
+    SAM_TREE,
     TOKEN_RECYCLING_TREE,
     StaticTree,
     grow_tree,
@@ -48,6 +50,7 @@ from specbench.index.tree.static_tree import (
 )
 
 _BREADTH, _DEPTH = 80, 6  # the paper's tree
+_TREES = {"template": TOKEN_RECYCLING_TREE, "sam_60": SAM_TREE}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -59,6 +62,7 @@ class TokenRecycling(Drafter):
         update: whose logits count for a token that occurs several times in one pass: ``last``,
             ``first`` or ``parallel`` (a fixed mixture).
         learn_prompt: fill the matrix from the logits of the prompt too.
+        tree: ``template``, the reference code's, or ``sam_60``; not with the three below.
         breadth: nodes of a grown tree (the paper's Figure 3 calls the number of nodes breadth);
             80 where only ``depth`` is given, null for the template.
         depth: levels of a grown tree; 6 where only ``breadth`` is given, null for the template.
@@ -69,10 +73,12 @@ class TokenRecycling(Drafter):
     """
 
     name: str = "token_recycling"
+    version: int = 2
     paper_scope: str = "run"
     k: int = 8
     update: str = "last"
     learn_prompt: bool = False
+    tree: str = "template"
     breadth: int | None = None
     depth: int | None = None
     levels: list[int] | None = None
@@ -81,10 +87,11 @@ class TokenRecycling(Drafter):
         super().__post_init__()
         self._require_positive("k")
         self._require_one_of("update", UPDATE_RULES)
+        self._require_one_of("tree", _TREES)
         self._tree = self._shape()
         if self._tree.n_ranks > self.k:
             raise ConfigurationError(
-                f"method.k={self.k} is too small for the paper's tree, which takes "
+                f"method.k={self.k} is too small for method.tree={self.tree}, which takes "
                 f"{self._tree.n_ranks} candidates per node: raise it, or let a tree grow with "
                 f"method.breadth={_BREADTH}."
             )
@@ -102,6 +109,7 @@ class TokenRecycling(Drafter):
         inside = self.k <= context.vocab_size
         self._require(inside, "k", f"at most the vocabulary's size, {context.vocab_size}")
         device = "cpu" if context.target is None else context.target.device
+        self._eos = context.eos_ids
         self._matrix = AdjacencyMatrix(context.vocab_size, self.k, device)
         self._matrix.prepare(self._tree)
 
@@ -119,7 +127,7 @@ class TokenRecycling(Drafter):
         return DraftTree(tokens.numpy() if on_host else tokens, self._tree.parents)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
-        if outcome.finished or outcome.logits is None:
+        if outcome.logits is None or (outcome.finished and not self._ended_by_bonus(outcome)):
             return
         # Not necessarily the tree proposed: the engine may have cut it, or `union` merged it.
         matrix, drafted = self._matrix, outcome.tree.tokens
@@ -129,6 +137,10 @@ class TokenRecycling(Drafter):
         tokens = torch.cat([drafted.new_full((1,), root), drafted])
         matrix.update(tokens, outcome.logits, self.update)
 
+    def _ended_by_bonus(self, outcome: StepOutcome) -> bool:
+        whole = len(outcome.committed) == len(outcome.path) + 1
+        return whole and int(outcome.committed[-1]) in self._eos
+
     def snapshot(self) -> Mapping[str, np.ndarray]:
         return {"matrix": self._matrix.rows.to("cpu", copy=True).numpy()}
 
@@ -137,6 +149,11 @@ class TokenRecycling(Drafter):
         matrix.copy_(torch.from_numpy(np.array(arrays["matrix"])).to(matrix.device))
 
     def _shape(self) -> StaticTree:
+        own = [key for key in ("breadth", "depth", "levels") if getattr(self, key) is not None]
+        if self.tree != "template" and own:
+            raise ConfigurationError(
+                f"method.tree={self.tree} is a whole tree: leave out method.{own[0]}."
+            )
         if self.levels is not None:
             if self.breadth is not None or self.depth is not None:
                 raise ConfigurationError(
@@ -145,7 +162,7 @@ class TokenRecycling(Drafter):
                 )
             return self._made("levels", lambda: tree_of_levels(self.k, self.levels or []))
         if self.breadth is None and self.depth is None:
-            return load_tree(TOKEN_RECYCLING_TREE)
+            return load_tree(_TREES[self.tree])
         breadth = _BREADTH if self.breadth is None else self.breadth
         depth = _DEPTH if self.depth is None else self.depth
         self._require(depth >= 1, "depth", "at least 1")

@@ -22,6 +22,7 @@ from runners.session.case_records import BlockResult
 from runners.session.method_runs import build_method_runs
 from runners.session.open_run import OpenRun, complete
 from runners.session.replay_blocks import BlockReplayer
+from specbench.config import compose
 from specbench.config.schema import ReplayConfig, RunConfig
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
@@ -34,7 +35,7 @@ _GROUPS = ("model", "dataset", "generation")  # taken from the traces
 # Keys of them that may be typed differently: where things lie, and which cases are replayed.
 _FREE_KEYS = frozenset(
     (
-        *("model.cache_dir", "model.device", "model.source"),
+        *("model.cache_dir", "model.device", "model.source", "model.path"),
         *("dataset.path", "dataset.source", "dataset.fetch", "dataset.limit", "dataset.tasks"),
     )
 )
@@ -64,9 +65,9 @@ class Replay(Runner):
         recorded = traces.config
         if cfg.model.name != recorded["model"]["name"]:
             raise ConfigurationError(
-                f"runner.traces={cfg.runner.traces} was recorded with model="
-                f"{recorded['model']['name']}, but this run has model={cfg.model.name}. Type model="
-                f"{recorded['model']['name']}."
+                f"runner.traces={cfg.runner.traces} was recorded with model "
+                f"{recorded['model']['name']}, but this run has {cfg.model.name}. Type "
+                f"{compose.model_words(recorded['model'])}."
             )
         if cfg.baseline and BASELINE not in traces.labels:
             raise ConfigurationError(

@@ -312,7 +312,9 @@ def check(options: argparse.Namespace) -> None:
 def build(options: argparse.Namespace) -> Path:
     check(options)
     kind = KINDS[options.name]
-    cfg = typed(compose([f"model={options.model}", *getattr(options, "overrides", ())]))
+    own = Path(options.model).is_dir()
+    model = ["model=local", f"model.path='{options.model}'"] if own else [f"model={options.model}"]
+    cfg = typed(compose([*model, *getattr(options, "overrides", ())]))
     tokenizer = loading.load_tokenizer(cfg)
     artifact = Artifact(
         options.name,
@@ -337,7 +339,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, kind in KINDS.items():
         command = add_command(commands, name, kind.about)
-        command.add_argument("--model", required=True, help="a name in conf/model/")
+        command.add_argument("--model", required=True, help="a name in conf/model/, or a folder")
         command.add_argument("--out", type=Path, help="default: where runs look for it")
         kind.add_options(command)
     return parser.parse_args(argv)

@@ -73,7 +73,8 @@ def _board_row(claim: Claim) -> str:
     name = _BOARD_NAMES.get(claim.method)
     if claim.method == "sam":
         part = {"eagle2": "EAGLE2", "token_recycling": "Token Recycle"}
-        auxiliary = part.get(str(claim.knobs.get("auxiliary")))
+        found = claim.knobs.get("auxiliary")
+        auxiliary = part.get(str(found["name"] if isinstance(found, dict) else found))
         name = "(SAMD|SAM-Decoding)" + (rf"\\?\[{auxiliary}\\?\]" if auxiliary else "")
     return rf"\[?{name}(\]\(\S+?\)\S*)?(?= *\|)"
 

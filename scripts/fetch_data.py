@@ -22,6 +22,7 @@ from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose, option_names
 from specbench.data.cases import hub_rows, load_cases
 from specbench.errors import DatasetError, unknown_name
+from specbench.paths import CONF_DIR
 from specbench.storage import jsonl
 
 # Spec-Bench has no hub id.
@@ -104,7 +105,8 @@ def _from_hub(dataset: Any) -> bytes:
 
 
 def main(argv: list[str] | None = None) -> int:
-    names = [n for n in option_names("dataset") if compose([f"dataset={n}"]).dataset.fetch]
+    files = {name: CONF_DIR / "dataset" / f"{name}.yaml" for name in option_names("dataset")}
+    names = [name for name, file in files.items() if "fetch" in yaml.safe_load(file.read_text())]
     parser = parser_of(__doc__)
     parser.add_argument("name", help=f"{', '.join(names)} or all")
     parser.add_argument("--out", type=Path, default=Path("data"), help="folder (default: data)")

@@ -41,10 +41,10 @@ been edited: in its parser.add_argument("--mean-report", ...) near the end, the 
 must become default=False,. As it stands the option is on whatever is typed, and the files that are
 named are not read.
 
-One file per label; with repeats, one folder run_1, run_2, ... each. Its MAT is ours. Its speed of a
-method is ours by its formula (python -m analysis.tables RUN --estimator specbench). Its speed of
-the baseline is not: it counts that one's tokens by tokenizing the text again and subtracting one,
-so the EOS is lost there and nowhere else.
+One file per label; with repeats, one folder run_1, run_2, ... each. Its MAT is ours. What it prints
+of speeds is python -m analysis.tables RUN --estimator specbench_exact. With --estimator specbench
+the baseline's tokens are counted like a method's: speed.py tokenizes that one's text again and
+subtracts one, so the EOS is lost there and nowhere else.
 """
 
 _IMPORT = """Read Spec-Bench's answer files as a run folder, so that analysis can show them.

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compare import method_node
-from specbench.config.compose import compose, option_names
+from specbench.config.compose import compose, model_words, option_names
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import Replayer
@@ -55,7 +55,8 @@ class Trial:
 
 class Scorer:
     def __init__(self, traces: Traces, surface: CostSurface, share: float, seed: int) -> None:
-        config = compose([f"model={traces.config['model']['name']}"])
+        self._model = model_words(traces.config["model"])
+        config = compose([self._model])
         self._replayer = Replayer(
             traces,
             surface,
@@ -64,7 +65,6 @@ class Scorer:
             seed=int(traces.config["seed"]),
         )
         self.splits = split(traces, share, seed)
-        self._model = f"model={config.model.name}"
         self._plain = {
             name: self._speed(BASELINE, {}, turns) for name, turns in self.splits.items()
         }

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from analysis.papers import cacheback, card, draft_models, ngrammys, ssd, token_recycling
 from analysis.papers.reproduction import Reproduction
+from analysis.runs.comparisons import by_timing
 from analysis.runs.load import Run
 
 REPRODUCTIONS: tuple[Reproduction, ...] = (
@@ -23,7 +24,10 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
 
 
 def by_reproduction(runs: Sequence[Run]) -> tuple[list[tuple[Reproduction, list[Run]]], list[Run]]:
-    """The reproductions that the runs are for, each with its runs; and the other runs."""
+    """The reproductions that the runs are for, each with its runs; and the other runs.
+
+    A reproduction with measured runs and predicted ones is there once for each.
+    """
     made = []
     used: set[str | None] = set()
     for reproduction in REPRODUCTIONS:
@@ -33,6 +37,6 @@ def by_reproduction(runs: Sequence[Run]) -> tuple[list[tuple[Reproduction, list[
             others = [run for run in runs if run.experiment in reproduction.instead]
             members += [run for run in others if run.model not in models]
         if members:
-            made.append((reproduction, members))
+            made += [(reproduction, group) for group in by_timing(members)]
             used |= set(reproduction.experiments)
     return made, [run for run in runs if run.experiment not in used and run.records]

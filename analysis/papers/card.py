@@ -20,7 +20,7 @@ from analysis.papers.reproduction import (
     speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
-from analysis.runs.claims import NOT_RUN, Claim
+from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import (
     draft_passes,
@@ -34,6 +34,7 @@ from analysis.runs.drafting import (
 from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
+from analysis.runs.verdicts import NOT_RUN
 from analysis.tabular.comparison_tables import context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
@@ -99,8 +100,7 @@ def _table3(runs: Sequence[Run]) -> list[ResultTable]:
     for comparison in comparisons:
         for entry in comparison.drafting:
             rows.append(_load_row(entry))
-            claim = entry.claim
-            notes += [claim.note(entry.label)] if claim else []
+            notes.append(entry.note(entry.label))
         run_methods = {entry.method for entry in comparison.entries}
         for claim in claims:
             if claim.method not in run_methods:
@@ -212,7 +212,7 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
                     "verdict": entry.verdict(),
                 }
             )
-            notes += [claim.note(f"K = {size}")] if claim else []
+            notes.append(entry.note(f"K = {size}"))
     text = captions(comparisons, _FIGURE6_TEXT)
     return [ResultTable.of("CARD, Figure 6: size of the cache", text, rows, with_rule(notes))]
 

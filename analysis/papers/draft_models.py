@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.papers.reproduction import Reproduction, captions
-from analysis.runs.claims import VERDICT_RULE, Claim, compare
+from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, conditions, make_comparisons
 from analysis.runs.drafting import (
     draft_passes,
@@ -21,6 +21,7 @@ from analysis.runs.drafting import (
 from analysis.runs.estimates import decoded_tokens, pooled_ratio
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
+from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import context_cells
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate
@@ -57,7 +58,7 @@ def _tables(runs: Sequence[Run]) -> list[ResultTable]:
             "Draft models: claimed and measured",
             captions(comparisons, _CLAIMS_TEXT),
             [_claim_row(entry, claim) for entry, claim in claims],
-            [VERDICT_RULE],
+            [VERDICT_RULE, VERDICT_WORDS],
         ),
     ]
 
@@ -142,7 +143,7 @@ def _claim_row(entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
     qualifier = f"{claim.qualifier} " if claim.qualifier else ""
     models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
     same_data = claim.dataset == run.dataset
-    verdict = compare(claim, row, run.model, run.gpus, "overall") if same_data else "other data"
+    verdict = entry.verdict(claim=claim) if same_data else "other data"
     return {
         "method": entry.label,
         "MAT [95 %]": entry.measured("mat"),

@@ -23,15 +23,15 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
-from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim, claim_of_setting, compare
+from analysis.runs.claims import Claim, claim_of_setting
 from analysis.runs.comparisons import ComparedLabel, Comparison, caption
 from analysis.runs.estimates import over_repeats
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
+from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL
 from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
-from specbench.results.statistics.summary import OVERALL
 from specbench.results.wording import case_words
 
 PAPER = "ngrammys"
@@ -44,7 +44,7 @@ _FIGURE1_TEXT = (
 )
 _FIGURE2_TEXT = (
     "What the model alone gives: its unigrams, bigrams, and bigrams extended to w tokens. The "
-    "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 (hollow; "
+    "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 ("
     "Mistral-7B, A100-40GB, data set not stated)."
 )
 _GRID_TEXT = "k rows of w draft tokens each. The paper's cells have no numbers in its text."
@@ -119,13 +119,7 @@ def _over_k(comparison: Comparison, name: str) -> Series:
     own = [(k, entry) for k, entry in along(comparison, "k") if entry.label == name]
     source = f"{PAPER}/{name.partition('_')[0]}"
     points = [Point.at(k, entry.measured("mat")) for k, entry in own]
-    widths = {int(entry.knobs["w"]) for _, entry in own}
-    claimed = [
-        Point(float(claim.knobs["k"]), claim.value("mat"))
-        for claim in load_claims()
-        if claim.paper == PAPER and claim.setting == "bigram only" and {claim.knobs["w"]} == widths
-    ]
-    return Series(name.replace("_", ", w = "), source, points, claimed=claimed)
+    return Series(name.replace("_", ", w = "), source, points)
 
 
 # --- Figures 3, 6, 8 and 5, 7, 9 ------------------------------------------------------------------
@@ -176,11 +170,11 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         for entry in comparison.drafting:
             claim = entry.claim if entry.claim and entry.claim.model == where[0] else None
             rows.append(_table1_row(entry, _setting(entry), claim))
-            notes += [claim.note(_setting(entry))] if claim else []
+            notes += [entry.note(_setting(entry), claim)] if claim else []
         if best is not None:
             claim = claim_of_setting(_claims(), "best", PAPER, *where)
             rows.append(_table1_row(best, f"(k*, w*) = {_pair(best)}", claim))
-            notes += [claim.note("(k*, w*)")] if claim else []
+            notes += [best.note("(k*, w*)", claim)] if claim else []
     for claim in _claimed_elsewhere(comparisons):
         rows.append(
             {
@@ -255,7 +249,7 @@ def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> dict
         **context_cells(row),
         "cases": case_words(row),
         **claimed_cells(claim),
-        "verdict": compare(claim, row, run.model, run.gpus, OVERALL),
+        "verdict": entry.verdict(claim=claim) if claim else "",
     }
 
 

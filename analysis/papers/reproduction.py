@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis.plots.charts import Panel, Point, Series, bars
+from analysis.runs.claims import Claim
 from analysis.runs.comparisons import (
     ComparedLabel,
     Comparison,
@@ -160,23 +161,52 @@ def captions(comparisons: Iterable[Comparison], *before: str, speedup: bool = Tr
     )
 
 
+def drawn_claim(entry: ComparedLabel) -> Claim | None:
+    """The entry's claim where it may stand on its bar: about this model and hardware, measured."""
+    claim, run = entry.claim, entry.run
+    if claim is None or claim.model != run.model or run.timing != "measured":
+        return None
+    return claim if claim.same_hardware(run.gpus) else None
+
+
 def claimed_words(comparisons: Iterable[Comparison], *metrics: str) -> str:
-    """Whose claims the hollow markers are, for which model on what; "" where none is drawn."""
-    sources: dict[str, list[str]] = {}
+    """Whose claims the hollow markers are, and the list of those that are drawn on no bar."""
+    drawn: dict[str, list[str]] = {}
+    listed: dict[str, list[str]] = {}
     for entry in (entry for comparison in comparisons for entry in comparison.drafting):
         claim = entry.claim
         if claim is None or not any(claim.values.get(metric) for metric in metrics):
             continue
-        paper = claim.title.partition(":")[0]
         models = f"{claim.model} with {claim.draft}" if claim.draft else claim.model
-        source = f"{models}, {claim.hardware} ({paper}, {claim.source})"
-        words = " ".join(filter(None, [entry.label, claim.qualifier]))
-        if words not in sources.setdefault(source, []):
-            sources[source].append(words)
-    if not sources:
-        return ""
-    parts = [f"{source}: {', '.join(labels)}" for source, labels in sources.items()]
-    return f"Hollow markers: claimed for {'; '.join(parts)}."
+        where = f"{claim.title.partition(':')[0]}, {claim.source}"
+        source = f"{models}, {claim.hardware} ({where})"
+        values = [claim.value(metric) for metric in metrics]
+        numbers = " / ".join(ABSENT if value is None else f"{value:.2f}" for value in values)
+        words = " ".join(filter(None, [entry.label, claim.qualifier, numbers]))
+        if drawn_claim(entry) is not None:
+            source += f", {claim.counting.words(claim.method)}"
+            words = entry.label
+        found = (drawn if drawn_claim(entry) is not None else listed).setdefault(source, [])
+        if words not in found:
+            found.append(words)
+    parts = [
+        (f"Hollow markers: claimed for {_listing(drawn)}." if drawn else ""),
+        (
+            f"Claimed for other models or hardware, so not drawn ({_kinds(metrics)}): "
+            f"{_listing(listed)}."
+            if listed
+            else ""
+        ),
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def _listing(by_source: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{source}: {', '.join(words)}" for source, words in by_source.items())
+
+
+def _kinds(metrics: Sequence[str]) -> str:
+    return " / ".join("MAT" if metric == "mat" else metric for metric in metrics)
 
 
 def claimed_in_cells(entries: Iterable[ComparedLabel], metric: str, *knobs: str) -> str:
@@ -192,10 +222,16 @@ def claimed_in_cells(entries: Iterable[ComparedLabel], metric: str, *knobs: str)
     return f"Claimed: {'; '.join(dict.fromkeys(words))}." if words else ""
 
 
+_BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
+
+
 def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> list[Point]:
-    """What is claimed for the entry, at a place; empty where nothing is."""
-    value = entry.claim.value(key, task) if entry.claim else None
-    return [] if value is None else [Point(x, value)]
+    """What is claimed for the entry, at a place; empty where nothing may stand there."""
+    claim = drawn_claim(entry)
+    value = claim.value(key, task) if claim else None
+    if claim is None or value is None:
+        return []
+    return [Point(x, value, bound=_BOUND_OF.get(claim.qualifier or "", ""))]
 
 
 @dataclass(frozen=True)

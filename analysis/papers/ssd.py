@@ -18,7 +18,6 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
 from analysis.runs.claims import Claim
-from analysis.runs.comparisons import ComparedLabel
 from analysis.runs.estimates import mat, tokens_per_s
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
@@ -36,7 +35,6 @@ _STREAM_TEXT = (
     "without, 100 to 120 with a store of megabytes, up to 200 for single requests (Llama-7B, a "
     "consumer GPU, workload not stated; its figure has no numbers)."
 )
-_HOLLOW_TEXT = "Hollow markers, at the end of the stream: the post's claims (see below)."
 _SIZE_TEXT = (
     "Room of the store in tokens; older ones are overwritten. The post speaks of megabytes and has "
     "no numbers by size."
@@ -59,12 +57,6 @@ def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, E
 def _post() -> list[Claim]:
     found = [c for c in load_claims() if (c.paper, c.exhibit) == (PAPER, "results")]
     return [c for c in found if c.value("tokens_per_s") and c.setting in (None, _WARM)]
-
-
-def _hollow(entry: ComparedLabel) -> list[Point]:
-    method = entry.method
-    end = max((size for size, _, _ in _over_stream(entry.run, entry.label, "mat")), default=0.0)
-    return [Point(end, claim.value("tokens_per_s")) for claim in _post() if claim.method == method]
 
 
 def _stream(runs: Sequence[Run]) -> list[ResultTable]:
@@ -111,19 +103,17 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
                             Point.at(size, value)
                             for size, _, value in _over_stream(entry.run, entry.label, kind)
                         ],
-                        claimed=_hollow(entry) if kind == "tokens_per_s" else (),
                     )
                     for entry in comparison.entries
                 ],
-                ratios=kind == "tokens_per_s",
                 bottom=1.0 if kind == "mat" else None,
             )
-            for kind, words in (("mat", MAT), ("tokens_per_s", "tokens/s (logarithmic)"))
+            for kind, words in (("mat", MAT), ("tokens_per_s", "tokens/s"))
         ]  # fmt: skip
         figure = curves(
             [panels],
             f"SSD over the stream of requests ({comparison.title})",
-            captions([comparison], _HOLLOW_TEXT, _STREAM_TEXT.format(n=_PARTS), speedup=False),
+            captions([comparison], _STREAM_TEXT.format(n=_PARTS), speedup=False),
         )
         yield f"{comparison.model}_{comparison.dataset}", figure
 

@@ -26,11 +26,15 @@ HEADROOM = 1.6  # height of a picture over its tallest bar, at most
 
 @dataclass(frozen=True)
 class Point:
-    """A measured number at a place of the horizontal axis; ``y`` None leaves a gap."""
+    """A number at a place of the horizontal axis; ``y`` None leaves a gap.
+
+    ``bound``: of a claim, whether it is but an ``upper`` bound ("up to") or a ``lower`` one.
+    """
 
     x: float
     y: float | None
     interval: Interval | None = None
+    bound: str = ""
 
     @classmethod
     def at(cls, x: float, estimate: Estimate) -> Point:
@@ -46,7 +50,7 @@ class Series:
         method: decides the color.
         points: in the order of the axis.
         dashed: claimed by a paper, not measured here.
-        claimed: what a paper claims for the same, drawn as hollow markers at the same places.
+        claimed: what a paper claims for the same, drawn as hollow markers on its bars.
     """
 
     name: str
@@ -66,7 +70,7 @@ class Panel:
         ticks: names of the places 0, 1, … where the horizontal axis has no numbers.
         reference: value and name of a line across, e.g. plain decoding.
         log: logarithmic horizontal axis with this base.
-        ratios: logarithmic vertical axis, where claims are many times what was measured.
+        ratios: logarithmic vertical axis, where some numbers are many times others.
         bottom: where the vertical axis begins.
         top: where it ends at most, e.g. 1 for a share.
         bars: bars instead of lines, in a table of panels too.
@@ -138,10 +142,11 @@ def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> 
 
 
 def _claims(axes: Axes, series: Series, offset: float) -> None:
-    found = [(point.x + offset, point.y) for point in series.claimed if point.y is not None]
-    if found:
-        axes.plot(*zip(*found, strict=True), **claimed_style(series.method))
-        axes.plot([], [], label=CLAIMED, **claimed_style())
+    for point in series.claimed:
+        if point.y is not None:
+            style = claimed_style(point.bound)
+            axes.plot([point.x + offset], [point.y], **style)
+            axes.plot([], [], label=CLAIMED[point.bound], **style)
 
 
 def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Figure:
@@ -191,7 +196,6 @@ def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) ->
             [point.x + offset for point in points], [point.y or 0.0 for point in points],
             yerr=_errors(points), label=series.name, elinewidth=0.9, capsize=2, **style,
         )  # fmt: skip
-        _claims(axes, series, offset)
     if panel.log is not None:
         axes.set_xscale("log", base=panel.log)
     elif all(float(p.x).is_integer() for series in panel.series for p in series.points):

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 _CHARACTERS_PER_INCH = 18
-CLAIMED = "claimed"  # in a legend
+# In a legend, by bound.
+CLAIMED = {"": "claimed", "upper": "claimed at most", "lower": "claimed at least"}
 TITLE, CAPTION = "title", "caption"  # ids of a figure's words, for a page that sets them itself
 
 
@@ -24,7 +25,7 @@ def legend_of(all_axes: Sequence[Axes]) -> dict[str, Artist]:
     for axes in all_axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
-    return dict(sorted(handles.items(), key=lambda item: item[0] == CLAIMED))
+    return dict(sorted(handles.items(), key=lambda item: item[0] in CLAIMED.values()))
 
 
 def finish(

@@ -11,6 +11,8 @@ from __future__ import annotations
 import zlib
 from typing import Any, TypeAlias
 
+from matplotlib.patheffects import Normal, Stroke
+
 Keywords: TypeAlias = dict[str, Any]  # arguments of matplotlib
 
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -114,15 +116,20 @@ def line_style(method: str, variant: int = 0, claimed: bool = False) -> Keywords
     }
 
 
-def claimed_style(method: str | None = None) -> Keywords:
-    """Of a paper's single values; without a method, as the legend shows them."""
+# An upper bound points down from its value, a lower one up: the number is below it, or above.
+_BOUNDS = {"": "D", "upper": "v", "lower": "^"}
+
+
+def claimed_style(bound: str = "") -> Keywords:
+    """Of a paper's single values; a light ring keeps the outline visible inside a dark bar."""
     return {
         "linestyle": "none",
-        "marker": "D",
+        "marker": _BOUNDS[bound],
         "markersize": 5,
         "markerfacecolor": "white",
-        "markeredgecolor": REFERENCE if method is None else _look(method)[0],
+        "markeredgecolor": REFERENCE,
         "markeredgewidth": 1.3,
+        "path_effects": [Stroke(linewidth=3.2, foreground="white"), Normal()],
         "zorder": 4,
     }
 

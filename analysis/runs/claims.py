@@ -1,24 +1,11 @@
-"""Claims: what papers state, and how a measured row compares with it.
-
-Verdicts, for a claim about the same model, data set, task and settings:
-
-- MAT agrees where the claimed value lies within the measured 95 % interval widened by 5 % at both
-  ends; definitions differ that much (some count the prompt's pass as a step).
-- Speedup agrees likewise with 10 %, and is compared only where the hardware is the same.
-- An interval whose upper end is more than 1.5 times its lower one agrees with nearly anything, and
-  fewer than three cases have none: neither agrees nor disagrees.
-- ``reproduced``: all that is claimed and can be compared agrees, speedup among it;
-  ``MAT only``: MAT agrees, but speedup does not or cannot be compared; ``not``: MAT does not agree,
-  or speedup alone is claimed and does not; ``too few to tell``: what could be compared has such a
-  wide interval or none; ``not compared``: there is nothing to compare; ``other model``: the claim
-  is about another model and stands there for orientation. Of those that are stated it is the
-  nearest in size (by ratio; the sizes are in ``claims.yaml``).
+"""Claims: what papers state, and beside which of a run's labels it may stand.
 
 A claim stands beside a row only where the row's settings are those it was made with: the knobs that
 the claim names, and what ``settings`` in the file (or the exhibit's own) say of the method, as far
 as the run knows them. Beside a row of the same model, which it judges, the terms must agree too:
 precision, answer length, form of the prompts, questions, draft model, and what a store was built
 from. Where the file has claims about the run's own model, other models' stand for nothing.
+How a row compares with its claim: :mod:`analysis.runs.verdicts`.
 """
 
 from __future__ import annotations
@@ -27,34 +14,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from analysis.runs.load import Run
-from specbench.results.estimate import FEWEST
 from specbench.results.statistics.summary import OVERALL
-from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.storage.jsonl import JsonObject
-
-MAT_TOLERANCE = 0.05
-SPEEDUP_TOLERANCE = 0.10
-WIDEST = 1.5  # upper end of an interval over its lower one, for a verdict
-
-REPRODUCED, MAT_ONLY, NOT, TOO_FEW = "reproduced", "MAT only", "not", "too few to tell"
-NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
-
-# The rule at the head of this module, for the foot of a table.
-VERDICT_RULE = (
-    "Verdict: MAT agrees where the claim lies in the 95 % interval widened by "
-    f"{100 * MAT_TOLERANCE:.0f} %; speed (widened by {100 * SPEEDUP_TOLERANCE:.0f} %) is compared "
-    'on the same hardware only; without it, agreement is "MAT only". Where the upper end of an '
-    f"interval is more than {WIDEST:g} times its lower one, or there are fewer than {FEWEST} "
-    f'cases, it is "{TOO_FEW}". A claim stands beside its own settings only; one for another '
-    "model, the nearest in size that is stated, for orientation."
-)
 
 # What a verdict is about; speed in tokens/s alone stands there for orientation.
 _COMPARED = ("speedup", "mat")
 # A claim that no table of ours can stand beside.
 NO_MODEL = re.compile(r"all|unspecified.*")
+
+
+# Estimators by which sources count speed, in words.
+FORMULAS = {"end_to_end": "end to end", "specbench_exact": "by Spec-Bench's speed.py"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +37,11 @@ class Counting:
     speed: str
     baseline: str
     mat_counts_prompt: Sequence[str]
+
+    def words(self, method: str) -> str:
+        words = f"speed {FORMULAS[self.speed]} over {self.baseline} plain decoding"
+        counts = method in self.mat_counts_prompt
+        return f"{words}, MAT with the prompt's pass as a step" if counts else words
 
 
 @dataclass(frozen=True)
@@ -118,9 +96,8 @@ class Claim:
         A knob of the claim's own must be there; the usual ones count where the run has recorded
         them, which files of others have not.
         """
-        own = all(key in knobs and knobs[key] == value for key, value in self.knobs.items())
-        usual = {key: value for key, value in self.usual.items() if key not in self.knobs}
-        return own and not _differing(usual, knobs)
+        wanted = {**self.usual, **self.knobs}
+        return self.knobs.keys() <= knobs.keys() and not _differing(wanted, knobs)
 
     def unmet_terms(self, terms: JsonObject) -> list[str]:
         """The terms that a run recorded with another value."""
@@ -140,19 +117,28 @@ class Claim:
         """Where the numbers come from that stand beside a row of this name."""
         title = self.title.partition(":")[0]
         words = [title, self.source, self.model, self.dataset, self.hardware]
-        return f"{who}: {how} by {'; '.join(filter(None, words))}."
+        if any(self.value(metric) is not None for metric in _COMPARED):
+            words.append(self.counting.words(self.method))
+        return f"{who}: {how} by {'; '.join(words)}."
 
 
 def _differing(wanted: JsonObject, found: JsonObject) -> list[str]:
-    """Keys whose value is not the wanted one, nor one of a wanted list; of a set, all must be."""
+    """Keys of both whose value is not the wanted one.
 
-    def agrees(key: str) -> bool:
-        value = wanted[key]
+    Of a wanted list, one; of a set that was found, all must be in it; a method within a method may
+    be wanted by its name alone or with some of its knobs.
+    """
+
+    def agrees(value: Any, given: Any) -> bool:
+        if isinstance(given, dict) and value is not None:
+            named = value if isinstance(value, dict) else {"name": value}
+            return named["name"] == given.get("name") and not _differing(named, given)
         allowed = value if isinstance(value, list) else [value]
-        given = found[key] if isinstance(found[key], set) else [found[key]]
-        return found[key] == value or all(one in allowed for one in given)
+        return given == value or all(
+            one in allowed for one in (given if isinstance(given, set) else [given])
+        )
 
-    return [key for key in wanted if key in found and not agrees(key)]
+    return [key for key in wanted if key in found and not agrees(wanted[key], found[key])]
 
 
 def _distance(claim: Claim, run: Run) -> float:
@@ -250,38 +236,3 @@ def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list
         if claim.model == model and claim.method not in methods:
             chosen.setdefault(claim.method, claim)
     return [chosen[method] for method in sorted(chosen)]
-
-
-def compare(
-    claim: Claim | None, row: SummaryRow, model: str, gpus: Sequence[str], task: str
-) -> str:
-    """The verdict on a task's row, by the rule at the head of this module; "" without claim."""
-    if claim is None:
-        return ""
-    if claim.model != model:
-        return OTHER_MODEL
-    mat = speed = None
-    if claim.qualifier is None:
-        mat = _agrees(claim, "mat", row, task, MAT_TOLERANCE)
-        if claim.same_hardware(gpus):
-            speed = _agrees(claim, "speedup", row, task, SPEEDUP_TOLERANCE)
-    # Speed is asked where MAT agrees or is not claimed.
-    if mat is not None and mat != REPRODUCED:
-        return mat
-    if mat is None:
-        return speed or NOT_COMPARED
-    return REPRODUCED if speed == REPRODUCED else MAT_ONLY
-
-
-def _agrees(claim: Claim, metric: str, row: SummaryRow, task: str, tolerance: float) -> str | None:
-    """One number's part of the verdict: reproduced, not, or too few to tell.
-
-    None where it is not claimed or not measured.
-    """
-    claimed, measured = claim.value(metric, task), number(row, metric)
-    if claimed is None or measured is None:
-        return None
-    low, high = interval(row, metric) or (measured, measured)
-    if high > WIDEST * low or row.get("n_cases", FEWEST) < FEWEST:
-        return TOO_FEW
-    return REPRODUCED if low / (1 + tolerance) <= claimed <= high * (1 + tolerance) else NOT

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.claims import Claim, claims_not_run, compare, find_claim
+from analysis.runs.claims import Claim, claims_not_run, find_claim
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
+from analysis.runs.verdicts import Judge
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
-from specbench.results.records import CaseRecord
+from specbench.results.records import TIMINGS, CaseRecord
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 from specbench.results.statistics.summary import OVERALL, summarize, task_order
 from specbench.results.summary_schema import Disturbance, SummaryRow, interval, n_of, number
-from specbench.results.wording import TIMES, case_words, interval_words, verdict_words
+from specbench.results.wording import SPEEDUPS, TIMES, case_words, interval_words, verdict_words
 from specbench.storage.jsonl import JsonObject
 
 
@@ -31,6 +32,7 @@ class ComparedLabel:
     label: str
     rows: Mapping[str, SummaryRow]
     claim: Claim | None
+    judge: Judge
     disturbed: Disturbance | None
 
     @property
@@ -59,8 +61,21 @@ class ComparedLabel:
         row = self.overall
         return Estimate(row["tokens_per_s"], row["tokens_per_s_ci"], 1, n_of(row, "speed") < FEWEST)
 
-    def verdict(self, task: str = OVERALL) -> str:
-        return compare(self.claim, self.rows[task], self.run.model, self.run.gpus, task)
+    def verdict(self, task: str = OVERALL, claim: Claim | None = None) -> str:
+        """The verdict on the label's claim, or on another one about it."""
+        return self.judge.judge(claim or self.claim, self.rows[task]).verdict
+
+    def judged(self, claim: Claim | None = None) -> str:
+        """What the verdict was found on, counted as the claim's source counts; "" if nothing."""
+        return str(self.judge.judge(claim or self.claim, self.overall))
+
+    def note(self, name: str, claim: Claim | None = None) -> str:
+        """Where the claim beside the label comes from, and what was judged; "" without a claim."""
+        claim = claim or self.claim
+        if claim is None:
+            return ""
+        judged = self.judged(claim)
+        return claim.note(name) + (f" Counted so here: {judged}." if judged else "")
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,10 @@ class Comparison:
     @property
     def dataset(self) -> str:
         return self.runs[0].dataset
+
+    @property
+    def timing(self) -> str:
+        return self.runs[0].timing
 
     @property
     def title(self) -> str:
@@ -136,6 +155,15 @@ def conditions(run: Run) -> tuple[Any, ...]:
     return (run.dtype, run.hardware, run.temperature, run.synthetic, *made)
 
 
+def by_timing(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs apart by where their times come from, measured ones first.
+
+    Predicted times stand in no table and no panel with measured ones.
+    """
+    groups = ([run for run in runs if run.timing == timing] for timing in TIMINGS)
+    return [group for group in groups if group]
+
+
 def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
     """For each run the questions that it was to ask, whatever their order.
 
@@ -167,12 +195,13 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
     )
     disturbed = disturbance(run.records, run.superseded, rows, run.baseline, run.seed)
     entries = []
+    judge = Judge(run)
     for label in run.labels:
         own = {row["task"]: row for row in rows if row["label"] == label}
         # Plain decoding is what claims are relative to.
         is_baseline = label == run.baseline
         claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], claims)
-        entries.append(ComparedLabel(run, label, own, claim, disturbed))
+        entries.append(ComparedLabel(run, label, own, claim, judge, disturbed))
     return entries
 
 
@@ -201,11 +230,7 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
     limit = first.max_new_tokens
     dropped = _lost(comparison, "n_dropped")
     noisy = _lost(comparison, "n_disturbed")
-    speed = (
-        "Speedup: tokens/s over that of ar on the same cases of the same run"
-        if comparison.estimator == "paired"
-        else "Speedup and tokens/s by Spec-Bench's formula (mean of per-question speeds)"
-    )
+    speed = SPEEDUPS[comparison.estimator]
     return " ".join(
         [
             f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"
@@ -235,25 +260,29 @@ def _too_few(comparison: Comparison) -> str:
 
 
 def _slow_baseline(comparison: Comparison) -> list[str]:
-    """Warnings where a baseline reads its weights at under half the memory's speed, or above it."""
-    shares: dict[str, list[float]] = {}
+    """Warnings where a baseline reads its weights at under half the memory's speed, or above it.
+
+    Above it in any task: the speed was measured once for all of them.
+    """
+    shares: dict[str, list[tuple[str, float]]] = {}
     for entry in comparison.entries:
-        share = entry.overall["bandwidth_share"]
-        if entry.label == entry.run.baseline and share is not None:
-            shares.setdefault(baseline_context(entry.run.manifest).by, []).append(share)
-    found = []
+        if entry.label == entry.run.baseline:
+            found = [(task, row["bandwidth_share"]) for task, row in entry.rows.items()]
+            by = baseline_context(entry.run.manifest).by
+            shares.setdefault(by, []).extend((task, s) for task, s in found if s is not None)
+    warnings = []
     for by, reached in shares.items():
-        if slow := [share for share in reached if share < SLOW_BASELINE]:
-            found.append(
+        if slow := [share for task, share in reached if task == OVERALL and share < SLOW_BASELINE]:
+            warnings.append(
                 f"SLOW BASELINE: ar takes {_span(slow)} of the {by} bandwidth, under "
                 f"{SLOW_BASELINE:.0%}, so a part of each speedup is its slowness."
             )
-        if above := [share for share in reached if share > 1]:
-            found.append(
+        if above := [share for _, share in reached if share > 1]:
+            warnings.append(
                 f"BANDWIDTH DISTURBED: ar seems to take {_span(above)} of the {by} bandwidth: its "
                 "measurement was disturbed, and the share says nothing."
             )
-    return found
+    return warnings
 
 
 def _span(shares: Sequence[float]) -> str:

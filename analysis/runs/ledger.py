@@ -9,14 +9,13 @@ from typing import TypedDict
 
 import yaml
 
-from analysis.runs.claims import NO_MODEL, Claim, Counting
+from analysis.runs.claims import FORMULAS, NO_MODEL, Claim, Counting
 from specbench.errors import ResultsError
 from specbench.results.statistics.roofline import ENGINES
 from specbench.results.statistics.summary import OVERALL
 from specbench.storage.jsonl import JsonObject
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
-SPEEDS = ("end_to_end", "specbench_exact")  # estimators by which sources count speed
 QUALIFIERS = ("up to", "about", "more than", "less than")
 
 
@@ -104,10 +103,10 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
 
 def _counting(given: JsonObject, place: str) -> Counting:
     if given.keys() != Counting.__annotations__.keys() or (
-        given["speed"] not in SPEEDS or given["baseline"] not in ENGINES
+        given["speed"] not in FORMULAS or given["baseline"] not in ENGINES
     ):
         raise ResultsError(
-            f"{place}: counting is {given}; it has speed ({' or '.join(SPEEDS)}), baseline "
+            f"{place}: counting is {given}; it has speed ({' or '.join(FORMULAS)}), baseline "
             f"({' or '.join(ENGINES)}) and mat_counts_prompt (a list of methods)."
         )
     return Counting(**given)

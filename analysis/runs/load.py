@@ -145,7 +145,7 @@ class Run:
     @property
     def timing(self) -> str:
         """Where the times come from: ``measured``, ``predicted`` by a cost surface, or ``none``."""
-        return self.records[0].timing
+        return self.records[0].timing if self.records else "measured"
 
     @property
     def _loaded(self) -> ModelInfo:

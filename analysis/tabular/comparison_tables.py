@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, Claim
+from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison, caption, run_names
+from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, FEWEST, Estimate
 from specbench.results.statistics.pairs import DEFAULT_MARGIN, compare_pairs
@@ -40,7 +41,7 @@ def comparison_table(comparison: Comparison) -> ResultTable:
         rows.append({**where, "method": entry.label, **by_task, **_result_cells(entry, True)})
     # Per-task numbers of a claim would be taken for measured ones here.
     rows += [{"method": claim.method, **_not_run_cells(claim)} for claim in comparison.not_run]
-    notes = [entry.claim.note(entry.label) for entry in comparison.entries if entry.claim]
+    notes = [entry.note(entry.label) for entry in comparison.entries]
     notes += [claim.note(claim.method) for claim in comparison.not_run]
     return ResultTable.of(comparison.title, caption(comparison), rows, with_rule(notes))
 
@@ -130,7 +131,7 @@ def settings_table(
     for entry in entries:
         place = {heading: of(entry) for heading, of in {**apart, **columns}.items()}
         rows.append({**place, **_result_cells(entry)})
-    notes = [entry.claim.note(entry.label) for entry in entries if entry.claim]
+    notes = [entry.note(entry.label) for entry in entries]
     not_run = [(claim, NOT_RUN) for comparison in comparisons for claim in comparison.not_run]
     for claim, why in [*not_run, *((claim, OTHER_MODEL) for claim in beside)]:
         where = {"model": claim.model, "data": claim.dataset}
@@ -150,7 +151,8 @@ def settings_table(
 
 def with_rule(notes: Sequence[str]) -> list[str]:
     """Each note once, and below them, where there are claims, how verdicts are found."""
-    return [*dict.fromkeys(notes), VERDICT_RULE] if notes else []
+    shown = [note for note in dict.fromkeys(notes) if note]
+    return [*shown, VERDICT_RULE, VERDICT_WORDS] if shown else []
 
 
 def claimed_cells(claim: Claim | None) -> dict[str, Cell]:

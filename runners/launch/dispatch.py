@@ -26,6 +26,7 @@ from runners.run_folder import folder
 from runners.runner import Runner
 from specbench.config import compose
 from specbench.config.compare import compose_entry, with_parts
+from specbench.config.compose import with_own_model
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import run_identity, run_key
 from specbench.config.schema import RUNNERS, RunConfig
@@ -107,7 +108,8 @@ def run_job(cfg: DictConfig) -> ExitCode:
         SystemExit: the run was asked to stop.
     """
     try:
-        return ExitCode(execute(cfg, Invocation.from_hydra()))
+        invocation = Invocation.from_hydra()
+        return ExitCode(execute(with_own_model(cfg, invocation.overrides), invocation))
     except Exception as error:
         return ExitCode(_report(error))
 

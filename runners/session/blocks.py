@@ -18,6 +18,7 @@ from runners.session.method_runs import MethodRun, restore
 from runners.session.session import Session
 from specbench.arrays import IntArray
 from specbench.errors import CaseFailed
+from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord, Lossless
 from specbench.storage.jsonl import DiskError
 from specbench.system.interference import SystemMonitor
@@ -133,6 +134,9 @@ class BlockRunner:
             drafter_setup_s=times.drafter_setup_s,
             wall_s=times.wall_s,
             phase_s=times.phase_s,
+            n_retokenized=self.session.retokenized(decoded.output_ids)
+            if run.entry.name == BASELINE
+            else None,
             **asdict(around),
         )
         why = by_counters(measured, self.job.config.measure.disturbed)

@@ -1,7 +1,8 @@
 """Building static automata from texts or token ids: the bundled model's default, and any corpus.
 
-A document is a text with the end token after it, or ids as they are (a prompt with its answer). As
-in the reference, every id of the vocabulary is a document of its own, too.
+A document is a text, or ids (a prompt with its answer). As in the reference, every id of the
+vocabulary is a document of its own, too, each document ends with the end token, and the automaton
+is that of all of them as one text.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from specbench.models import loading
 
 STEM = "static_automaton"
 # Raised when the same text gives another automaton: every machine then builds again.
-BUILDER_VERSION = 1
+BUILDER_VERSION = 2
 
 
 class DocumentAutomaton:
     """An automaton that documents are added to.
 
     Args:
-        end_token: put after every document; None for nothing.
+        end_token: put after every document that does not end with it; None for nothing.
 
     Attributes:
         n_documents: documents added.
@@ -42,21 +43,28 @@ class DocumentAutomaton:
         self.n_tokens = 0
         self._end = [] if end_token is None else [end_token]
         self._growing = SuffixAutomaton()
+        self._text = np.empty(1024, dtype=np.int64)
 
     def add(self, ids: Sequence[int] | Array) -> None:
-        document = np.array([*ids, *self._end], dtype=np.int64)
-        self._growing.start_document()
-        self._growing.extend(document, 0, len(document))
         self.n_documents += 1
-        self.n_tokens += len(document)
+        self.n_tokens += self._append([*ids])
 
     def finish(self, vocab_size: int) -> StaticAutomaton:
         """Add every id below ``vocab_size`` as a document and freeze the automaton."""
-        vocabulary = np.arange(vocab_size, dtype=np.int64)
         for i in range(vocab_size):
-            self._growing.start_document()
-            self._growing.extend(vocabulary, i, i + 1)
-        return StaticAutomaton.freeze(self._growing)
+            self._append([i])
+        return StaticAutomaton.freeze(self._growing, self._text[: len(self._growing)])
+
+    def _append(self, ids: list[int]) -> int:
+        """Add a document with its end; returns its tokens."""
+        document = ids if ids[-1:] == self._end else [*ids, *self._end]
+        begin = len(self._growing)
+        end = begin + len(document)
+        if end > len(self._text):
+            self._text = np.resize(self._text, 2 * end)
+        self._text[begin:end] = document
+        self._growing.extend(self._text, begin, end)
+        return len(document)
 
 
 def build_from_texts(
@@ -94,8 +102,8 @@ def build_from_ids(
     max_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[StaticAutomaton, dict[str, Any]]:
-    """The automaton of token ids as they are; see `build_from_texts`."""
-    added = DocumentAutomaton()
+    """The automaton of token ids; see `build_from_texts`."""
+    added = DocumentAutomaton(getattr(tokenizer, "eos_token_id", None))
     digest = hashlib.sha256()
     for ids in documents:
         digest.update(np.asarray([len(ids), *ids], dtype="<i8").tobytes())

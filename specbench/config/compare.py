@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
-from specbench.config.compose import compose, option_names
+from specbench.config.compose import compose, has_yaml, option_names
 from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
 from specbench.config.schema import PAPER_SCOPE
@@ -40,9 +39,10 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     """The run's configuration with ``method`` and ``pair`` of one entry of ``compare``.
 
     The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
-    starts from that method's defaults, not from the run's ``method.*`` overrides (under
-    ``pair=none`` without its ``pair`` file, as the run itself); then the entry's own knobs are
-    set. A draft model that was chosen for the run holds for all its entries.
+    starts from that method's defaults, not from the run's ``method.*`` overrides; under
+    ``pair=none``, and for weights of the user's own, without the ``pair`` file, as the run itself.
+    Then the entry's own knobs are set. A draft model that was chosen for the run holds for all its
+    entries.
 
     Args:
         cfg: the run's configuration, which is left as it is.
@@ -60,8 +60,11 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     name, knobs = named
     if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
         raise unknown_name("method in compare", name, option_names("method"))
-    pair = () if cfg.pair.tuned else ("pair=none",)
-    composed = _composed((f"method={name}", f"model={_model_choice(cfg)}", *pair), paths.CONF_DIR)
+    model = str(cfg.model.name)
+    tuned = cfg.pair.tuned and has_yaml(model)
+    composed = _composed(
+        (f"method={name}", f"model={model}" if tuned else "pair=none"), paths.CONF_DIR
+    )
     valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
     for key in knobs:
         if key not in valid:
@@ -74,14 +77,6 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result
-
-
-def _model_choice(cfg: DictConfig) -> str:
-    if (paths.CONF_DIR / "model" / f"{cfg.model.name}.yaml").is_file():
-        return str(cfg.model.name)
-    if HydraConfig.initialized():
-        return str(HydraConfig.get().runtime.choices["model"])
-    raise unknown_name("model", str(cfg.model.name), option_names("model"))
 
 
 PART_KNOBS = ("auxiliary", "drafters")  # knobs that name other methods
@@ -141,7 +136,7 @@ def method_node(
     return with_parts(node, inside)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _composed(overrides: tuple[str, ...], conf_dir: Path) -> DictConfig:
     """A configuration; an experiment asks for the same one many times."""
     return compose(overrides)

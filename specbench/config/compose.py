@@ -9,7 +9,10 @@ imported.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -22,6 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.schema import RUNNERS, RunConfig
+from specbench.errors import ConfigurationError
 
 
 def option_names(group: str) -> list[str]:
@@ -89,6 +93,10 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         ConfigurationError: Hydra or OmegaConf refused; the message says what to type.
     """
+    return with_own_model(_composed(overrides), overrides)
+
+
+def _composed(overrides: Sequence[str]) -> DictConfig:
     try:
         if GlobalHydra.instance().is_initialized():
             return hydra_compose("config", overrides=list(overrides))
@@ -99,6 +107,59 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         if known is None:
             raise
         raise known from error
+
+
+def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The configuration; weights that are not the yaml's get a name of their own.
+
+    Records carry ``model.name``, and papers' claims and ``pair`` files go by it: another folder or
+    hub id (``model.id``, ``model.path``) is another model. It is called by the last part of that
+    id, and no ``pair`` file is chosen for it by itself.
+
+    Args:
+        cfg: as Hydra composed it.
+        overrides: what that was composed of; a ``pair`` among them stays.
+
+    Raises:
+        ConfigurationError: both ``model.id`` and ``model.path`` name weights.
+    """
+    path = cfg.model.path
+    place = str(cfg.model.id if path is None else Path(path).expanduser().absolute())
+    if not has_yaml(cfg.model.name):
+        return cfg  # it has a name of its own
+    file = OmegaConf.load(paths.CONF_DIR / "model" / f"{cfg.model.name}.yaml")
+    if place == file.id:
+        return cfg
+    if path is not None and cfg.model.id != file.id:
+        raise ConfigurationError(
+            f"model.path={path} and model.id={cfg.model.id} both name weights. Leave one out."
+        )
+    pair = pair_name(str(cfg.method.name), str(cfg.model.name))
+    chosen = any(re.match(r"\+{0,2}pair=", text) for text in overrides)
+    if not chosen and (paths.CONF_DIR / "pair" / f"{pair}.yaml").is_file():
+        cfg = _composed([*overrides, "pair=none"])
+    cfg.model.id, cfg.model.name, cfg.model.embedded = place, own_name(place), False
+    return cfg
+
+
+def has_yaml(model: str) -> bool:
+    """Whether ``model=NAME`` is a choice, and not the own name of some weights."""
+    return (paths.CONF_DIR / "model" / f"{model}.yaml").is_file()
+
+
+def own_name(place: str) -> str:
+    """The last part of a folder's path or of a hub id; more of it where a yaml has that name."""
+    if place.startswith((".", "~")):
+        place = os.path.abspath(Path(place).expanduser())
+    parts = [re.sub(r"[^\w.+-]", "_", part) for part in Path(place).parts if part != os.sep]
+    names = ("_".join(parts[-n:]) for n in range(1, len(parts) + 1))
+    return next((name for name in names if not has_yaml(name)), f"own_{parts[-1]}")
+
+
+def model_words(recorded: Mapping[str, Any]) -> str:
+    """What to type for the model of a recorded configuration."""
+    name = str(recorded["name"])
+    return f"model={name}" if has_yaml(name) else f"model.id={recorded['id']}"
 
 
 def typed(cfg: DictConfig) -> RunConfig:

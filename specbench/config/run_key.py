@@ -21,6 +21,7 @@ _NOT_IDENTITY = (
     "shard",
     "hydra",
     "model.cache_dir",
+    "model.path",  # where it is given, it is the id
     "model.source",
     "measure.exclusive",
     "engine.eager_baseline",  # only adds a label; a folder keeps the labels it began with

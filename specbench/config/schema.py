@@ -21,7 +21,8 @@ OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
 STATE_SCOPES = ("turn", "prompt", "run")  # how long a method keeps what it learnt
 PAPER_SCOPE = "paper"  # of these the one that the method's paper has
-ESTIMATORS = ("paired", "specbench")  # see ``specbench.results.statistics.summary``
+# See ``specbench.results.statistics.summary``.
+ESTIMATORS = ("paired", "end_to_end", "specbench", "specbench_exact")
 
 
 def verifier_name(chosen: str, temperature: float) -> str:
@@ -41,8 +42,10 @@ class ModelConfig:
     """The target model.
 
     Attributes:
-        name: the yaml's name, used in records and to find ``pair`` files.
+        name: the yaml's name, used in records and to find ``pair`` files; another ``id`` than the
+            yaml's has its own (`specbench.config.compose.with_own_model`).
         id: a hub id or a local folder.
+        path: a local folder; stands for ``id`` where it is given.
         revision: branch, tag or commit on the hub.
         dtype: of the weights; one of ``DTYPES``.
         device: ``auto`` takes the first GPU if there is one.
@@ -63,6 +66,7 @@ class ModelConfig:
 
     name: str = MISSING
     id: str = MISSING
+    path: str | None = None
     revision: str | None = "main"
     dtype: str = "float16"
     device: str = "auto"

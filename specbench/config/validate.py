@@ -67,6 +67,7 @@ def check_values(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if value is not None and value < least:
             raise ConfigurationError(f"{key}={value} is out of range: it must be at least {least}.")
+    _check_model(cfg)
     _check_sampling(cfg)
     if cfg.dataset.prompts and cfg.dataset.prompt_form not in cfg.dataset.prompts:
         raise unknown_name(
@@ -74,6 +75,20 @@ def check_values(cfg: DictConfig) -> None:
         )
     _check_pair(cfg)
     check_method(cfg.method)
+
+
+def _check_model(cfg: DictConfig) -> None:
+    """Weights or an architecture must be named: ``model=local`` brings neither."""
+    model = cfg.model
+    if model.shape and not model.shape_config:
+        raise ConfigurationError(
+            f"model={model.name} with model.shape=true has no numbers of an architecture "
+            "(model.shape_config). Type a model whose yaml has them, e.g. model=smollm2_135m."
+        )
+    if model.name == "local":
+        raise ConfigurationError(
+            "model=local needs the folder of your weights: type model.path=FOLDER."
+        )
 
 
 def _check_sampling(cfg: DictConfig) -> None:

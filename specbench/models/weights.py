@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-_REMEDY = "model.id=/path/to/folder, or model=smollm2_135m, which needs no download"
+_REMEDY = "model=local model.path=/path/to/folder, or model=smollm2_135m, which needs no download"
 
 # Seconds until a hub that does not answer counts as out of reach.
 _HUB_TIMEOUT_S = 5
@@ -54,7 +54,7 @@ def local_folder(model: ModelConfig) -> Path | None:
 
 def key_of(model: ModelConfig) -> str:
     """What a user types to name these weights; nodes of draft models say so themselves."""
-    return str(getattr(model, "key", "model.id"))
+    return str(getattr(model, "key", "model.path" if model.path else "model.id"))
 
 
 def remedy_of(model: ModelConfig) -> str:
@@ -139,7 +139,7 @@ def check_hub(model: ModelConfig) -> None:
     hub's client would go on trying for half a minute.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import GatedRepoError, HFValidationError
 
     try:
         if _cached_snapshot(model) is not None:
@@ -152,6 +152,11 @@ def check_hub(model: ModelConfig) -> None:
         raise
     except HFValidationError as error:
         raise _not_found(model, f"this is no id of the hub ({error})") from error
+    except GatedRepoError as error:
+        raise WeightsNotFound(
+            f"{key_of(model)}={model.id} is gated: accept its licence at "
+            f"{constants.ENDPOINT}/{model.id}, then type: hf auth login"
+        ) from error
     except Exception as error:
         # Which library speaks to the hub, and so what a dead network raises, differs by version.
         why = f"the hub refused or did not answer: {first_line(error)}"
@@ -166,7 +171,7 @@ def _not_found(model: ModelConfig, reason: str) -> WeightsNotFound:
     if is_bundled(model) or local_folder(model) is not None:
         looked = str(model.cache_dir if is_bundled(model) else model.id)
     key = key_of(model)
-    typed = f"model={model.name}" if key == "model.id" else f"{model.name} ({key})"
+    typed = f"model={model.name}" if key.startswith("model.") else f"{model.name} ({key})"
     return WeightsNotFound(
         f"no weights for {typed} (id {model.id}, revision {model.revision}): "
         f"{reason}. Looked in {looked}. Type: hf download "

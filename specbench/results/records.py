@@ -106,6 +106,8 @@ class CaseRecord:
         disturbed_by: what disturbed the turn, in words; else empty. The status is ``disturbed``
             where counters say so, and ``ok`` where it only slowed together with the baseline.
         started_at: UTC, ISO 8601. ``host``: the machine's name.
+        n_retokenized: of plain decoding, the tokens that Spec-Bench's ``speed.py`` counts in the
+            output: those of its text tokenized again, minus one; None where nobody counted.
         forced_resume: whether the run was resumed with ``resume=force`` on other hardware,
             versions or code before this record was made.
     """
@@ -155,6 +157,7 @@ class CaseRecord:
     disturbed_by: str = ""
     started_at: str = ""
     host: str = ""
+    n_retokenized: int | None = None
     forced_resume: bool = False
 
     def finished(
@@ -241,7 +244,8 @@ _RECORD_FIELDS = tuple(f.name for f in fields(CaseRecord))
 # All but these are promised to every reader of the files.
 _OPTIONAL_FIELDS = (
     "method_version position n_aux timing phase_s drafter verifier cpu_steal cpu_waiting "
-    "cpu_others cpu_load gpu energy_j attempt disturbed_by started_at host forced_resume"
+    "cpu_others cpu_load gpu energy_j attempt disturbed_by started_at host n_retokenized "
+    "forced_resume"
 )
 _REQUIRED_FIELDS = frozenset(_RECORD_FIELDS) - set(_OPTIONAL_FIELDS.split())
 

@@ -28,6 +28,18 @@ TIMES = {
 }
 
 
+# What a speedup is, by estimator.
+SPEEDUPS = {
+    "paired": "Speedup: tokens/s over that of ar on the same cases of the same run",
+    "end_to_end": "Speedup and tokens/s end to end: all new tokens over all time, the prompt's "
+    "pass included",
+    "specbench": "Speedup and tokens/s by Spec-Bench's formula (mean of per-question speeds), "
+    "the baseline's tokens counted like a method's",
+    "specbench_exact": "Speedup and tokens/s as Spec-Bench's speed.py prints them (mean of "
+    "per-question speeds, the baseline's text tokenized again and one token less a turn)",
+}
+
+
 def case_words(row: SummaryRow) -> str:
     """``12``, or ``12 (9 timed)``: cases that MAT is about, and those that speeds are about."""
     # Summaries from before there was a second number lack it.
@@ -98,6 +110,8 @@ def run_caption(records: Sequence[CaseRecord], manifest: RunManifest) -> str:
         ("PREDICTED times, not measured ones. " if predicted else "")
         + f"{model} on {dataset}, repeats={manifest.config['repeats']}. State kept per {kept}."
     ]
+    if (estimator := manifest.config["estimator"]) != "paired":
+        parts.append(f"{SPEEDUPS[estimator]}.")
     if any(record.timing != "none" for record in records):
         parts.append(interval_words(1 + max(record.repeat for record in records)))
     if temperature := manifest.setting("generation", "temperature"):

@@ -1,7 +1,10 @@
-"""The golden runs, and how a test spoils a copy of one."""
+"""The golden runs, how a test spoils a copy of one, and a claim about one."""
 
+import dataclasses
 import json
 from pathlib import Path
+
+from analysis.runs.claims import Claim, Counting
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 RECORDS = GOLDEN / "records"
@@ -21,3 +24,13 @@ def edit_records(folder, change):
     path = folder / "cases.jsonl"
     kept = filter(None, (change(json.loads(line)) for line in path.read_text().splitlines()))
     path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+
+def claim(**changes) -> Claim:
+    base = Claim(
+        paper="p", title="t", exhibit="a", source="s", hardware="h", gpu="RTX 4090", gpu_count=1,
+        dataset="specbench", method="cacheback", model="vicuna7b",
+        values={"speedup": {"overall": 1.86, "qa": 1.5}, "mat": {"overall": 2.42}},
+        counting=Counting("end_to_end", "eager", ()),
+    )  # fmt: skip
+    return dataclasses.replace(base, **changes)

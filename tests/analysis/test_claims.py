@@ -1,4 +1,4 @@
-"""The file of claims follows its own rules, and verdicts follow the stated one."""
+"""The file of claims follows its own rules, and a claim stands beside its own settings only."""
 
 import dataclasses
 import re
@@ -9,16 +9,14 @@ import yaml
 
 from analysis.runs.claims import (
     Claim,
-    Counting,
     claims_not_run,
-    compare,
     find_claim,
 )
 from analysis.runs.ledger import CLAIMS_FILE, load_claims
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.manifest import DraftInfo, LabelInfo, ModelInfo
-from tests.analysis.folders import RECORDS
+from tests.analysis.folders import RECORDS, claim
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ("cacheback", "token_recycling", "ngrammys", "ssd", "card")
@@ -33,16 +31,6 @@ METHODS = {
 @pytest.fixture(scope="module")
 def run() -> Run:
     return load_runs([RECORDS])[0]
-
-
-def claim(**changes) -> Claim:
-    base = Claim(
-        paper="p", title="t", exhibit="a", source="s", hardware="h", gpu="RTX 4090", gpu_count=1,
-        dataset="specbench", method="cacheback", model="vicuna7b",
-        values={"speedup": {"overall": 1.86, "qa": 1.5}, "mat": {"overall": 2.42}},
-        counting=Counting("end_to_end", "eager", ()),
-    )  # fmt: skip
-    return dataclasses.replace(base, **changes)
 
 
 def as_set(run: Run, label: str, **knobs) -> Run:
@@ -73,7 +61,13 @@ class TestFile:
 
     def test_no_row_is_there_twice(self):
         def key(c):
-            settings = (*sorted(c.knobs.items()), c.draft, c.temperature, c.setting, c.qualifier)
+            settings = (
+                str(sorted(c.knobs.items())),
+                c.draft,
+                c.temperature,
+                c.setting,
+                c.qualifier,
+            )
             place = (c.paper, c.exhibit, c.dataset, c.hardware)
             return (*place, c.method, c.model, settings, c.over, tuple(c.values), str(c.values))
 
@@ -232,6 +226,26 @@ class TestFindClaim:
         assert usual["card"] == {}, "it does not state them: any may stand beside"
 
     @pytest.mark.parametrize(
+        ("auxiliary", "found"),
+        [
+            (None, False),
+            ({"name": "token_recycling", "tree": "sam_60", "k": 8}, True),
+            ({"name": "token_recycling", "tree": "template", "k": 8}, False),
+            ({"name": "pld"}, False),
+        ],
+    )
+    def test_a_method_within_a_method_is_matched_by_its_name_and_knobs(self, run, auxiliary, found):
+        run = as_set(run, "sam", auxiliary=auxiliary)
+        part = {"name": "token_recycling", "tree": "sam_60"}
+        one = claim(method="sam", knobs={"auxiliary": part}, usual={"auxiliary": None})
+        assert (find_claim(run, "sam", "sam", [one]) is one) == found
+        by_name = claim(method="sam", knobs={"auxiliary": "token_recycling"})
+        named = auxiliary is not None and auxiliary["name"] == "token_recycling"
+        assert (find_claim(run, "sam", "sam", [by_name]) is by_name) == named
+        alone = claim(method="sam", usual={"auxiliary": None})
+        assert (find_claim(run, "sam", "sam", [alone]) is alone) == (auxiliary is None)
+
+    @pytest.mark.parametrize(
         ("terms", "shown"),
         [
             ({}, True),
@@ -320,68 +334,3 @@ class TestFindClaim:
         assert {c.model for c in found} == {"vicuna7b"}
         own = {c.method: c.own for c in found}
         assert own["token_recycling"], "the method's own paper is preferred"
-
-
-CLAIMED = {"speedup": 1.86, "mat": 2.42}
-FEW = {"mat_ci": None, "speedup_ci": None}
-WIDE = {"mat": 4.13, "mat_ci": (0.94, 18.15)}
-WIDE_SPEED = {"speedup_ci": (1.0, 2.0)}
-
-
-class TestVerdict:
-    """Measured: MAT 2.40 in [2.3, 2.5], speedup 1.80 in [1.7, 1.9], on an RTX 4090."""
-
-    def verdict(self, one, gpus=("NVIDIA GeForce RTX 4090",), model="vicuna7b", **changes):
-        row = {
-            "mat": 2.40, "mat_ci": (2.3, 2.5), "speedup": 1.80, "speedup_ci": (1.7, 1.9), **changes,
-        }  # fmt: skip
-        return compare(one, row, model, gpus, "overall")
-
-    def with_values(self, **values):
-        return claim(values={name: {"overall": value} for name, value in values.items()})
-
-    @pytest.mark.parametrize(
-        ("claimed", "row", "verdict"),
-        [
-            (CLAIMED, {}, "reproduced"),
-            ({"speedup": 1.75}, {}, "reproduced"),
-            ({"speedup": 2.5, "mat": 2.42}, {}, "MAT only"),
-            ({"speedup": 1.80, "mat": 2.9}, {}, "not"),
-            ({"speedup": 2.5}, {}, "not"),
-            # The margins are those stated.
-            ({"mat": 2.5 * 1.049}, {}, "MAT only"),
-            ({"mat": 2.5 * 1.051}, {}, "not"),
-            ({"mat": 2.3 / 1.049}, {}, "MAT only"),
-            ({"mat": 2.3 / 1.051}, {}, "not"),
-            ({"speedup": 1.9 * 1.099}, {}, "reproduced"),
-            ({"speedup": 1.9 * 1.101}, {}, "not"),
-            # Without an interval the value itself must be near; two cases give no verdict.
-            (CLAIMED, FEW, "reproduced"),
-            ({"mat": 2.6}, FEW, "not"),
-            (CLAIMED, FEW | {"n_cases": 2}, "too few to tell"),
-            ({"mat": 2.9}, FEW | {"n_cases": 2}, "too few to tell"),
-            # An interval that anything lies in gives none either, whatever speed says ...
-            *(({"mat": mat}, WIDE, "too few to tell") for mat in (2.42, 4.13, 18.0, 40.0)),
-            (CLAIMED, WIDE, "too few to tell"),
-            ({"mat": 2.42}, {"mat_ci": (2.0, 3.0)}, "MAT only"),
-            ({"mat": 2.42}, {"mat_ci": (2.0, 3.01)}, "too few to tell"),
-            # ... and one of speed leaves MAT's verdict.
-            (CLAIMED, WIDE_SPEED, "MAT only"),
-            ({"speedup": 1.8, "mat": 2.9}, WIDE_SPEED, "not"),
-            ({"speedup": 1.8}, WIDE_SPEED, "too few to tell"),
-            (CLAIMED, {"mat": None, "mat_ci": None, "speedup": None}, "not compared"),
-        ],
-    )
-    def test_on_the_same_hardware(self, claimed, row, verdict):
-        assert self.verdict(self.with_values(**claimed), **row) == verdict
-
-    @pytest.mark.parametrize("gpus", [(), ("NVIDIA A100-SXM4-80GB",)])
-    def test_speed_is_not_compared_across_hardware(self, gpus):
-        assert self.verdict(claim(), gpus) == "MAT only"
-        assert self.verdict(self.with_values(speedup=1.75), gpus) == "not compared"
-        assert self.verdict(claim(gpu_count=2)) == "MAT only", "too few are other hardware"
-
-    def test_nothing_to_compare(self):
-        assert self.verdict(None) == ""
-        assert self.verdict(claim(), model="smollm2_135m") == "other model"
-        assert self.verdict(claim(qualifier="up to")) == "not compared"

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from analysis.runs.claims import find_claim
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
-from specbench.config.compare import compose_entry
+from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import compose
 from specbench.paths import CONF_DIR
 from specbench.results.manifest import DraftInfo, LabelInfo, ModelInfo, RunManifest
@@ -54,7 +54,7 @@ def run_of(cfg) -> Run:
     labels, drafts = {"ar": LabelInfo(method="ar")}, {}
     for entry in composed:
         label = str(entry.method.label or entry.method.name)
-        knobs = OmegaConf.to_container(entry.method, resolve=True)
+        knobs = with_parts(OmegaConf.to_container(entry.method, resolve=True))
         labels[label] = LabelInfo(method=str(entry.method.name), knobs=knobs)
         if OmegaConf.select(entry, "pair.draft.id"):
             drafts[label] = DraftInfo(id=entry.pair.draft.id)

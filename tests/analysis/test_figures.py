@@ -162,6 +162,15 @@ def test_methods_of_one_picture_have_hues_that_any_eye_tells_apart(together):
         assert line_style(one)["marker"] != line_style(other)["marker"] or one == "ar"
 
 
+def claim_markers(axes):
+    """Markers of claims that are drawn, not those in a legend alone."""
+    return [
+        line
+        for line in axes.lines
+        if len(line.get_xdata()) and line.get_markerfacecolor() == "white"
+    ]
+
+
 def test_claims_are_hollow_markers_over_their_own_bars():
     series = [
         Series("pld", "pld", [Point(0, 1.2), Point(1, 1.4)], claimed=[Point(1, 1.5)]),
@@ -169,17 +178,32 @@ def test_claims_are_hollow_markers_over_their_own_bars():
     ]
     figure = charts.bars([Panel("", "", "speedup", series, ["qa", "rag"])], "t", "c")
     axes = figure.axes[0]
-    (marker,) = [line for line in axes.lines if len(line.get_xdata()) and line.get_marker() == "D"]
+    (marker,) = claim_markers(axes)
     bar = next(c for c in axes.containers if c.get_label() == "pld").patches[1]
     assert marker.get_xdata()[0] == pytest.approx(bar.get_x() + bar.get_width() / 2)
     assert marker.get_ydata()[0] == 1.5
     assert marker.get_markerfacecolor() == "white"
+    assert marker.get_markeredgecolor() != to_hex(bar.get_facecolor()), "it would have no outline"
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["pld", "sam", "claimed"]
 
 
-def test_claims_far_above_leave_what_was_measured_readable():
-    series = [Series("ar", "ar", [Point(0, 18.0, (17.0, 19.0))], claimed=[Point(0, 60.0)])]
+@pytest.mark.parametrize(
+    ("bound", "shape", "name"),
+    [("", "D", "claimed"), ("upper", "v", "claimed at most"), ("lower", "^", "claimed at least")],
+)
+def test_a_bound_is_drawn_and_named_as_one(bound, shape, name):
+    series = [Series("card", "card", [Point(0, 1.2)], claimed=[Point(0, 1.5, bound=bound)])]
+    figure = charts.bars([Panel("", "", "speedup", series, ["mbpp"])], "t", "c")
+    (marker,) = claim_markers(figure.axes[0])
+    assert (marker.get_marker(), marker.get_ydata()[0]) == (shape, 1.5)
+    assert figure.legends[0].get_texts()[-1].get_text() == name
+
+
+def test_numbers_far_apart_stay_readable():
+    series = [
+        Series("ar", "ar", [Point(0, 18.0, (17.0, 19.0))]), Series("b", "b", [Point(0, 60.0)]),
+    ]  # fmt: skip
     panel = Panel("", "tokens", "tokens/s", series, ratios=True)
     axes = charts.curves([[panel]], "t", "c").axes[0]
     assert axes.get_yscale() == "log"

@@ -1,6 +1,5 @@
 """Shards of a run, measured apart and joined, are the run; whatever is not that is refused."""
 
-import gc
 import json
 import shutil
 
@@ -9,30 +8,21 @@ import pytest
 
 from analysis import merge
 from analysis.runs.load import load_runs
-from runners.launch import dispatch
-from runners.launch.dispatch import Invocation
-from specbench.config import compose
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.analysis.folders import edit_manifest
 from tests.runners.test_dispatch import comparable, no_work
+from tests.small_run import run_here
 
 N = 2
-
-
-def run(small, *overrides, launch=lambda work, job: work(job)):
-    cfg = compose.compose([*small, *overrides])
-    code = dispatch.execute(cfg, Invocation(overrides), launch)
-    gc.unfreeze()
-    return code
 
 
 @pytest.fixture(scope="module")
 def shards(small, tmp_path_factory):
     root = tmp_path_factory.mktemp("shards")
     for i in range(N):
-        assert run(small, f"shard={i}/{N}", f"output_dir={root}/part{i}", "repeats=2") == 0
-    assert run(small, f"output_dir={root}/whole", "repeats=2") == 0
+        assert run_here(small, f"shard={i}/{N}", f"output_dir={root}/part{i}", "repeats=2") == 0
+    assert run_here(small, f"output_dir={root}/whole", "repeats=2") == 0
     return root
 
 
@@ -80,7 +70,7 @@ def test_merged_shards_are_the_whole_run(small, shards, tmp_path, capsys):
     assert manifest["merged_from"] == [str(shards / "part0"), str(shards / "part1")]
     assert load_runs([out])[0].complete
     # The command without a shard finds everything there.
-    assert run(small, f"output_dir={out}", "repeats=2", launch=no_work) == 0
+    assert run_here(small, f"output_dir={out}", "repeats=2", launch=no_work) == 0
     assert "overall" in capsys.readouterr().out
 
 

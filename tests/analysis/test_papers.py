@@ -368,7 +368,7 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
 def test_table_3_compares_speed_on_its_own_model_and_hardware():
     (run,) = load_runs([EXPERIMENTS / "card_table3"])
     machine = {"gpus": [{"name": "NVIDIA A800-SXM4-80GB"}] * 3}
-    model = replace(run.manifest.model, device="cuda:0")
+    model = replace(run.manifest.model, device="cuda:0", passes={"engine": "eager"})
     there = replace(run, manifest=replace(run.manifest, hardware=machine, model=model))
     here = {row[1]: row[-1] for row in card._table3([run])[0].rows}
     assert (here["card"], here["opt_tree"]) == ("not compared", "other model")

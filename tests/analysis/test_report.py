@@ -104,7 +104,8 @@ def test_numbers_are_those_of_the_tables(text):
 
 def test_a_claim_stands_beside_the_measured_value():
     comparisons = make_comparisons(load_runs([RECORDS]))
-    rows = {str(row[1]): [str(cell) for cell in row] for row in report.claims(comparisons).rows}
+    table = report.claims(comparisons)
+    rows = {str(row[1]): [str(cell) for cell in row] for row in table.rows}
     assert rows["pld"][2].startswith("1.65")
     assert rows["pld"][3] == "1.75"
     assert rows["pld"][-1] == "MAT only"

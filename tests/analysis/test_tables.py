@@ -175,7 +175,7 @@ def test_the_caption_tells_all_that_belongs_to_the_numbers(results):
             {"read_bytes_per_s": 4e10},
             "SLOW BASELINE: ar takes 13% of the read bandwidth, under 50%",
         ),
-        ({"copy_bytes_per_s": 5e9}, "BANDWIDTH DISTURBED: ar seems to take 108% of the copy"),
+        ({"copy_bytes_per_s": 5e9}, "% to 109% of the copy bandwidth: its measurement was dist"),
         ({"copy_bytes_per_s": 7e9}, None),
     ],
 )
@@ -204,11 +204,13 @@ def test_the_same_hardware_lets_speed_be_compared(results):
     edit_manifest(
         results / "one",
         hardware={"cpu": "c", "gpus": [{"name": "NVIDIA GeForce RTX 4090"}]},
-        model={"device": "cuda:0", "dtype": "float16"},
+        model={"device": "cuda:0", "dtype": "float16", "passes": {"engine": "eager"}},
     )
+    edit_records(results / "one", lambda r: r | {"n_retokenized": r["n_new"]})
     (comparison,) = make_comparisons(load_runs([results]))
     verdicts = {entry.label: entry.verdict() for entry in comparison.entries}
-    assert verdicts["cacheback"] == verdicts["no_frozen"] == "reproduced"
+    assert verdicts["no_frozen"] == "reproduced"
+    assert verdicts["cacheback"] == "not", "its MAT counts the prompt's pass"
     assert verdicts["pld"] == "MAT only", "its claim is from another GPU"
     assert verdicts["ar"] == ""
 

@@ -19,11 +19,11 @@ from specbench import paths
 from specbench.config import schema
 from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import compose, option_names, pair_name
-from specbench.config.knobs import check_method
 from specbench.config.run_key import run_identity, run_key
 from specbench.config.schema import DTYPES
 from specbench.config.validate import check_values
 from specbench.decoding.drafter import Drafter
+from specbench.errors import ConfigurationError
 from specbench.paths import CONF_DIR
 
 ROOT = CONF_DIR.parent
@@ -50,6 +50,8 @@ def test_every_yaml_composes_and_is_valid(group, name):
     methods = [f"method={m}" for m in option_names("method") if name.startswith(f"{m}_")]
     # A lossy verifier judges samples.
     sampling = ["generation=sampling"] if (group, name) == ("verifier", "typical") else []
+    if (group, name) == ("model", "local"):
+        return  # names no weights: see the tests of models of one's own
     cfg = compose([f"{group}={name}", *(methods if group == "pair" else []), *sampling])
     check_values(cfg)
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -262,16 +264,6 @@ def test_no_heavy_import_at_compose_time():
 # --- methods and pairs ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", option_names("method"))
-def test_method_yaml_names_every_knob_of_its_class(name):
-    """A knob that the yaml leaves out could not be overridden without a `+`."""
-    method = compose([f"method={name}", "pair=none"]).method
-    check_method(method)
-    knobs = set(OmegaConf.to_container(method)) - {"_target_", "label"}
-    cls = hydra.utils.get_class(method._target_)
-    assert knobs == set(cls.__dataclass_fields__)
-
-
 def test_cachebacks_yaml_keeps_the_papers_budget_and_the_pair_sets_another():
     paper = compose(["model=vicuna7b"]).method
     assert (paper.total_draft_len, paper.chaining_reserved, paper.merge) == (96, 16, False)
@@ -315,6 +307,63 @@ def test_pair_is_own_else_draft_else_nothing(tmp_path, monkeypatch):
 
 def test_pair_name_where_neither_exists_is_the_own_one():
     assert pair_name("pld", "mistral7b") == "pld_mistral7b"
+
+
+# --- models of the user's own ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        (["model.id=/weights/Tuned-7B/"], "Tuned-7B"),
+        (["model=vicuna7b", "model.id=lmsys/vicuna-7b-v1.5"], "vicuna-7b-v1.5"),
+        (["model=vicuna7b", "model.path='~/my weights'"], "my_weights"),
+        (["model=local", "model.path=./a/../tuned"], "tuned"),
+        # Not even a folder of a paper's name is known to hold the paper's model.
+        (["model=vicuna7b", "model.id=/weights/vicuna7b"], "weights_vicuna7b"),
+        (["model=local", "model.path=/vicuna7b"], "own_vicuna7b"),
+        (["model=vicuna7b", "model.id=lmsys/vicuna-7b-v1.3"], "vicuna7b"),
+    ],
+)
+def test_other_weights_are_another_model_with_a_name_of_its_own(typed, name):
+    cfg = compose(["method=pld", *typed])
+    check_values(cfg)
+    assert cfg.model.name == name
+    assert not cfg.model.embedded
+    worn = compose([word for word in typed if not word.startswith(("model.id", "model.path"))])
+    if worn.model.name != "local":
+        assert (cfg.model.template, cfg.model.dtype) == (worn.model.template, worn.model.dtype)
+
+
+@pytest.mark.parametrize(
+    "own", [["model.id=/weights/tuned"], ["model=local", "model.path=/weights/tuned"]], ids=str
+)
+def test_other_weights_take_no_pair_of_the_model_whose_name_they_wore(own):
+    cfg = compose([*own, "compare=[ngrammys, card]"])
+    assert cfg.method == compose(["pair=none"]).method
+    assert cfg.pair.draft.path is None
+    rows, card = (compose_entry(cfg, entry) for entry in cfg.compare)
+    assert (rows.method.bos, card.method.k, card.pair.draft.path) == (False, 100, None)
+    typed = compose([*own, "pair=draft_smollm2_135m", "method.merge=true", "compare=[card]"])
+    assert typed.pair.draft.path == "assets/draft_smollm2_135m"
+    assert typed.method.merge is True
+    entry = compose_entry(typed, "card")
+    assert (entry.method.k, entry.pair.draft.path) == (100, "assets/draft_smollm2_135m")
+
+
+def test_a_folder_is_one_model_however_it_is_named():
+    """Run keys of folders that were named by id hold."""
+    by_path = compose(["model=mistral7b", "model.path=/weights/tuned"])
+    assert run_key(by_path) == run_key(compose(["model=mistral7b", "model.id=/weights/tuned"]))
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [([], "type model.path=FOLDER"), (["model.shape=true"], "model.shape_config")],
+)
+def test_a_model_of_ones_own_must_be_named(typed, said):
+    with pytest.raises(ConfigurationError, match=said):
+        check_values(compose(["model=local", *typed]))
 
 
 # --- compare --------------------------------------------------------------------------------------
@@ -379,7 +428,7 @@ def test_run_key_is_eight_hex_digits_and_stable_over_processes():
 
 
 def test_all_promised_models_are_there():
-    assert set(option_names("model")) == set(PARAMETERS)
+    assert set(option_names("model")) - {"local"} == set(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))

@@ -70,7 +70,7 @@ def test_every_knob_is_documented(name):
 def test_the_experiment_of_draft_models_compares_them_all():
     cfg = compose.compose(["experiment=draft_models"])
     first = ["sps", "opt_tree", "pearl", "ouroboros", "ouroboros_warm"]
-    labels = [entry if isinstance(entry, str) else entry.label for entry in cfg.compare]
+    labels = [e if isinstance(e, str) else e.get("label", e.method) for e in cfg.compare]
     assert labels[:5] == first
     assert {cfg.method.name, *labels} == {"ouroboros_warm", *driver.with_draft_model()}
 

@@ -17,7 +17,7 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError
-from tests.contract import driver
+from tests.contract import driver, test_methods
 from tests.decoding.table_models import TableDraft, TableTarget, table
 
 PATTERN = re.compile(r"^```(?:python|yaml)\n(# (\S+\.(?:py|yaml))[^\n]*\n.*?)^```$", re.S | re.M)
@@ -83,6 +83,13 @@ def test_the_tests_find_the_examples_and_pass(root, tests):
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 10
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.usefixtures("make")
+def test_the_example_s_yaml_and_class_agree(name):
+    """As the contract asks of every method; the slow test above has all of it."""
+    test_methods.test_yaml_and_class_agree(name)
 
 
 def committed(drafter, stream, n_prompt):

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -13,10 +12,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts import check_env
-from specbench.config import compose
-from specbench.config.compare import compose_entry
-from specbench.config.knobs import check_method
-from specbench.config.validate import check_values
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
@@ -113,37 +108,6 @@ def test_ci_runs_the_readmes_test_command_before_the_rest():
 def test_readme_names_every_config_group():
     readme = text("README.md")
     assert not {group for group in config_groups() if f"`{group}`" not in readme}
-
-
-def run_commands() -> list[str]:
-    """The ``python run.py`` lines of the documents."""
-    lines = [line for name in DOCUMENTS for line in code_blocks(name).splitlines()]
-    return [line.strip() for line in lines if line.startswith("python run.py")]
-
-
-def jobs_of(command: str) -> list[list[str]]:
-    """Overrides of the jobs that a command line starts; each value of a sweep occurs once."""
-    _, _, *words = shlex.split(command)
-    if "-m" not in words:
-        return [words]
-    choices = []
-    for word in words:
-        if word != "-m":
-            key, values = word.split("=", 1)
-            choices.append([f"{key}={value}" for value in values.split(",")])
-    longest = max(len(values) for values in choices)
-    return [[values[i % len(values)] for values in choices] for i in range(longest)]
-
-
-@pytest.mark.parametrize("command", run_commands())
-def test_command_lines_in_the_documents_compose(command):
-    """Every group, choice, key and knob of the line exists, and its values are allowed."""
-    for overrides in jobs_of(command):
-        cfg = compose.compose(overrides)
-        check_values(cfg)
-        check_method(cfg.method)
-        for entry in cfg.compare:
-            check_method(compose_entry(cfg, entry).method)
 
 
 def choices_listed(heading: str) -> set[str]:

@@ -1,4 +1,4 @@
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from specbench.index.suffix.static_automaton import (
     find_target,
     follow,
     grow_best_first,
-    most_frequent_chain,
+    text_after,
 )
 from tests.contract.driver import VOCABULARY, WordTokenizer
 from tests.methods.suffix_reference import PlainCorpus, earlier_suffix
@@ -135,23 +135,22 @@ def test_memory_is_capped_under_a_million_insertions():
 
 
 def test_counts_and_order_by_hand():
-    # After 1: twice 2, twice 3, once 4. Ties go by token.
+    # After 1: twice 2, twice 3, once 4. Ties go by token. After 1 2 always 1.
     automaton = frozen([[1, 3, 1, 2], [1, 2], [1, 4], [1, 3]])
     arrays = automaton.arrays
     state = find_target(arrays, START, 1)
     assert arrays.counts[START] == 10
     assert arrays.counts[state] == 5
-    nodes = grow_best_first(arrays, state, 9, 8)
-    # 3 is followed by 1 once in two times: 0.4 · 0.5, as much as 4; 4 was found first.
-    assert nodes[0].tolist() == [2, 3, 4, 1, 2]
-    assert nodes[1].tolist() == [-1, -1, -1, 1, 3]
-    assert most_frequent_chain(arrays, find_target(arrays, START, 3), 3).tolist() == [1, 2]
+    nodes = grow_best_first(arrays, state, 4, 8)
+    # The text ends with 1 3, so 1 follows it once in two times: 0.4 · 0.5, as much as 4 has.
+    assert nodes[0].tolist() == [2, 3, 1, 4]
+    assert nodes[1].tolist() == [-1, -1, 0, -1]
 
 
 def test_nodes_of_one_depth_are_limited():
     automaton = frozen([[1, 2, 9], [1, 3], [1, 4], [1, 2, 9]])
     state = find_target(automaton.arrays, START, 1)
-    nodes = grow_best_first(automaton.arrays, state, 9, 2)
+    nodes = grow_best_first(automaton.arrays, state, 3, 2)
     assert nodes[0].tolist() == [2, 9, 3]
     assert nodes[1].tolist() == [-1, 0, -1]
 
@@ -164,13 +163,14 @@ def test_a_state_with_many_transitions_finds_all_of_them(rng):
         assert find_target(automaton.arrays, state, token) >= 0
     assert find_target(automaton.arrays, state, 300) == -1
     # Only the eight most frequent are drafted: 7, then the smallest.
-    assert grow_best_first(automaton.arrays, state, 20, 20)[0].tolist() == [7, *range(7)]
+    first = automaton.arrays.offsets[state]
+    assert automaton.arrays.tokens[first : first + 8].tolist() == [7, *range(7)]
 
 
 @settings(deadline=None)
 @given(documents=documents, text=texts)
 def test_the_cursor_is_at_the_longest_suffix_in_the_corpus(documents, text):
-    automaton, plain = frozen(documents), PlainCorpus(documents)
+    automaton, plain = frozen(documents), PlainCorpus([list(chain.from_iterable(documents))])
     cursor = np.zeros(2, dtype=np.int64)
     for n in range(1, len(text) + 1):
         follow(automaton.arrays, cursor, array(text), n - 1, n)
@@ -188,16 +188,15 @@ def test_the_cursor_is_at_the_longest_suffix_in_the_corpus(documents, text):
     per_depth=st.integers(1, 8),
 )
 def test_drafts_are_those_of_counted_substrings(documents, text, budget, per_depth):
-    automaton, plain = frozen(documents), PlainCorpus(documents)
+    automaton, plain = frozen(documents), PlainCorpus([list(chain.from_iterable(documents))])
     cursor = np.zeros(2, dtype=np.int64)
     follow(automaton.arrays, cursor, array(text), 0, len(text))
     context = plain.longest_suffix(text)
     nodes = grow_best_first(automaton.arrays, cursor[0], budget, per_depth)
     assert tuple(nodes.tolist()) == plain.best_first(context, budget, per_depth)
-    chain = []
-    while len(chain) < budget and (best := plain.continuations((*context, *chain), 1)):
-        chain += best
-    assert most_frequent_chain(automaton.arrays, cursor[0], budget).tolist() == chain
+    if context:
+        expected = plain.text_after(context, budget)
+        assert text_after(automaton.arrays, cursor[0], budget).tolist() == expected
 
 
 def test_every_id_of_the_vocabulary_is_known():
@@ -248,10 +247,17 @@ class WithEnd(WordTokenizer):
 def test_texts_get_an_end_token():
     automaton, header = build_from_texts(["a b", "a"], WithEnd(), corpus={"name": "toy"})
     assert (header["n_documents"], header["n_tokens"]) == (2, 5)
-    # Twice as a document's end, once as an id of the vocabulary.
+    # Twice as a text's end; once for each id of the vocabulary, itself included.
     state = find_target(automaton.arrays, START, 0)
-    assert automaton.arrays.counts[state] == 3
+    assert automaton.arrays.counts[state] == 2 + VOCABULARY
     assert len(header["corpus"]["sha256"]) == 64
+
+
+def test_ids_get_the_end_token_that_they_lack():
+    documents = [[5, 6, 0], [5, 7]]
+    automaton, header = build_from_ids(documents, WithEnd(), corpus={"name": "toy"})
+    assert header["n_tokens"] == 6
+    assert automaton.arrays.text[:8].tolist() == [5, 6, 0, 5, 7, 0, 0, 1]
 
 
 def test_building_stops_after_enough_tokens():

@@ -24,9 +24,10 @@ def earlier_suffix(text, room=0):
 
 
 class PlainCorpus:
-    """Substrings of documents with their counts."""
+    """Substrings of documents with their counts; none spans two."""
 
     def __init__(self, documents):
+        self.documents = documents
         self.counts = Counter({(): 0})
         self.followers = {}
         for document in documents:
@@ -39,6 +40,17 @@ class PlainCorpus:
 
     def longest_suffix(self, text):
         return next(tuple(text[i:]) for i in range(len(text) + 1) if tuple(text[i:]) in self.counts)
+
+    def text_after(self, context, count):
+        """What follows the first occurrence, the documents written one after the other."""
+        begin = 0
+        for document in self.documents:
+            for i in range(len(document) - len(context) + 1):
+                if tuple(document[i : i + len(context)]) == context:
+                    text = [token for one in self.documents for token in one]
+                    return text[begin + i + len(context) :][:count]
+            begin += len(document)
+        raise AssertionError(f"{context} is in no document")
 
     def continuations(self, context, top):
         """Tokens after ``context``, the most frequent first, equal ones by token."""

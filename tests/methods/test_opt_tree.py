@@ -95,7 +95,7 @@ def paths(tree):
 )
 def test_the_tree_is_the_best_of_all(seed, nodes, depth, sharpness, sampling):
     draft = TableDraft(seed, sharpness)
-    drafter, tree, _ = grow(draft, sampling, nodes=nodes, max_depth=depth, threshold=0.0)
+    drafter, tree, _ = grow(draft, sampling, nodes=nodes, max_depth=depth + 1, threshold=0.0)
     scores = path_scores(draft, depth, sampling)
     best = sorted(scores.values(), reverse=True)[:nodes]
     found = paths(tree)
@@ -124,7 +124,7 @@ def layers_of_the_paper(scores, nodes, threshold, max_depth):
 )
 def test_layers_are_added_as_long_as_they_pay(seed, nodes, sharpness, threshold):
     draft = TableDraft(seed, sharpness)
-    drafter, _, _ = grow(draft, nodes=nodes, max_depth=4, threshold=threshold)
+    drafter, _, _ = grow(draft, nodes=nodes, max_depth=5, threshold=threshold)
     depth, expected = layers_of_the_paper(path_scores(draft, 4), nodes, threshold, 4)
     assert draft.forwards == depth - 1
     assert drafter.report()["expected_per_step"] == pytest.approx([expected], abs=1e-4)
@@ -134,12 +134,12 @@ def test_layers_are_added_as_long_as_they_pay(seed, nodes, sharpness, threshold)
 def test_equal_scores_leave_no_orphans():
     draft = TableDraft(0, 0.0)  # every path of a length is as likely as any other
     for nodes in range(1, 40):
-        _, tree, _ = grow(draft, nodes=nodes, max_depth=3, threshold=0.0)
+        _, tree, _ = grow(draft, nodes=nodes, max_depth=4, threshold=0.0)
         assert len(tree) == nodes
         assert (tree.parents < np.arange(nodes)).all()
         # A certain draft gives parents and children the same score.
     draft.logits[..., 1] = 100.0
-    _, tree, _ = grow(draft, nodes=3, max_depth=6, threshold=0.0)
+    _, tree, _ = grow(draft, nodes=3, max_depth=7, threshold=0.0)
     assert paths(tree) == [(1,), (1, 1), (1, 1, 1)]
 
 
@@ -163,3 +163,36 @@ def test_accepted_nodes_stay_in_the_drafts_cache():
     drafter.propose(state)
     drafter.observe(state, StepOutcome(tree, np.array(path), tree.tokens[path], None))
     assert draft.kept == []  # another tree than the last one
+
+
+def published(scores, nodes, threshold, max_depth):
+    """The reference code's tree: it drafts a layer more than the tree has, and asks too late."""
+    layers, weight = [], 0.0
+    while True:
+        depth = len(layers) + 1
+        above = None if not layers else set(layers[-1])
+        layer = [p for p in scores if len(p) == depth and (above is None or p[:-1] in above)]
+        layers.append(sorted(layer, key=scores.get, reverse=True)[:nodes])
+        if depth == 1:
+            continue
+        known = [path for layer in layers[:-1] for path in layer]
+        best = sorted(known, key=scores.get, reverse=True)[:nodes]
+        total = sum(scores[path] for path in best)
+        if not (total - weight > threshold and depth < max_depth):
+            return set(best)
+        weight = total
+
+
+def test_trees_are_those_of_the_reference_code():
+    """400 random ones."""
+    random = np.random.default_rng(0)
+    depths = set()
+    for seed in range(400):
+        nodes, max_depth = int(random.integers(2, 12)), int(random.integers(2, 6))
+        threshold = float(random.uniform(0.0, 0.6))
+        draft = TableDraft(seed, float(random.uniform(0.5, 4.0)))
+        _, tree, _ = grow(draft, nodes=nodes, max_depth=max_depth, threshold=threshold)
+        expected = published(path_scores(draft, max_depth), nodes, threshold, max_depth)
+        assert set(paths(tree)) == expected
+        depths.add((max_depth, max(map(len, expected))))
+    assert {(m, m - 1) for m in range(2, 6)} <= depths  # and never deeper

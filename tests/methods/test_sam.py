@@ -31,14 +31,14 @@ def context(path=None, tokenizer_hash="toy", **more):
 
 @pytest.fixture
 def static(tmp_path):
-    """Writes static automata of documents."""
+    """Writes static automata of documents; the vocabulary's last id ends them."""
 
-    def write(documents):
-        built = DocumentAutomaton()
+    def write(documents, vocabulary=VOCAB):
+        built = DocumentAutomaton(vocabulary - 1)
         for document in documents:
             built.add(document)
         path = tmp_path / "static.bin"
-        built.finish(VOCAB).write(path, tokenizer_hash="toy", header={})
+        built.finish(vocabulary).write(path, tokenizer_hash="toy", header={})
         return path
 
     return write
@@ -87,10 +87,10 @@ def test_max_predicts_counts_the_root():
     assert drafter.needs.max_nodes == 2
 
 
-def test_a_copy_ends_where_the_text_ends():
+def test_a_copy_ends_before_the_root():
     drafter = ready()
     state = after(drafter, [1, 2, 1])
-    assert drafter.propose(state).tokens.tolist() == [2, 1]
+    assert drafter.propose(state).tokens.tolist() == [2]
 
 
 def test_nothing_is_drafted_for_an_unknown_token():
@@ -116,21 +116,28 @@ def test_len_bias_favours_the_text(static):
     assert drafted(tree) == ([5], [-1], [DYNAMIC])
 
 
+def test_len_bias_makes_a_static_draft_smaller_too(static):
+    path = static([[1, 2, 3, 8, 9, 4, 5]])
+    drafter = ready(path, len_bias=2, alpha=2.0)
+    tree = drafter.propose(after(drafter, [6, 1, 2, 3]))  # a match of three counts as one
+    assert drafted(tree) == ([8, 9], [-1, 0], [STATIC] * 2)
+
+
 def test_the_static_draft_is_a_tree_of_probable_continuations(static):
     path = static([[1, 2], [1, 3, 4], [1, 3, 5], [1, 6]])
     drafter = ready(path, automata="static")
     tree = drafter.propose(after(drafter, [9, 1]))
-    # 3 has 2 of the 4 continuations of 1 (which occurs 5 times, once as an id), 4 and 5 half each.
-    assert drafted(tree) == ([3, 2, 6, 4], [-1, -1, -1, 0], [STATIC] * 4)
+    # 3 has 2 of the 5 continuations of 1, which is once the id alone, with the end behind it.
+    assert drafted(tree) == ([3, 2, 6, VOCAB - 1], [-1] * 4, [STATIC] * 4)
     drafter = ready(path, automata="static", top_k=1)
-    assert drafter.propose(after(drafter, [9, 1])).tokens.tolist() == [3, 4]
+    assert drafter.propose(after(drafter, [9, 1])).tokens.tolist() == [3, 4, VOCAB - 1, 1]
 
 
 def test_both_matches_follow_the_text(static):
     drafter = ready(static([[5, 6, 7, 8]]), alpha=1.0)
     state = after(drafter, [1, 5])
     assert drafter.propose(state).tokens.tolist() == [6]
-    for token, expected in ((6, [7, 8]), (9, []), (1, [5]), (5, [6, 9])):
+    for token, expected in ((6, [7, 8]), (9, [VOCAB - 1]), (1, [5]), (5, [6, 9])):
         state.commit(np.array([token]))
         outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, np.array([token]), None)
         drafter.observe(state, outcome)
@@ -148,7 +155,7 @@ def test_a_long_text_is_forgotten_by_halves():
     state = after(drafter, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1])
     assert len(drafter.propose(state)) == 0
     state = after(drafter, [1, 2, 3, 4, 5, 6, 7, 8, 9, 7])
-    assert drafter.propose(state).tokens.tolist() == [8, 9, 7]
+    assert drafter.propose(state).tokens.tolist() == [8, 9]
 
 
 # -- with an auxiliary -----------------------------------------------------------------------------
@@ -227,9 +234,9 @@ def test_short_chains_are_padded_only_if_asked():
     text = [1, 2, 1, 2]
     knobs = {"len_threshold": 2, "max_predicts": 6}
     tree = (plain_one := ready(auxiliary=PromptLookup(), **knobs)).propose(after(plain_one, text))
-    assert tree.tokens.tolist() == [1, 2]
+    assert tree.tokens.tolist() == [1]
     padded = ready(auxiliary=PromptLookup(), pad_token=0, **knobs)
-    assert padded.propose(after(padded, text)).tokens.tolist() == [1, 2, 0, 0, 0]
+    assert padded.propose(after(padded, text)).tokens.tolist() == [1, 0, 0, 0, 0]
 
 
 def test_a_static_chain_must_be_longer_by_the_bias(static):
@@ -280,7 +287,7 @@ def test_the_auxiliary_gets_every_call_and_its_own_files(tmp_path, static):
 def test_what_it_drafts_never_changes_the_answer(seed, static):
     rule = markov_rule(seed)
     prompt = continued(rule, [1, 2], 20)
-    path = static([continued(rule, [2, 3], 60)])
+    path = static([continued(rule, [2, 3], 60)], vocabulary=6)
     for knobs in ({}, {"auxiliary": PromptLookup()}):
         answer, steps = play(ready(path, **knobs), prompt, 60, rule)
         assert answer == continued(rule, prompt, 60)

@@ -262,7 +262,7 @@ def plain_draft(requests, text, max_query, draft_len):
     return []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     requests=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), max_size=8),
     text=st.lists(st.integers(0, 3), min_size=1, max_size=6),

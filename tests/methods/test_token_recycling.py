@@ -1,6 +1,7 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,9 +26,9 @@ from tests.methods.toy_turns import decode, plain
 RULES = ("last", "first", "parallel")
 
 
-def recycling(vocab_size=VOCAB, **knobs):
+def recycling(vocab_size=VOCAB, eos_ids=frozenset(), **knobs):
     drafter = TokenRecycling(**knobs)
-    drafter.setup(DraftContext(vocab_size=vocab_size, eos_ids=frozenset()))
+    drafter.setup(DraftContext(vocab_size=vocab_size, eos_ids=eos_ids))
     drafter.reset()
     return drafter
 
@@ -134,8 +135,6 @@ def test_the_grown_tree_of_the_templates_size_is_close_to_it():
 
 def test_a_tree_of_given_levels():
     assert tree_of_levels(3, [2, 3]).paths == ((0,), (1,), (0, 0), (0, 1), (1, 0))
-    sam = tree_of_levels(8, [7, 20, 21, 8, 4])
-    assert len(sam) == 60 and sam.level_sizes == [7, 20, 21, 8, 4]
     for sizes in ([], [0], [9], [1, 9]):
         with pytest.raises(ValueError, match="level"):
             tree_of_levels(8, sizes)
@@ -292,7 +291,19 @@ def test_a_target_that_looks_at_one_token_is_known_after_each_token_was_drafted_
     assert drafter.propose(state).tokens[first_branch].tolist() == truth[1:]
 
 
-def test_the_last_step_of_a_turn_teaches_nothing():
+def test_the_last_step_of_a_turn_teaches_only_by_an_end_token_after_all_accepted_ones():
+    for committed, path, taught in (([5], [], 1), ([2, 5], [0], 1), ([5], [0], 0), ([2], [], 0)):
+        drafter = recycling(10, k=1, levels=[1], eos_ids=frozenset({5}))
+        state = after(9, 1)
+        tree = drafter.propose(state)
+        logits = logits_with(10, (2,), (3,))
+        state.commit(np.array(committed))
+        made = StepOutcome(tree, np.array(path), np.array(committed), None, logits=logits)
+        drafter.observe(state, replace(made, finished=True))
+        assert drafter._matrix.rows.any() == taught
+
+
+def test_the_last_step_of_a_turn_that_the_limit_cut_teaches_nothing():
     drafter = recycling(10, k=1, levels=[1])
     state = after(9, 1)
     tree = drafter.propose(state)
@@ -320,7 +331,8 @@ def test_the_prompt_teaches_only_where_asked():
         ({"breadth": 40}, [8, 10, 13, 5, 3, 1]),
         ({"depth": 4}, [8, 25, 28, 19]),
         ({"k": 3, "breadth": 12, "depth": 2}, [3, 9]),
-        ({"levels": [7, 20, 21, 8, 4]}, [7, 20, 21, 8, 4]),
+        ({"levels": [7, 20, 21]}, [7, 20, 21]),
+        ({"tree": "sam_60"}, [7, 20, 21, 8, 4]),
     ],
 )
 def test_knobs_shape_the_tree_and_max_nodes_is_its_size(knobs, sizes):

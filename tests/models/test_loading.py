@@ -7,11 +7,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.errors import GatedRepoError
 from omegaconf import DictConfig
 from transformers import AutoTokenizer
 from transformers.integrations import accelerate
@@ -163,7 +165,7 @@ def test_hub_model_offline(tmp_path):
     message = refuse(config(tmp_path, "model=vicuna7b"))
     for part in (
         "lmsys/vicuna-7b-v1.3", "HF_HUB_OFFLINE", str(tmp_path / "hub"),
-        "hf download lmsys/vicuna-7b-v1.3", "model.id=/path", "model=smollm2_135m",
+        "hf download lmsys/vicuna-7b-v1.3", "model.path=/path", "model=smollm2_135m",
     ):  # fmt: skip
         assert part in message
 
@@ -184,6 +186,19 @@ def test_a_hub_that_does_not_answer_and_a_gated_model(tmp_path, monkeypatch, err
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", asked)
     message = refuse(config(tmp_path, "model=llama2_7b"))
     assert str(error) in message and said in message
+
+
+def test_a_gated_model_names_its_page_and_the_login_command(tmp_path, monkeypatch):
+    def asked(url: str, timeout: float) -> None:
+        raise GatedRepoError("Access to model is restricted.", response=MagicMock())
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", asked)
+    message = refuse(config(tmp_path, "model=llama2_7b"))
+    assert message == (
+        "model.id=meta-llama/Llama-2-7b-chat-hf is gated: accept its licence at "
+        "https://huggingface.co/meta-llama/Llama-2-7b-chat-hf, then type: hf auth login"
+    )
 
 
 def test_no_id_of_the_hub(tmp_path):

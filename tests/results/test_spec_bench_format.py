@@ -35,13 +35,25 @@ EOS = 2
 BOS = 1
 
 
+def words(tokens):
+    """A tokenizer's text: a word per token, the EOS left out."""
+    return " ".join(str(token) for token in tokens if token != EOS)
+
+
+def tokenize(text):
+    """Its way back, with the BOS in front, as Vicuna's does."""
+    return [BOS, *map(int, text.split())]
+
+
 def record(label, case_id, turn, accepted, wall_s, category="qa", repeat=0, status="ok"):
     n_new = sum(accepted) + 1
+    output_ids = [*range(5, 4 + n_new), EOS]
     return case_record(
         case_id, label, n_new, model="toy", dataset="specbench",
         task="mt_bench" if category in MT_BENCH_CATEGORIES else category, category=category,
         turn=turn, repeat=repeat, status=status, prompt_ids=(3, 4),
-        output_ids=[*range(5, 4 + n_new), EOS], accepted_per_step=accepted,
+        output_ids=output_ids, accepted_per_step=accepted,
+        n_retokenized=len(tokenize(words(output_ids))) - 1 if label == "ar" else None,
         prefill_s=wall_s / 4, decode_s=wall_s * 3 / 4, wall_s=wall_s,
         started_at="2026-11-21T00:00:00.000+00:00",
     )  # fmt: skip
@@ -55,16 +67,6 @@ RECORDS = [
     record("ar", "200", 0, [1] * 9, 1.0),
     record("pld", "200", 0, [4, 4, 1], 0.6),
 ]
-
-
-def words(tokens):
-    """A tokenizer's text: a word per token, the EOS left out."""
-    return " ".join(str(token) for token in tokens if token != EOS)
-
-
-def tokenize(text):
-    """Its way back, with the BOS in front, as Vicuna's does."""
-    return [BOS, *map(int, text.split())]
 
 
 def files(records=RECORDS, labels=LABELS, repeat=0):
@@ -113,13 +115,32 @@ def test_their_formula_on_our_files_gives_our_numbers(task):
     assert method / by_ids == pytest.approx(ours["pld"]["speedup"])
 
 
-def test_their_baseline_loses_the_end_token_of_every_turn():
-    """Why their speedup is not ours on the same file."""
+@pytest.mark.parametrize("task", ["mt_bench", "qa", "overall"])
+def test_the_exact_estimator_prints_what_their_script_prints_of_the_export(task):
+    """Their baseline loses the end token of every turn, so its speedups are larger."""
     made = files()
-    _, _, plain, ratio = speed(made["pld"], made["ar"], "overall")
-    assert plain == pytest.approx(((7 + 3) / 1.2 + 9 / 1.0) / 2)
-    overall = summarize(RECORDS, LABELS, estimator="specbench")[-1]
-    assert ratio > overall["speedup"]
+    rows = {
+        (row["label"], row["task"]): row
+        for row in summarize(RECORDS, LABELS, estimator="specbench_exact")
+    }
+    mat, method, plain, ratio = speed(made["pld"], made["ar"], task)
+    pld, ar = rows["pld", task], rows["ar", task]
+    assert pld["mat"] == pytest.approx(mat, rel=1e-12)
+    assert pld["tokens_per_s"] == pytest.approx(method, rel=1e-12)
+    assert ar["tokens_per_s"] == pytest.approx(plain, rel=1e-12)
+    assert pld["speedup"] == pytest.approx(ratio, rel=1e-12)
+    assert ar["speedup"] == 1.0
+    by_ids = summarize(RECORDS, LABELS, estimator="specbench")
+    theirs = next(row for row in by_ids if (row["label"], row["task"]) == ("pld", task))
+    assert ratio > 1.05 * theirs["speedup"]
+
+
+def test_a_baseline_that_nobody_counted_as_they_do_has_no_exact_speedup():
+    uncounted = [replace(r, n_retokenized=None) for r in RECORDS]
+    rows = summarize(uncounted, LABELS, estimator="specbench_exact")
+    assert {(row["speedup"], row["speedup_ci"]) for row in rows if row["label"] == "pld"} == {
+        (None, None)
+    }
 
 
 def test_a_line_has_their_fields():

@@ -14,6 +14,7 @@ from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.pairs import compare_pairs, leaders_of
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.results.statistics.summary import summarize, task_order
+from specbench.results.wording import SPEEDUPS
 from tests.small_run import case_record
 
 
@@ -74,6 +75,12 @@ class TestByHand:
         assert found["speedup"] == pytest.approx(fast / plain)
         assert found["geomean_speedup"] == pytest.approx((2.0 * 1.5) ** 0.5)
         assert found["estimator"] == "specbench"
+
+    def test_end_to_end_counts_the_prompt_s_pass_and_its_token(self):
+        found = row(self.rows(estimator="end_to_end"), "pld")
+        assert found["tokens_per_s"] == pytest.approx(42 / 17)
+        assert found["speedup"] == pytest.approx((42 / 17) / (42 / 27))
+        assert row(self.rows(estimator="end_to_end"), "ar")["speedup"] == 1.0
 
     def test_unknown_estimator(self):
         with pytest.raises(ValueError, match="estimator 'mean'"):
@@ -488,6 +495,13 @@ class TestRunSummary:
         by_formula = {**self.MANIFEST["config"], "estimator": "specbench"}
         other = self.of(cases, labels=labels, model=model, config=by_formula)
         assert other["notes"] == found["notes"]
+
+    @pytest.mark.parametrize("estimator", SPEEDUPS)
+    def test_the_caption_says_which_speedup_stands_there(self, estimator):
+        cases = pair("a", n_new=11, plain_s=10, fast_s=5, fast_steps=5)
+        config = {**self.MANIFEST["config"], "estimator": estimator}
+        caption = self.of(cases, labels={"ar": {}, "pld": {}}, config=config)["caption"]
+        assert (SPEEDUPS[estimator] in caption) == (estimator != "paired")
 
     @pytest.mark.parametrize(("verdict", "code"), [("bug", 1), ("near_tie", 0)])
     def test_the_exit_code(self, verdict, code):

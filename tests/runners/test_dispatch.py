@@ -149,7 +149,8 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
         (["repeats=0"], "repeats=0 is out of range"),
         (["estimator=pared"], "Did you mean 'paired'"),
         (["dataset.path=/no/such/file"], "/no/such/file"),
-        (["model.id=/no/such/model"], "/no/such/model"),
+        (["model.path=/no/such/model"], "model.path=/no/such/model: there is no such folder"),
+        (["model.id=/no/such/model"], "both name weights"),
     ],
 )
 def test_bad_input_is_refused_with_what_to_do(execute, tmp_path, overrides, said):

@@ -43,7 +43,8 @@ def live(small, tmp_path_factory):
 @pytest.fixture
 def again(small, live, tmp_path):
     """Replay the live run; returns the exit code and the folder."""
-    plain = [text for text in small if not text.startswith(("dataset", "generation", "model."))]
+    recorded = ("dataset", "generation", "model.d", "model.context_length")
+    plain = [text for text in small if not text.startswith(recorded)]
 
     def run(*typed, out="replay"):
         base = [*plain, "runner=replay", f"runner.traces={live}", f"output_dir={tmp_path / out}"]
@@ -53,13 +54,13 @@ def again(small, live, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def surface(tmp_path_factory):
+def surface(tmp_path_factory, checkpoint):
     """Two milliseconds a pass and one more for each row; prompts 0.1 ms a token."""
     rows, contexts, k = np.arange(1, 130), (1, 250), (1, 8)
     tree = np.repeat((1e-3 * (2 + rows))[:, None, None], 2, axis=1)
     batch = np.full((2, 2, 2, 1), 0.5)
     found = CostSurface(
-        model={"name": "smollm2_135m", "device": "cpu", "dtype": "float64"},
+        model={"name": checkpoint.name, "device": "cpu", "dtype": "float64"},
         machine={"hardware": {"cpu": "a CPU", "gpus": []}},
         prefill=Grid({"context": contexts}, 1e-4 * np.array([[1.0], [250.0]])),
         tree=Grid({"rows": tuple(rows), "context": contexts}, tree),
@@ -173,7 +174,7 @@ def test_candidates_that_are_not_there_are_asked_for(again, live):
     ("typed", "said"),
     [
         ("generation.max_new_tokens=7", "recorded with generation.max_new_tokens=16"),
-        ("model=vicuna7b", "Type model=smollm2_135m"),
+        ("model.path=/other/weights", "Type model.id=/"),
         ("dataset=gsm8k", "contradicts the traces"),
         ("dataset.shuffle=3", "recorded with dataset.shuffle=None"),
         ("runner.traces=/nowhere", "no run folder"),
@@ -281,7 +282,8 @@ def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path,
         "    assert end.code == 0, end.code\n"
         "assert 'transformers' not in sys.modules\n"
     )
-    plain = [text for text in small if not text.startswith(("dataset", "generation", "model."))]
+    recorded = ("dataset", "generation", "model.d", "model.context_length")
+    plain = [text for text in small if not text.startswith(recorded)]
     done = subprocess.run(
         [
             sys.executable, "-c", code, "-m", *plain, "runner=replay", f"runner.traces={live}",

@@ -11,6 +11,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from specbench.errors import OutputRefused
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.small_run import ROOT, run_here, without_times
@@ -196,14 +197,15 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_left_alone(
 # -- two processes, signals ------------------------------------------------------------------------
 
 
-def test_a_second_process_is_refused_and_an_interrupt_leaves_the_files_in_order(start, tmp_path):
+def test_a_second_process_is_refused_and_an_interrupt_leaves_the_files_in_order(
+    start, small, tmp_path
+):
     folder = tmp_path / "run"
     overrides = ["repeats=2000", f"output_dir={folder}"]
     first = start(*overrides)
     wait_until(lambda: len(_lines(folder / records.CASES)) > 4, "records")
-    code, output = finish(start(*overrides))
-    assert code == 2
-    assert f"is being written by process {first.pid} " in output
+    with pytest.raises(OutputRefused, match=f"is being written by process {first.pid} "):
+        run_here([*small, *overrides])
     first.send_signal(signal.SIGINT)
     code, output = finish(first)
     assert code == 130

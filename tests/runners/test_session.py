@@ -6,13 +6,18 @@ import torch
 
 from runners.session import build, device_lock, session, warmup
 from runners.session.blocks import BlockRunner
+from runners.session.live import both_baselines
 from runners.session.method_runs import build_method_runs
+from scripts import spec_bench
+from specbench.errors import ConfigurationError
+from specbench.models import loading
 from specbench.models.graph_target import GraphTarget
 from specbench.models.static_pass import FixedShape
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.analysis.folders import edit_manifest
 from tests.small_run import interrupted_after, run_here
+from tests.tiny_checkpoint import save_checkpoint
 
 
 def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_path, monkeypatch):
@@ -43,6 +48,43 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
         assert not target.cache.storage.any()
 
 
+@pytest.mark.parametrize("generation", ["greedy", "sampling"])
+def test_a_model_that_ignores_our_masks_measures_nothing(small, tmp_path, generation):
+    """Under sampling no audit would tell."""
+    save_checkpoint(tmp_path / "model", "stablelm")
+    model = [f"model.id={tmp_path}/model", "model.template=plain", f"generation={generation}"]
+    with pytest.raises(ConfigurationError, match=r"model\.id=.*StableLmAttention") as caught:
+        run_here([*small, *model, "measure.exclusive=false", f"output_dir={tmp_path}/run"])
+    assert caught.value.exit_code == 2
+    assert (tmp_path / "run" / records.CASES).read_text() == ""
+
+
+def test_the_manifest_holds_the_self_checks(small, tmp_path):
+    extra = ["method=sps", "pair=random_draft", "measure.exclusive=false", "dataset.limit=1"]
+    assert run_here([*small, *extra, f"output_dir={tmp_path}/run"]) == 0
+    model = jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]
+    for found in (model["self_check"], model["drafts"]["sps"]["self_check"]):
+        assert max(found["difference"].values()) <= found["tolerance"] < 1e-4
+
+
+def test_the_exact_estimator_is_spec_bench_s_on_the_export(small, tmp_path, monkeypatch):
+    """Their ``speed.py`` in three lines, with the model's own tokenizer."""
+    kept = []
+    real = loading.load_tokenizer
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *a: kept.append(real(*a)) or kept[-1])
+    run_here([*small, "method=pld", "estimator=specbench_exact", f"output_dir={tmp_path}/run"])
+    assert spec_bench.main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    ar, pld = (jsonl.read_jsonl(path)[0] for path in sorted((tmp_path / "out").iterdir()))
+    ar, pld = ([line["choices"][0] for line in lines] for lines in (ar, pld))
+    tokens = [sum(len(kept[0](text).input_ids) - 1 for text in answer["turns"]) for answer in ar]
+    assert min(tokens) <= 0, "an answer without text, which they average in"
+    plain = np.mean([n / sum(answer["wall_time"]) for n, answer in zip(tokens, ar, strict=True)])
+    speed = np.mean([sum(answer["new_tokens"]) / sum(answer["wall_time"]) for answer in pld])
+    rows = jsonl.read_json(tmp_path / "run" / records.SUMMARY)["rows"]
+    row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
+    assert row["speedup"] == pytest.approx(speed / plain, rel=1e-12)
+
+
 @pytest.fixture
 def on_graphs(monkeypatch):
     """A machine with a GPU, as far as choosing an engine goes; passes run uncaptured on the CPU."""
@@ -53,9 +95,27 @@ def on_graphs(monkeypatch):
     monkeypatch.setattr(FixedShape, "capture", lambda step, pool: None)
 
 
+def overrides(small, folder, *extra):
+    return [
+        *small, "method=pld", "engine=graph", "measure.exclusive=false", *extra,
+        f"output_dir={folder}",
+    ]  # fmt: skip
+
+
+def labels_of(small, folder, *extra):
+    """Of the job that would be measured."""
+    found = []
+
+    def note(_work, job):
+        found.extend(both_baselines(job).labels)
+        return 0
+
+    run_here(overrides(small, folder, *extra), launch=note)
+    return found
+
+
 def run(small, folder, *extra):
-    overrides = [*small, "method=pld", "engine=graph", "measure.exclusive=false", *extra]
-    assert run_here([*overrides, f"output_dir={folder}"]) == 0
+    assert run_here(overrides(small, folder, *extra)) == 0
     return list(jsonl.read_json(folder / records.MANIFEST)["labels"])
 
 
@@ -90,11 +150,11 @@ def test_where_passes_are_graphs_a_run_has_both_baselines(small, tmp_path, on_gr
 def test_one_is_enough_where_it_was_asked_for_or_another_is_there(
     extra, labels, small, tmp_path, on_graphs
 ):
-    assert run(small, tmp_path / "run", "dataset.limit=1", *extra) == labels
+    assert labels_of(small, tmp_path / "run", *extra) == labels
 
 
 def test_on_a_cpu_nothing_more_is_run(small, tmp_path):
-    assert run(small, tmp_path / "run", "dataset.limit=1") == ["ar", "pld"]
+    assert labels_of(small, tmp_path / "run") == ["ar", "pld"]
 
 
 def test_the_manifest_tells_of_passes_that_ran_eagerly_in_mid_run(
@@ -139,11 +199,11 @@ def test_the_manifest_tells_of_passes_that_ran_eagerly_in_mid_run(
 
 def test_a_folder_keeps_the_labels_it_was_begun_with(small, tmp_path, on_graphs):
     folder = tmp_path / "run"
-    run(small, folder, "engine.eager_baseline=false")
+    run(small, folder, "dataset.limit=2", "engine.eager_baseline=false")
     (folder / records.DONE).unlink()
     kept = (folder / records.CASES).read_text().splitlines(keepends=True)
     (folder / records.CASES).write_text("".join(kept[: len(kept) // 2]))
-    assert run(small, folder) == ["ar", "pld"]
+    assert run(small, folder, "dataset.limit=2") == ["ar", "pld"]
     again = (folder / records.CASES).read_text()
     assert "ar_eager" not in again
     assert len(again.splitlines()) == len(kept)

@@ -152,6 +152,8 @@ def test_a_share_above_all_of_the_bandwidth_is_no_share():
         "ar (eager engine) reads its weights at 118% of this machine's copy bandwidth (50 GB/s): "
         "more than all of it, so that measurement was disturbed and the share says nothing."
     )
+    (line,) = notes(manifest_of({"model": model}), 0.9, 1.07)
+    assert "at 90% of" in line and "(in one task 107%): more than all of it" in line
 
 
 def test_a_graph_engine_without_a_graph_of_plain_decoding_is_no_graph_baseline():

@@ -1,4 +1,4 @@
-"""A frozen suffix automaton of a corpus: occurrence counts, most frequent continuations, one file.
+"""A frozen suffix automaton of a corpus: its text, occurrence counts, best continuations, one file.
 
 The transitions of a state lie together: first the `TOP` that lead to the most frequent states
 (equal counts by token), then the others by token. So a draft reads a state's best continuations
@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from specbench.arrays import Array
+from specbench.arrays import Array, IntArray
 from specbench.index.suffix.automaton import (
     EDGES,
+    END,
     LENGTH,
     LINK,
     PREFIXES,
@@ -42,6 +43,8 @@ class StaticArrays(NamedTuple):
         offsets: ``[states + 1]`` int32; transitions of state s: ``offsets[s] : offsets[s + 1]``.
         tokens: ``[transitions]`` int32.
         targets: ``[transitions]`` int32.
+        ends: ``[states]`` int32 place in ``text`` of the token at which the state first ended.
+        text: int32, the documents one after the other.
     """
 
     lengths: Array
@@ -50,6 +53,8 @@ class StaticArrays(NamedTuple):
     offsets: Array
     tokens: Array
     targets: Array
+    ends: Array
+    text: Array
 
 
 @njit(cache=True)
@@ -81,7 +86,7 @@ def _order_edges(offsets: Array, tokens: Array, targets: Array, counts: Array) -
 @njit(cache=True)
 def find_target(automaton: tuple[Array, ...], state: int, token: int) -> np.int64:
     """The state after ``state`` and ``token``, or -1."""
-    _, _, _, offsets, tokens, targets = automaton
+    _, _, _, offsets, tokens, targets, _, _ = automaton
     low, high = np.int64(offsets[state]), np.int64(offsets[state + 1])
     best = min(low + TOP, high)
     while low < best:
@@ -106,7 +111,7 @@ def follow(automaton: tuple[Array, ...], cursor: Array, text: Array, begin: int,
     ``cursor [2]`` int64 is written: the state of the longest suffix of the text that occurs in the
     corpus, and that suffix's length.
     """
-    lengths, links, _, _, _, _ = automaton
+    lengths, links, _, _, _, _, _, _ = automaton
     state, matched = cursor[0], cursor[1]
     for position in range(begin, end):
         target = find_target(automaton, state, text[position])
@@ -136,7 +141,7 @@ def grow_best_first(
         ``[2, nodes]`` int64 tokens and parents, in the order in which they were taken; at most
         ``budget`` nodes.
     """
-    _, _, counts, offsets, tokens, targets = automaton
+    _, _, counts, offsets, tokens, targets, _, _ = automaton
     out = np.empty((2, budget), dtype=np.int64)
     at_depth = np.zeros(budget + 2, dtype=np.int64)
     n = 0
@@ -166,30 +171,22 @@ def grow_best_first(
     return out[:, :n].copy()
 
 
-@njit(cache=True)
-def most_frequent_chain(automaton: tuple[Array, ...], state: np.int64, budget: int) -> Array:
-    """``[≤ budget]`` int64 tokens: always the most frequent continuation."""
-    _, _, _, offsets, tokens, targets = automaton
-    out = np.empty(budget, dtype=np.int64)
-    n = 0
-    while n < budget and offsets[state] < offsets[state + 1]:
-        edge = offsets[state]
-        out[n] = tokens[edge]
-        state = np.int64(targets[edge])
-        n += 1
-    return out[:n].copy()
+def text_after(arrays: StaticArrays, state: int, count: int) -> IntArray:
+    """``[≤ count]`` int64 tokens that follow the state's first occurrence, over borders too."""
+    begin = int(arrays.ends[state]) + 1
+    return arrays.text[begin : begin + count].astype(np.int64)
 
 
 class StaticAutomaton(ArrayTable[StaticArrays]):
     """One frozen automaton, read-only."""
 
     kind = "static_automaton"
-    version = 1
+    version = 2
     layout = StaticArrays
 
     @classmethod
-    def freeze(cls, growing: SuffixAutomaton) -> StaticAutomaton:
-        """The frozen form of an automaton over documents."""
+    def freeze(cls, growing: SuffixAutomaton, text: Array) -> StaticAutomaton:
+        """The frozen form of the automaton of a text."""
         n_states = int(growing.arrays.meta[STATES])
         n_edges = int(growing.arrays.meta[EDGES])
         states = growing.arrays.states[:n_states]
@@ -206,7 +203,9 @@ class StaticAutomaton(ArrayTable[StaticArrays]):
         tokens = edges[order, TOKEN]
         targets = edges[order, TARGET]
         _order_edges(offsets, tokens, targets, counts)
-        return cls(StaticArrays(lengths, links, counts, offsets, tokens, targets))
+        ends = np.ascontiguousarray(states[:, END])
+        kept = text.astype(np.int32)
+        return cls(StaticArrays(lengths, links, counts, offsets, tokens, targets, ends, kept))
 
     def facts(self) -> dict[str, Any]:
         return {"n_states": len(self), "n_edges": len(self.arrays.tokens)}

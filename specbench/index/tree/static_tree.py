@@ -24,6 +24,7 @@ from specbench.paths import ASSETS
 RankPath: TypeAlias = tuple[int, ...]
 
 TOKEN_RECYCLING_TREE = ASSETS / "token_recycling_tree.json"
+SAM_TREE = ASSETS / "sam_token_recycling_tree.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from specbench.arrays import FloatArray
+from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
 
 BlockKey: TypeAlias = tuple[int, str]  # repeat and case
@@ -21,7 +22,9 @@ BlockKey: TypeAlias = tuple[int, str]  # repeat and case
 LEFT_OUT_SHARE = 0.25
 
 # Columns of a label's totals per case.
-COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW = range(8)
+(
+    COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW, SPEC_BENCH_NEW,
+) = range(9)  # fmt: skip
 
 
 def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
@@ -86,7 +89,7 @@ class Pooled:
 
     Attributes:
         cases, tasks, categories: ``[n]`` of each case that did not drop out.
-        totals: by label ``[1 + R, n, 8]``, first over all repeats, then in each of the R; see the
+        totals: by label ``[1 + R, n, 9]``, first over all repeats, then in each of the R; see the
             column constants.
         dropped, noisy: tasks of the cases that dropped out, or hold a disturbed turn.
         noisy_counted: whether some of the disturbed ones count in times all the same.
@@ -169,7 +172,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
             own = [turn for turn in turns if turn.label == label]
             each = [_add_up([turn for turn in own if turn.repeat == r], timed) for r in repeats]
             totals[label].append([_add_up(own, timed), *each])
-    shape = (len(cases), 1 + len(repeats), ENERGY_NEW + 1)
+    shape = (len(cases), 1 + len(repeats), SPEC_BENCH_NEW + 1)
     return Pooled(
         cases=[case for case, _, _ in cases],
         tasks=[task for _, task, _ in cases],
@@ -221,6 +224,7 @@ def _add_up(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[fl
         math.fsum(turn.wall_s for turn in timed),
         math.fsum(turn.energy_j or 0.0 for turn in timed),
         sum(turn.n_new for turn in timed if turn.energy_j is not None),
+        sum(_spec_bench_new(turn) for turn in timed),
     ]
 
 
@@ -230,3 +234,10 @@ def _add_phases(turns: Iterable[CaseRecord]) -> dict[str, float]:
         for name, seconds in (turn.phase_s or {}).items():
             sums[name] = sums.get(name, 0.0) + seconds
     return sums
+
+
+def _spec_bench_new(turn: CaseRecord) -> float:
+    """New tokens as Spec-Bench counts them: of plain decoding, its text's; NaN where unknown."""
+    if turn.method != BASELINE:
+        return turn.n_new
+    return math.nan if turn.n_retokenized is None else turn.n_retokenized

@@ -79,8 +79,12 @@ def _memory_speed(model: ModelInfo) -> tuple[float | None, str]:
     return model.copy_bytes_per_s, "copy"
 
 
-def notes(manifest: RunManifest, reached: float | None) -> list[str]:
-    """Lines about the baseline, which takes this share of the bandwidth; a warning where slow."""
+def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) -> list[str]:
+    """Lines about the baseline, with a warning where it is slow or its share cannot be.
+
+    Args:
+        reached: the baseline's share of the bandwidth over the run; ``highest``: of any task.
+    """
     model = _subject(manifest)
     engine = _engine(model)
     found = []
@@ -108,10 +112,10 @@ def notes(manifest: RunManifest, reached: float | None) -> list[str]:
         f"ar ({engine or 'eager'} engine) reads its weights at {reached:.0%} of this machine's "
         f"{by} bandwidth ({speed / 1e9:.0f} GB/s)"
     )
-    if reached > 1:
-        text += (
-            ": more than all of it, so that measurement was disturbed and the share says nothing"
-        )
+    if max(reached, highest) > 1:
+        task = f" (in one task {highest:.0%})" if highest > reached else ""
+        text += f"{task}: more than all of it, so that measurement was disturbed and the share "
+        text += "says nothing"
     elif reached < SLOW_BASELINE:
         text += (
             f": under {SLOW_BASELINE:.0%}, so a part of each speedup is the baseline's slowness, "

@@ -169,8 +169,9 @@ def _rule(limits: Mapping[str, float | None]) -> str:
 
 
 def _baseline(rows: Sequence[SummaryRow], baseline: str | None, manifest: RunManifest) -> list[str]:
-    overall = [r for r in rows if r["label"] == baseline and r["task"] == OVERALL]
-    return roofline.notes(manifest, overall[0]["bandwidth_share"]) if overall else []
+    shares = {r["task"]: r["bandwidth_share"] for r in rows if r["label"] == baseline}
+    highest = max((share for share in shares.values() if share), default=0.0)
+    return roofline.notes(manifest, shares[OVERALL], highest) if shares else []
 
 
 def accepted_by_part(done: Sequence[CaseRecord]) -> list[str]:

@@ -17,11 +17,16 @@ How records become numbers (words as in :mod:`specbench.results.records`):
 - ``speedup_eager`` and ``speedup_graph`` are the same over plain decoding by that engine, where the
   run has it. ``bandwidth_share`` is the part of the memory's speed (the run's fastest read) that
   plain decoding takes: its own in a row of plain decoding, the baseline's in any other.
+- Estimator ``end_to_end`` is the same ratio of totals with the prompt's pass and its token in it:
+  new tokens over wall time.
 - Estimator ``specbench`` is the formula of Spec-Bench's ``speed.py``: a question's speed is its new
   tokens over its wall time (prefill included), a method's speed the plain mean over questions, and
   ``speedup`` the ratio of the two means. It differs from the original on purpose in what went wrong
   there: the baseline's tokens are counted by ids like everybody's and not by tokenising its text
   again, nothing after the first EOS counts, a failed question is left out, and MAT is ours.
+- Estimator ``specbench_exact`` counts plain decoding's tokens as they do (``n_retokenized`` of the
+  records), so it is what ``speed.py`` prints for an export; repeats of a question are added up.
+  Records that were not counted have no speed by it.
 """
 
 from __future__ import annotations
@@ -43,6 +48,7 @@ from specbench.results.statistics.aggregate import (
     DECODE,
     ENERGY,
     ENERGY_NEW,
+    SPEC_BENCH_NEW,
     STEPS,
     TIMED_COMMITTED,
     TIMED_NEW,
@@ -93,7 +99,7 @@ def summarize(
         baseline: the label that speedups refer to; without it, or where it is not among the
             labels, there are none.
         seed: of the bootstrap.
-        estimator: ``paired`` or ``specbench``, see above.
+        estimator: one of ``ESTIMATORS``, see above.
         n_resamples: of the bootstrap.
         context: the run's plain decodings by engine, and the memory's speed.
 
@@ -123,15 +129,16 @@ class Sample:
         self._estimator = estimator
         self._seed = seed
         self._n_resamples = n_resamples
-        self._timed = self._with(self._speed_parts)
+        # Of an answer without text Spec-Bench's count is 0 or less, and it averages that in.
+        self._timed = self._with(self._speed_parts, above_zero=estimator != "specbench_exact")
         self._decoded = self._with(_decode_parts)
 
-    def _with(self, parts: Parts) -> Pooled:
+    def _with(self, parts: Parts, *, above_zero: bool = True) -> Pooled:
         """The cases of which every label has something above and below the line."""
         found = [parts(totals[0]) for totals in self._all.totals.values()]
         counted = np.ones(len(self._all.cases), dtype=bool)
         for above, below in found:
-            counted &= (above > 0) & (below > 0)
+            counted &= (above > 0 if above_zero else np.isfinite(above)) & (below > 0)
         return self._all.only(np.flatnonzero(counted).tolist())
 
     @property
@@ -204,9 +211,12 @@ class Sample:
         return {name: seconds / total for name, seconds in sums.items()} if total else None
 
     def _speed_parts(self, totals: FloatArray) -> tuple[FloatArray, FloatArray]:
-        if self._estimator == "specbench":
-            return _question_speeds(totals)
-        return _decode_parts(totals)
+        if self._estimator == "paired":
+            return _decode_parts(totals)
+        if self._estimator == "end_to_end":
+            return totals[..., TIMED_NEW], totals[..., WALL]
+        exact = self._estimator == "specbench_exact"
+        return _question_speeds(totals, SPEC_BENCH_NEW if exact else TIMED_NEW)
 
     def tokens_per_s(self, label: str) -> float | None:
         return _finite(ratio_of_totals(*self._speed_parts(self._timed.totals[label][0])))
@@ -299,11 +309,11 @@ def _log_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
     return np.log(tokens) - np.log(seconds), known.astype(np.float64)
 
 
-def _question_speeds(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """New tokens per second of wall time by case, and 1 for each; both 0 where a case has none."""
+def _question_speeds(totals: FloatArray, new: int) -> tuple[FloatArray, FloatArray]:
+    """Tokens of a column over wall time by case, and 1 for each; both 0 where a case has none."""
     known = totals[..., WALL] > 0
     seconds = np.where(known, totals[..., WALL], 1.0)
-    return np.where(known, totals[..., TIMED_NEW] / seconds, 0.0), known.astype(np.float64)
+    return np.where(known, totals[..., new] / seconds, 0.0), known.astype(np.float64)
 
 
 def _finite(value: float) -> float | None:

@@ -1,0 +1,231 @@
+"""Predicted times stand with measured ones in no table, panel, section or W&B key.
+
+Nor do claims of other models or hardware on a bar. Every golden run is taken, as measured and as
+predicted, and everything that is made of both is looked through.
+"""
+
+import csv
+import dataclasses
+import functools
+
+import matplotlib
+import pytest
+
+from analysis import figures, publish, report, tables
+from analysis.dashboards import Subject
+from analysis.papers import REPRODUCTIONS, by_reproduction
+from analysis.papers.reproduction import claimed_words, no_figures, task_panel
+from analysis.plots import charts, heatmaps
+from analysis.plots.style import RC
+from analysis.runs import comparisons, estimates
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import Run, usable_runs
+from specbench.results.manifest import ModelInfo
+from specbench.results.statistics.bootstrap import log_ratios
+from specbench.results.wording import TIMES
+from tests.analysis.folders import EXPERIMENTS, RECORDS, claim
+
+PREDICTED = TIMES["predicted"].strip()
+# What a predicted run's numbers are multiplied by, so that they are known wherever they turn up.
+FACTOR = 1000.0
+
+
+def predicted(run: Run) -> Run:
+    """The run's twin whose times were predicted, and are a thousandth."""
+    times = ("prefill_s", "decode_s", "wall_s")
+    records = [
+        dataclasses.replace(
+            r, timing="predicted", **{name: getattr(r, name) / FACTOR for name in times}
+        )
+        for r in run.records
+    ]
+    return dataclasses.replace(
+        run, path=run.path.with_name(f"{run.path.name}_predicted"), records=records
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_resamples():
+    """Intervals are not looked at here."""
+    with pytest.MonkeyPatch.context() as patch:
+        few = functools.partial(comparisons.summarize, n_resamples=20)
+        patch.setattr(comparisons, "summarize", few)
+        patch.setattr(estimates, "log_ratios", functools.partial(log_ratios, n_resamples=20))
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    """The golden runs, and a predicted twin of each measured one."""
+    found, _ = usable_runs([EXPERIMENTS, RECORDS], surfaces=True)
+    return [*found, *(predicted(r) for r in found if r.records and r.timing == "measured")]
+
+
+def says(text: str) -> set[str]:
+    """Which times a caption speaks of, by its comparisons' lines."""
+    lines = [line for line in text.splitlines() if " cases" in line]
+    return {"predicted" if PREDICTED in line else "measured" for line in lines}
+
+
+def test_no_table_of_a_paper_has_both(runs):
+    made, _ = by_reproduction(runs)
+    kinds = {reproduction.name: set() for reproduction in REPRODUCTIONS}
+    for reproduction, members in made:
+        assert len({run.timing for run in members}) == 1, reproduction.name
+        for table in reproduction.tables(members):
+            assert len(says(table.caption)) <= 1, table.title
+            kinds[reproduction.name] |= says(table.caption)
+    assert sum(found == {"measured", "predicted"} for found in kinds.values()) > 10
+
+
+def test_no_figure_has_both_and_no_golden_bar_bears_a_claim(runs, monkeypatch):
+    """The golden runs' processor is none that a claim is about."""
+    drawn: list[tuple[str, str]] = []
+    claimed: list[charts.Point] = []
+    monkeypatch.setattr(charts, "_claims", lambda _, series, __: claimed.extend(series.claimed))
+    real = charts.finish
+
+    def finish(figure, title, caption, legend=None):
+        drawn.append((title, caption))
+        real(figure, title, caption, legend)
+
+    monkeypatch.setattr(charts, "finish", finish)
+    monkeypatch.setattr(heatmaps, "finish", finish)
+    with matplotlib.rc_context(RC):
+        stems = [stem for stem, _ in figures.figures_of(runs)]
+    assert len(set(stems)) == len(stems)
+    assert all(len(says(caption)) <= 1 for _, caption in drawn)
+    kinds = [kind for _, caption in drawn for kind in says(caption)]
+    assert min(kinds.count("measured"), kinds.count("predicted")) > 5
+    assert claimed == []
+
+
+def test_no_file_of_tables_has_both(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("analysis.runs.command.usable_runs", lambda *_, **__: (runs, []))
+    assert tables.main([str(tmp_path), "-o", str(tmp_path / "out"), "--csv"]) == 0
+    files = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert {"tables", "tables_predicted", "cacheback_table1", "cacheback_table1_predicted"} <= (
+        files.keys()
+    )
+    speeds = {
+        stem: [float(row["tokens_per_s"]) for row in csv.DictReader(files[stem].splitlines())]
+        for stem in ("tables", "tables_predicted")
+    }
+    assert max(speeds["tables"]) < min(speeds["tables_predicted"])
+
+
+def test_no_part_of_a_report_has_both(runs, monkeypatch):
+    made: dict[str, list[report.ResultTable]] = {"summary": [], "claims": []}
+    given: list[set[str]] = []
+    for name, found in made.items():
+        real = getattr(report, name)
+
+        def keep(compared, real=real, found=found):
+            given.append({comparison.timing for comparison in compared})
+            found.append(real(compared))
+            return found[-1]
+
+        monkeypatch.setattr(report, name, keep)
+    no_pictures = [dataclasses.replace(each, figures=no_figures) for each in REPRODUCTIONS]
+    monkeypatch.setattr("analysis.papers.REPRODUCTIONS", no_pictures)
+    monkeypatch.setattr(report, "FIGURES", {})
+    page = report.page(runs)
+    assert "<h2" in page
+    assert "Cacheback, Table 1: predicted times" in page
+    assert all(len(timings) == 1 for timings in given)
+    for found in made.values():
+        titles = [table.title for table in found]
+        assert len(set(titles)) == len(titles) == 3
+        assert all(title in page for title in titles)
+
+
+def test_no_wandb_key_has_both(runs):
+    sent: dict[str, set[str]] = {"measured": set(), "predicted": set()}
+    made = make_comparisons([run for run in runs if run.records])
+    for comparison in made:
+        if comparison.timing in sent:
+            sent[comparison.timing] |= publish.summary_metrics(comparison).keys()
+    both = sent["measured"] & sent["predicted"]
+    counts = {"mat", "bug", "near_tie", "equal", "not_audited"}  # of tokens, the same in a replay
+    assert {key.rsplit("/", 1)[1] for key in both} <= counts
+    timed = {key.rsplit("/", 1)[1] for key in sent["predicted"]} - counts
+    assert timed
+    assert all(name.startswith(publish.PREDICTED) for name in timed)
+    compared = Subject("", "p", frozenset(sent["measured"] | sent["predicted"]), made)
+    assert not set(compared.keys_of("speedup", "overall")) & sent["predicted"]
+
+
+class Sent:
+    """Takes what a W&B run takes."""
+
+    def __init__(self):
+        self.logged, self.summary = {}, {}
+
+    def log(self, values):
+        self.logged |= values
+
+
+def test_nothing_that_is_sent_of_a_predicted_run_has_a_measured_one_s_key(runs, tmp_path):
+    pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
+    keys = []
+    (run,) = [run for run in runs if run.path.name == "synthetic"]
+    for each in (run, predicted(run)):
+        live = Sent()
+        publish._send_records(live, each, tmp_path / each.timing)
+        keys.append(live.logged.keys())
+    assert keys[0] & keys[1] <= {"figures/mat"}
+    assert "predicted_cases" in keys[1]
+    assert "figures/predicted_speedup" in keys[1]
+
+
+# --- claims on bars -------------------------------------------------------------------------------
+
+
+def claimed_points(run, claims):
+    (comparison,) = make_comparisons([run], claims=claims)
+    panels = [task_panel(comparison, key) for key in ("mat", "speedup")]
+    points = [p for panel in panels for series in panel.series for p in series.claimed]
+    return points, claimed_words([comparison], "mat", "speedup")
+
+
+def on(run: Run, gpu: str) -> Run:
+    manifest = dataclasses.replace(
+        run.manifest, model=ModelInfo(device="cuda"), hardware={"gpus": [{"name": gpu}]}
+    )
+    return dataclasses.replace(run, manifest=manifest)
+
+
+@pytest.fixture
+def run(runs):
+    return next(run for run in runs if run.path.name == "synthetic")
+
+
+def test_a_claim_of_the_same_model_and_hardware_stands_on_its_bar(run):
+    points, words = claimed_points(on(run, "NVIDIA GeForce RTX 4090"), [claim(method="pld")])
+    assert sorted(p.y for p in points) == [1.5, 1.86, 2.42]
+    assert words.startswith("Hollow markers: claimed for vicuna7b, h (t, s), speed end to end")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "change", "timing"),
+    [
+        ("NVIDIA A100-SXM4-80GB", {}, "measured"),
+        ("NVIDIA GeForce RTX 4090", {"model": "vicuna13b"}, "measured"),
+        ("NVIDIA GeForce RTX 4090", {}, "predicted"),
+    ],
+)
+def test_any_other_claim_is_listed_and_drawn_on_no_bar(run, gpu, change, timing):
+    run = on(run, gpu)
+    run = predicted(run) if timing == "predicted" else run
+    points, words = claimed_points(run, [claim(method="pld", **change)])
+    assert points == []
+    assert words.startswith("Claimed for other models or hardware, so not drawn (MAT / speedup): ")
+    assert words.endswith("pld 2.42 / 1.86.")
+
+
+def test_up_to_is_an_upper_bound(run):
+    bounded = claim(method="pld", qualifier="up to")
+    points, _ = claimed_points(on(run, "NVIDIA GeForce RTX 4090"), [bounded])
+    assert {point.bound for point in points} == {"upper"}
+    _, words = claimed_points(run, [bounded])
+    assert words.endswith("pld up to 2.42 / 1.86.")

@@ -1,0 +1,198 @@
+"""Verdicts follow the stated rule, on numbers counted as the claim's source counts them."""
+
+import dataclasses
+
+import pytest
+
+from analysis.runs.claims import Counting
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import Run, load_runs
+from analysis.runs.verdicts import VERDICT_RULE, Judge, compare
+from specbench.results.estimate import Estimate
+from specbench.results.manifest import LabelInfo, ModelInfo
+from specbench.results.statistics.summary import summarize
+from tests.analysis.folders import RECORDS, claim
+
+EXACT = Counting("specbench_exact", "eager", ["pld"])
+
+
+CLAIMED = {"speedup": 1.86, "mat": 2.42}
+ALONE = {"mat": Estimate(2.40), "speedup": Estimate(1.80)}  # without intervals
+FEW = {"mat": Estimate(2.40, few=True), "speedup": Estimate(1.80, few=True)}
+WIDE = {"mat": Estimate(4.13, (0.94, 18.15))}
+WIDE_SPEED = {"speedup": Estimate(1.80, (1.0, 2.0))}
+
+
+class TestVerdict:
+    """Measured: MAT 2.40 in [2.3, 2.5], speedup 1.80 in [1.7, 1.9]."""
+
+    @pytest.mark.parametrize(
+        ("claimed", "row", "verdict"),
+        [
+            (CLAIMED, {}, "reproduced"),
+            ({"speedup": 1.75}, {}, "reproduced"),
+            ({"speedup": 2.5, "mat": 2.42}, {}, "MAT only"),
+            ({"speedup": 1.80, "mat": 2.9}, {}, "not"),
+            ({"speedup": 2.5}, {}, "not"),
+            # The margins are those stated.
+            ({"mat": 2.5 * 1.049}, {}, "MAT only"),
+            ({"mat": 2.5 * 1.051}, {}, "not"),
+            ({"mat": 2.3 / 1.049}, {}, "MAT only"),
+            ({"mat": 2.3 / 1.051}, {}, "not"),
+            ({"speedup": 1.9 * 1.099}, {}, "reproduced"),
+            ({"speedup": 1.9 * 1.101}, {}, "not"),
+            # Without an interval the value itself must be near; two cases give no verdict.
+            (CLAIMED, ALONE, "reproduced"),
+            ({"mat": 2.6}, ALONE, "not"),
+            (CLAIMED, FEW, "too few to tell"),
+            ({"mat": 2.9}, FEW, "too few to tell"),
+            # An interval that anything lies in gives none either, whatever speed says ...
+            *(({"mat": mat}, WIDE, "too few to tell") for mat in (2.42, 4.13, 18.0, 40.0)),
+            (CLAIMED, WIDE, "too few to tell"),
+            ({"mat": 2.42}, {"mat": Estimate(2.4, (2.0, 3.0))}, "MAT only"),
+            ({"mat": 2.42}, {"mat": Estimate(2.4, (2.0, 3.01))}, "too few to tell"),
+            # ... and one of speed leaves MAT's verdict.
+            (CLAIMED, WIDE_SPEED, "MAT only"),
+            ({"speedup": 1.8, "mat": 2.9}, WIDE_SPEED, "not"),
+            ({"speedup": 1.8}, WIDE_SPEED, "too few to tell"),
+            (CLAIMED, {"mat": Estimate(None), "speedup": Estimate(None)}, "not compared"),
+            (CLAIMED, {"speedup": Estimate(None)}, "MAT only"),
+        ],
+    )
+    def test_by_the_stated_rule(self, claimed, row, verdict):
+        measured = {"mat": Estimate(2.40, (2.3, 2.5)), "speedup": Estimate(1.80, (1.7, 1.9)), **row}
+        assert compare(stating(**claimed), "overall", **measured) == verdict
+
+    def test_the_rule_is_one_sentence(self):
+        assert VERDICT_RULE.count(". ") == 0
+        assert VERDICT_RULE.endswith(".")
+
+
+def stating(**values):
+    return claim(method="pld", values={name: {"overall": value} for name, value in values.items()})
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    (found,) = load_runs([RECORDS])
+    kept = [r for r in found.records if r.case_id != "90"]  # one failed
+    kept = [dataclasses.replace(r, status="ok") for r in kept]
+    return dataclasses.replace(found, records=kept)
+
+
+def on_gpu(run: Run, engine: str = "eager", gpu: str = "NVIDIA GeForce RTX 4090", **more) -> Run:
+    """The run as if measured on a GPU whose passes that engine ran."""
+    model = ModelInfo(device="cuda", passes={"engine": engine})
+    manifest = dataclasses.replace(
+        run.manifest, model=model, hardware={"gpus": [{"name": gpu}]}, **more
+    )
+    return dataclasses.replace(run, manifest=manifest)
+
+
+def with_eager(run: Run) -> Run:
+    """With plain decoding launched kernel by kernel beside, which takes half as long again."""
+    eager = [
+        dataclasses.replace(r, label="ar_eager", wall_s=1.5 * r.wall_s, decode_s=1.5 * r.decode_s)
+        for r in run.records
+        if r.label == "ar"
+    ]
+    labels = {**run.manifest.labels, "ar_eager": LabelInfo(method="ar", knobs={"eager": True})}
+    manifest = dataclasses.replace(run.manifest, labels=labels)
+    return dataclasses.replace(run, records=[*run.records, *eager], manifest=manifest)
+
+
+def judged(run: Run, one, label: str = "pld"):
+    rows = summarize(run.records, run.labels, "ar", n_resamples=50)
+    row = next(r for r in rows if (r["label"], r["task"]) == (label, "overall"))
+    return Judge(run).judge(one, row)
+
+
+def end_to_end(run: Run, label: str) -> float:
+    own = [r for r in run.records if r.label == label]
+    return sum(r.n_new for r in own) / sum(r.wall_s for r in own)
+
+
+class TestEqualTerms:
+    def test_speed_is_judged_end_to_end_over_eager_plain_decoding(self, run):
+        both = with_eager(on_gpu(run, "graph"))
+        ratio = end_to_end(run, "pld") / (end_to_end(run, "ar") / 1.5)
+        found = judged(both, stating(speedup=ratio))
+        assert found.speedup.value == pytest.approx(ratio)
+        assert found.verdict == "reproduced"
+        # What it is over the graphs, which a table shows, is no counterpart of the claim.
+        assert judged(both, stating(speedup=ratio / 1.5)).verdict == "not"
+        decoding_over_graphs = next(
+            r["speedup"]
+            for r in summarize(run.records, run.labels, "ar", n_resamples=50)
+            if (r["label"], r["task"]) == ("pld", "overall")
+        )
+        assert abs(found.speedup.value / decoding_over_graphs - 1) > 0.2
+
+    def test_an_eager_run_s_ar_is_the_eager_one(self, run):
+        found = judged(on_gpu(run), stating(speedup=1.5))
+        assert found.speedup.value == pytest.approx(end_to_end(run, "pld") / end_to_end(run, "ar"))
+
+    def test_where_graphs_alone_were_run_the_verdict_says_what_to_run(self, run):
+        graphs = on_gpu(run, "graph")
+        found = judged(graphs, stating(mat=1.65, speedup=1.5))
+        assert found.verdict == "MAT only; for speed run with engine.eager_baseline=true"
+        assert judged(graphs, stating(speedup=1.5)).verdict.startswith("not compared; for speed")
+        compiled = dataclasses.replace(
+            stating(speedup=1.5), counting=Counting("end_to_end", "graph", ())
+        )
+        assert judged(on_gpu(run), compiled).verdict.endswith("for speed run with engine=graph")
+
+    def test_spec_bench_s_formula_where_the_source_used_it(self, run):
+        one = dataclasses.replace(stating(speedup=1.5), counting=EXACT)
+        found = judged(on_gpu(run), one)
+        assert found.verdict.startswith("not compared; for speed run again")
+        records = [dataclasses.replace(r, n_retokenized=r.n_new - 2) for r in run.records]
+        counted = dataclasses.replace(run, records=records)
+        speeds = {"pld": [], "ar": []}
+        for label, tokens in (("pld", "n_new"), ("ar", "n_retokenized")):
+            for case in {r.case_id for r in records}:
+                own = [r for r in records if (r.label, r.case_id) == (label, case)]
+                speeds[label].append(
+                    sum(getattr(r, tokens) for r in own) / sum(r.wall_s for r in own)
+                )
+        found = judged(on_gpu(counted), one)
+        assert found.speedup.value == pytest.approx(sum(speeds["pld"]) / sum(speeds["ar"]))
+
+    def test_mat_counts_the_prompt_s_pass_where_the_source_does(self, run):
+        own = [r for r in run.records if r.label == "pld"]
+        theirs = sum(r.n_new for r in own) / sum(r.n_target_passes + 1 for r in own)
+        one = stating(mat=theirs)
+        assert judged(run, one).mat.value > theirs
+        counted = judged(run, dataclasses.replace(one, counting=EXACT))
+        assert counted.mat.value == pytest.approx(theirs)
+        assert counted.mat.interval[0] < theirs < counted.mat.interval[1]
+
+    @pytest.mark.parametrize("gpu", ["NVIDIA A100-SXM4-80GB", None])
+    def test_speed_is_not_compared_across_hardware(self, run, gpu):
+        found = judged(on_gpu(run, gpu=gpu) if gpu else run, stating(mat=1.65, speedup=1.5))
+        assert (found.verdict, found.speedup.value) == ("MAT only", None)
+        two = dataclasses.replace(stating(mat=1.65, speedup=1.5), gpu_count=2)
+        assert judged(on_gpu(run), two).verdict == "MAT only", "too few are other hardware"
+
+    def test_predicted_speed_and_that_of_clocked_phases_reproduce_nothing(self, run):
+        one = stating(mat=1.65, speedup=1.0)
+        predicted = [dataclasses.replace(r, timing="predicted") for r in run.records]
+        phased = {**run.manifest.config, "measure": {"phases": True}}
+        for other in (
+            on_gpu(dataclasses.replace(run, records=predicted)),
+            on_gpu(run, config=phased),
+        ):
+            assert judged(other, one).verdict == "MAT only"
+
+    def test_nothing_to_compare(self, run):
+        assert judged(run, None).verdict == ""
+        assert judged(run, claim(model="smollm2_135m")).verdict == "other model"
+        assert judged(on_gpu(run), claim(qualifier="up to")).verdict == "not compared"
+
+    def test_the_note_below_a_table_says_how_it_was_counted_and_what_that_gave(self, run):
+        one = dataclasses.replace(stating(mat=1.75, speedup=1.5), counting=EXACT)
+        (comparison,) = make_comparisons([run], claims=[one])
+        (entry,) = [entry for entry in comparison.entries if entry.claim]
+        note = entry.note("pld")
+        assert "speed by Spec-Bench's speed.py over eager plain decoding" in note
+        assert f"Counted so here: MAT {judged(run, one).mat}." in note

@@ -1,0 +1,189 @@
+"""The command lines of the documents: all of them parse and compose, and most are run."""
+
+import argparse
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbench.config import compose
+from specbench.config.compare import compose_entry
+from specbench.config.knobs import check_method
+from specbench.config.validate import check_values
+from tests.docs.test_house import DOCUMENTS, ROOT, code_blocks, make_targets
+
+# Lines that no test runs, by what they begin with or contain, and why.
+NOT_RUN = {
+    "make ": "the set-up, the tests themselves, or many minutes; their targets are tested",
+    "model=vicuna7b": "weights from the hub, or seven billion random ones",
+    "model=mistral7b": "weights from the hub",
+    "python -m scripts.draft_model.train  ": "trains for hours",
+    "draft_model.train --threads": "trains for hours",
+    "draft_model.train --time": "times passes, which a shared machine cannot",
+}
+# What makes a line quick enough to run: words put behind those that it has.
+SHORT = ["generation.max_new_tokens=8", "measure.warmup=0", "measure.exclusive=false"]
+SHORT_GRID = [
+    "runner.passes=1", "runner.contexts=[25,100]", "runner.tree_rows=[1,4,16]",
+    "runner.batch_contexts=[25]", "runner.batch_k=[1]", "runner.batch_w=[0]",
+]  # fmt: skip
+# What a line reads that its reader has and no line before has made.
+BEFORE = {
+    "analysis.residuals": [
+        "python run.py method=pld dataset.limit=12 output_dir=LIVE",
+        "python run.py runner=replay runner.traces=RUN runner.surface=COST/surface.json "
+        "method=pld output_dir=REPLAY",
+    ],
+    "spec_bench.py import": ["cp OUT/*ar.jsonl A.jsonl", "cp OUT/*pld.jsonl B.jsonl"],
+    "spec_bench.py export": ["rm -rf RUN", "cp -r LIVE RUN"],
+}
+
+
+def lines_of(document):
+    return [line.rstrip() for line in code_blocks(document).splitlines() if line.strip()]
+
+
+LINES = list(dict.fromkeys(line for document in DOCUMENTS for line in lines_of(document)))
+
+
+def commands(line):
+    """``(environment, words)`` of each command of a line."""
+    found = []
+    for part in line.split(" ; "):
+        words = shlex.split(part)
+        named = [word for word in words if re.match(r"[A-Z_]+=", word)]
+        lead = len(named) if words[: len(named)] == named else 0
+        found.append((dict(word.split("=", 1) for word in words[:lead]), words[lead:]))
+    return found
+
+
+def jobs_of(words):
+    """Overrides of the jobs that a command starts; each value of a sweep occurs once."""
+    if "-m" not in words:
+        return [words]
+    choices = []
+    for word in words:
+        if word != "-m":
+            key, values = word.split("=", 1)
+            choices.append([f"{key}={value}" for value in values.split(",")])
+    longest = max(len(values) for values in choices)
+    return [[values[i % len(values)] for values in choices] for i in range(longest)]
+
+
+def composes(words):
+    """Every group, choice, key and knob of the line exists, and its values are allowed."""
+    for overrides in jobs_of(words):
+        cfg = compose.compose(overrides)
+        check_values(cfg)
+        for entry in cfg.compare:
+            check_method(compose_entry(cfg, entry).method)
+
+
+class Parsed(Exception):
+    """A program has understood its arguments."""
+
+
+def parses(module, arguments, monkeypatch):
+    """The program's own parser takes the arguments; nothing after that is run."""
+
+    def stopping(parse):
+        def parsed(self, *rest, **options):
+            parse(self, *rest, **options)
+            raise Parsed
+
+        return parsed
+
+    for name in ("parse_args", "parse_intermixed_args"):
+        parse = stopping(getattr(argparse.ArgumentParser, name))
+        monkeypatch.setattr(argparse.ArgumentParser, name, parse)
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    with pytest.raises(Parsed):
+        importlib.import_module(module).main()
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_command_of_the_documents_is_one_that_exists(line, monkeypatch):
+    for _, words in commands(line):
+        if words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word} <= set(make_targets())
+        elif words[:2] == ["python", "run.py"]:
+            composes(words[2:])
+        elif words[:2] == ["python", "-m"]:
+            parses(words[2], words[3:], monkeypatch)
+        else:
+            assert words[0] == "python", "no kind of command that this test knows"
+            assert (ROOT / words[1]).is_file()
+            if words[1].startswith("scripts/"):
+                module = words[1].removesuffix(".py").replace("/", ".")
+                parses(module, words[2:], monkeypatch)
+
+
+def shortened(words):
+    """The line's words, and those that make it quick, which win over its own."""
+    if words[:2] == ["python", "run.py"] or "scripts/reproduce.py" in words[:2]:
+        if "--list" in words:
+            return words
+        if "runner=cost" in words:
+            return [*words, *SHORT_GRID, "measure.exclusive=false"]
+        limit = [] if any("dataset.limit" in word for word in words) else ["dataset.limit=2"]
+        return [*words, *SHORT, *limit]
+    more = {"scripts/tune.py": ["--trials", "2"], "analysis.residuals": ["--limit", "100"]}
+    return [*words, *next((more[word] for word in words[:3] if word in more), [])]
+
+
+@pytest.fixture
+def workplace(tmp_path, checkpoint):
+    """A folder that looks like the project, with what readers bring: data, weights of theirs."""
+    names = [path.name for path in ROOT.iterdir() if not path.name.startswith(".")]
+    for name in {*names, ".cache"} - {"results", "wandb"}:
+        if (ROOT / name).exists():
+            (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "DIR").mkdir()
+    for place in ("DIR/spec_bench.jsonl", "FILE.jsonl"):
+        shutil.copy(ROOT / "assets/demo.jsonl", tmp_path / place)
+    shutil.copytree(checkpoint, tmp_path / "WEIGHTS")
+    return tmp_path
+
+
+@pytest.mark.slow  # the real small model, some twenty times
+@pytest.mark.timeout(3600)
+def test_the_lines_of_the_documents_run(workplace):
+    """In their order, with few and short cases; results of one are what the next one reads."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "offline",
+    }
+    failed, ran = [], 0
+    for line in LINES:
+        if any(words in f"{line}  " for words in NOT_RUN):
+            continue
+        before = [c for place, words in BEFORE.items() if place in line for c in words]
+        for text in [*before, *line.split(" ; ")]:
+            command = text
+            if text.startswith("python"):
+                ((_, words),) = commands(text)
+                command = shlex.join(shortened(words))
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=workplace, env=environment,
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            print(f"{done.returncode} {command}", flush=True)
+            ran += 1
+            if done.returncode:
+                failed.append(f"{command}\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
+    assert not failed, "\n\n".join(failed)
+    assert ran > 25
+
+
+def test_no_line_is_left_out_for_a_reason_that_is_gone():
+    for words in NOT_RUN:
+        assert any(words in f"{line}  " for line in LINES), words
