@@ -24,12 +24,14 @@ from analysis.runs.command import reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.manifest import ModelInfo, RunManifest
+from specbench.results.record_checks import check_answer, check_error, check_turn
 from specbench.results.records import (
     CASES,
     DIALOGUE,
     DISTURBED,
     DONE,
     ERRORS,
+    LEFT,
     STEPS,
     SUMMARY,
 )
@@ -57,6 +59,8 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
         raise ResultsError(f"no shard at or below {where}. Make them: python run.py shard=0/2 …")
     _check_same(runs)
     runs = _check_whole(runs)
+    for run in runs:
+        run.manifest.check_files(run.path)
     conditions = _conditions(runs, mixed)
     _check_keys(runs)
 
@@ -78,6 +82,7 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
     pq.write_table(steps, building / STEPS)
     superseded = [record for run in runs for record in run.superseded]
     jsonl.write_json(building / SUMMARY, run_summary(records, errors, manifest, superseded))
+    manifest.seal(building, LEFT)
     manifest.write(building)
     (building / DONE).write_text("", encoding="utf-8")
     os.replace(building, output)
@@ -196,7 +201,8 @@ def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManif
 
 
 def _lines(runs: Sequence[Run], name: str) -> list[JsonObject]:
-    return [line for run in runs for line in jsonl.read_jsonl(run.path / name)[0]]
+    check = {ERRORS: check_error, DIALOGUE: check_answer}.get(name, check_turn)
+    return [line for run in runs for line in jsonl.read_jsonl(run.path / name, check)[0]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

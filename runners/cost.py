@@ -88,6 +88,9 @@ class Cost(Runner):
         loading.model_files_present(config)
         return ()
 
+    def questions_at_hand(self, config: RunConfig) -> None:
+        """None are asked."""
+
     def run(self, job: Job) -> int:
         """Measure the rounds that are missing and write ``surface.json``."""
         with folder.hold_folder(job.folder):
@@ -103,6 +106,7 @@ class Cost(Runner):
             surface = _measure(job, runs, machine, manifest)
             surface.write(job.folder / SURFACE)
             close(manifest, "complete", 0)
+            manifest.seal(job.folder, [SURFACE])
             manifest.write(job.folder)
             jsonl.write_text(job.folder / records.DONE, "")
         return 0

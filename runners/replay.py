@@ -122,6 +122,9 @@ class Replay(Runner):
             )
         return tuple(found)
 
+    def questions_at_hand(self, config: RunConfig) -> tuple[Case, ...]:
+        return self.load_cases(config)
+
     def run(self, job: Job) -> int:
         traces = _traces(job.config)
         for method_run in build_method_runs(job):

@@ -11,6 +11,7 @@ from runners.job import Job
 from specbench.config.schema import RunConfig
 from specbench.data import cases
 from specbench.data.cases import Case
+from specbench.errors import DatasetError
 from specbench.models import loading
 from specbench.results import console
 
@@ -41,6 +42,18 @@ class Runner:
         """
         loading.model_files_present(config)
         return tuple(cases.load_cases(config.dataset, config.data_dir))
+
+    def questions_at_hand(self, config: RunConfig) -> tuple[Case, ...] | None:
+        """What would be asked now, where a file here says it; the hub's questions are pinned.
+
+        Raises:
+            DatasetError: the file is malformed.
+        """
+        try:
+            found = cases.local_file(config.dataset, config.data_dir)
+        except DatasetError:  # a finished run needs its questions no more
+            return None
+        return None if found is None else tuple(cases.load_cases(config.dataset, config.data_dir))
 
     def run(self, job: Job) -> int:
         """Do what is missing in the job's folder.

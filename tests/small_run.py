@@ -148,6 +148,8 @@ def case_record(case_id="a", label="ar", n_new=9, **changes):
         "n_new": n_new, "n_target_passes": len(committed), "output_ids": [1] * n_new,
         "state_scope": "prompt", "seed": 1,
     }  # fmt: skip
+    if not changes.keys() & {"prefill_s", "decode_s", "wall_s", "timing"}:
+        values |= {"prefill_s": 0.5, "decode_s": 1.0, "wall_s": 1.5}
     return CaseRecord(**(values | changes))
 
 

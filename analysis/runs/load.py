@@ -71,7 +71,7 @@ class Run:
     @functools.cached_property
     def superseded(self) -> Sequence[CaseRecord]:
         """The measurements that were made again, in the order they were given up."""
-        return read_records(self.path / DISTURBED)[0]
+        return _read(self.path / DISTURBED, self.manifest)[0]
 
     @functools.cached_property
     def questions(self) -> Mapping[str, int]:
@@ -253,11 +253,18 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
     runs = []
     for path in find_runs(paths):
         manifest = RunManifest.read(path)
-        records, truncated = read_records(path)
+        done = (path / DONE).exists()
+        if done:
+            manifest.check_files(path, (CASES, DISTURBED))
+        records, truncated = _read(path / CASES, manifest)
         if records:
-            complete = (path / DONE).exists() and not truncated
+            complete = done and not truncated
             runs.append(Run(path, manifest, records, complete))
     return runs
+
+
+def _read(path: Path, manifest: RunManifest) -> tuple[list[CaseRecord], bool]:
+    return read_records(path, run_key=manifest.run_key, labels=manifest.labels)
 
 
 def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list[Run]:

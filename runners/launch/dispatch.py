@@ -23,6 +23,7 @@ from runners.launch import prerequisites
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
 from runners.run_folder import folder
+from runners.run_folder.manifest import check_questions
 from runners.runner import Runner
 from specbench.config import compose
 from specbench.config.compare import compose_entry, with_parts
@@ -31,8 +32,7 @@ from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import run_identity, run_key
 from specbench.config.schema import RUNNERS, RunConfig
 from specbench.config.validate import check_values
-from specbench.data import cases
-from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError, unknown_name
+from specbench.errors import ConfigurationError, SpecBenchError, unknown_name
 from specbench.results.manifest import BASELINE, RunManifest
 
 log = logging.getLogger(__name__)
@@ -150,8 +150,7 @@ def execute(
     else:
         folder.check_owner(path, key, own)
         if folder.is_complete(path):
-            _check_questions(config, path, runner)
-            exit_code = _reprint(path, runner)
+            exit_code = _reprint(config, path, runner)
             publish(cfg.logger, path)
             return exit_code
     questions = runner.load_cases(config)
@@ -202,20 +201,13 @@ def _entry(cfg: DictConfig) -> Entry:
     return Entry(label, with_parts(method), config.pair)
 
 
-def _check_questions(config: RunConfig, path: Path, runner: Runner) -> None:
-    """Refuse to show a table for a file of the user's that has changed since it was measured."""
-    if config.dataset.path is None:
-        return  # the project's own data sets are pinned
-    measured = RunManifest.read(path).prompt_set_hash
-    if measured != cases.prompt_set_hash(runner.load_cases(config)):
-        raise OutputRefused(
-            f"{path} was measured on other questions: {config.dataset.path} has changed since. "
-            "Type fresh=true to measure into a new folder."
-        )
-
-
-def _reprint(path: Path, runner: Runner) -> int:
-    exit_code = RunManifest.read(path).exit_code or 0
+def _reprint(config: RunConfig, path: Path, runner: Runner) -> int:
+    """Show a finished run again, unless its questions or files are not what they were."""
+    manifest = RunManifest.read(path)
+    asked = runner.questions_at_hand(config)
+    if asked is not None:
+        check_questions(manifest, config, asked, path)
+    exit_code = folder.check_finished(path, manifest)
     runner.show(path)
     log.info("%s is complete: nothing was measured (fresh=true measures again)", path)
     return exit_code

@@ -19,6 +19,7 @@ from runners.run_folder.config_diff import config_diff
 from specbench.errors import OutputRefused
 from specbench.results import records
 from specbench.results.manifest import RunManifest
+from specbench.results.record_checks import check_error, check_trace
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError
@@ -68,6 +69,34 @@ def fresh_folder(path: Path) -> Path:
 def is_complete(path: Path) -> bool:
     """Whether everything of the folder's run was measured."""
     return (path / records.DONE).exists()
+
+
+def check_finished(path: Path, manifest: RunManifest) -> int:
+    """The exit code of a finished run, once its files are known to be whole.
+
+    Raises:
+        RecordError: a file is missing, or is not what the run left.
+    """
+    manifest.check_files(path)
+    if manifest.files is None and manifest.n_cases:  # a run of before hashes were kept
+        found, truncated = records.read_records(
+            path, run_key=manifest.run_key, labels=manifest.labels
+        )
+        cases = {(record.repeat, record.case_id) for record in found}
+        i, n = manifest.shard or (0, 1)
+        expected = len(range(i, manifest.n_cases, n)) * int(manifest.config.get("repeats") or 1)
+        if truncated or len(cases) < expected:
+            raise jsonl.RecordError(
+                f"{path / records.CASES} holds {len(cases)} of {expected} cases, although the run "
+                f"is done. Put the file back; or delete {path / records.DONE} and repeat "
+                "the command, which measures what is missing; or type fresh=true."
+            )
+    if manifest.exit_code not in (0, 1):
+        raise jsonl.RecordError(
+            f"{path / records.MANIFEST}: exit_code is {manifest.exit_code!r}, although the run is "
+            f"done. Put the file back; or delete {path / records.DONE} and repeat the command."
+        )
+    return manifest.exit_code
 
 
 def check_owner(path: Path, run_key: str, identity: Mapping[str, Any]) -> None:
@@ -143,7 +172,8 @@ class ResultFiles:
 
     def __init__(self, job: Job) -> None:
         self._job, self._folder = job, job.folder
-        self.done, truncated = records.read_records(self._folder / records.CASES)
+        self.done, truncated = self._read(records.CASES)
+        self._keep_traces()
         self.redone = self._drop_incomplete_blocks(truncated)
         self.superseded = self._keep_superseded()
         for name in (records.CASES, records.ERRORS, records.STEPS_LOG):
@@ -156,19 +186,55 @@ class ResultFiles:
         labels = self._job.labels
         return [block for block in self._job.blocks() if not block.keys(labels) <= present]
 
+    def _read(self, name: str) -> tuple[list[CaseRecord], bool]:
+        """The records of a file, all of which must be of this job."""
+        job, path = self._job, self._folder / name
+        found, truncated = records.read_records(path, run_key=job.run_key, labels=job.labels)
+        places = {key: block for block in job.blocks() for key in block.keys(job.labels)}
+        for number, record in enumerate(found, start=1):
+            block = places.get(record.key)
+            if block is None:
+                what = f"case {record.case_id}, turn {record.turn}, repeat {record.repeat}"
+                raise jsonl.damaged(path, number, f"{what} is none of this run")
+            if record.stream_index != block.stream_index:
+                what = f"stream_index is {record.stream_index}, of this case {block.stream_index}"
+                raise jsonl.damaged(path, number, what)
+        return found, truncated
+
+    def _keep_traces(self) -> None:
+        """Have the steps in their growing file, also where ``DONE`` was removed by hand."""
+        log_file, table = self._folder / records.STEPS_LOG, self._folder / records.STEPS
+        if self.done and table.exists() and not log_file.exists():
+            jsonl.rewrite_jsonl(log_file, records.read_steps(table))
+
     def _keep_superseded(self) -> set[tuple[int, str, int]]:
         """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
-        path = self._folder / records.DISTURBED
-        present = {(r.repeat, r.case_id, r.attempt) for r in self.done}
-        keep = jsonl.mend_jsonl(
-            path, lambda x: (x["repeat"], x["case_id"], x["attempt"]) not in present
-        )
-        return {(line["repeat"], line["case_id"], line["attempt"]) for line in keep}
+        found, truncated = self._read(records.DISTURBED)
+        present = {(r.repeat, r.case_id): r.attempt for r in self.done}
+        # Of a block that is measured anew, nothing was superseded.
+        keep = [r for r in found if r.attempt < present.get((r.repeat, r.case_id), 0)]
+        if truncated or len(keep) < len(found):
+            path = self._folder / records.DISTURBED
+            jsonl.rewrite_jsonl(path, (record.to_json() for record in keep))
+        return {(record.repeat, record.case_id, record.attempt) for record in keep}
+
+    def _without_trace(self) -> set[tuple[int, str]]:
+        """Blocks whose steps are not in their file, as after a kill between two files."""
+        traces, _ = jsonl.read_jsonl(self._folder / records.STEPS_LOG, check_trace)
+        steps = {
+            (line["repeat"], line["case_id"], line["turn"], line["label"]): line["committed"]
+            for line in traces
+        }
+        return {
+            (record.repeat, record.case_id)
+            for record in self.done
+            if steps.get(record.key, []) != list(record.accepted_per_step)
+        }
 
     def _drop_incomplete_blocks(self, truncated: bool) -> int:
         folder = self._folder
         complete = {block.place for block in self._job.blocks()}
-        complete -= {block.place for block in self.pending}
+        complete -= {block.place for block in self.pending} | self._without_trace()
         started = {(record.repeat, record.case_id) for record in self.done}
         redone = max(len(started - complete), int(truncated))
         if redone:
@@ -182,8 +248,10 @@ class ResultFiles:
             )
             self._rewrite([r for r in self.done if (r.repeat, r.case_id) in complete])
         # These are written before the block's records, so they may run ahead of them.
-        for name in (records.ERRORS, records.STEPS_LOG):
-            jsonl.mend_jsonl(folder / name, lambda x: (x["repeat"], x["case_id"]) in complete)
+        for name, check in ((records.ERRORS, check_error), (records.STEPS_LOG, check_trace)):
+            jsonl.mend_jsonl(
+                folder / name, lambda x: (x["repeat"], x["case_id"]) in complete, check
+            )
         return redone
 
     def append(
@@ -249,6 +317,7 @@ class ResultFiles:
         folder = self._folder
         records.write_steps(folder / records.STEPS, self.traces())
         jsonl.write_json(folder / records.SUMMARY, summary)
+        manifest.seal(folder, records.LEFT)
         manifest.write(folder)
         jsonl.write_text(folder / records.DONE, "")
         (folder / records.STEPS_LOG).unlink()

@@ -6,14 +6,17 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from runners.job import Job
 from runners.run_folder.config_diff import config_diff
+from specbench.config.schema import RunConfig
 from specbench.data import cases
+from specbench.data.cases import Case
 from specbench.errors import OutputRefused
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest, Start
 from specbench.system import environment
@@ -83,15 +86,36 @@ def check_resume(old: RunManifest, machine: Mapping[str, Any], force: bool) -> b
     return True
 
 
-def check_subject(old: RunManifest, job: Job, model: ModelInfo) -> None:
-    """Refuse to go on with other questions, weights or prompts under the same names.
+def check_questions(old: RunManifest, config: RunConfig, asked: Iterable[Case], path: Path) -> None:
+    """Refuse a folder whose questions have changed under the same name.
+
+    Args:
+        asked: what the run would ask now.
+        path: the folder, for the message.
+
+    Raises:
+        OutputRefused: names the questions; there is no forcing this.
+    """
+    now = cases.prompt_set_hash(asked)
+    if now == old.prompt_set_hash:
+        return
+    where = f" in data_dir={config.data_dir}" if config.data_dir else ""
+    file = config.dataset.path or f"dataset={config.dataset.name}{where}"
+    raise OutputRefused(
+        f"{file} has changed since {path} "
+        f"was begun:\n  prompt_set_hash: there {old.prompt_set_hash!r}, here {now!r}\n"
+        "Restore the questions, or type fresh=true to measure into a new folder."
+    )
+
+
+def check_subject(old: RunManifest, model: ModelInfo) -> None:
+    """Refuse to go on with other weights or prompts under the same names.
 
     Raises:
         OutputRefused: names what differs; there is no forcing this.
     """
     # A run that was killed before its model was loaded has nothing to say about it.
-    then = {"prompt_set_hash": old.prompt_set_hash, "model": _subject(old.model or model)}
-    now = {"prompt_set_hash": cases.prompt_set_hash(job.cases), "model": _subject(model)}
+    then, now = {"model": _subject(old.model or model)}, {"model": _subject(model)}
     if differing := config_diff(then, now):
         raise OutputRefused(
             "the files behind this run have changed since it was begun:\n"

@@ -19,6 +19,7 @@ from runners.session.progress import RunProgress
 from specbench.errors import ConfigurationError
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
+from specbench.results.record_checks import check_candidates
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from specbench.system import nvml
@@ -81,7 +82,7 @@ def _measure(load: Load, run: OpenRun) -> None:
                 method_run.measured.update(earlier.measured.get(method_run.label, {}))
         session = load(job, runs)
         model = session.describe()
-        check_subject(manifest, job, model)
+        check_subject(manifest, model)
         model.copy_bytes_per_s = session.measure_copy_bandwidth()
         reading = session.fastest_read(earlier.read_bytes_per_s if earlier else None)
         reading.measure()
@@ -148,7 +149,7 @@ def _candidates_file(job: Job) -> Path | None:
             "type baseline=true and generation.temperature=0, or drop record."
         )
     path = job.folder / records.CANDIDATES
-    jsonl.mend_jsonl(path)
+    jsonl.mend_jsonl(path, check=check_candidates)
     return path
 
 

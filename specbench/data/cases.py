@@ -7,6 +7,7 @@ column holds what; nothing here knows a data set by name.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import random
@@ -19,6 +20,7 @@ from specbench.config.dataset_schema import ColumnsConfig, DatasetConfig, RowsCo
 from specbench.errors import DatasetError, nearest, unknown_name
 from specbench.paths import ASSETS
 from specbench.results.tasks import task_of
+from specbench.storage.jsonl import parse_json
 
 _HUB_ERROR_CHARACTERS = 300
 
@@ -156,12 +158,11 @@ def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
             if not line.strip():
                 continue
             try:
-                values = json.loads(line.decode("utf-8-sig"))
+                values = parse_json(line.removeprefix(codecs.BOM_UTF8))
             except UnicodeDecodeError as error:
                 raise DatasetError(f"{path}, line {number}: not UTF-8 ({error.reason})") from error
-            except json.JSONDecodeError as error:
-                where = f"{error.msg}, column {error.colno}"
-                raise DatasetError(f"{path}, line {number}: not JSON ({where})") from error
+            except ValueError as error:
+                raise DatasetError(f"{path}, line {number}: not JSON ({error})") from error
             if not isinstance(values, dict):
                 kind = type(values).__name__
                 raise DatasetError(f"{path}, line {number}: not a JSON object but a {kind}")

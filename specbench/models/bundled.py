@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 from specbench.errors import WeightsNotFound
+from specbench.storage import jsonl
 
 # Raise by one when the conversion changes: every machine then converts again.
 CONVERTER_VERSION = 1
@@ -77,6 +78,9 @@ def converted_folder(package: str, file_name: str, cache_dir: Path) -> Path:
     """Folder with the converted model, made now if it is missing.
 
     Two processes may call this at once: one converts, the other waits.
+
+    Raises:
+        WeightsNotFound: the package is not installed, or the folder is not what was converted.
     """
     import filelock
 
@@ -85,6 +89,7 @@ def converted_folder(package: str, file_name: str, cache_dir: Path) -> Path:
     root = cache_dir / "models"
     final = root / f"{gguf.stem}-{digest[:12]}-v{CONVERTER_VERSION}"
     if final.is_dir():
+        _check(final, cache_dir / "hashes")
         return final
     root.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(root / f"{final.name}.lock", timeout=_LOCK_TIMEOUT_S):
@@ -95,8 +100,37 @@ def converted_folder(package: str, file_name: str, cache_dir: Path) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         _log.warning("converting %s once (about half a minute) into %s", gguf.name, final)
         _convert(gguf, digest, partial)
+        _note(partial, _hashes_of(final))
         partial.rename(final)
     return final
+
+
+def _hashes_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.sha256.json")
+
+
+def _note(folder: Path, place: Path) -> None:
+    found = {path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    jsonl.write_json(place, found)
+
+
+def _check(folder: Path, memo_dir: Path) -> None:
+    """Refuse a folder of which a file is not what was converted.
+
+    A file is read again only where its size or time of change is new: bytes that a disk flips by
+    itself are not seen.
+    """
+    place = _hashes_of(folder)
+    if not place.is_file():  # converted before hashes were kept
+        _note(folder, place)
+    for name, digest in jsonl.read_json(place).items():
+        path = folder / name
+        if not path.is_file() or file_sha256(path, memo_dir) != digest:
+            state = "was changed" if path.is_file() else "is missing"
+            raise WeightsNotFound(
+                f"{path} {state} since the bundled model was converted. Type rm -r {folder} "
+                f"{place}: the next run converts it again, in half a minute."
+            )
 
 
 def _convert(gguf: Path, digest: str, folder: Path) -> None:

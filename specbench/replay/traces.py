@@ -11,6 +11,7 @@ import functools
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from specbench.arrays import IntArray
-from specbench.errors import ConfigurationError
+from specbench.errors import ConfigurationError, first_line
 from specbench.results.manifest import BASELINE, RunManifest
-from specbench.results.records import CANDIDATES, CASES, MANIFEST, read_records
+from specbench.results.record_checks import check_candidates, check_ids, check_turn
+from specbench.results.records import CANDIDATES, CASES, DONE, MANIFEST, read_records
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
 
@@ -189,14 +191,19 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
             "run_key": manifest.run_key,
             "prompt_set_hash": manifest.prompt_set_hash,
         }
+        _check_header(header)
     except KeyError as error:
         raise RecordError(
             f"{path / MANIFEST} lacks {error}: the run never loaded its model, or is no run of "
             "this program. Name another one."
         ) from error
-    lines, _ = jsonl.read_jsonl(path / CANDIDATES)
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{path / MANIFEST} is damaged: {error}. Name another run.") from error
+    if (path / DONE).exists():
+        manifest.check_files(path, (CASES,))
+    lines, _ = jsonl.read_jsonl(path / CANDIDATES, check_candidates)
     candidates = {(line["label"], line["case_id"], line["turn"]): line["top"] for line in lines}
-    found, _ = read_records(path)
+    found, _ = read_records(path, run_key=manifest.run_key, labels=manifest.labels)
     failed: dict[str, None] = {}
     turns = []
     for record in found:
@@ -281,17 +288,57 @@ def _read_pack(path: Path) -> tuple[dict[str, Any], list[Turn]]:
         data = path.read_bytes()
         if path.suffix == ".gz":
             data = gzip.decompress(data)
-        lines = [json.loads(line) for line in data.splitlines()]
-        header = lines[0]
-        if header.get("format") != PACK_FORMAT or header.get("version") != PACK_VERSION:
-            raise ValueError(f"its first line is no header of {PACK_FORMAT} {PACK_VERSION}")
-        turns = []
-        for line in lines[1:]:
-            for name in ("prompt_ids", "output_ids"):
-                line[name] = np.asarray(line[name], dtype=np.int64)
-            if line["candidates"] is not None:
-                line["candidates"] = np.asarray(line["candidates"], dtype=np.int64)
-            turns.append(Turn(**line))
-    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise RecordError(f"{path} is no trace pack, or a damaged one: {error}.") from error
-    return header, turns
+    header: dict[str, Any] = {}
+    turns: dict[tuple[str, str, int], Turn] = {}
+    for number, raw in enumerate(data.splitlines(), start=1):
+        try:
+            line = jsonl.parse_json(raw)
+            if number == 1:
+                if line.get("format") != PACK_FORMAT or line.get("version") != PACK_VERSION:
+                    raise ValueError(f"it is no header of {PACK_FORMAT} {PACK_VERSION}")
+                _check_header(line)
+                header = line
+                continue
+            turn = _turn(line)
+            if turns.setdefault((turn.label, turn.case_id, turn.turn), turn) is not turn:
+                raise ValueError(
+                    f"{turn.label}, case {turn.case_id}, turn {turn.turn} is there twice"
+                )
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise RecordError(
+                f"{path}, line {number}: no trace pack, or a damaged one: {first_line(error)}."
+            ) from error
+    if not header:
+        raise RecordError(f"{path} is no trace pack: it is empty.")
+    return header, list(turns.values())
+
+
+def _turn(line: dict[str, Any]) -> Turn:
+    check_turn({"repeat": 0, **line})
+    check_ids("prompt_ids", line["prompt_ids"])
+    check_ids("output_ids", line["output_ids"])
+    if line["candidates"] is not None:
+        check_candidates({"repeat": 0, **line, "top": line["candidates"]})
+        line["candidates"] = np.asarray(line["candidates"], dtype=np.int64)
+    for name in ("prompt_ids", "output_ids"):
+        line[name] = np.asarray(line[name], dtype=np.int64)
+    return Turn(**line)
+
+
+def _check_header(header: Mapping[str, Any]) -> None:
+    """That a replay finds what it asks of a pack or a manifest; else a KeyError or a TypeError."""
+    model, config = header["model"], header["config"]
+    for key in ("model", "dataset"):
+        str(config[key]["name"])
+    int(config["generation"]["max_new_tokens"])
+    int(config["seed"])
+    int(model["vocab_size"])
+    int(model["context_length"])
+    frozenset(model["eos_ids"])
+    for key in ("run_key", "prompt_set_hash"):
+        if not isinstance(header[key], str):
+            raise TypeError(f"{key} is {header[key]!r}")
+    if not isinstance(model["tokenizer_hash"], str):
+        raise TypeError(f"tokenizer_hash is {model['tokenizer_hash']!r}")

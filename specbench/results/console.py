@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specbench.errors import first_line
 from specbench.results.estimate import Estimate, numeric_columns
-from specbench.results.records import CASES, DISTURBED, ERRORS, MANIFEST, STEPS, SUMMARY
+from specbench.results.records import CASES, DISTURBED, DONE, ERRORS, MANIFEST, STEPS, SUMMARY
 from specbench.results.summary_schema import Pair, Summary, SummaryRow
 from specbench.results.wording import (
     PAIRS_TEXT,
@@ -53,7 +54,14 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
         if not console.is_terminal:
             console = Console(width=_WIDTH, soft_wrap=False)
     summary = cast("Summary", jsonl.read_json(folder / SUMMARY))
-    console.print(render(summary["rows"], summary.get("caption", "")))
+    try:
+        table = render(summary["rows"], summary.get("caption", ""))
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise jsonl.RecordError(
+            f"{folder / SUMMARY} is no summary of a run ({first_line(error)}). Delete "
+            f"{folder / DONE} and repeat the run's command, which writes it anew."
+        ) from error
+    console.print(table)
     pairs = summary.get("pairs") or []
     if 0 < len(pairs) <= _MOST_PAIRS:
         console.print(render_pairs(pairs))

@@ -7,11 +7,13 @@ and written back.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from specbench.results.records import MANIFEST, SCHEMA_VERSION
+from specbench.results.records import DONE, MANIFEST, SCHEMA_VERSION
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 
@@ -42,6 +44,11 @@ class _Node:
                 continue
             found[f.name] = _plain(value)
         return found | self.extra
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _plain(value: Any) -> Any:
@@ -185,6 +192,7 @@ class RunManifest(_Node):
         synthetic: records that were made up; ``imported``: whose files they were read from;
             ``merged_from``: the parts they were joined of; ``mixed_conditions``: what differed
             among the parts' hardware, versions and code.
+        files: SHA-256 of each file that the run left when it was done.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -216,6 +224,7 @@ class RunManifest(_Node):
     imported: JsonObject | None = None
     merged_from: list[str] | None = None
     mixed_conditions: list[str] | None = None
+    files: dict[str, str] | None = None
 
     @classmethod
     def from_json(cls, data: JsonObject) -> Self:
@@ -261,6 +270,31 @@ class RunManifest(_Node):
             specbench.storage.jsonl.DiskError: the disk is full or broken.
         """
         jsonl.write_json(folder / MANIFEST, self.to_json())
+
+    def seal(self, folder: Path, names: Iterable[str]) -> None:
+        """Note what a finished run's files are, those of them that are there."""
+        there = [name for name in names if (folder / name).is_file()]
+        self.files = {name: _sha256(folder / name) for name in there}
+
+    def check_files(self, folder: Path, names: Collection[str] = ()) -> None:
+        """Refuse a finished folder whose files are not those that the run left.
+
+        ``names``: these alone; without any, all.
+
+        Raises:
+            specbench.storage.jsonl.RecordError: a file is missing, or was changed since.
+        """
+        for name, digest in (self.files or {}).items():
+            path = folder / name
+            if names and name not in names:
+                continue
+            if not path.is_file() or _sha256(path) != digest:
+                state = "was changed" if path.is_file() else "is missing"
+                raise jsonl.RecordError(
+                    f"{path} {state} after the run was done, so its numbers are not shown. Put the "
+                    f"file back; or delete {folder / DONE} and repeat the run's command, which "
+                    "keeps what is whole and measures the rest; or type fresh=true."
+                )
 
     @property
     def shard(self) -> tuple[int, int] | None:

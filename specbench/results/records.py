@@ -24,11 +24,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from specbench.results.record_checks import check_record
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 
@@ -44,6 +45,7 @@ STEPS_LOG = "steps.jsonl"
 STEPS = "steps.parquet"
 SUMMARY = "summary.json"
 DONE = "DONE"
+LEFT = (CASES, ERRORS, DISTURBED, STEPS, SUMMARY)  # what tables are made of
 
 STATUSES = ("ok", "failed", "disturbed")
 TIMINGS = ("measured", "predicted", "none")
@@ -226,6 +228,7 @@ class CaseRecord:
             raise ValueError(f"timing {self.timing!r} is none of {', '.join(TIMINGS)}")
         if self.lossless.verdict not in VERDICTS:
             raise ValueError(f"verdict {self.lossless.verdict!r} is none of {', '.join(VERDICTS)}")
+        check_record(self)
         if len(self.output_ids) != self.n_new:
             raise ValueError(f"n_new is {self.n_new}, output_ids has {len(self.output_ids)}")
         if len(self.accepted_per_step) != self.n_target_passes:
@@ -305,21 +308,66 @@ def write_steps(path: Path, traces: Iterable[JsonObject]) -> None:
         os.replace(temporary, path)
 
 
-def read_records(path: Path) -> tuple[list[CaseRecord], bool]:
-    """The records of a ``cases.jsonl``, or of the folder that holds it.
+def read_steps(path: Path) -> list[JsonObject]:
+    """The traces that `write_steps` wrote; turns without a step are not in them.
+
+    Raises:
+        specbench.storage.jsonl.RecordError: the file is no such table.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    traces: dict[tuple[Any, ...], JsonObject] = {}
+    try:
+        for row in pq.read_table(path).to_pylist():
+            turn = {name: row[name] for name in ("label", "case_id", "turn", "repeat")}
+            trace = traces.setdefault(tuple(turn.values()), turn)
+            for name in ("drafted", "depth", "committed", "sources", "step_s"):
+                trace.setdefault(name, []).append(row[name])
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise jsonl.RecordError(f"{path} cannot be read: {error}.") from error
+    for trace in traces.values():
+        for name in ("sources", "step_s"):
+            if trace[name][0] is None:
+                trace[name] = None
+    return list(traces.values())
+
+
+def read_records(
+    path: Path, *, run_key: str | None = None, labels: Collection[str] = ()
+) -> tuple[list[CaseRecord], bool]:
+    """The records of a ``cases.jsonl``, or of the folder that holds it; each key is there once.
+
+    Args:
+        path: the file or the folder; in ``disturbed.jsonl`` a key may stand once an attempt.
+        run_key: of the run that all of them must be of; None takes any.
+        labels: of that run; where there are none, any.
 
     Returns:
         The records and whether the last line was cut off (and is left out).
 
     Raises:
-        specbench.storage.jsonl.RecordError: a line is no valid record.
+        specbench.storage.jsonl.RecordError: a line is no valid record, of another run, or of a turn
+            that an earlier line has already.
     """
     path = path / CASES if path.is_dir() else path
     objects, truncated = jsonl.read_jsonl(path)
-    records = []
+    records: list[CaseRecord] = []
+    lines: dict[tuple[Any, ...], int] = {}
     for number, line in enumerate(objects, start=1):
         try:
-            records.append(CaseRecord.from_json(line))
+            record = CaseRecord.from_json(line)
+            if run_key is not None and record.run_key != run_key:
+                raise ValueError(f"run_key is {record.run_key!r}, this folder's run is {run_key!r}")
+            if labels and record.label not in labels:
+                raise ValueError(f"label {record.label!r} is none of {', '.join(labels)}")
+            key = (*record.key, record.attempt if path.name == DISTURBED else 0)
+            if (first := lines.setdefault(key, number)) != number:
+                raise ValueError(
+                    f"label {record.label}, case {record.case_id}, turn {record.turn}, repeat "
+                    f"{record.repeat} is in line {first} already"
+                )
         except (ValueError, TypeError, AttributeError) as error:
-            raise jsonl.RecordError(f"{path}, line {number}: {error}.") from error
+            raise jsonl.damaged(path, number, error) from error
+        records.append(record)
     return records, truncated

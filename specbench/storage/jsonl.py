@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +19,11 @@ from specbench.errors import ConfigurationError, SpecBenchError
 
 # What a file holds before it becomes a typed value.
 JsonObject: TypeAlias = dict[str, Any]
+
+_DEEPEST = 64  # nested lists and objects; our own files have three levels
+_LARGEST = 2**63 - 1  # what arrays and tables can hold
+_MAYBE_LARGER = re.compile(rb"\d{19}")
+_MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class RecordError(ConfigurationError):
@@ -27,11 +34,71 @@ class DiskError(SpecBenchError):
     """Results cannot be written (disk full, quota, I/O error); what was written stays valid."""
 
 
-def read_jsonl(path: Path) -> tuple[list[JsonObject], bool]:
-    """The objects of a file and whether its last line was cut off (and is left out).
+def parse_json(data: bytes) -> Any:
+    """The value of a JSON text that the rest of the program can work with and write again.
 
     Raises:
-        RecordError: a line before the last one is not a json object.
+        ValueError: it is no JSON or not UTF-8, holds a number that is not finite, an integer of
+            thousands of digits or half a surrogate pair, or is nested too deeply.
+    """
+    try:
+        value = json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
+    if data.count(b"[") + data.count(b"{") > _DEEPEST:
+        _check_depth(value)
+    if _MAYBE_SURROGATE.search(data):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start : error.start + 1].encode("ascii", "backslashreplace")
+            raise ValueError(f"{half.decode()} is half a character (a lone surrogate)") from None
+    return value
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large a number")
+    return value
+
+
+def _bounded(text: str) -> int:
+    value = int(text)
+    if abs(value) > _LARGEST:
+        raise ValueError(f"{text[:20]}… is too large an integer")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return
+    raise ValueError("lists or objects are nested too deeply")
+
+
+def read_jsonl(
+    path: Path, check: Callable[[JsonObject], object] = lambda line: None
+) -> tuple[list[JsonObject], bool]:
+    """The objects of a file and whether its last line was cut off (and is left out).
+
+    Args:
+        path: a file of this program's; one that is missing is an empty one.
+        check: raises a ValueError for an object that is not what this file holds.
+
+    Raises:
+        RecordError: a line before the last one is not such a json object.
     """
     if not path.exists():
         return [], False
@@ -41,25 +108,42 @@ def read_jsonl(path: Path) -> tuple[list[JsonObject], bool]:
     objects: list[JsonObject] = []
     for number, line in enumerate(lines, start=1):
         try:
-            value = json.loads(line)
+            value = parse_json(line)
             if not isinstance(value, dict):
                 raise ValueError("not a json object")
         except ValueError as error:
             if number == len(lines) and not truncated:
                 return objects, True
-            raise RecordError(
-                f"{path}, line {number}: {error}. The file was damaged by something other than an "
-                "interrupted run; restore it, or measure again with fresh=true."
-            ) from error
+            raise damaged(path, number, error) from error
+        try:
+            if _MAYBE_LARGER.search(line):
+                json.loads(line, parse_int=_bounded)
+            check(value)
+        except ValueError as error:
+            raise damaged(path, number, error) from error
         objects.append(value)
     return objects, truncated
 
 
+def damaged(path: Path, number: int, reason: object) -> RecordError:
+    """The refusal of a line of a run's file."""
+    return RecordError(
+        f"{path}, line {number}: {reason}. The file was damaged by something other than an "
+        "interrupted run; restore it, or measure again with fresh=true."
+    )
+
+
 def mend_jsonl(
-    path: Path, keep: Callable[[JsonObject], bool] = lambda line: True
+    path: Path,
+    keep: Callable[[JsonObject], bool] = lambda line: True,
+    check: Callable[[JsonObject], object] = lambda line: None,
 ) -> list[JsonObject]:
-    """The objects to keep; a line that was cut off and all others go from the file too."""
-    lines, truncated = read_jsonl(path)
+    """The objects to keep; a line that was cut off and all others go from the file too.
+
+    Raises:
+        RecordError: a line is none of this file's; ``check`` as in `read_jsonl`.
+    """
+    lines, truncated = read_jsonl(path, check)
     kept = [line for line in lines if keep(line)]
     if truncated or len(kept) < len(lines):
         rewrite_jsonl(path, kept)
@@ -104,7 +188,7 @@ def read_json(path: Path) -> JsonObject:
         RecordError: the file is missing or holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read: {error}.") from error
     if not isinstance(value, dict):

@@ -53,9 +53,9 @@ def fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
     """The part of what :func:`describe` returned without which numbers are not comparable."""
     machine, packages = description["hardware"], description["versions"]
     return {
-        "cpu": machine["cpu"],
-        "cpus_usable": machine["cpus_usable"],
-        "gpus": [gpu["name"] for gpu in machine["gpus"]],
+        "cpu": machine.get("cpu"),
+        "cpus_usable": machine.get("cpus_usable"),
+        "gpus": [gpu["name"] for gpu in machine.get("gpus", [])],
         **{name: packages.get(name) for name in ("python", "torch", "transformers", "numpy")},
         "commit": (description["git"] or {}).get("commit"),
     }

@@ -93,6 +93,7 @@ class TestPartsOfOthers:
         (run, _) = load_runs([results])
         edit_manifest(results / "sweep" / "a", traces={"run_key": run.manifest.run_key})
         edit_manifest(results / "sweep" / "a", run_key="another")
+        edit_records(results / "sweep" / "a", lambda record: record | {"run_key": "another"})
         assert len(usable_runs([results])[0]) == 2, "it has other labels, too"
         edit_records(results / "b", lambda record: record if record["label"] == "ar" else None)
         assert [run.path.name for run in usable_runs([results])[0]] == ["a"]

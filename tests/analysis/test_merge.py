@@ -10,7 +10,7 @@ from analysis import merge
 from analysis.runs.load import load_runs
 from specbench.results import records
 from specbench.storage import jsonl
-from tests.analysis.folders import edit_manifest
+from tests.analysis.folders import edit_manifest, edit_records
 from tests.runners.test_dispatch import comparable, no_work
 from tests.small_run import run_here
 
@@ -82,6 +82,16 @@ def recorded_twice(parts):
     text = (parts[0] / records.CASES).read_text()
     with (parts[1] / records.CASES).open("a") as file:
         file.write(text.splitlines()[0] + "\n")
+    edit_manifest(parts[1], files=None)  # as runs of before hashes were kept
+
+
+def edited_by_hand(parts):
+    edit_records(parts[1], lambda record: record | {"wall_s": 9.0})
+
+
+def of_another_run(parts):
+    edit_manifest(parts[1], run_key="another", files=None)
+    edit_records(parts[1], lambda record: record | {"run_key": "another"})
 
 
 @pytest.mark.parametrize(
@@ -96,12 +106,21 @@ def recorded_twice(parts):
             ["shard=0/2 is there 2 times", "copy"],
         ),
         (recorded_twice, ["1 records are there twice"]),
+        (edited_by_hand, ["part1/cases.jsonl was changed after the run was done"]),
+        (
+            lambda parts: (parts[1] / records.STEPS).unlink(),
+            ["part1/steps.parquet is missing after the run was done"],
+        ),
         (
             lambda parts: (parts[1] / records.DONE).unlink(),
             ["part1 (shard=1/2) is incomplete"],
         ),
         (
             lambda parts: edit_manifest(parts[1], run_key="another"),
+            ["part1/cases.jsonl, line 1: run_key is"],
+        ),
+        (
+            of_another_run,
             ["are not shards of one run", 'run_key: there "another"'],
         ),
         (
@@ -139,7 +158,9 @@ def test_a_whole_run_is_no_shard(shards, tmp_path, capsys):
 def test_a_failed_case_keeps_its_reason_and_the_exit_code(parts, tmp_path):
     path = parts[0] / records.ERRORS
     line = {"label": "pld", "case_id": "81", "turn": 0, "repeat": 0, "during": "audit"}
+    line |= {"type": "RuntimeError", "message": "made up"}
     path.write_text(json.dumps(line) + "\n")
+    edit_manifest(parts[0], files=None)
     out = tmp_path / "merged"
     assert merge.main([*map(str, parts), "-o", str(out)]) == 0
     assert jsonl.read_jsonl(out / records.ERRORS)[0] == [line]
@@ -155,6 +176,7 @@ def test_what_was_measured_again_in_a_shard_is_told_of_the_whole(parts, tmp_path
     old = [line for line in lines if (line["case_id"], line["repeat"]) == (case, 0)]
     jsonl.rewrite_jsonl(parts[0] / records.DISTURBED, old)
     jsonl.rewrite_jsonl(path, [line | {"attempt": int(line in old)} for line in lines])
+    edit_manifest(parts[0], files=None)
     joined = merge.merge(parts, tmp_path / "joined")
     assert len(joined.superseded) == len(old)
     summary = jsonl.read_json(joined.path / records.SUMMARY)

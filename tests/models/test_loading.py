@@ -1,6 +1,7 @@
 """Loading: local folders of every architecture, random shapes, and weights that cannot be had."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -391,6 +392,25 @@ def test_conversion_runs_once_until_the_file_changes(fake_wheel, tmp_path, monke
     fake_wheel.write_bytes(b"other weights")
     assert convert(tmp_path / "cache") != first
     assert len(calls) == len(set(calls)) == 2
+
+
+@pytest.mark.parametrize("damage", [b"lost", b"LOST and more", None])
+def test_a_converted_file_that_was_changed_is_refused(fake_wheel, tmp_path, monkeypatch, damage):
+    def whole(gguf: Path, digest: str, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"kept")
+
+    monkeypatch.setattr(bundled, "_convert", whole)
+    folder = convert(tmp_path / "cache")
+    assert convert(tmp_path / "cache") == folder
+    weights_file = folder / "model.safetensors"
+    weights_file.unlink() if damage is None else weights_file.write_bytes(damage)
+    with pytest.raises(WeightsNotFound, match=rf"{weights_file}.*Type rm -r {folder} ") as refusal:
+        convert(tmp_path / "cache")
+    assert refusal.value.exit_code == 2
+    for path in (folder, *folder.parent.glob("*.json")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert convert(tmp_path / "cache") == folder
 
 
 def test_killed_conversion_leaves_nothing_that_counts(fake_wheel, tmp_path, monkeypatch):

@@ -355,7 +355,11 @@ def test_without_its_tokenizer_the_way_out_is_named(run, tmp_path, monkeypatch):
 
 def test_what_cannot_be_exported_or_imported_says_why(run, tmp_path):
     out = str(tmp_path / "out")
-    jsonl.rewrite_jsonl(run / CASES, (replace(r, timing="none").to_json() for r in RECORDS))
+    untimed = [
+        replace(r, timing="none", prefill_s=0.0, decode_s=0.0, drafter_setup_s=0.0, wall_s=0.0)
+        for r in RECORDS
+    ]
+    jsonl.rewrite_jsonl(run / CASES, map(CaseRecord.to_json, untimed))
     with pytest.raises(ConfigurationError, match="replay without times"):
         spec_bench.main(["export", str(run), out, "--no-text"])
     with pytest.raises(ConfigurationError, match="is no file"):

@@ -100,7 +100,7 @@ def test_other_questions_under_the_same_name_are_refused(execute, tmp_path, monk
         execute(*what)
     text = path.read_text()
     path.write_text(text.replace("blue", "red"))
-    with pytest.raises(OutputRefused, match=r"have changed since.*\n.*prompt_set_hash"):
+    with pytest.raises(OutputRefused, match=r"mine\.jsonl has changed since.*\n.*prompt_set_hash"):
         execute(*what)
     path.write_text(text)
     assert execute(*what) == 0

@@ -60,10 +60,8 @@ def result(folder):
         del row["step_s"]
     steps.sort(key=lambda r: (r["repeat"], r["case_id"], r["turn"], r["label"], r["step"]))
     rows = jsonl.read_json(folder / records.SUMMARY)["rows"]
-    timed = ("tokens_per_s", "end_to_end_tokens_per_s", "speedup", "geomean_speedup")
-    timed += ("speedup_ci", "geomean_speedup_ci", "bandwidth_share")
-    timed += ("speedup_eager", "speedup_eager_ci", "speedup_graph", "speedup_graph_ci")
-    rows = [{k: v for k, v in row.items() if k not in timed} for row in rows]
+    counted = ("label", "method", "task", "n_cases", "mat", "mat_ci", "lossless", "state_scope")
+    rows = [{name: row[name] for name in counted} for row in rows]
     return {"cases": cases, "steps": steps, "rows": rows}
 
 
