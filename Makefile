@@ -102,8 +102,8 @@ shown: $(STAMP) ## Tables and figures of the documents, made again from their re
 bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host work per step
 	$(PY) -m scripts.bench engine $(ARGS)
 
-soak: $(STAMP) ## A thousand cases with faults: memory stays flat and nothing is lost
-	$(PYTEST) -s tests/runners/test_soak.py $(ARGS)
+soak: $(STAMP) ## A thousand cases with faults, a hundred kills: memory stays flat, nothing is lost
+	$(PYTEST) -s tests/runners/test_soak.py tests/runners/test_kills.py $(ARGS)
 
 bench-drafters: $(STAMP) ## Drafting time per step of each method
 	$(PY) -m scripts.bench drafters $(ARGS)

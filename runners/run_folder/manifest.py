@@ -17,8 +17,9 @@ from runners.run_folder.config_diff import config_diff
 from specbench.config.schema import RunConfig
 from specbench.data import cases
 from specbench.data.cases import Case
-from specbench.errors import OutputRefused
+from specbench.errors import OutputRefused, first_line
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest, Start
+from specbench.storage.jsonl import RecordError
 from specbench.system import environment
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,14 @@ def check_resume(old: RunManifest, machine: Mapping[str, Any], force: bool) -> b
         OutputRefused: they differ and ``force`` is not set; names what differs.
     """
     then = {"hardware": old.hardware, "versions": old.versions, "git": old.git}
-    differing = config_diff(environment.fingerprint(then), environment.fingerprint(machine))
+    try:
+        known = environment.fingerprint(then)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise RecordError(
+            f"the manifest's hardware, versions or git are damaged ({first_line(error)}). Restore "
+            "the file, or measure anew with fresh=true."
+        ) from error
+    differing = config_diff(known, environment.fingerprint(machine))
     if not differing:
         return False
     if not force:

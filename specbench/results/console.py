@@ -55,13 +55,20 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
             console = Console(width=_WIDTH, soft_wrap=False)
     summary = cast("Summary", jsonl.read_json(folder / SUMMARY))
     try:
-        table = render(summary["rows"], summary.get("caption", ""))
+        _print_summary(summary, folder, console)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise jsonl.RecordError(
             f"{folder / SUMMARY} is no summary of a run ({first_line(error)}). Delete "
             f"{folder / DONE} and repeat the run's command, which writes it anew."
         ) from error
-    console.print(table)
+    files = [name for name in _SHOWN_FILES if (folder / name).exists()]
+    console.print(
+        f"files: {folder}/ ({', '.join(files)})", markup=False, highlight=False, soft_wrap=True
+    )
+
+
+def _print_summary(summary: Summary, folder: Path, console: Console) -> None:
+    console.print(render(summary["rows"], summary.get("caption", "")))
     pairs = summary.get("pairs") or []
     if 0 < len(pairs) <= _MOST_PAIRS:
         console.print(render_pairs(pairs))
@@ -71,10 +78,6 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
         console.print(f"fastest: {leader_words(leaders)}", markup=False, highlight=False)
     for note in summary.get("notes", []):
         console.print(f"note: {note}", markup=False, highlight=False)
-    files = [name for name in _SHOWN_FILES if (folder / name).exists()]
-    console.print(
-        f"files: {folder}/ ({', '.join(files)})", markup=False, highlight=False, soft_wrap=True
-    )
 
 
 def render(rows: Sequence[SummaryRow], caption: str = "") -> Table:

@@ -11,7 +11,8 @@ import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from specbench.results.records import DONE, MANIFEST, SCHEMA_VERSION
 from specbench.storage import jsonl
@@ -33,6 +34,10 @@ class _Node:
     def from_json(cls, data: JsonObject) -> Self:
         known = {f.name for f in fields(cls)} - {"extra"}
         values = {key: value for key, value in data.items() if key in known}
+        hints = get_type_hints(cls)
+        for key, value in values.items():
+            if not _fits(value, hints[key]):
+                raise ValueError(f"{key} is {value!r:.60}, which it cannot be")
         return cls(**values, extra={k: v for k, v in data.items() if k not in known})
 
     def to_json(self) -> JsonObject:
@@ -49,6 +54,26 @@ class _Node:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a field's type, as far as JSON can tell."""
+    if hint is Any:
+        return True
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (UnionType, Union):
+        return any(_fits(value, part) for part in inner)
+    if kind is float:
+        return type(value) in (int, float)
+    if kind is int:
+        return type(value) is int
+    if not isinstance(value, kind):
+        return False
+    if kind is list and inner:
+        return all(_fits(item, inner[0]) for item in value)
+    if kind is dict and inner:
+        return all(_fits(item, inner[1]) for item in value.values())
+    return True
 
 
 def _plain(value: Any) -> Any:
@@ -307,4 +332,5 @@ class RunManifest(_Node):
 
     def setting(self, group: str, key: str) -> Any:
         """A value of the composed configuration, e.g. ``setting("model", "name")``, or None."""
-        return (self.config.get(group) or {}).get(key)
+        node = self.config.get(group)
+        return node.get(key) if isinstance(node, dict) else None

@@ -15,7 +15,10 @@ from specbench.storage.jsonl import JsonObject
 if TYPE_CHECKING:
     from specbench.results.records import CaseRecord
 
-_TEXTS = ("run_key", "label", "method", "model", "dataset", "task", "category", "case_id")
+_TEXTS = (
+    *("run_key", "label", "method", "model", "dataset", "task", "category", "case_id"),
+    *("state_scope", "verifier", "disturbed_by", "started_at", "host"),
+)
 _COUNTS = (
     *("turn", "repeat", "stream_index", "position", "attempt", "seed"),
     *("n_prompt", "n_new", "n_target_passes", "n_drafted", "n_aux"),
@@ -47,8 +50,9 @@ def check_record(record: CaseRecord) -> None:
             raise ValueError(f"{name} is {value!r}, not a number from 0")
     if record.prompt_ids and len(record.prompt_ids) != record.n_prompt:
         raise ValueError(f"n_prompt is {record.n_prompt}, prompt_ids has {len(record.prompt_ids)}")
-    if not isinstance(record.drafter, dict):
-        raise ValueError(f"drafter is {record.drafter!r}, not an object")
+    if record.n_retokenized is not None:
+        _check_count("n_retokenized", record.n_retokenized)
+    _check_counted(record)
     _check_phases(record.phase_s)
     if record.status != "failed":
         _check_times(record)
@@ -67,6 +71,23 @@ def _check_times(record: CaseRecord) -> None:
         raise ValueError(f"wall_s is {record.wall_s}, prefill_s + decode_s is {parts}")
     if parts and record.n_target_passes and not record.decode_s:
         raise ValueError(f"decode_s is 0, and {record.n_target_passes} steps take time")
+
+
+def _check_counted(record: CaseRecord) -> None:
+    """What drafters and GPUs said, as far as tables and the rule of noise read it."""
+    if not isinstance(record.drafter, dict):
+        raise ValueError(f"drafter is {record.drafter!r}, not an object")
+    for name, value in record.drafter.items():
+        if name.startswith(("accepted_from_", "found_by_")):
+            _check_count(name, value)
+    if record.gpu is not None and not (
+        isinstance(record.gpu, list) and all(isinstance(gpu, dict) for gpu in record.gpu)
+    ):
+        raise ValueError(f"gpu is {record.gpu!r}, not a list of objects")
+    for name in ("first_diff", "gap"):
+        value = getattr(record.lossless, name)
+        if value is not None and not _is_number(value):
+            raise ValueError(f"lossless.{name} is {value!r}, not a number")
 
 
 def _check_phases(phases: object) -> None:

@@ -84,6 +84,12 @@ def test_reference_is_kept(tmp_path):
         (question(1) | {"category": None}, 2, "category"),
         (question(1) | {"question_id": None}, 2, "id must be"),
         (question(0), 2, "'0' is already that of line 1"),
+        ('{"turns": ' + "[" * 100_000 + "]" * 100_000 + "}", 2, "nested too deeply"),
+        ('{"question_id": ' + "1" * 5000 + "}", 2, "digits"),
+        (question(1) | {"turns": ["a \ud83d b"]}, 2, "half a character"),
+        (question(1) | {"question_id": "\udc00"}, 2, "half a character"),
+        (question(1) | {"category": "\udc00"}, 2, "half a character"),
+        (question(1) | {"score": float("nan")}, 2, "NaN is no JSON number"),
     ],
 )
 def test_malformed_line(tmp_path, line, number, reason):

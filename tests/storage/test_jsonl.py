@@ -1,6 +1,7 @@
 """Files stay whole when the disk is full, and say where they are damaged."""
 
 import errno
+import json
 import os
 
 import pytest
@@ -13,6 +14,35 @@ def test_damage_in_the_middle_is_refused_with_file_and_line(tmp_path):
     path.write_text('{"a": 1}\nrubbish\n{"a": 2}\n')
     with pytest.raises(jsonl.RecordError, match=r"cases\.jsonl, line 2"):
         jsonl.read_jsonl(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": NaN}', "NaN is no JSON number"),
+        ('{"a": -1e999}', "too large"),
+        ('{"a": 1e999}', "too large"),
+        ('{"a": 12345678901234567890}', "too large an integer"),
+        ('{"a": ' + "1" * 5000 + "}", "4300 digits"),
+        ('{"a": ' + "[" * 65 + "]" * 65 + "}", "nested too deeply"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+        ('{"a": "\\udc00"}', r"\\udc00 is half a character"),
+        ('{"\\ud83d": 1}', "half a character"),
+    ],
+)
+def test_what_could_not_be_worked_with_is_refused_with_its_line(tmp_path, text, reason):
+    path = tmp_path / "cases.jsonl"
+    path.write_text('{"a": 1}\n' + text + '\n{"a": 2}\n')
+    with pytest.raises(jsonl.RecordError, match=rf"cases\.jsonl, line 2: .*{reason}") as refusal:
+        jsonl.read_jsonl(path)
+    assert refusal.value.exit_code == 2
+
+
+def test_whole_characters_and_long_numbers_are_read(tmp_path):
+    path = tmp_path / "cases.jsonl"
+    line = {"a": "\U0001f600", "b": 2**63 - 1, "c": 0.00012345678901234567, "d": [[1]] * 200}
+    path.write_text(json.dumps(line) + "\n")
+    assert jsonl.read_jsonl(path) == ([line], False)
 
 
 def test_a_full_disk_leaves_only_whole_groups(tmp_path, monkeypatch):
