@@ -23,7 +23,6 @@ Where ours differs, and why:
       moves a cursor, whose state can go stale when a state is cloned under it.
     - Where a chain's source is short, the reference pads with id 0 (``pad_token: 0``); ours drafts
       less.
-    - Every document of the static automaton begins at the start state, so no match spans two.
     - Of equally frequent continuations the smaller id comes first, of equally probable nodes the
       one found first; the reference's order depends on its dictionaries and heap.
 State kept: the dynamic automaton of one turn (a later turn's prompt repeats the dialogue), at most

@@ -1,7 +1,8 @@
 """Building static automata from texts or token ids: the bundled model's default, and any corpus.
 
 A document is a text, or ids (a prompt with its answer). As in the reference, every id of the
-vocabulary is a document of its own, too, and each document ends with the end token.
+vocabulary is a document of its own, too, each document ends with the end token, and the automaton
+is that of all of them as one text.
 """
 
 from __future__ import annotations
@@ -62,7 +63,6 @@ class DocumentAutomaton:
         if end > len(self._text):
             self._text = np.resize(self._text, 2 * end)
         self._text[begin:end] = document
-        self._growing.start_document()
         self._growing.extend(self._text, begin, end)
         return len(document)
 

@@ -6,8 +6,9 @@ import matplotlib as mpl
 import pytest
 from PIL import Image, ImageChops
 
-from scripts.shown import DOCUMENTS, FIGURES, SHOWN, figure, index, with_tables
+from scripts.shown import DOCUMENTS, FIGURES, SHOWN, figure, index, read, with_tables
 from specbench.paths import PROJECT
+from specbench.results.manifest import BASELINE
 
 TABLE = re.compile(r"(?:^|\n)([^\n]*)\n\n(\|(?:.*\n)+?)(?!\|)")
 DECIMALS = "<!-- decimals: of the files linked in each row -->"
@@ -36,6 +37,13 @@ def test_a_number_that_was_typed_is_found():
     readme = text("README.md")
     assert readme.count("| 1.77 | 1.56 ") == 1
     assert with_tables(readme.replace("| 1.77 | 1.56 ", "| 1.78 | 1.56 ")) == readme
+
+
+def test_the_readme_names_no_winner_that_its_run_does_not_show():
+    pairs = read(index()["tables"]["bench"]["records"][0])["pairs"]
+    (between,) = [pair for pair in pairs if BASELINE not in (pair["first"], pair["second"])]
+    undecided = between["verdict"] in ("undecided", "tie")
+    assert ("Which of the two is faster 12 prompts do not tell" in text("README.md")) == undecided
 
 
 def test_index_code_and_documents_name_the_same_tables_and_figures():

@@ -24,7 +24,7 @@ def earlier_suffix(text, room=0):
 
 
 class PlainCorpus:
-    """Substrings of documents with their counts."""
+    """Substrings of documents with their counts; none spans two."""
 
     def __init__(self, documents):
         self.documents = documents

@@ -122,11 +122,11 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize("knobs", PUBLISHED)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_steps_are_those_of_the_published_code(knobs, seed):
     """Of two turns, the second with a warm pool and, in half of them, an end token."""
-    vocab_size = (6, 8, 12, 16)[seed % 4]
-    target, draft = pair(10 * seed, noise=0.3 + 0.1 * seed, vocab_size=vocab_size)
+    vocab_size = (6, 12, 8, 16)[seed]
+    target, draft = pair(10 * seed, noise=0.3 + 0.2 * seed, vocab_size=vocab_size)
     drafter = ouroboros(draft, **knobs)
     n, end = 80, None
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_steps_are_those_of_the_published_code(knobs, seed):
                 assert chain == plain_chain
                 assert phrases == [list(phrase) for phrase in reversed(plain_phrases)]
             left -= len(new)
-        if seed > 3:  # the token that the answer says last for the first time
+        if seed % 2:  # the token that the answer says last for the first time
             end = max(result.output_ids, key=result.output_ids.index)
 
 

@@ -31,10 +31,10 @@ def context(path=None, tokenizer_hash="toy", **more):
 
 @pytest.fixture
 def static(tmp_path):
-    """Writes static automata of documents."""
+    """Writes static automata of documents; the vocabulary's last id ends them."""
 
     def write(documents, vocabulary=VOCAB):
-        built = DocumentAutomaton()
+        built = DocumentAutomaton(vocabulary - 1)
         for document in documents:
             built.add(document)
         path = tmp_path / "static.bin"
@@ -127,17 +127,17 @@ def test_the_static_draft_is_a_tree_of_probable_continuations(static):
     path = static([[1, 2], [1, 3, 4], [1, 3, 5], [1, 6]])
     drafter = ready(path, automata="static")
     tree = drafter.propose(after(drafter, [9, 1]))
-    # 3 has 2 of the 4 continuations of 1 (which occurs 5 times, once as an id), 4 and 5 half each.
-    assert drafted(tree) == ([3, 2, 6, 4], [-1, -1, -1, 0], [STATIC] * 4)
+    # 3 has 2 of the 5 continuations of 1, which is once the id alone, with the end behind it.
+    assert drafted(tree) == ([3, 2, 6, VOCAB - 1], [-1] * 4, [STATIC] * 4)
     drafter = ready(path, automata="static", top_k=1)
-    assert drafter.propose(after(drafter, [9, 1])).tokens.tolist() == [3, 4]
+    assert drafter.propose(after(drafter, [9, 1])).tokens.tolist() == [3, 4, VOCAB - 1, 1]
 
 
 def test_both_matches_follow_the_text(static):
     drafter = ready(static([[5, 6, 7, 8]]), alpha=1.0)
     state = after(drafter, [1, 5])
     assert drafter.propose(state).tokens.tolist() == [6]
-    for token, expected in ((6, [7, 8]), (9, []), (1, [5]), (5, [6, 9])):
+    for token, expected in ((6, [7, 8]), (9, [VOCAB - 1]), (1, [5]), (5, [6, 9])):
         state.commit(np.array([token]))
         outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, np.array([token]), None)
         drafter.observe(state, outcome)

@@ -51,7 +51,8 @@ def steps(seed, tmp_path, *, auxiliary, bias, rows=6):
     path = tmp_path / f"{seed}.bin"
     built.finish(VOCABULARY).write(path, tokenizer_hash="toy", header={})
     documents = [*corpus, *([token] for token in range(VOCABULARY))]
-    plain = PlainCorpus([d if d[-1] == END else [*d, END] for d in documents])
+    ended = [d if d[-1] == END else [*d, END] for d in documents]
+    plain = PlainCorpus([[token for document in ended for token in document]])  # as one text
     drafter = SuffixAutomatonDecoding(
         max_predicts=rows, alpha=ALPHA, top_k=TOP_K, len_bias=bias, len_threshold=THRESHOLD,
         auxiliary=PromptLookup(num_tokens=2, dummy_token=4) if auxiliary else None,

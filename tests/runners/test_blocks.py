@@ -34,6 +34,8 @@ def test_labels_run_forward_and_backward_by_turns_and_turn_by_turn(tmp_path):
     forward, backward = ["ar", "a", "b"], ["b", "a", "ar"]
     assert journal == forward * 2 + backward * 2 + forward * 2
     assert [r.position for r in done[:3]] == [0, 1, 2]
+    assert {r.n_retokenized is None for r in done if r.label == "ar"} == {False}
+    assert {r.n_retokenized for r in done if r.label != "ar"} == {None}, "nobody asks"
     assert [r.stream_index for r in done] == [0] * 6 + [1] * 6 + [2] * 6
 
 

@@ -8,12 +8,16 @@ from runners.session import build, device_lock, session, warmup
 from runners.session.blocks import BlockRunner
 from runners.session.live import both_baselines
 from runners.session.method_runs import build_method_runs
+from scripts import spec_bench
+from specbench.errors import ConfigurationError
+from specbench.models import loading
 from specbench.models.graph_target import GraphTarget
 from specbench.models.static_pass import FixedShape
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.analysis.folders import edit_manifest
 from tests.small_run import interrupted_after, run_here
+from tests.tiny_checkpoint import save_checkpoint
 
 
 def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_path, monkeypatch):
@@ -42,6 +46,43 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
     made.recover()
     for target in (made._target, made._eager_target):
         assert not target.cache.storage.any()
+
+
+@pytest.mark.parametrize("generation", ["greedy", "sampling"])
+def test_a_model_that_ignores_our_masks_measures_nothing(small, tmp_path, generation):
+    """Under sampling no audit would tell."""
+    save_checkpoint(tmp_path / "model", "stablelm")
+    model = [f"model.id={tmp_path}/model", "model.template=plain", f"generation={generation}"]
+    with pytest.raises(ConfigurationError, match=r"model\.id=.*StableLmAttention") as caught:
+        run_here([*small, *model, "measure.exclusive=false", f"output_dir={tmp_path}/run"])
+    assert caught.value.exit_code == 2
+    assert (tmp_path / "run" / records.CASES).read_text() == ""
+
+
+def test_the_manifest_holds_the_self_checks(small, tmp_path):
+    extra = ["method=sps", "pair=random_draft", "measure.exclusive=false", "dataset.limit=1"]
+    assert run_here([*small, *extra, f"output_dir={tmp_path}/run"]) == 0
+    model = jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]
+    for found in (model["self_check"], model["drafts"]["sps"]["self_check"]):
+        assert max(found["difference"].values()) <= found["tolerance"] < 1e-4
+
+
+def test_the_exact_estimator_is_spec_bench_s_on_the_export(small, tmp_path, monkeypatch):
+    """Their ``speed.py`` in three lines, with the model's own tokenizer."""
+    kept = []
+    real = loading.load_tokenizer
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *a: kept.append(real(*a)) or kept[-1])
+    run_here([*small, "method=pld", "estimator=specbench_exact", f"output_dir={tmp_path}/run"])
+    assert spec_bench.main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    ar, pld = (jsonl.read_jsonl(path)[0] for path in sorted((tmp_path / "out").iterdir()))
+    ar, pld = ([line["choices"][0] for line in lines] for lines in (ar, pld))
+    tokens = [sum(len(kept[0](text).input_ids) - 1 for text in answer["turns"]) for answer in ar]
+    assert min(tokens) <= 0, "an answer without text, which they average in"
+    plain = np.mean([n / sum(answer["wall_time"]) for n, answer in zip(tokens, ar, strict=True)])
+    speed = np.mean([sum(answer["new_tokens"]) / sum(answer["wall_time"]) for answer in pld])
+    rows = jsonl.read_json(tmp_path / "run" / records.SUMMARY)["rows"]
+    row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
+    assert row["speedup"] == pytest.approx(speed / plain, rel=1e-12)
 
 
 @pytest.fixture

@@ -88,6 +88,9 @@ class ToySession:
     def text(self, ids):
         return " ".join(str(i) for i in ids)
 
+    def retokenized(self, ids):
+        return len(ids) - 1
+
     def decode(self, prompt, drafter, seed, max_new_tokens=None):
         limit = max_new_tokens or NEW_TOKENS
         return self.engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed)

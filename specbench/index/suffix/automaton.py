@@ -1,16 +1,15 @@
 """A suffix automaton that grows token by token, in a handful of flat arrays.
 
 A state stands for all substrings that end at the same positions; it knows the longest one's length,
-its suffix link, where it first ended, and how many texts' prefixes it is. The transitions of all
-states share one hash table with open addressing; those of one state are also linked, because a
+its suffix link, where it first ended, and whether it is a prefix of the text. The transitions of
+all states share one hash table with open addressing; those of one state are also linked, because a
 cloned state copies them. For n tokens there are fewer than 2n states and 3n transitions, so an
 array never grows while a token is added, and adding n tokens takes O(n).
 
 The automaton of a single text answers prompt look-up without searching: the suffix link of its last
 state is the longest suffix that occurred before, kept up to date by construction.
 
-The automaton of several texts (documents) begins each one at the start state and reuses what is
-there. `specbench.index.suffix.static_automaton` freezes it.
+`specbench.index.suffix.static_automaton` freezes the automaton of a corpus.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NONE = -1
 START = 0
 
 # Columns of a state: length of its longest substring, suffix link, first transition, position of
-# the token at which it first ended, and how often a text's prefix ended in it.
+# the token at which it first ended, and whether it is a prefix of the text.
 LENGTH, LINK, FIRST, END, PREFIXES = 0, 1, 2, 3, 4
 # Columns of a transition; NEXT links those of one state, the newest first.
 SOURCE, TOKEN, TARGET, NEXT = 0, 1, 2, 3
@@ -150,30 +149,23 @@ def extend(automaton: tuple[Array, ...], tokens: Array, begin: int, end: int) ->
         token = tokens[position]
         meta[TOKENS] += 1
         last = meta[LAST]
-        edge = find_edge(automaton, last, token)
-        if edge != NONE:
-            # Only in the second document and later: this prefix is known already.
-            state = np.int64(edges[edge, TARGET])
-            if states[state, LENGTH] != states[last, LENGTH] + 1:
-                state = _clone(automaton, last, token)
+        state = _add_state(automaton, states[last, LENGTH] + 1, position)
+        above = last
+        while above != NONE:
+            edge = find_edge(automaton, above, token)
+            if edge != NONE:
+                break
+            _add_edge(automaton, above, token, state)
+            above = np.int64(states[above, LINK])
+        if above == NONE:
+            states[state, LINK] = START
         else:
-            state = _add_state(automaton, states[last, LENGTH] + 1, position)
-            above = last
-            while above != NONE:
-                edge = find_edge(automaton, above, token)
-                if edge != NONE:
-                    break
-                _add_edge(automaton, above, token, state)
-                above = np.int64(states[above, LINK])
-            if above == NONE:
-                states[state, LINK] = START
+            known = np.int64(edges[edge, TARGET])
+            if states[known, LENGTH] == states[above, LENGTH] + 1:
+                states[state, LINK] = known
             else:
-                known = np.int64(edges[edge, TARGET])
-                if states[known, LENGTH] == states[above, LENGTH] + 1:
-                    states[state, LINK] = known
-                else:
-                    states[state, LINK] = _clone(automaton, above, token)
-        states[state, PREFIXES] += 1
+                states[state, LINK] = _clone(automaton, above, token)
+        states[state, PREFIXES] = 1
         meta[LAST] = state
 
 
@@ -212,7 +204,7 @@ def _rehash(edges: Array, n_edges: int, buckets: Array) -> None:
 
 
 class SuffixAutomaton:
-    """One automaton, over one text or several documents.
+    """One automaton, over one text.
 
     Args:
         max_tokens: tokens held at most, which bounds the memory (124 bytes a token). A single text
@@ -245,14 +237,10 @@ class SuffixAutomaton:
         meta[:] = (1, 0, START, 0)
         states[START] = (0, NONE, NONE, NONE, 0)
 
-    def start_document(self) -> None:
-        self.arrays.meta[LAST] = START
-
     def extend(self, tokens: Array, begin: int, end: int) -> None:
-        """Add ``tokens[begin:end]``, the continuation of what was added since the last start.
+        """Add ``tokens[begin:end]`` of the text ``tokens``, of which positions are remembered.
 
-        Beyond ``max_tokens`` the oldest part of ``tokens`` is forgotten, so ``tokens`` must then be
-        the single text itself, of which positions are remembered.
+        Beyond ``max_tokens`` the oldest part of it is forgotten.
         """
         while begin < end:
             free = self._room - len(self)

@@ -186,7 +186,7 @@ class StaticAutomaton(ArrayTable[StaticArrays]):
 
     @classmethod
     def freeze(cls, growing: SuffixAutomaton, text: Array) -> StaticAutomaton:
-        """The frozen form of an automaton over documents, which stand in ``text`` as added."""
+        """The frozen form of the automaton of a text."""
         n_states = int(growing.arrays.meta[STATES])
         n_edges = int(growing.arrays.meta[EDGES])
         states = growing.arrays.states[:n_states]

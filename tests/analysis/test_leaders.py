@@ -1,0 +1,84 @@
+"""Who may be the best, in one run and over several."""
+
+import json
+import shutil
+
+import pytest
+
+from analysis.report import summary
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.leaders import leaders
+from analysis.runs.load import load_runs
+from specbench.results.statistics.pairs import compare_pairs, leaders_of
+from tests.analysis.folders import edit_manifest, edit_records
+
+
+def only(cases, factor=1.0, repeats=(0,)):
+    """Keep some cases of some repeats; pld takes ``factor`` times as long in them."""
+
+    def change(record):
+        if record["case_id"] not in cases or record["repeat"] not in repeats:
+            return None
+        if record["label"] == "pld":
+            record["decode_s"] *= factor
+            record["wall_s"] = record["prefill_s"] + record["decode_s"]
+        return record
+
+    return change
+
+
+@pytest.fixture
+def case_ids(results):
+    lines = (results / "one" / "cases.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    failed = {record["case_id"] for record in records if record["status"] != "ok"}
+    return sorted({record["case_id"] for record in records} - failed)
+
+
+def led(results, key="speedup"):
+    (comparison,) = make_comparisons(load_runs([results]))
+    return comparison, [comparison.name_of(e) for e in leaders(comparison.drafting, key)]
+
+
+def test_in_one_run_they_are_those_of_its_summary(results):
+    comparison, found = led(results)
+    (run,) = comparison.runs
+    assert found == leaders_of(compare_pairs(run.records, run.labels, run.baseline, run.seed))
+    assert found[0] == "cacheback"
+
+
+def test_two_runs_are_compared_case_by_case(results, case_ids):
+    edit_records(results / "one", only(case_ids))
+    shutil.copytree(results / "one", results / "two")
+    edit_manifest(results / "two", run_key="other")
+    _, alike = led(results)
+    assert {"cacheback (one)", "cacheback (two)"} <= set(alike), "nothing parts a run from its copy"
+    edit_records(results / "two", only(case_ids, factor=0.4))
+    _, found = led(results)
+    assert found == ["pld (two)"]
+
+
+def test_repeats_of_one_of_the_runs_do_no_harm(results, case_ids):
+    edit_records(results / "one", only(case_ids, repeats=(0, 1)))
+    shutil.copytree(results / "one", results / "two")
+    edit_records(results / "two", only(case_ids, factor=0.4))
+    edit_manifest(results / "two", run_key="other")
+    assert led(results)[1] == ["pld (two)"]
+
+
+@pytest.mark.parametrize("key", ["speedup", "mat"])
+def test_two_cases_part_nothing_and_the_report_says_so(results, case_ids, key):
+    edit_records(results / "one", only(case_ids[:2], factor=0.01))
+    comparison, found = led(results, key)
+    assert set(found) == {"cacheback", "no_frozen", "pld"}
+    assert (found[0] == "pld") == (key == "speedup")
+    (row,) = summary([comparison]).frame.to_dict("records")
+    assert row["fastest"] == "pld or cacheback or no_frozen"
+    assert row["speedup [95 %]"].interval is None
+
+
+def test_the_report_names_one_where_the_data_do(results, case_ids):
+    edit_records(results / "one", only(case_ids, factor=0.2))
+    comparison, _ = led(results)
+    (row,) = summary([comparison]).frame.to_dict("records")
+    assert row["fastest"] == "pld"
