@@ -154,6 +154,7 @@ def test_no_wandb_key_has_both(runs):
     assert not set(compared.keys_of("speedup", "overall")) & sent["predicted"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")  # theirs
 def test_the_wandb_report_has_a_part_for_each(runs):
     pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
     (run,) = [run for run in runs if run.path.name == "synthetic"]
