@@ -35,8 +35,8 @@ Where ours differs, and why:
     - Scores are sums of logarithms; products of 50 float32 probabilities underflow.
     - Layers end at ``max_depth`` instead of overwriting the oldest, and where no more tokens are
       wanted.
-    - At r = 2, after a hit that empties the tree, the reference goes on from the logits of the last
-      node that was fed; ours from the node that was hit. From r = 3 on this cannot happen.
+    - After a hit that empties the tree, which was seen at r = 2 and never from r = 3 on, the
+      reference goes on from the last node that was fed; ours from the node that was hit.
     - A node whose children all have weight 0 ends the path; the reference may go on with a node
       that is no child.
     - One process; a second device is the draft's (``pair.draft.device``), not a second rank.

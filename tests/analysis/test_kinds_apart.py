@@ -181,18 +181,19 @@ def test_nothing_that_is_sent_of_a_predicted_run_has_a_measured_one_s_key(runs, 
 # --- claims on bars -------------------------------------------------------------------------------
 
 
-def claimed_points(run, claims):
-    (comparison,) = make_comparisons([run], claims=claims)
+def claimed_points(run, claims, estimator="end_to_end"):
+    (comparison,) = make_comparisons([run], estimator, claims)
     panels = [task_panel(comparison, key) for key in ("mat", "speedup")]
     points = [p for panel in panels for series in panel.series for p in series.claimed]
     return points, claimed_words([comparison], "mat", "speedup")
 
 
-def on(run: Run, gpu: str) -> Run:
-    manifest = dataclasses.replace(
-        run.manifest, model=ModelInfo(device="cuda"), hardware={"gpus": [{"name": gpu}]}
+def on(run: Run, gpu: str, engine: str = "eager") -> Run:
+    model = ModelInfo(device="cuda", passes={"engine": engine})
+    hardware = {"gpus": [{"name": gpu}]}
+    return dataclasses.replace(
+        run, manifest=dataclasses.replace(run.manifest, model=model, hardware=hardware)
     )
-    return dataclasses.replace(run, manifest=manifest)
 
 
 @pytest.fixture
@@ -200,18 +201,25 @@ def run(runs):
     return next(run for run in runs if run.path.name == "synthetic")
 
 
-def test_a_claim_of_the_same_model_and_hardware_stands_on_its_bar(run):
-    points, words = claimed_points(on(run, "NVIDIA GeForce RTX 4090"), [claim(method="pld")])
+RTX = "NVIDIA GeForce RTX 4090"
+NOT_DRAWN = "Claimed for other models, hardware or ways of counting, so not drawn: "
+
+
+def test_a_claim_of_the_same_kind_stands_on_its_bar(run):
+    points, words = claimed_points(on(run, RTX), [claim(method="pld")])
     assert sorted(p.y for p in points) == [1.5, 1.86, 2.42]
-    assert words.startswith("Hollow markers: claimed for vicuna7b, h (t, s), speed end to end")
+    assert words == (
+        "Hollow markers: claimed for vicuna7b, h (t, s), speed end to end over eager plain "
+        "decoding: pld."
+    )
 
 
 @pytest.mark.parametrize(
     ("gpu", "change", "timing"),
     [
         ("NVIDIA A100-SXM4-80GB", {}, "measured"),
-        ("NVIDIA GeForce RTX 4090", {"model": "vicuna13b"}, "measured"),
-        ("NVIDIA GeForce RTX 4090", {}, "predicted"),
+        (RTX, {"model": "vicuna13b"}, "measured"),
+        (RTX, {}, "predicted"),
     ],
 )
 def test_any_other_claim_is_listed_and_drawn_on_no_bar(run, gpu, change, timing):
@@ -219,13 +227,21 @@ def test_any_other_claim_is_listed_and_drawn_on_no_bar(run, gpu, change, timing)
     run = predicted(run) if timing == "predicted" else run
     points, words = claimed_points(run, [claim(method="pld", **change)])
     assert points == []
-    assert words.startswith("Claimed for other models or hardware, so not drawn (MAT / speedup): ")
-    assert words.endswith("pld 2.42 / 1.86.")
+    assert words.startswith(NOT_DRAWN)
+    assert words.endswith("pld MAT 2.42 and speedup 1.86.")
+
+
+@pytest.mark.parametrize(("engine", "estimator"), [("eager", "paired"), ("graph", "end_to_end")])
+def test_a_claimed_speed_stands_on_no_bar_of_another_ratio(run, engine, estimator):
+    points, words = claimed_points(on(run, RTX, engine), [claim(method="pld")], estimator)
+    assert [p.y for p in points] == [2.42]
+    assert words.startswith("Hollow markers: claimed for vicuna7b")
+    assert words.endswith(f"{NOT_DRAWN}vicuna7b, h (t, s): pld speedup 1.86.")
 
 
 def test_up_to_is_an_upper_bound(run):
     bounded = claim(method="pld", qualifier="up to")
-    points, _ = claimed_points(on(run, "NVIDIA GeForce RTX 4090"), [bounded])
+    points, _ = claimed_points(on(run, RTX), [bounded])
     assert {point.bound for point in points} == {"upper"}
     _, words = claimed_points(run, [bounded])
-    assert words.endswith("pld up to 2.42 / 1.86.")
+    assert words.endswith("pld MAT up to 2.42 and speedup up to 1.86.")

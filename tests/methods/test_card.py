@@ -136,3 +136,72 @@ def test_r_can_be_measured(knobs, make_target):
     drafter.begin(None)
     assert 1 <= drafter.report()["r"] <= drafter.max_depth
     assert target.cache.length == 0
+
+
+def plain_card(target_rule, draft_chances, text, k, r, n):
+    """The synchronous algorithm over whole paths: drafts, and what each step commits."""
+    layers, end, found = None, len(text) + n, []
+    while len(text) < end:
+        remaining, path = end - len(text), ()
+        for layer in (layers or [()])[1:]:  # the likeliest child, while there is one
+            below = [p for p in layer if p[:-1] == path]
+            if not below:
+                break
+            path = below[0]  # a layer has its likeliest first
+        path = path[: remaining - 1]
+        passes, scores = r, {}
+        if layers is None:  # a pass reads the text first; the prompt was read before
+            layers, passes = [[()]], r - bool(found)
+        for layer in layers:
+            for p in layer:
+                scores[p] = scores.get(p[:-1], 0.0) + (draft_chances(text, p) if p else 0.0)
+        while passes and len(layers) - 1 < remaining:
+            children = {
+                (*p, t): scores[p] + draft_chances(text, (*p, t))
+                for p in layers[-1] for t in range(VOCAB)
+            }  # fmt: skip
+            layers.append(sorted(children, key=children.get, reverse=True)[:k])
+            scores |= children
+            passes -= 1
+        committed = []
+        for token in (*path, None):
+            committed.append(target_rule(text + committed))
+            if committed[-1] != token:
+                break
+        found.append((list(path), committed))
+        text = text + committed
+        at, whole = len(committed), tuple(committed)
+        if at < len(layers) and whole in layers[at]:
+            kept = [[p[at:] for p in layer if p[:at] == whole] for layer in layers[at:]]
+            layers = [layer for layer in kept if layer]
+        else:
+            layers = None
+    return found
+
+
+@pytest.mark.parametrize("r", [1, 2, 3, 5])
+@pytest.mark.parametrize("noise", [0.5, 1.5])
+def test_steps_are_those_of_the_plain_algorithm(r, noise):
+    """More than 1,000 steps in all."""
+    compared = 0
+    for seed in range(4):
+        target, draft = pair(seed, noise)
+        chances = draft.table.double().log_softmax(-1)
+
+        def chance(text, path, chances=chances):
+            before = [*text, *path]
+            return float(chances[before[-3], before[-2], before[-1]])
+
+        def rule(text, table=target.table):
+            return int(table[text[-2], text[-1]].argmax())
+
+        drafter = card(draft, target, k=3, r=r)
+        drafts, propose = [], drafter.propose
+        drafter.propose = lambda s, d=drafts, f=propose: d.append(f(s)) or d[-1]
+        result = turn(target, drafter, n=60)
+        text = [3, 1, 4, result.output_ids[0]]
+        expected = plain_card(rule, chance, text, 3, r, 59)
+        assert [d.tokens.tolist() for d in drafts] == [path for path, _ in expected]
+        assert result.committed_per_step == [len(committed) for _, committed in expected]
+        compared += len(expected)
+    assert compared >= 50
