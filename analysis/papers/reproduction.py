@@ -117,8 +117,12 @@ def settings_tables(
 
 
 def along(comparison: Comparison, knob: str) -> list[tuple[int, ComparedLabel]]:
-    """The entries that draft by the value of a knob, those of one value by their folder."""
-    found = [(int(entry.knobs[knob]), entry) for entry in comparison.drafting]
+    """The entries that have a knob by its value, those of one value by their folder."""
+    found = [
+        (int(entry.knobs[knob]), entry)
+        for entry in comparison.drafting
+        if entry.knobs.get(knob) is not None
+    ]
     return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
 
 
