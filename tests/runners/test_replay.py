@@ -105,6 +105,7 @@ def test_without_a_surface_there_are_steps_and_no_times(live, again):
     for row in summary["rows"]:
         assert row["mat"] == theirs[row["task"], row["label"]]
     assert any("no times" in note for note in summary["notes"])
+    assert summary["pairs"] == [], "labels without times cannot be compared"
 
 
 def test_times_are_the_surfaces_and_say_so(again, surface, capsys):
