@@ -310,7 +310,7 @@ def load_session(
         if draft not in asked[:i] and wanted is not None and not wanted.shape:
             check_same_tokenizer(wanted, tokenizer)
     model = loading.load_model(config, tokenizer)
-    what = f"model.id={model.id}"
+    what = f"{weights.key_of(config.model)}={model.id}"
     supported.check_tokenizer(model.model, tokenizer, what)
     max_len = min(_longest_turn(job, template), model.context_length)
     max_nodes = max(run.drafter.needs.max_nodes for run in runs)

@@ -11,8 +11,7 @@ import functools
 import matplotlib
 import pytest
 
-from analysis import figures, publish, report, tables
-from analysis.dashboards import Subject
+from analysis import dashboards, figures, publish, report, tables
 from analysis.papers import REPRODUCTIONS, by_reproduction
 from analysis.papers.reproduction import claimed_words, no_figures, task_panel
 from analysis.plots import charts, heatmaps
@@ -151,8 +150,24 @@ def test_no_wandb_key_has_both(runs):
     timed = {key.rsplit("/", 1)[1] for key in sent["predicted"]} - counts
     assert timed
     assert all(name.startswith(publish.PREDICTED) for name in timed)
-    compared = Subject("", "p", frozenset(sent["measured"] | sent["predicted"]), made)
+    compared = dashboards.Subject("", "p", frozenset(sent["measured"] | sent["predicted"]), made)
     assert not set(compared.keys_of("speedup", "overall")) & sent["predicted"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")  # theirs
+def test_the_wandb_report_has_a_part_for_each(runs):
+    pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
+    (run,) = [run for run in runs if run.path.name == "synthetic"]
+    made = dashboards.report(dashboards.subject_of([run, predicted(run)], entity="team"))
+    under: dict[str, list[str]] = {}
+    for block in made.blocks:
+        if isinstance(getattr(block, "text", None), str):
+            if type(block).__name__ == "H1":
+                heading = block.text
+            elif "###" in block.text:
+                under.setdefault(heading, []).append(block.text)
+    assert list(under) == [dashboards.TABLES["measured"], dashboards.TABLES["predicted"]]
+    assert [[PREDICTED in text for text in texts] for texts in under.values()] == [[False], [True]]
 
 
 class Sent:

@@ -19,14 +19,14 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 REFUSED = {
     "gpt-oss": "attention sinks",
-    "Llama-4": "chunked attention begins a new chunk at 16 tokens",
+    "Llama-4": "beyond 16 tokens attention is chunked",
     "StableLM": r"logits of a (chain|tree) differ by .* layer 0 .*StableLmAttention",
     "Nemotron": r"logits of a (chain|tree) differ by .* layer 0 .*NemotronAttention",
     "DeepSeek-V3": "multi-head latent attention",
-    "Phi-3, LongRoPE past its switch": r"LongRoPE .* at 40 .* model\.context_length=28",
-    "Llama, dynamic RoPE outgrown": "dynamic RoPE scaling begins at 40 tokens",
+    "Phi-3, LongRoPE past its switch": r"beyond 40 tokens LongRoPE .* model\.context_length=28",
+    "Llama, dynamic RoPE outgrown": "beyond 40 tokens dynamic RoPE",
     "GPT-J": "GPTJForCausalLM computes attention itself",
-    "Mamba": "keeps a state instead of keys and values",
+    "Mamba": "layers of kind linear_attention keep a state",
     "LFM2": "layers of kind conv keep a state",
 }
 

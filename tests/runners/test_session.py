@@ -52,8 +52,8 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
 def test_a_model_that_ignores_our_masks_measures_nothing(small, tmp_path, generation):
     """Under sampling no audit would tell."""
     save_checkpoint(tmp_path / "model", "stablelm")
-    model = [f"model.id={tmp_path}/model", "model.template=plain", f"generation={generation}"]
-    with pytest.raises(ConfigurationError, match=r"model\.id=.*StableLmAttention") as caught:
+    model = [f"model.path={tmp_path}/model", "model.template=plain", f"generation={generation}"]
+    with pytest.raises(ConfigurationError, match=r"model\.path=.*StableLmAttention") as caught:
         run_here([*small, *model, "measure.exclusive=false", f"output_dir={tmp_path}/run"])
     assert caught.value.exit_code == 2
     assert (tmp_path / "run" / records.CASES).read_text() == ""
