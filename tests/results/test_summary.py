@@ -326,7 +326,7 @@ class TestComparePairs:
 
 
 class TestWhatCountsInTimes:
-    """One rule for rows, pairs, figures and exports."""
+    """One rule for rows, pairs, tables and figures."""
 
     def disturbed(self, n, n_failed, n_disturbed):
         cases = []

@@ -68,7 +68,7 @@ def _by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]
 
 
 def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
-    """The turns that count in times: what rows, tables, figures and exports all go by.
+    """The turns that count in times: what rows, pairs, tables and figures go by.
 
     Those of cases that did not drop out, without the blocks that :func:`untimed_blocks` takes from
     what is left then.
