@@ -236,7 +236,7 @@ def test_a_drafter_that_fails_costs_its_turn_alone(again, monkeypatch):
     def fail_once(self, state):
         begin(self, state)
         self.turns = getattr(self, "turns", 0) + 1
-        if self.turns == 3:  # the warm-up is the first
+        if self.turns == 2:
             raise ValueError("on purpose")
 
     monkeypatch.setattr(SuffixDecoding, "begin", fail_once)
