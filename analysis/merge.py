@@ -76,7 +76,8 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
             jsonl.rewrite_jsonl(building / name, lines)
     steps = pa.concat_tables([pq.read_table(run.path / STEPS) for run in runs])
     pq.write_table(steps, building / STEPS)
-    jsonl.write_json(building / SUMMARY, run_summary(records, errors, manifest))
+    superseded = [record for run in runs for record in run.superseded]
+    jsonl.write_json(building / SUMMARY, run_summary(records, errors, manifest, superseded))
     manifest.write(building)
     (building / DONE).write_text("", encoding="utf-8")
     os.replace(building, output)

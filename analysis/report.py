@@ -26,7 +26,7 @@ from analysis.papers import by_reproduction
 from analysis.plots.layout import CAPTION, TITLE
 from analysis.plots.style import RC
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import Comparison, by_timing, make_comparisons
+from analysis.runs.comparisons import Comparison, by_timing, disturbed_words, make_comparisons
 from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
@@ -35,6 +35,7 @@ from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.records import VERDICTS
+from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.summary import ESTIMATORS
 from specbench.results.wording import case_words, leader_words, verdict_words
 
@@ -115,7 +116,7 @@ def lead(runs: Sequence[Run]) -> str:
     return " ".join(words) + "."
 
 
-def warnings(comparisons: Iterable[Comparison]) -> list[tuple[str, str]]:
+def warnings(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
     """What a reader must know before any number: in a word, and how much of it there is."""
     runs = [run for comparison in comparisons for run in comparison.runs]
     entries = [entry for comparison in comparisons for entry in comparison.entries]
@@ -141,12 +142,17 @@ def warnings(comparisons: Iterable[Comparison]) -> list[tuple[str, str]]:
         "Left out for all labels because one failed": sum(row["n_dropped"] for row in lost),
         "Disturbed, left out of everything timed": sum(row["n_disturbed"] for row in lost)
         - timed_all_the_same,
-        "Disturbed like most of their run, and timed all the same": timed_all_the_same,
+        f"Disturbed, timed but for {LEFT_OUT_SHARE:.0%} of their run": timed_all_the_same,
     }
     return [
         *((words, f"turns: {count}") for words, count in of_turns.items() if count),
         *((words, f"{count} of {len(runs)} runs") for words, count in of_runs.items() if count),
         *((words, f"cases: {count}") for words, count in of_cases.items() if count),
+        *(
+            (f"Disturbed, {c.title}", " ".join(said))
+            for c in comparisons
+            if (said := disturbed_words(c))
+        ),
     ]
 
 

@@ -58,6 +58,7 @@ class Retrieval(Drafter):
         cut: apply the reference's ``cut_to_choices``.
         dummy_token: id drafted where nothing matches; None drafts nothing.
         datastore: file of the datastore; None takes the one in the cache folder.
+        store_tokens: about how many tokens of its corpus that one holds; None: all.
     """
 
     name: str = "rest"
@@ -71,11 +72,17 @@ class Retrieval(Drafter):
     cut: bool = True
     dummy_token: int | None = None
     datastore: str | None = None
+    store_tokens: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_one_of("matches", _MATCHES)
         self._require_positive("min_span", "draft_len", "choices", "max_matches")
+        self._require(
+            self.store_tokens is None or (self.store_tokens > 0 and self.datastore is None),
+            "store_tokens",
+            "positive, and null where datastore names a file",
+        )
         self._require(
             self.max_span >= self.min_span, "max_span", f"at least min_span={self.min_span}"
         )
@@ -86,11 +93,14 @@ class Retrieval(Drafter):
 
     @property
     def needs(self) -> Needs:
+        size = {} if self.store_tokens is None else {"store_tokens": self.store_tokens}
+        command = "python scripts/build_artifact.py datastore --model MODEL --corpus ultrachat"
         file = Artifact(
             name="datastore",
             builder="specbench.artifacts.datastore:build_default",
-            command="python scripts/build_artifact.py datastore --model MODEL --corpus ultrachat",
+            command=" ".join([command, *(f"--store-tokens {n}" for n in size.values())]),
             path=self.datastore,
+            params=size,
         )
         return Needs(artifacts=(file,), max_nodes=self.choices)
 

@@ -161,6 +161,7 @@ def _measure(
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
     from runners.session.build import make_target
+    from specbench.models import self_check
     from specbench.models.graph_target import GraphTarget
 
     config = job.config
@@ -168,7 +169,12 @@ def _measure(
     grid = config.runner
     loaded = loading.load_model(config)
     longest = max([*grid.contexts, *grid.batch_contexts])
-    target = make_target(loaded.model, config, max_len=longest, max_nodes=max(grid.tree_rows))
+    target, check = self_check.checked(
+        loaded.model,
+        partial(make_target, config=config, max_len=longest, max_nodes=max(grid.tree_rows)),
+        what=f"model={config.model.name}",
+        longest=longest,
+    )
     model = ModelInfo(
         name=config.model.name,
         id=loaded.id,
@@ -179,6 +185,7 @@ def _measure(
         device=loaded.device,
         packed=target.packed_weights,
         threads=torch.get_num_threads(),
+        self_check=check.to_json(),
     )
     manifest.model = model
     rng = np.random.default_rng(config.seed)

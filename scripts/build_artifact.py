@@ -34,7 +34,7 @@ from specbench.storage import jsonl
 # Linux counts in KiB, macOS in bytes.
 _MEMORY_UNIT = 1 if sys.platform == "darwin" else 1024
 # The smallest values of options.
-_AT_LEAST = {"chunk": 2, "max_tokens": 1, "top": 1, "batch": 1}
+_AT_LEAST = {"chunk": 2, "max_tokens": 1, "store_tokens": 1, "top": 1, "batch": 1}
 _SHAPE = {"leader_len": 1, "follower_len": 3, "leader_capacity": 2**20, "follower_capacity": 128}
 
 
@@ -132,6 +132,7 @@ def _datastore_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--cases", nargs="+", type=Path, default=[], help="run folders")
     add("--chunk", type=int, default=CHUNK, help="tokens sorted at once; bounds the memory")
+    add("--store-tokens", type=int, help="stop after about so many: for method.store_tokens")
 
 
 def _datastore(job: Job) -> None:
@@ -151,7 +152,7 @@ def _datastore(job: Job) -> None:
         corpus=facts,
         vocab_size=len(job.tokenizer),
         chunk=options.chunk,
-        max_tokens=options.max_tokens,
+        max_tokens=options.store_tokens or options.max_tokens,
         progress=job.progress,
     )
 
@@ -244,7 +245,9 @@ KINDS = {
         "{corpus[name]}",
         params=tuple(_SHAPE),
     ),
-    "datastore": Kind(_DATASTORE, _datastore_options, _datastore, _TOKENS),
+    "datastore": Kind(
+        _DATASTORE, _datastore_options, _datastore, _TOKENS, params=("store_tokens",)
+    ),
     "static_automaton": Kind(
         _STATIC_AUTOMATON,
         _static_automaton_options,
@@ -320,7 +323,7 @@ def build(options: argparse.Namespace) -> Path:
         options.name,
         f"specbench.artifacts.{options.name}:build_default",
         "",
-        params={key: getattr(options, key) for key in kind.params},
+        params={key: value for key in kind.params if (value := getattr(options, key)) is not None},
         per_model=kind.per_model,
     )
     out: Path = options.out or resolve.default_path(

@@ -25,6 +25,7 @@ from analysis.tabular.table import ResultTable
 from specbench.errors import ResultsError
 from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.manifest import BASELINE
+from specbench.results.statistics.roofline import baseline_context
 from specbench.results.statistics.summary import OVERALL
 from specbench.results.summary_schema import number
 from specbench.results.wording import case_words
@@ -116,8 +117,12 @@ def settings_tables(
 
 
 def along(comparison: Comparison, knob: str) -> list[tuple[int, ComparedLabel]]:
-    """The entries that draft by the value of a knob, those of one value by their folder."""
-    found = [(int(entry.knobs[knob]), entry) for entry in comparison.drafting]
+    """The entries that have a knob by its value, those of one value by their folder."""
+    found = [
+        (int(entry.knobs[knob]), entry)
+        for entry in comparison.drafting
+        if entry.knobs.get(knob) is not None
+    ]
     return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
 
 
@@ -161,11 +166,19 @@ def captions(comparisons: Iterable[Comparison], *before: str, speedup: bool = Tr
     )
 
 
-def drawn_claim(entry: ComparedLabel) -> Claim | None:
-    """The entry's claim where it may stand on its bar: about this model and hardware, measured."""
+def drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
+    """The entry's claim where its ``mat`` or ``speedup`` may stand on the entry's bar.
+
+    It is about this model and hardware, the bar was measured, and a speed is the ratio that the
+    bar shows: by the same formula over the same engine's plain decoding.
+    """
     claim, run = entry.claim, entry.run
     if claim is None or claim.model != run.model or run.timing != "measured":
         return None
+    if key == "speedup":
+        plain = baseline_context(run.manifest).plain.get(claim.counting.baseline)
+        if (plain, claim.counting.speed) != (run.baseline, entry.overall["estimator"]):
+            return None
     return claim if claim.same_hardware(run.gpus) else None
 
 
@@ -175,38 +188,36 @@ def claimed_words(comparisons: Iterable[Comparison], *metrics: str) -> str:
     listed: dict[str, list[str]] = {}
     for entry in (entry for comparison in comparisons for entry in comparison.drafting):
         claim = entry.claim
-        if claim is None or not any(claim.values.get(metric) for metric in metrics):
+        if claim is None:
             continue
         models = f"{claim.model} with {claim.draft}" if claim.draft else claim.model
-        where = f"{claim.title.partition(':')[0]}, {claim.source}"
-        source = f"{models}, {claim.hardware} ({where})"
-        values = [claim.value(metric) for metric in metrics]
-        numbers = " / ".join(ABSENT if value is None else f"{value:.2f}" for value in values)
-        words = " ".join(filter(None, [entry.label, claim.qualifier, numbers]))
-        if drawn_claim(entry) is not None:
-            source += f", {claim.counting.words(claim.method)}"
-            words = entry.label
-        found = (drawn if drawn_claim(entry) is not None else listed).setdefault(source, [])
-        if words not in found:
-            found.append(words)
-    parts = [
-        (f"Hollow markers: claimed for {_listing(drawn)}." if drawn else ""),
-        (
-            f"Claimed for other models or hardware, so not drawn ({_kinds(metrics)}): "
-            f"{_listing(listed)}."
-            if listed
-            else ""
-        ),
-    ]
-    return "\n".join(filter(None, parts))
+        source = f"{models}, {claim.hardware} ({claim.title.partition(':')[0]}, {claim.source})"
+        if any(claim.values.get(key) and drawn_claim(entry, key) for key in metrics):
+            counted = f"{source}, {claim.counting.words(claim.method)}"
+            drawn.setdefault(counted, []).append(entry.label)
+        numbers = [
+            " ".join(filter(None, [_WORDS[key], claim.qualifier, f"{claim.value(key):.2f}"]))
+            for key in metrics
+            if claim.value(key) is not None and not drawn_claim(entry, key)
+        ]
+        if numbers:
+            listed.setdefault(source, []).append(f"{entry.label} {' and '.join(numbers)}")
+    heads = {
+        "Hollow markers: claimed for": drawn,
+        "Claimed for other models, hardware or ways of counting, so not drawn:": listed,
+    }
+    return "\n".join(
+        f"{head} {'; '.join(f'{of}: {_once(words)}' for of, words in found.items())}."
+        for head, found in heads.items()
+        if found
+    )
 
 
-def _listing(by_source: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{source}: {', '.join(words)}" for source, words in by_source.items())
+_WORDS = {"mat": "MAT", "speedup": "speedup"}
 
 
-def _kinds(metrics: Sequence[str]) -> str:
-    return " / ".join("MAT" if metric == "mat" else metric for metric in metrics)
+def _once(words: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(words))
 
 
 def claimed_in_cells(entries: Iterable[ComparedLabel], metric: str, *knobs: str) -> str:
@@ -227,7 +238,7 @@ _BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
 
 def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> list[Point]:
     """What is claimed for the entry, at a place; empty where nothing may stand there."""
-    claim = drawn_claim(entry)
+    claim = drawn_claim(entry, key)
     value = claim.value(key, task) if claim else None
     if claim is None or value is None:
         return []

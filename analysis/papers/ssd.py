@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from analysis.papers.reproduction import (
     MAT,
@@ -18,6 +18,7 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.acceptance import stream_parts
 from analysis.runs.claims import Claim
+from analysis.runs.comparisons import ComparedLabel
 from analysis.runs.estimates import mat, tokens_per_s
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
@@ -36,9 +37,13 @@ _STREAM_TEXT = (
     "consumer GPU, workload not stated; its figure has no numbers)."
 )
 _SIZE_TEXT = (
-    "Room of the store in tokens; older ones are overwritten. The post speaks of megabytes and has "
-    "no numbers by size."
+    "Room of SSD's store in tokens, of which older ones are overwritten; tokens of REST's. The "
+    "post speaks of megabytes and has no numbers by size; its picture of REST is REST's own."
 )
+_STORES = {
+    "ssd": "buffer_tokens",
+    "rest": "store_tokens",
+}  # by method, the knob of the store's size
 
 
 def _over_stream(run: Run, of_label: str, kind: str) -> list[tuple[float, int, Estimate]]:
@@ -118,9 +123,13 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
         yield f"{comparison.model}_{comparison.dataset}", figure
 
 
+def _store(entry: ComparedLabel) -> str:
+    return knob_column(_STORES.get(entry.method, "buffer_tokens"))(entry)
+
+
 _store_size = settings_tables(
     "SSD against the size of its store",
-    {"method": label_column, "store (tokens)": knob_column("buffer_tokens")},
+    {"method": label_column, "store (tokens)": _store},
     PAPER,
     "results",
     text=_SIZE_TEXT,
@@ -129,11 +138,17 @@ _store_size = settings_tables(
 
 def _store_size_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "results"):
-        sizes = along(comparison, "buffer_tokens")
-        mats = [Point.at(size, entry.measured("mat")) for size, entry in sizes]
-        speeds = [Point.at(size, entry.speed()) for size, entry in sizes]
+        sizes = {method: along(comparison, knob) for method, knob in _STORES.items()}
+        mats = {
+            method: [Point.at(size, entry.measured("mat")) for size, entry in found]
+            for method, found in sizes.items()
+        }
+        speeds = {
+            method: [Point.at(size, entry.speed()) for size, entry in found]
+            for method, found in sizes.items()
+        }
         panels = [_size_panel(mats, MAT)]
-        if any(p.y is not None for p in speeds):
+        if any(p.y is not None for points in speeds.values() for p in points):
             panels.append(_size_panel(speeds, "tokens/s"))
         figure = curves(
             [panels],
@@ -143,10 +158,11 @@ def _store_size_figure(runs: Sequence[Run]) -> Pictures:
         yield f"{comparison.model}_{comparison.dataset}", figure
 
 
-def _size_panel(points: Sequence[Point], ylabel: str) -> Panel:
+def _size_panel(points: Mapping[str, Sequence[Point]], ylabel: str) -> Panel:
     # A pass always yields one token.
     bottom = 1.0 if ylabel == MAT else 0.0
-    return Panel("", "store (tokens)", ylabel, [Series("ssd", PAPER, points)], log=2, bottom=bottom)
+    drawn = [Series(method, method, found) for method, found in points.items() if found]
+    return Panel("", "store (tokens)", ylabel, drawn, log=2, bottom=bottom)
 
 
 REPRODUCTIONS = (

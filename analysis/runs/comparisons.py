@@ -15,22 +15,25 @@ from analysis.runs.verdicts import Judge
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.records import TIMINGS, CaseRecord
+from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
+from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 from specbench.results.statistics.summary import OVERALL, summarize, task_order
-from specbench.results.summary_schema import SummaryRow, interval, n_of, number
+from specbench.results.summary_schema import Disturbance, SummaryRow, interval, n_of, number
 from specbench.results.wording import SPEEDUPS, TIMES, case_words, interval_words, verdict_words
 from specbench.storage.jsonl import JsonObject
 
 
 @dataclass(frozen=True)
 class ComparedLabel:
-    """One label of one run: its rows by task, and what is claimed."""
+    """One label of one run: its rows by task, what is claimed, and what disturbed the run."""
 
     run: Run
     label: str
     rows: Mapping[str, SummaryRow]
     claim: Claim | None
     judge: Judge
+    disturbed: Disturbance | None
 
     @property
     def overall(self) -> SummaryRow:
@@ -190,6 +193,7 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
         estimator=estimator,
         context=baseline_context(run.manifest),
     )
+    disturbed = disturbance(run.records, run.superseded, rows, run.baseline, run.seed)
     entries = []
     judge = Judge(run)
     for label in run.labels:
@@ -197,7 +201,7 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
         # Plain decoding is what claims are relative to.
         is_baseline = label == run.baseline
         claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], claims)
-        entries.append(ComparedLabel(run, label, own, claim, judge))
+        entries.append(ComparedLabel(run, label, own, claim, judge, disturbed))
     return entries
 
 
@@ -236,6 +240,7 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
             + (f", {noisy}{_of_runs(comparison)} with a disturbed turn " if noisy else "")
             + (_how_counted(comparison) if noisy else "")
             + ".",
+            *disturbed_words(comparison, speedup),
             f"Hardware: {first.hardware}.",
             f"State kept per {_scopes(comparison)}.",
             f"Lossless: {_lossless(comparison)}.",
@@ -299,10 +304,21 @@ def _of_runs(comparison: Comparison) -> str:
 
 
 def _how_counted(comparison: Comparison) -> str:
-    """What became of noisy cases, as :mod:`specbench.results.statistics.summary` states it."""
+    """What became of disturbed cases, by :mod:`specbench.results.statistics.summary`."""
     if any(entry.overall["disturbed_counted"] for entry in comparison.entries):
-        return "(of one run more than half, and counted there)"
+        return f"(at most {LEFT_OUT_SHARE:.0%} of a run's cases, the most disturbed, not timed)"
     return "not timed"
+
+
+def disturbed_words(comparison: Comparison, speedup: bool = True) -> list[str]:
+    """What the rule about disturbed turns did to the runs, and their speedups without it."""
+    by_run = {entry.run.path: entry.disturbed for entry in comparison.entries}
+    speedups = [
+        (comparison.name_of(e), e.overall["speedup"], e.disturbed["without_rule"][e.label])
+        for e in comparison.entries
+        if speedup and e.disturbed is not None and e.label != e.run.baseline
+    ]
+    return disturbance_words(by_run.values(), speedups)
 
 
 def _scopes(comparison: Comparison) -> str:

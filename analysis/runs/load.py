@@ -12,7 +12,14 @@ from pathlib import Path
 from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
-from specbench.results.records import CASES, DONE, MANIFEST, CaseRecord, read_records
+from specbench.results.records import (
+    CASES,
+    DISTURBED,
+    DONE,
+    MANIFEST,
+    CaseRecord,
+    read_records,
+)
 from specbench.storage.jsonl import JsonObject
 
 _NO_DTYPE = "dtype not recorded"
@@ -60,6 +67,11 @@ class Run:
     def max_new_tokens(self) -> int | None:
         limit = self.manifest.setting("generation", "max_new_tokens")
         return None if limit is None else int(limit)
+
+    @functools.cached_property
+    def superseded(self) -> Sequence[CaseRecord]:
+        """The measurements that were made again, in the order they were given up."""
+        return read_records(self.path / DISTURBED)[0]
 
     @functools.cached_property
     def questions(self) -> Mapping[str, int]:

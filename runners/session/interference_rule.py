@@ -1,22 +1,29 @@
-"""Which turns are noisy, disturbed by something else on the machine: the rule, and nothing besides.
+"""Which turns are disturbed by something else on the machine: the rule, and nothing besides.
 
-A turn of at least ``shortest_s`` is noisy where one of these holds (``measure.disturbed``):
+A rule that judged a turn by its own speed would leave out what a method is slow at. So a turn of at
+least ``shortest_s`` is disturbed only by evidence from outside (``measure.disturbed``):
 
-- ``steal``: the hypervisor gave more than this share of the machine's CPU time to others.
-- ``waiting``: this process's threads waited for a CPU for more than this many seconds per second.
+- ``steal``: the hypervisor gave more than this share of the CPU time to other machines.
+- ``others``: other processes of this machine took more than this share of it.
 - A GPU of the run throttled for heat, power supply or hardware reasons, or another process
   computed on it. (Running into the ordinary power cap is no disturbance.)
-- ``slowdown``: its steps took more than this many times what they should have. What a step should
-  take is the median over turns of the same label's steps with about as many rows and about as long
-  a context (:data:`_ROWS_PER_OCTAVE`, :data:`_CONTEXTS_PER_OCTAVE`). This catches a host that takes
-  the CPU away without saying so. It needs :data:`_TURNS` such turns, so it is judged when all
-  blocks are measured.
+- ``slowdown``: in one turn of one block the steps of the baseline and of more than half of the
+  other labels took more than this many times what they should have. This catches a host that takes
+  the CPU away without saying so. What a step should take is the median over turns of the same
+  label's steps with about as many rows and about as long a context (:data:`_ROWS_PER_OCTAVE`,
+  :data:`_CONTEXTS_PER_OCTAVE`). It needs :data:`_TURNS` such turns, so it is judged when all blocks
+  are measured. The blocks measured right before and after are disturbed, too: where such a stretch
+  begins and ends it hits some labels of a block only.
+
+A label that is slow alone is never disturbed, nor is the baseline, nor threads of the run itself
+that wait for a CPU (``cpu_waiting`` in the records): two of a method's own threads may share one.
 
 What follows from it: the whole block (all labels of the case and repeat) is measured again when
 the others are done, for a burst on a shared host lasts minutes: at most ``measure.reruns`` times,
-and ``measure.rerun_share`` of the run's blocks in all. Where more than half of the blocks are
-noisy, that is the machine's ordinary state and nothing is measured again. How a block that
-stays noisy counts is stated in :mod:`specbench.results.statistics.summary`.
+and ``measure.rerun_share`` of the run's blocks in all. What the counters still call disturbed then
+has the status ``disturbed``; how it counts is stated in
+:mod:`specbench.results.statistics.summary`. What was only slow together with the baseline stays
+``ok`` and counts: if it is slow again, that is the prompt's doing.
 """
 
 from __future__ import annotations
@@ -25,14 +32,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from runners.job import CaseBlock, Job
 from specbench.config.schema import NoiseConfig
 from specbench.results.records import CaseRecord
-from specbench.results.statistics.aggregate import untimed_blocks
+from specbench.results.statistics.aggregate import most_harmed
 
 _HARMFUL_THROTTLING = frozenset(
     {"hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}
@@ -47,17 +53,17 @@ Key = tuple[int, str, int, str]
 
 
 def by_counters(record: CaseRecord, limits: NoiseConfig) -> str:
-    """Why the record's counters of interference call it noisy; empty if they do not.
+    """Why the record's counters of interference call it disturbed; empty if they do not.
 
-    A failed turn is never noisy.
+    A failed turn is never disturbed.
     """
     if record.status == "failed" or record.wall_s < limits.shortest_s:
         return ""
     reasons = []
     if _above(record.cpu_steal, limits.steal):
         reasons.append(f"the hypervisor took {record.cpu_steal:.0%} of the CPU time")
-    if _above(record.cpu_waiting, limits.waiting):
-        reasons.append(f"waited {record.cpu_waiting:.2f} s per second for a CPU")
+    if _above(record.cpu_others, limits.others):
+        reasons.append(f"other processes took {record.cpu_others:.0%} of the CPU time")
     for gpu in record.gpu or ():
         throttle = sorted(_HARMFUL_THROTTLING.intersection(gpu.get("throttle") or ()))
         if throttle:
@@ -75,6 +81,7 @@ def judge(
     records: Sequence[CaseRecord],
     traces: Iterable[Mapping[str, Any]],
     limits: NoiseConfig,
+    baseline: str | None,
 ) -> dict[Key, CaseRecord]:
     """By key the records whose verdict changes when all turns are looked at together.
 
@@ -82,21 +89,58 @@ def judge(
         records: of the whole run.
         traces: its lines of ``steps.jsonl``.
         limits: ``measure.disturbed`` of the configuration.
+        baseline: the label without which no slowness is a disturbance.
     """
-    slow = slowdowns(records, traces)
+    together = _slowed_together(records, slowdowns(records, traces), limits, baseline)
     changed = {}
     for record in records:
         if record.status == "failed":
             continue
-        reasons = [by_counters(record, limits)]
-        factor = slow.get(record.key)
-        if record.wall_s >= limits.shortest_s and _above(factor, limits.slowdown):
-            reasons.append(f"steps took {factor:.2f} times what like steps take")
-        why = "; ".join(filter(None, reasons))
-        if why != record.disturbed_by:
-            status = "disturbed" if why else "ok"
+        counted = by_counters(record, limits)
+        status = "disturbed" if counted else "ok"
+        why = "; ".join(filter(None, [counted, together.get(record.key, "")]))
+        if (status, why) != (record.status, record.disturbed_by):
             changed[record.key] = replace(record, status=status, disturbed_by=why)
     return changed
+
+
+def _slowed_together(
+    records: Sequence[CaseRecord],
+    factors: Mapping[Key, float],
+    limits: NoiseConfig,
+    baseline: str | None,
+) -> dict[Key, str]:
+    """By key why a turn is in or beside a stretch that was slow for most labels at once.
+
+    A block that was measured again has shown what it is.
+    """
+    turns: dict[tuple[int, int], dict[int, list[CaseRecord]]] = defaultdict(dict)
+    for record in records:
+        if record.status != "failed" and not record.attempt:
+            block = turns[record.repeat, record.stream_index]
+            block.setdefault(record.turn, []).append(record)
+    slow = {
+        record.key
+        for record in records
+        if record.wall_s >= limits.shortest_s and _above(factors.get(record.key), limits.slowdown)
+    }
+    found: dict[Key, str] = {}
+    beside: list[CaseRecord] = []
+    for (repeat, index), block in turns.items():
+        for labels in block.values():
+            hit = [record for record in labels if record.key in slow]
+            others = sum(record.label != baseline for record in hit)
+            if others < len(hit) and 2 * others > len(labels) - 1:
+                words = ", ".join(f"{r.label} {factors[r.key]:.2f}" for r in hit)
+                for record in hit:
+                    found[record.key] = f"steps took longer than their like at once ({words})"
+                for near in (index - 1, index + 1):
+                    for neighbors in turns.get((repeat, near), {}).values():
+                        beside += neighbors
+    for record in beside:
+        # Fast or slow: to look at its time would choose by it.
+        found.setdefault(record.key, "beside a case whose steps took longer for most labels")
+    return found
 
 
 class _Kind(NamedTuple):
@@ -123,8 +167,8 @@ def slowdowns(
     medians: dict[_Kind, list[float]] = defaultdict(list)
     for kinds in by_turn.values():
         for kind, seconds in kinds.items():
-            medians[kind].append(float(np.median(seconds)))
-    usual = {kind: float(np.median(found)) for kind, found in medians.items()}
+            medians[kind].append(median(seconds))
+    usual = {kind: median(found) for kind, found in medians.items()}
     factors = {}
     for key, kinds in by_turn.items():
         known = {kind: s for kind, s in kinds.items() if len(medians[kind]) >= _TURNS}
@@ -149,7 +193,9 @@ def _by_kind(trace: Mapping[str, Any], n_prompt: int) -> dict[_Kind, list[float]
 
 
 def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int) -> list[CaseBlock]:
-    """The noisy blocks that may be measured again, in the order of the run.
+    """The disturbed blocks that may be measured again, in the order of the run.
+
+    Where not all of them may, those that harm a comparison most.
 
     Args:
         job: its ``measure`` node has the limits.
@@ -158,12 +204,14 @@ def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int)
     """
     measure = job.config.measure
     blocks = job.blocks()
-    places = untimed_blocks(records)
-    tried = {(r.repeat, r.case_id): r.attempt for r in records}
+    turns: dict[tuple[int, str], list[CaseRecord]] = defaultdict(list)
+    for record in records:
+        turns[record.repeat, record.case_id].append(record)
+    worst = most_harmed(
+        own
+        for own in turns.values()
+        if own[0].attempt < measure.reruns and any(record.disturbed_by for record in own)
+    )
     left = math.ceil(measure.rerun_share * len(blocks)) - n_superseded
-    again = [
-        block
-        for block in blocks
-        if (place := block.place) in places and tried[place] < measure.reruns
-    ]
-    return again[: max(0, left)]
+    chosen = set(worst[: max(0, left)])
+    return [block for block in blocks if block.place in chosen]

@@ -30,7 +30,8 @@ class OpenRun:
     def noisy(self) -> list[CaseBlock]:
         """Judge all turns together; the blocks that are to be measured again."""
         done, limits = self.files.done, self.job.config.measure.disturbed
-        self.files.mark(interference_rule.judge(done, self.files.traces(), limits))
+        traces, baseline = self.files.traces(), self.job.baseline
+        self.files.mark(interference_rule.judge(done, traces, limits, baseline))
         again = {place[:2] for place in self.files.superseded}
         return interference_rule.to_measure_again(self.job, done, len(again))
 
@@ -79,8 +80,9 @@ def _open_manifest(job: Job, runs: Sequence[MethodRun]) -> RunManifest:
 
 def _finish(run: OpenRun) -> int:
     errors, _ = jsonl.read_jsonl(run.job.folder / records.ERRORS)
+    superseded, _ = records.read_records(run.job.folder / records.DISTURBED)
     code = exit_code(run.files.done, errors)
-    summary = run_summary(run.files.done, errors, run.manifest)
+    summary = run_summary(run.files.done, errors, run.manifest, superseded)
     close(run.manifest, "complete", code)
     run.files.finish(summary, run.manifest)
     return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
-from specbench.models import loading, weights
+from specbench.models import loading, self_check, supported, weights
 from specbench.models.draft_loading import check_same_tokenizer, load_draft_model
 from specbench.models.draft_model import DraftModel
 from specbench.models.graph_target import GraphTarget
@@ -146,6 +147,7 @@ class Session:
             passes=self._target.describe(),
             overlap=self._engine.overlap,
             overlapping=self._overlapping,
+            self_check=None if model.self_check is None else model.self_check.to_json(),
             threads=torch.get_num_threads(),
             artefacts={
                 label: {name: dict(resolve.describe(path)) for name, path in files.items()}
@@ -295,6 +297,7 @@ def load_session(
         NeedsNotMet: an artifact is missing and cannot be built here, or a draft model has another
             tokenizer.
         WeightsNotFound: the model's weights are not to be had.
+        ConfigurationError: the model does not decode here as it does in transformers.
     """
     config = job.config
     tokenizer = loading.load_tokenizer(config)
@@ -307,14 +310,24 @@ def load_session(
         if draft not in asked[:i] and wanted is not None and not wanted.shape:
             check_same_tokenizer(wanted, tokenizer)
     model = loading.load_model(config, tokenizer)
+    what = f"{weights.key_of(config.model)}={model.id}"
+    supported.check_tokenizer(model.model, tokenizer, what)
     max_len = min(_longest_turn(job, template), model.context_length)
-    target = make_target(
-        model.model,
-        config,
+    max_nodes = max(run.drafter.needs.max_nodes for run in runs)
+    usable = supported.usable_context(model.model, what, max_len, max_nodes)
+    make = partial(
+        make_target,
+        config=config,
         max_len=max_len,
-        max_nodes=max(run.drafter.needs.max_nodes for run in runs),
+        max_nodes=max_nodes,
         batch=max(run.drafter.needs.batch for run in runs),
         layouts=batch_layouts(runs),
+    )
+    target, check = self_check.checked(model.model, make, what=what, longest=max_len)
+    model = replace(
+        model,
+        context_length=min(model.context_length, usable or model.context_length),
+        self_check=check,
     )
     drafts = _load_drafts(config, runs, target, tokenizer, max_len)
     return kind(job, runs, tokenizer, template, files, model, target, drafts, max_len)

@@ -32,8 +32,10 @@ def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
         yield from tokenizer(batch, add_special_tokens=False)["input_ids"]
 
 
-def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
-    """The bundled model's datastore, from the prose of installed documentation."""
+def build_default(
+    tokenizer: Any, out_path: Path, progress: Progress | None, store_tokens: int | None = None
+) -> None:
+    """The bundled model's datastore, from the prose of installed documentation or a part of it."""
     texts, corpus = documentation(progress)
     build_datastore(
         encode_texts(texts, tokenizer),
@@ -41,6 +43,7 @@ def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> 
         tokenizer_hash=loading.tokenizer_hash(tokenizer),
         corpus=corpus,
         vocab_size=len(tokenizer),
+        max_tokens=store_tokens,
         progress=progress,
     )
 

@@ -272,10 +272,10 @@ RUNNERS: dict[str, type[RunnerConfig]] = {
 
 @dataclass
 class NoiseConfig:
-    """When a turn counts as noisy; the comments are in ``conf/measure/timed.yaml``."""
+    """When a turn counts as disturbed; the comments are in ``conf/measure/timed.yaml``."""
 
     steal: float | None = 0.05
-    waiting: float | None = 0.15
+    others: float | None = 0.1
     slowdown: float | None = 1.5
     shortest_s: float = 0.5
 

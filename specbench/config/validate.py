@@ -36,7 +36,7 @@ _AT_LEAST: Mapping[str, float] = {
     "measure.reruns": 0,
     "measure.rerun_share": 0,
     "measure.disturbed.steal": 0,
-    "measure.disturbed.waiting": 0,
+    "measure.disturbed.others": 0,
     "measure.disturbed.slowdown": 1,
     "measure.disturbed.shortest_s": 0,
     "generation.max_new_tokens": 1,

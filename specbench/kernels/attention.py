@@ -13,7 +13,31 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
+from specbench.errors import ConfigurationError
+
 ATTENTION_NAME = "specbench"
+
+# What layers hand on besides, and what moves no number of ours.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "cache_position",
+        "dropout",  # of training
+        "is_causal",  # the plan says it
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    }
+)
+
+_FEATURES = {
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "position_bias": "a bias by distance",
+    "indices": "sparse attention",
+    "block_indices": "sparse attention",
+}
 
 
 @dataclass(slots=True)
@@ -58,8 +82,9 @@ def attend(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     plan: AttentionPlan | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Scaled dot-product attention under ``plan``.
 
@@ -71,11 +96,17 @@ def attend(
         attention_mask: of a call from outside the engine, which brings no plan; None: causal.
         scaling: factor on the scores.
         sliding_window: the layer's window, or None.
+        softcap: scores s become ``softcap * tanh(s / softcap)`` before the mask (Gemma-2).
         plan: the pass's.
 
     Returns:
         ``[batch, rows, heads, head_dim]`` and None (no attention weights).
+
+    Raises:
+        ConfigurationError: the layer asks for something that is not computed here.
     """
+    if not others.keys() <= _WITHOUT_EFFECT:
+        _refuse(module, others)
     plan = plan or AttentionPlan(mask=attention_mask, causal=attention_mask is None)
     mask, causal = plan.mask, plan.causal and query.shape[2] > 1
     if sliding_window is not None and sliding_window in plan.windowed:
@@ -84,6 +115,8 @@ def attend(
         mask = plan.on(mask, query.device)
     batch, heads, rows, size = query.shape
     groups = heads // key.shape[1]
+    if softcap is not None:
+        return _capped(query, key, value, mask, causal, scaling or size**-0.5, softcap), None
     if groups > 1 and query.is_cuda and not causal:
         # CUDA's fast kernels take either grouped heads or a mask. The queries that share a key
         # head can as well be more rows of one head.
@@ -107,6 +140,45 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
+def _refuse(module: torch.nn.Module, others: dict[str, Any]) -> None:
+    asked = sorted(k for k, v in others.items() if k not in _WITHOUT_EFFECT and v is not None)
+    if asked:
+        named = ", ".join(f"{key} ({_FEATURES[key]})" if key in _FEATURES else key for key in asked)
+        raise ConfigurationError(
+            f"{type(module).__name__} computes attention with {named}, which this project's "
+            "attention lacks: outputs would be another model's. Take a model that decodes here, "
+            "see docs/architectures.md."
+        )
+
+
+def _capped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Attention with capped scores, written out: no kernel of torch caps them.
+
+    As transformers has it, with the softmax in float32 whatever the dtype.
+    """
+    batch, heads, rows, size = query.shape
+    # Rows of a key head's queries side by side: keys and values are not repeated.
+    by_key_head = folded_heads(query, key.shape[1])
+    scores = softcap * torch.tanh(by_key_head @ key.transpose(2, 3) * scaling / softcap)
+    scores = scores.view(batch, heads, rows, -1)
+    if causal:
+        ahead = torch.ones(rows, scores.shape[3], dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(ahead, torch.finfo(scores.dtype).min)
+    if mask is not None:
+        scores = scores + mask
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    out = weights.view(batch, key.shape[1], -1, key.shape[2]) @ value
+    return out.view(batch, heads, rows, size).transpose(1, 2).contiguous()
+
+
 def folded_heads(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
     """``query [batch, heads, rows, head_dim]`` as rows of the key heads that they look at.
 
@@ -116,9 +188,18 @@ def folded_heads(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Make ``model`` use this attention; undone by ``model.set_attn_implementation(...)``."""
+    """Make ``model`` use this attention; undone by ``model.set_attn_implementation(...)``.
+
+    Raises:
+        ConfigurationError: its layers have no place for another attention.
+    """
     AttentionInterface.register(ATTENTION_NAME, attend)
     model.set_attn_implementation(ATTENTION_NAME)
+    if model.config._attn_implementation != ATTENTION_NAME:
+        raise ConfigurationError(
+            f"{type(model).__name__} computes attention itself, and transformers can put no other "
+            "in its place. Take a model that decodes here, see docs/architectures.md."
+        )
 
 
 def window_sizes(model: PreTrainedModel) -> tuple[int, ...]:

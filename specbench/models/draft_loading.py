@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from specbench.arrays import IntArray
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
-from specbench.models import loading
+from specbench.models import loading, self_check, supported
 from specbench.models.draft_model import DraftModel
 from specbench.models.target import Target
 from specbench.results.manifest import DraftInfo
@@ -47,7 +48,8 @@ def load_draft_model(
     Raises:
         NeedsNotMet: its tokenizer is not the target's; names the first differing token.
         WeightsNotFound: its weights are not to be had.
-        ConfigurationError: no such device, or a damaged ``id_map``.
+        ConfigurationError: no such device, a damaged ``id_map``, or a model that does not decode
+            here as in transformers.
     """
     node = draft_weights(draft, model)
     assert node is not None, "a method that needs a draft model was let in without one"
@@ -58,16 +60,25 @@ def load_draft_model(
         assert draft.random is not None
         network = _random_network(draft.random, node, target.vocab_size, device)
         described = DraftInfo(id="random")
-        context_length = None
+        context_length, what = None, "pair.draft.random"
     else:
         check_same_tokenizer(node, tokenizer)
         loaded = loading.load_model(node, tokenizer)
-        network, context_length = loaded.model, loaded.context_length
+        what = f"{node.key}={node.id}"
+        network = loaded.model
+        usable = supported.usable_context(network, what, max_len, max_nodes)
+        context_length = min(loaded.context_length, usable or loaded.context_length)
         described = DraftInfo(
             id=loaded.id, revision=loaded.revision, weights_hash=loaded.weights_hash
         )
         id_map = read_id_map(Path(node.id))
-    own = make_target(network, max_len=max_len + max_nodes, max_nodes=max_nodes)
+    own, check = self_check.checked(
+        network,
+        partial(make_target, max_len=max_len + max_nodes, max_nodes=max_nodes),
+        what=what,
+        longest=min(max_len, context_length or max_len),
+        drafts=True,
+    )
     drafter = DraftModel(
         own,
         target_vocab=target.vocab_size,
@@ -83,6 +94,7 @@ def load_draft_model(
     described.vocab_size = drafter.vocab_size
     described.packed = own.packed_weights
     described.passes = dict(drafter.passes)
+    described.self_check = check.to_json()
     return drafter, described
 
 

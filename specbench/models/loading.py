@@ -22,7 +22,9 @@ from specbench.models import bundled, weights
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from specbench.models.self_check import SelfCheck
 
 
 _SHAPE_STD = 0.02
@@ -42,6 +44,7 @@ class LoadedModel:
     weights_hash: str | None  # SHA-256 over the weight files where they are local
     dtype: str
     device: str
+    self_check: SelfCheck | None = None  # once a target was made of it
 
 
 def model_files_present(config: RunConfig | ModelConfig) -> None:
@@ -114,7 +117,7 @@ def load_model(
     """
     import torch
     from torch import nn
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from specbench.models import int8_checkpoint
 
@@ -136,10 +139,11 @@ def load_model(
         if isinstance(place, Path) and (place / int8_checkpoint.FILE).is_file():
             network = int8_checkpoint.load(place, dtype=dtype, attention=str(model.attention))
         else:
+            own = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
             network = AutoModelForCausalLM.from_pretrained(
                 place,
                 dtype=dtype,
-                attn_implementation=model.attention,
+                attn_implementation=offered_attention(own, str(model.attention)),
                 trust_remote_code=False,
                 weights_only=True,
                 **options,
@@ -153,6 +157,17 @@ def load_model(
         digest = weights.weights_hash(place, Path(model.cache_dir))
         return _loaded(model, network, tokenizer, weights_hash=digest)
     return _loaded(model, network, tokenizer, revision=weights.commit(model))
+
+
+def offered_attention(config: PreTrainedConfig, wanted: str) -> str:
+    """``wanted``, or ``eager`` where transformers has no ``sdpa`` for a model (Gemma-2).
+
+    Ours replaces it; the self-check and transformers' own loops run on it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    return "eager" if wanted == "sdpa" and not getattr(kind, "_supports_sdpa", True) else wanted
 
 
 def _check_room(model: ModelConfig, network: PreTrainedModel) -> None:
@@ -191,7 +206,7 @@ def shape_model(
     # the CPU. Buffers (the rotary frequencies) are computed as usual.
     with init_empty_weights(include_buffers=False):
         network: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention
+            config, dtype=dtype, attn_implementation=offered_attention(config, attention)
         )
     generator = torch.Generator(device).manual_seed(seed)
     for module in network.modules():

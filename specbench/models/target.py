@@ -86,9 +86,14 @@ class Target:
         placed = getattr(self.model, "hf_device_map", None)
         if not placed or len(set(placed.values())) == 1:
             return [self.device] * n_layers
+        return [next(layer.parameters()).device for layer in self.layers]
+
+    @property
+    def layers(self) -> torch.nn.ModuleList:
+        """The decoder layers."""
         lists = (m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList))
-        layers = next(m for m in lists if len(m) == n_layers)
-        return [next(layer.parameters()).device for layer in layers]
+        n_layers = self.model.config.get_text_config().num_hidden_layers
+        return next(m for m in lists if len(m) == n_layers)
 
     @property
     def devices(self) -> frozenset[torch.device]:

@@ -62,6 +62,7 @@ class DraftInfo(_Node):
         id: hub id, local folder, or ``random``; ``revision``: the hub's commit.
         parameters: how many; ``vocab_size``: ids are below it.
         packed: what its packed linears hold; ``passes``: how its passes ran.
+        self_check: as in ``ModelInfo``.
     """
 
     id: str | None = None
@@ -73,6 +74,7 @@ class DraftInfo(_Node):
     vocab_size: int | None = None
     packed: JsonObject | None = None
     passes: JsonObject | None = None
+    self_check: JsonObject | None = None
 
 
 @dataclass(kw_only=True)
@@ -95,6 +97,8 @@ class ModelInfo(_Node):
         memory: by label, bytes of weights and caches of ``target`` and ``draft``.
         measured: by label, what its drafter measured in ``setup``.
         peers: the copy that transformers' own loops ran on.
+        self_check: how far our logits were from the model's own when it was loaded, and how far
+            its own passes were from each other.
     """
 
     name: str | None = None
@@ -123,6 +127,7 @@ class ModelInfo(_Node):
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
     measured: dict[str, dict[str, int]] = field(default_factory=dict)
     peers: JsonObject | None = None
+    self_check: JsonObject | None = None
 
     @classmethod
     def from_json(cls, data: JsonObject) -> Self:

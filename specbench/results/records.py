@@ -103,7 +103,8 @@ class CaseRecord:
         energy_j: joules the GPUs took over the turn, only under ``measure=energy``.
         attempt: earlier measurements of the block that were disturbed; they are in
             ``disturbed.jsonl``.
-        disturbed_by: why the status is ``disturbed``, in words; else empty.
+        disturbed_by: what disturbed the turn, in words; else empty. The status is ``disturbed``
+            where counters say so, and ``ok`` where it only slowed together with the baseline.
         started_at: UTC, ISO 8601. ``host``: the machine's name.
         n_retokenized: of plain decoding, the tokens that Spec-Bench's ``speed.py`` counts in the
             output: those of its text tokenized again, minus one; None where nobody counted.

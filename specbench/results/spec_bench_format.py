@@ -56,12 +56,11 @@ class Usable:
 
 
 def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usable:
-    """Blocks with every turn of every label, none of them failed or noisy.
+    """Blocks with every turn of every label, none of them failed, or too disturbed to be timed.
 
     Their format has no word for a turn that went wrong, and a file that lacks a question which the
-    baseline's has would not be compared on the same questions. Where disturbance is the ordinary
-    state the noisy ones stay, as in our
-    tables.
+    baseline's has would not be compared on the same questions. Where so many are disturbed that
+    some count in our tables, these stay.
     """
     blocks: dict[tuple[int, str], list[CaseRecord]] = {}
     for record in records:

@@ -17,7 +17,8 @@ class SummaryRow(TypedDict):
     Attributes:
         n_cases: cases that MAT and verdicts are about; ``n_timed``: those that speeds are about.
         n_dropped: cases left out for all labels because one failed.
-        n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: timed all the same.
+        n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: some of them are
+            timed all the same.
         phase_share: each phase's part of the wall time, under ``measure=phases``.
         speedup_eager, speedup_graph: over plain decoding by that engine.
         bandwidth_share: part of the memory's speed that plain decoding takes.
@@ -101,11 +102,47 @@ class Pair(TypedDict):
     needed: int | None
 
 
+class WithoutRule(TypedDict):
+    """A label's numbers over the whole run, of every turn as it was first measured."""
+
+    tokens_per_s: float | None
+    speedup: float | None
+    speedup_ci: Interval | None
+
+
+class Unequal(TypedDict):
+    """Two labels whose turns were called disturbed unequally often; ``p`` of an exact test."""
+
+    more: str
+    less: str
+    p: float
+
+
+class Disturbance(TypedDict):
+    """What the rule about disturbed turns found and did.
+
+    Attributes:
+        turns: by label, measured turns; ``flagged``: of these the ones whose first measurement was
+            called disturbed.
+        cases_again: cases (and repeats) measured again; ``turns_again``: their turns, all labels.
+        unequal: the labels whose shares of flagged turns differ by more than chance, if any.
+        without_rule: by label.
+    """
+
+    turns: dict[str, int]
+    flagged: dict[str, int]
+    cases_again: int
+    turns_again: int
+    unequal: Unequal | None
+    without_rule: dict[str, WithoutRule]
+
+
 class Summary(TypedDict):
     """All of the file; ``pairs`` is empty unless two methods were compared.
 
     Attributes:
         leaders: the methods that may be the fastest, the first first.
+        disturbed: None where no time was measured.
     """
 
     schema_version: int
@@ -113,5 +150,6 @@ class Summary(TypedDict):
     rows: list[SummaryRow]
     pairs: list[Pair]
     leaders: list[str]
+    disturbed: Disturbance | None
     caption: str
     notes: list[str]

@@ -25,12 +25,12 @@ _STEAL_FIELD = 7
 class Interference:
     """How much of the machine a turn had to itself. None: the system does not tell."""
 
-    # share of all CPU time that the hypervisor gave to other machines
+    # Shares of the time of the CPUs that this process may use: what the hypervisor gave to other
+    # machines, and (``cpu_others``) what other processes of this machine used.
     cpu_steal: float | None = None
     # Seconds this process's threads were ready to run but had no CPU, per second of the turn; other
     # processes of this machine took it. May exceed 1 with many threads.
     cpu_waiting: float | None = None
-    # share of all CPU time that other processes of this machine used
     cpu_others: float | None = None
     # processes running or waiting for a CPU, averaged over the last minute
     cpu_load: float | None = None
@@ -42,7 +42,7 @@ class Interference:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Counters at one moment; ticks are hundredths of a second over all CPUs."""
+    """Counters at one moment; ticks are hundredths of a second over the CPUs it may use."""
 
     at_ns: int
     ticks: tuple[int, ...] | None
@@ -112,15 +112,18 @@ def cpu_load() -> float | None:
 
 
 def _cpu_ticks(stat: Path) -> tuple[int, ...] | None:
-    """CPU time since boot over all CPUs by kind, in clock ticks."""
+    """CPU time since boot by kind, in clock ticks, over the CPUs that this process may use."""
     try:
-        with stat.open(encoding="ascii") as file:
-            fields = file.readline().split()
-    except (OSError, ValueError):
+        lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
+        own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        by_cpu = [
+            [int(value) for value in fields[1 : 1 + _N_CPU_FIELDS]]
+            for fields in lines
+            if len(fields) > _N_CPU_FIELDS and fields[0] in own
+        ]
+    except (AttributeError, OSError, ValueError):
         return None
-    if len(fields) < 1 + _N_CPU_FIELDS or fields[0] != "cpu":
-        return None
-    return tuple(int(value) for value in fields[1 : 1 + _N_CPU_FIELDS])
+    return tuple(map(sum, zip(*by_cpu, strict=True))) or None
 
 
 def _waited_ns(tasks: Path) -> int | None:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from analysis.runs.claims import find_claim
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
-from specbench.config.compare import compose_entry, with_parts
+from runners.launch.dispatch import resolve_entries
 from specbench.config.compose import compose
 from specbench.paths import CONF_DIR
 from specbench.results.manifest import DraftInfo, LabelInfo, ModelInfo, RunManifest
@@ -50,14 +50,9 @@ def run_of(cfg) -> Run:
     """What a run's folder would say of its settings; nothing is run."""
     rows = cfg.dataset.rows
     asked = range(rows.first, rows.last + 1) if cfg.dataset.limit is None and rows else (1,)
-    composed = [cfg, *(compose_entry(cfg, entry) for entry in cfg.compare)]
-    labels, drafts = {"ar": LabelInfo(method="ar")}, {}
-    for entry in composed:
-        label = str(entry.method.label or entry.method.name)
-        knobs = with_parts(OmegaConf.to_container(entry.method, resolve=True))
-        labels[label] = LabelInfo(method=str(entry.method.name), knobs=knobs)
-        if OmegaConf.select(entry, "pair.draft.id"):
-            drafts[label] = DraftInfo(id=entry.pair.draft.id)
+    entries = resolve_entries(cfg)
+    labels = {one.label: LabelInfo(method=one.name, knobs=dict(one.method)) for one in entries}
+    drafts = {one.label: DraftInfo(id=one.pair.draft.id) for one in entries if one.pair}
     plain = {
         group: OmegaConf.to_container(cfg[group], resolve=True)
         for group in ("model", "dataset", "generation")

@@ -34,7 +34,7 @@ def test_what_a_run_knows(results):
     assert run.synthetic
     assert run.labels == ["ar", "cacheback", "no_frozen", "pld"]
     assert run.baseline == "ar"
-    assert (run.model, run.dataset, run.dtype) == ("vicuna7b", "specbench", "float32")
+    assert (run.model, run.dataset, run.dtype) == ("vicuna7b", "specbench", "float16")
     assert run.knobs("no_frozen")["table"] == "dynamic"
     assert run.hardware == "Synthetic CPU, 2 CPUs"
     assert run.gpus == []

@@ -146,3 +146,17 @@ def test_a_failed_case_keeps_its_reason_and_the_exit_code(parts, tmp_path):
     assert jsonl.read_json(out / records.MANIFEST)["exit_code"] == 1
     notes = jsonl.read_json(out / records.SUMMARY)["notes"]
     assert any("the audit itself failed for 1 turns" in note for note in notes)
+
+
+def test_what_was_measured_again_in_a_shard_is_told_of_the_whole(parts, tmp_path):
+    path = parts[0] / records.CASES
+    lines = jsonl.read_jsonl(path)[0]
+    case = lines[0]["case_id"]
+    old = [line for line in lines if (line["case_id"], line["repeat"]) == (case, 0)]
+    jsonl.rewrite_jsonl(parts[0] / records.DISTURBED, old)
+    jsonl.rewrite_jsonl(path, [line | {"attempt": int(line in old)} for line in lines])
+    joined = merge.merge(parts, tmp_path / "joined")
+    assert len(joined.superseded) == len(old)
+    summary = jsonl.read_json(joined.path / records.SUMMARY)
+    assert summary["disturbed"]["turns_again"] == len(old)
+    assert any("1 case was measured again" in note for note in summary["notes"])

@@ -228,9 +228,8 @@ def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
     row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
     own = [record for record in left if record.label == "pld"]
     assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
-    assert len(timed_turns(disturbed(cases), run.labels)) == len(run.records), (
-        "the machine's ordinary state"
-    )
+    left = {record.case_id for record in timed_turns(disturbed(cases), run.labels)}
+    assert len(left) == len(cases) - len(cases) // 4, "a quarter at most is left out"
 
 
 def test_a_ratio_of_nothing_is_no_number(run):

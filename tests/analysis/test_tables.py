@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 
 from analysis import tables
+from analysis.papers.reproduction import task_label
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import load_runs
-from analysis.tabular.comparison_tables import settings_table
+from analysis.tabular.comparison_tables import settings_table, task_table
 from analysis.tabular.table import ResultTable, to_latex, to_markdown, to_rich
 from tests.analysis.folders import edit_manifest, edit_records
 
@@ -153,6 +154,27 @@ def test_several_runs_in_one_table_are_told_apart(results):
     page = tables.comparison_table(comparison)
     assert [*page.frame][:2] == ["run", "method"]
     assert [row[0] for row in page.rows[:8]] == ["one"] * 4 + ["two"] * 4
+
+
+def test_a_task_whose_cases_are_partly_untimed_says_so(results):
+    """In its table, in its figure's label, in the whole run's row and in the caption."""
+
+    def disturb(record):
+        if (record["label"], record["case_id"]) == ("pld", "81"):
+            record["status"] = "disturbed"
+        return record
+
+    before = make_comparisons(load_runs([results]))[0].drafting[0].rows
+    edit_records(results / "one", disturb)
+    (comparison,) = make_comparisons(load_runs([results]))
+    entry = comparison.drafting[0]
+    (task,) = [t for t in comparison.tasks if entry.rows[t]["n_timed"] < entry.rows[t]["n_cases"]]
+    cells = task_table(comparison, "by task").frame.set_index(["data", "method"])
+    assert cells.loc[(task, entry.label), "cases"] == "4 (3 timed)"
+    assert "n = 4 (3 timed)" in task_label(comparison, task)
+    assert "23 (22 timed) cases" in caption(comparison)
+    assert entry.rows[task]["mat"] == before[task]["mat"], "noise moves no count"
+    assert entry.rows[task]["speedup_ci"] is not None
 
 
 def test_the_caption_tells_all_that_belongs_to_the_numbers(results):

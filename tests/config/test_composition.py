@@ -18,7 +18,7 @@ from runners.launch.dispatch import resolve_entries
 from specbench import paths
 from specbench.config import schema
 from specbench.config.compare import compose_entry, with_parts
-from specbench.config.compose import compose, option_names, pair_name
+from specbench.config.compose import compose, option_names, pair_name, typed
 from specbench.config.run_key import run_identity, run_key
 from specbench.config.schema import DTYPES
 from specbench.config.validate import check_values
@@ -117,6 +117,11 @@ def test_card_runs_humaneval_in_full(dataset, limit):
 def test_pearl_drafts_as_many_tokens_as_its_authors_script_for_the_pair(model, gamma):
     cfg = compose(["experiment=card_table1", "scale=paper", f"model={model}"])
     assert compose_entry(cfg, "pearl").method.gamma == gamma
+
+
+def test_an_entry_may_refer_to_a_knob_of_the_run_s_method_that_its_own_lacks():
+    cfg = compose(["experiment=ssd_store_size", "method.buffer_tokens=512"])
+    assert typed(compose_entry(cfg, cfg.compare[0])).method["store_tokens"] == 512
 
 
 def test_token_recycling_s_figure_3b_has_every_depth():

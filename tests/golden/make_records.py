@@ -381,9 +381,10 @@ def _ssd():
     )
     for size in (256, 1024, 4096):
         entry = Entry("ssd", {"buffer_tokens": size}, 20 + size.bit_length(), 104)
+        rest = replace(_REST, knobs={"store_tokens": size})
         yield _named(
-            "ssd_store_size", {"ssd": entry}, plain("gsm8k", 6), "gsm8k", part=str(size),
-            timing="none", scope="run",
+            "ssd_store_size", {"ssd": entry, "rest": rest}, plain("gsm8k", 6), "gsm8k",
+            part=str(size), timing="none", scope="run",
         )  # fmt: skip
 
 

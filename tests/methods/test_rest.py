@@ -272,6 +272,28 @@ def test_the_script_builds_from_files_and_refuses_nonsense(tmp_path, toy_models,
     assert script.main(["datastore", "--model", "smollm2_135m", "--chunk", "1"]) == 2
 
 
+def test_a_smaller_store_is_a_file_of_its_own_where_the_method_looks(tmp_path, toy_models):
+    file = tmp_path / "a.txt"
+    file.write_text("a bb ccc\n\ndddd a bb\n\na a\n")
+    command = ["datastore", "--model", "smollm2_135m", "--corpus", "files", "--files", str(file)]
+    stores = {}
+    for size in (None, 4, 2):
+        (needed,) = Retrieval(store_tokens=size).needs.artifacts
+        option = [] if size is None else ["--store-tokens", str(size)]
+        assert needed.command.endswith(" ".join(option) or "ultrachat")
+        cfg = script.typed(script.compose(["model=smollm2_135m", f"cache_dir={tmp_path}"]))
+        options = script.parse([*command, *option])
+        options.overrides = [f"cache_dir={tmp_path}"]
+        path = script.resolve.default_path(
+            needed, tokenizer=WordTokenizer(), cache_dir=cfg.cache_dir
+        )
+        assert script.build(options) == path
+        stores[size] = Datastore.open(path, "toy").arrays.tokens
+    assert [int((tokens >= 0).sum()) for tokens in stores.values()] == [8, 6, 3]
+    with pytest.raises(ConfigurationError, match="store_tokens"):
+        Retrieval(store_tokens=4, datastore="d.bin")
+
+
 def test_the_script_builds_from_earlier_outputs(tmp_path, toy_models, monkeypatch):
     turns = [(np.array([1, 2]), np.array([3])), (np.array([4]), np.array([5, 6]))]
     monkeypatch.setattr(script, "recorded_turns", lambda path, tokenizer_hash: iter(turns))

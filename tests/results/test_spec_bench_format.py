@@ -245,12 +245,12 @@ def test_blocks_that_went_wrong_are_left_out_for_all_labels():
         record("ar", "202", 0, [1], 1.0, status="disturbed"),
         record("pld", "202", 0, [1], 1.0),
         record("ar", "203", 0, [1], 1.0),
-    ]
+    ]  # five blocks, of which one may be left out of times
     usable = usable_blocks(records, LABELS)
     assert usable.blocks == ((0, "81"), (0, "200"))
     assert (usable.failed, usable.noisy) == (2, 1)
     spoilt = [replace(r, status="disturbed") for r in RECORDS]
-    assert usable_blocks(spoilt, LABELS).blocks == ((0, "81"), (0, "200")), "the ordinary state"
+    assert usable_blocks(spoilt, LABELS).blocks == ((0, "81"), (0, "200")), "a quarter of two"
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ from runners.session import interference_rule
 from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records
 from specbench.results.records import CaseRecord
-from specbench.results.statistics.summary import summarize
 from specbench.storage import jsonl
 from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE
 from tests.runners.toy import Recorder, make_job, make_runner
 from tests.small_run import case_record, run_here
 
-LIMITS = NoiseConfig(steal=0.05, waiting=0.15, slowdown=1.5, shortest_s=0.5)
+LIMITS = NoiseConfig(steal=0.05, others=0.1, slowdown=1.5, shortest_s=0.5)
 
 
 turn = partial(case_record, prefill_s=1.0, decode_s=1.0, wall_s=2.0)
@@ -36,10 +35,10 @@ def trace(record, step_s, drafted=0):
     ("changes", "said"),
     [
         ({"cpu_steal": 0.2}, "the hypervisor took 20% of the CPU time"),
-        ({"cpu_waiting": 0.5}, "waited 0.50 s per second for a CPU"),
+        ({"cpu_others": 0.5}, "other processes took 50% of the CPU time"),
         ({"gpu": [{"throttle": ["hardware_thermal"]}]}, "the GPU throttled (hardware_thermal)"),
         ({"gpu": [{"other_processes": 2}]}, "2 other processes on the GPU"),
-        ({"cpu_steal": 0.2, "cpu_waiting": 0.5}, "20% of the CPU time; waited"),
+        ({"cpu_steal": 0.2, "cpu_others": 0.5}, "20% of the CPU time; other"),
     ],
 )
 def test_each_counter_disturbs_beyond_its_limit(changes, said):
@@ -50,13 +49,13 @@ def test_each_counter_disturbs_beyond_its_limit(changes, said):
     "changes",
     [
         {},
-        {"cpu_steal": 0.04, "cpu_waiting": 0.14},
-        {"cpu_steal": None, "cpu_waiting": None, "gpu": None},
+        {"cpu_steal": 0.04, "cpu_others": 0.09},
+        {"cpu_steal": None, "cpu_others": None, "gpu": None},
         {"gpu": [{"throttle": ["power_cap"], "other_processes": 0}]},
         {"gpu": [{"throttle": None, "other_processes": None}]},
         {"cpu_steal": 0.9, "wall_s": 0.4},
         {"cpu_steal": 0.9, "status": "failed"},
-        {"cpu_others": 0.9, "cpu_load": 7.0},
+        {"cpu_waiting": 9.0, "cpu_load": 7.0},  # threads of the run itself may wait for each other
     ],
 )
 def test_what_does_not_disturb(changes):
@@ -64,63 +63,109 @@ def test_what_does_not_disturb(changes):
 
 
 def test_null_switches_a_rule_off():
-    off = replace(LIMITS, steal=None, waiting=None)
-    assert interference_rule.by_counters(turn(cpu_steal=0.9, cpu_waiting=3.0), off) == ""
+    off = replace(LIMITS, steal=None, others=None)
+    assert interference_rule.by_counters(turn(cpu_steal=0.9, cpu_others=0.9), off) == ""
 
 
 class TestSlowdown:
-    """A burst that no counter shows: one turn's steps take eight times the others'."""
+    """A burst that no counter shows: in a turn some labels' steps take eight times as long."""
 
-    def run(self, n=6, slow=8.0, **changes):
-        found = [turn(str(i)) for i in range(n)]
-        found[2] = turn("2", **changes)
-        return found, [trace(r, 0.1 * (slow if r.case_id == "2" else 1)) for r in found]
+    def run(self, slow, n=6, factor=8.0, **changes):
+        """``n`` turns of three labels; the labels in ``slow`` are so in the third turn."""
+        found, traces = [], []
+        for i in range(n):
+            for label in ("ar", "pld", "sam"):
+                own = changes if i == 2 else {}
+                found.append(turn(str(i), label, stream_index=i, **own))
+                times = factor if i == 2 and label in slow else 1
+                traces.append(trace(found[-1], 0.1 * times))
+        return found, traces
 
-    def test_the_slow_turn_is_found(self):
-        found, traces = self.run()
-        factors = interference_rule.slowdowns(found, traces)
-        assert factors[0, "2", 0, "ar"] == pytest.approx(8)
-        changed = interference_rule.judge(found, traces, LIMITS)
-        assert list(changed) == [(0, "2", 0, "ar")]
-        record = changed[(0, "2", 0, "ar")]
-        assert record.status == "disturbed"
-        assert record.disturbed_by == "steps took 8.00 times what like steps take"
+    def judged(self, found, traces, baseline="ar"):
+        changed = interference_rule.judge(found, traces, LIMITS, baseline)
+        return [
+            f"{r.label} {r.case_id}" for r in changed.values() if "longer than" in r.disturbed_by
+        ]
+
+    @pytest.mark.parametrize(
+        ("slow", "disturbed"),
+        [
+            (["ar", "pld", "sam"], ["ar 2", "pld 2", "sam 2"]),
+            (["ar"], []),
+            (["pld", "sam"], []),
+            (["ar", "pld"], []),  # one of two others is no majority
+        ],
+    )
+    def test_only_the_baseline_and_most_other_labels_at_once_tell_of_a_burst(self, slow, disturbed):
+        assert self.judged(*self.run(slow)) == disturbed
+
+    def test_two_labels_are_enough(self):
+        found, traces = self.run(["ar", "pld"])
+        pairs = [(r, t) for r, t in zip(found, traces, strict=True) if r.label != "sam"]
+        assert self.judged(*zip(*pairs, strict=True)) == ["ar 2", "pld 2"]
+
+    def test_plain_decoding_alone_and_runs_without_it_are_never_judged_by_their_own_times(self):
+        found, traces = self.run(["ar", "pld", "sam"])
+        assert self.judged(found, traces, baseline=None) == []
+        plain = [(r, t) for r, t in zip(found, traces, strict=True) if r.label == "ar"]
+        assert self.judged(*zip(*plain, strict=True)) == []
+
+    def test_it_counts_and_says_why(self):
+        found, traces = self.run(["ar", "pld", "sam"])
+        changed = interference_rule.judge(found, traces, LIMITS, "ar")
+        assert {record.status for record in changed.values()} == {"ok"}
+        assert "(ar 8.00, pld 8.00, sam 8.00)" in changed[0, "2", 0, "ar"].disturbed_by
+
+    @pytest.mark.parametrize("slow", [["ar", "pld", "sam"], ["ar", "pld", "sam", "sam 1"]])
+    def test_the_cases_beside_are_disturbed_whether_their_turns_are_slow_or_not(self, slow):
+        found, traces = self.run(slow)
+        for record, one in zip(found, traces, strict=True):
+            if f"{record.label} {record.case_id}" in slow:
+                one["step_s"] = [0.8] * 8
+        changed = interference_rule.judge(found, traces, LIMITS, "ar")
+        assert {case for _, case, _, _ in changed} == {"1", "2", "3"}
+        assert len(changed) == 9
+
+    def test_a_label_that_did_not_slow_is_not_called_disturbed(self):
+        found, traces = self.run(["ar", "pld"])
+        more = [turn(str(i), "rest", stream_index=i) for i in range(6)]
+        found += more
+        traces += [trace(r, 0.8 if r.case_id == "2" else 0.1) for r in more]
+        assert self.judged(found, traces) == ["ar 2", "pld 2", "rest 2"]
+
+    def test_what_is_slow_again_is_the_prompts_doing(self):
+        assert self.judged(*self.run(["ar", "pld", "sam"], attempt=1)) == []
 
     def test_a_single_stall_counts_by_the_time_it_took(self):
-        found, traces = self.run(slow=1.0)
-        traces[2]["step_s"][3] = 70.0
-        assert list(interference_rule.judge(found, traces, LIMITS)) == [(0, "2", 0, "ar")]
+        found, traces = self.run(["ar"])
+        for one in traces[7:9]:
+            one["step_s"][3] = 70.0
+        assert self.judged(found, traces) == ["ar 2", "pld 2", "sam 2"]
 
     def test_judging_twice_changes_nothing_and_a_quiet_turn_is_taken_back(self):
-        found, traces = self.run()
-        changed = interference_rule.judge(found, traces, LIMITS)
+        found, traces = self.run(["ar", "pld", "sam"])
+        changed = interference_rule.judge(found, traces, LIMITS, "ar")
         marked = [changed.get(r.key, r) for r in found]
-        assert interference_rule.judge(marked, traces, LIMITS) == {}
-        (back,) = interference_rule.judge(marked, self.run(slow=1.0)[1], LIMITS).values()
-        assert (back.status, back.disturbed_by) == ("ok", "")
+        assert self.judged(marked, traces) == []
+        back = interference_rule.judge(marked, self.run([])[1], LIMITS, "ar")
+        assert [(r.status, r.disturbed_by) for r in back.values()] == [("ok", "")] * 9
 
     def test_wide_drafts_and_long_contexts_are_compared_with_their_like(self):
-        found, traces = self.run()
-        traces[2]["drafted"] = [64] * 8
-        assert interference_rule.judge(found, traces, LIMITS) == {}
-        found, traces = self.run(n_prompt=2000)
-        assert interference_rule.judge(found, traces, LIMITS) == {}
-
-    def test_labels_are_not_compared_with_each_other(self):
-        found, traces = self.run(label="pld")
-        assert interference_rule.judge(found, traces, LIMITS) == {}
+        found, traces = self.run(["ar", "pld", "sam"])
+        for one in traces[6:9]:
+            one["drafted"] = [64] * 8
+        assert self.judged(found, traces) == []
+        assert self.judged(*self.run(["ar", "pld", "sam"], n_prompt=2000)) == []
 
     def test_four_turns_say_nothing_and_short_turns_are_not_judged(self):
-        found, traces = self.run(n=4)
-        assert interference_rule.slowdowns(found, traces) == {}
-        found, traces = self.run(wall_s=0.3)
-        assert interference_rule.judge(found, traces, LIMITS) == {}
+        assert self.judged(*self.run(["ar", "pld", "sam"], n=4)) == []
+        assert self.judged(*self.run(["ar", "pld", "sam"], wall_s=0.3)) == []
 
     def test_without_step_times_nothing_is_judged(self):
-        found, traces = self.run()
+        found, traces = self.run(["ar", "pld", "sam"])
         for line in traces:
             line["step_s"] = None
-        assert interference_rule.slowdowns(found, traces) == {}
+        assert self.judged(found, traces) == []
 
 
 class TestWhatIsMeasuredAgain:
@@ -128,9 +173,9 @@ class TestWhatIsMeasuredAgain:
         cases = [type(ONE[0])(f"c{i}", ("why",)) for i in range(n)]
         job = make_job(tmp_path, ["ar"], cases, measure=MeasureConfig(**measure))
         found = [
-            turn(c.case_id, status="disturbed" if c.case_id in disturbed else "ok",
+            turn(c.case_id, stream_index=i, disturbed_by="said" if c.case_id in disturbed else "",
                  attempt=attempt if c.case_id in disturbed else 0)
-            for c in cases
+            for i, c in enumerate(cases)
         ]  # fmt: skip
         return [b.case.case_id for b in interference_rule.to_measure_again(job, found, superseded)]
 
@@ -145,26 +190,19 @@ class TestWhatIsMeasuredAgain:
         assert self.chosen(tmp_path, {"c1"}, attempt=1, reruns=2) == ["c1"]
         assert self.chosen(tmp_path, {"c1"}, reruns=0) == []
 
-    def test_a_machine_that_is_always_disturbed_is_not_measured_again(self, tmp_path):
-        six, seven = ({f"c{i}" for i in range(n)} for n in (6, 7))
-        assert len(self.chosen(tmp_path, six)) == 3
-        assert self.chosen(tmp_path, seven) == []
-
-
-def test_disturbed_blocks_count_in_no_time_unless_most_are_disturbed():
-    def rows(n_disturbed):
+    def test_where_not_all_may_those_that_were_disturbed_unequally(self, tmp_path):
+        job = make_job(tmp_path, ["ar", "a"], ONE, measure=MeasureConfig())
         found = []
-        for i in range(10):
-            status = "disturbed" if i < n_disturbed else "ok"
-            seconds = 100.0 if i < n_disturbed else 1.0
-            found += [turn(str(i), "ar", decode_s=seconds, status=status), turn(str(i), "pld")]
-        return summarize(found, ["ar", "pld"], n_resamples=10)[-2]
+        for i, steals in enumerate([(0.3, 0.3), (0.0, 0.3), (0.0, 0.0), (0.2, 0.2)]):
+            for label, steal in zip(("ar", "a"), steals, strict=True):
+                found.append(turn(f"c{i}", label, stream_index=i, cpu_steal=steal))
+        judged = [r for r in interference_rule.judge(found, [], LIMITS, "ar").values()]
+        found = [next((j for j in judged if j.key == r.key), r) for r in found]
+        (again,) = interference_rule.to_measure_again(job, found, 0)
+        assert again.case.case_id == "c1"
 
-    five, six = rows(5), rows(6)
-    assert (five["n_disturbed"], five["disturbed_counted"]) == (5, False)
-    assert five["tokens_per_s"] == 8.0
-    assert (six["n_disturbed"], six["disturbed_counted"]) == (6, True)
-    assert six["tokens_per_s"] == pytest.approx(10 * 8 / 604)
+    def test_a_machine_that_is_always_disturbed_has_the_same_budget(self, tmp_path):
+        assert self.chosen(tmp_path, {f"c{i}" for i in range(12)}) == ["c0", "c1", "c2"]
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -228,10 +266,17 @@ def test_a_disturbed_block_is_replaced_and_its_first_measurement_kept(run_noisy,
     assert "hypervisor took 40%" in first[1].disturbed_by
     row = jsonl.read_json(folder / records.SUMMARY)["rows"][-1]
     assert (row["n_cases"], row["n_disturbed"]) == (3, 0)
-    assert "1 disturbed case was measured again" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "disturbed when first measured: ar 1 of 3, pld 0 of 3." in printed
+    assert "1 case was measured again (2 turns of all labels)" in printed
+    found = jsonl.read_json(folder / records.SUMMARY)["disturbed"]
+    assert (found["flagged"], found["turns_again"]) == ({"ar": 1, "pld": 0}, 2)
+    both = [r for r in done if r.case_id != "83"] + first
+    plain, fast = (sum(r.decode_s for r in both if r.label == x) for x in ("ar", "pld"))
+    assert found["without_rule"]["pld"]["speedup"] == pytest.approx(plain / fast)
 
 
-def test_a_block_that_stays_disturbed_is_measured_again_so_often_and_left_out(run_noisy):
+def test_a_block_that_stays_disturbed_is_measured_again_so_often(run_noisy):
     folder = run_noisy([0, 0, 0, 0.4, 0, 0, 0.5, 0.5], "measure.rerun_share=1")
     done, _ = records.read_records(folder)
     assert {(r.case_id, r.attempt, r.status) for r in done if r.case_id == "83"} == {
@@ -240,17 +285,22 @@ def test_a_block_that_stays_disturbed_is_measured_again_so_often_and_left_out(ru
     assert len(lines(folder, records.DISTURBED)) == 2
     summary = jsonl.read_json(folder / records.SUMMARY)
     assert summary["rows"][-1]["n_disturbed"] == 1
-    (note,) = (n for n in summary["notes"] if "1 of 3 cases hold a disturbed turn" in n)
-    assert "Disturbed is more than: 5% of the CPU time stolen; or a GPU shared" in note
+    assert summary["rows"][-1]["disturbed_counted"] is True, "a quarter of three is none"
+    (note,) = (n for n in summary["notes"] if "1 of 3 cases stayed disturbed" in n)
+    assert "0 of them count in no time" in note
+    assert any(
+        n.startswith("disturbed is more than: 5% of the CPU time stolen by the hypervisor;")
+        for n in summary["notes"]
+    )
 
 
 def test_a_machine_disturbed_throughout_still_finishes_and_says_so(run_noisy):
-    folder = run_noisy([0.4] * 6)
-    assert not (folder / records.DISTURBED).exists()
+    folder = run_noisy([0.4] * 8)
+    assert len(lines(folder, records.DISTURBED)) == 2, "one of three blocks: a quarter"
     summary = jsonl.read_json(folder / records.SUMMARY)
     assert summary["rows"][-1]["tokens_per_s"] > 0
     assert summary["rows"][-1]["disturbed_counted"] is True
-    assert any("DISTURBED THROUGHOUT: 3 of 3" in note for note in summary["notes"])
+    assert any("3 of 3 cases stayed disturbed" in note for note in summary["notes"])
 
 
 @pytest.mark.parametrize("killed_at", ["steps", "cases"])

@@ -19,8 +19,10 @@ from tests.small_run import ROOT, case_record, interrupted_after, run_here
 COMPARE = (
     "compare=["
     "{method: pld, label: pld_turn, num_tokens: 4, state_scope: turn},"
-    "{method: cacheback, label: cb_run, table: dynamic, merge: true, state_scope: run},"
-    "{method: cacheback, label: cb_turn, table: dynamic, state_scope: turn},"
+    "{method: cacheback, label: cb_run, table: dynamic, merge: true, state_scope: run,"
+    " total_draft_len: 8, chaining_reserved: 1},"
+    "{method: cacheback, label: cb_turn, table: dynamic, state_scope: turn,"
+    " total_draft_len: 12, chaining_reserved: 2},"
     "{method: suffix_decoding, label: suffix_run, offset: 4.0, state_scope: run},"
     "{method: ngrammys, label: rows, strategy: context, k: 3, w: 4},"
     "{method: sam, automata: dynamic},"
@@ -105,6 +107,7 @@ def test_without_a_surface_there_are_steps_and_no_times(live, again):
     for row in summary["rows"]:
         assert row["mat"] == theirs[row["task"], row["label"]]
     assert any("no times" in note for note in summary["notes"])
+    assert summary["pairs"] == [], "labels without times cannot be compared"
 
 
 def test_times_are_the_surfaces_and_say_so(again, surface, capsys):

@@ -9,6 +9,7 @@ from runners.session.blocks import BlockRunner
 from runners.session.live import both_baselines
 from runners.session.method_runs import build_method_runs
 from scripts import spec_bench
+from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.graph_target import GraphTarget
 from specbench.models.static_pass import FixedShape
@@ -16,6 +17,7 @@ from specbench.results import records
 from specbench.storage import jsonl
 from tests.analysis.folders import edit_manifest
 from tests.small_run import interrupted_after, run_here
+from tests.tiny_checkpoint import save_checkpoint
 
 
 def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_path, monkeypatch):
@@ -44,6 +46,25 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
     made.recover()
     for target in (made._target, made._eager_target):
         assert not target.cache.storage.any()
+
+
+@pytest.mark.parametrize("generation", ["greedy", "sampling"])
+def test_a_model_that_ignores_our_masks_measures_nothing(small, tmp_path, generation):
+    """Under sampling no audit would tell."""
+    save_checkpoint(tmp_path / "model", "stablelm")
+    model = [f"model.path={tmp_path}/model", "model.template=plain", f"generation={generation}"]
+    with pytest.raises(ConfigurationError, match=r"model\.path=.*StableLmAttention") as caught:
+        run_here([*small, *model, "measure.exclusive=false", f"output_dir={tmp_path}/run"])
+    assert caught.value.exit_code == 2
+    assert (tmp_path / "run" / records.CASES).read_text() == ""
+
+
+def test_the_manifest_holds_the_self_checks(small, tmp_path):
+    extra = ["method=sps", "pair=random_draft", "measure.exclusive=false", "dataset.limit=1"]
+    assert run_here([*small, *extra, f"output_dir={tmp_path}/run"]) == 0
+    model = jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]
+    for found in (model["self_check"], model["drafts"]["sps"]["self_check"]):
+        assert max(found["difference"].values()) <= found["tolerance"] < 1e-4
 
 
 def test_the_exact_estimator_is_spec_bench_s_on_the_export(small, tmp_path, monkeypatch):

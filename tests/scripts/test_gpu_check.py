@@ -33,6 +33,11 @@ from tests.contract.driver import compose_method, method_names
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(autouse=True)
+def _no_weights_to_free(monkeypatch):
+    monkeypatch.setattr(gpu_check, "gc", mock.Mock())
+
+
 def trial(folder):
     """A check of the tiny model on the CPU."""
     words = ["--device", "cpu", "--models", "tiny", "--out", str(folder)]

@@ -22,7 +22,14 @@ class FakeProc:
         self.set_waited(7_000_000)
 
     def set_ticks(self, *, user, idle, steal):
-        (self.folder / "stat").write_text(f"cpu  {user} 0 50 {idle} 5 0 0 {steal} 7 7\ncpu0 1 2\n")
+        cpu = min(os.sched_getaffinity(0))
+        other = 1 + max(os.sched_getaffinity(0))
+        (self.folder / "stat").write_text(
+            "cpu  9999 9 9 9999 9 9 9 9999 9 9\n"
+            f"cpu{cpu} {user} 0 50 {idle} 5 0 0 {steal} 7 7\n"
+            f"cpu{other} {9 * user} 0 0 0 0 0 0 {9 * steal} 0 0\n"
+            "intr 1 2 3\n"
+        )
 
     def set_waited(self, *nanoseconds):
         for i, waited in enumerate(nanoseconds):
@@ -36,7 +43,7 @@ def proc(tmp_path):
     return FakeProc(tmp_path)
 
 
-def test_shares_of_cpu_time_by_hand(proc, monkeypatch):
+def test_shares_of_the_time_of_the_cpus_it_may_use(proc, monkeypatch):
     own = [0]
     monkeypatch.setattr(time, "process_time_ns", lambda: own[0])
     watch = SystemMonitor(proc=proc.folder)
@@ -67,7 +74,9 @@ def test_begin_forgets_what_was_before(proc):
     assert watch.end().cpu_steal == 0
 
 
-@pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "intr 1 2 3 4 5 6 7 8 9\n", None])
+@pytest.mark.parametrize(
+    "text", ["", "cpu0 1 2 3\n", "cpu0 a b c d e f g h\n", "intr 1 2 3 4 5 6 7 8 9\n", None]
+)
 def test_where_the_system_tells_nothing_it_is_none(tmp_path, text):
     if text is not None:
         (tmp_path / "stat").write_text(text)

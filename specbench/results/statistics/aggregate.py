@@ -18,8 +18,8 @@ from specbench.results.records import CaseRecord
 
 BlockKey: TypeAlias = tuple[int, str]  # repeat and case
 
-# Of the blocks, from where on disturbance is the ordinary state.
-ORDINARY_SHARE = 0.5
+# Of the blocks, how many may be left out of times.
+LEFT_OUT_SHARE = 0.25
 
 # Columns of a label's totals per case.
 (
@@ -28,19 +28,47 @@ ORDINARY_SHARE = 0.5
 
 
 def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
-    """Every block that holds a noisy turn."""
+    """Every block that holds a disturbed turn."""
     return {(r.repeat, r.case_id) for r in records if r.status == "disturbed"}
 
 
-def untimed_blocks(records: Sequence[CaseRecord]) -> set[BlockKey]:
-    """The blocks that count in no time: the noisy ones, none where most are."""
-    noisy = noisy_blocks(records)
-    blocks = {(r.repeat, r.case_id) for r in records}
-    return noisy if len(noisy) <= ORDINARY_SHARE * len(blocks) else set()
+def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
+    """The blocks that count in no time: disturbed ones, :data:`LEFT_OUT_SHARE` of all at most.
+
+    One more disturbed block changes what counts by a block at most, however many there are.
+    """
+    turns = _by_block(records)
+    worst = most_harmed(own for own in turns.values() if noisy_blocks(own))
+    return set(worst[: math.floor(LEFT_OUT_SHARE * len(turns))])
+
+
+def most_harmed(blocks: Iterable[Sequence[CaseRecord]]) -> list[BlockKey]:
+    """The blocks, those first whose labels were disturbed most unequally, then most.
+
+    Ratios of labels that were disturbed alike suffer little. No time of a turn has a say.
+    """
+    harm = {}
+    for turns in blocks:
+        by_label: dict[str, list[float]] = {}
+        for turn in turns:
+            taken = (turn.cpu_steal or 0.0) + (turn.cpu_others or 0.0)
+            by_label.setdefault(turn.label, []).append((turn.status == "disturbed") + taken)
+        means = [sum(found) / len(found) for found in by_label.values()]
+        first = turns[0]
+        spread = max(means) - min(means)
+        harm[first.repeat, first.case_id] = (-spread, -sum(means), first.stream_index)
+    return sorted(harm, key=harm.__getitem__)
+
+
+def _by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:
+    blocks: dict[BlockKey, list[CaseRecord]] = {}
+    for record in records:
+        blocks.setdefault((record.repeat, record.case_id), []).append(record)
+    return blocks
 
 
 def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
-    """The turns that count in times: what rows, tables, figures and exports all go by.
+    """The turns that count in times: what rows, pairs, tables and figures go by.
 
     Those of cases that did not drop out, without the blocks that :func:`untimed_blocks` takes from
     what is left then.
@@ -63,8 +91,8 @@ class Pooled:
         cases, tasks, categories: ``[n]`` of each case that did not drop out.
         totals: by label ``[1 + R, n, 9]``, first over all repeats, then in each of the R; see the
             column constants.
-        dropped, noisy: tasks of the cases that dropped out, or hold a noisy turn.
-        noisy_counted: whether the noisy ones count in times all the same.
+        dropped, noisy: tasks of the cases that dropped out, or hold a disturbed turn.
+        noisy_counted: whether some of the disturbed ones count in times all the same.
         verdicts: by label, ``(task, verdict)`` of every turn that did not fail; ``lossy`` where
             the verifier is.
         methods: by label.

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION, CaseRecord
 from specbench.results.statistics import roofline
-from specbench.results.statistics.aggregate import ORDINARY_SHARE, noisy_blocks, untimed_blocks
+from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
+from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.pairs import compare_pairs, leaders_of
 from specbench.results.statistics.summary import OVERALL, summarize
-from specbench.results.summary_schema import Summary, SummaryRow
+from specbench.results.summary_schema import Disturbance, Summary, SummaryRow
 from specbench.results.wording import run_caption
 from specbench.storage.jsonl import JsonObject
 
@@ -26,8 +27,15 @@ def run_summary(
     records: Sequence[CaseRecord],
     errors: Sequence[JsonObject],
     manifest: RunManifest,
+    superseded: Sequence[CaseRecord] = (),
 ) -> Summary:
-    """What ``summary.json`` holds; ``errors`` are the lines of ``errors.jsonl``."""
+    """What ``summary.json`` holds.
+
+    Args:
+        records: of ``cases.jsonl``; ``superseded``: of ``disturbed.jsonl``.
+        errors: the lines of ``errors.jsonl``.
+        manifest: of the run.
+    """
     labels, baseline, seed = list(manifest.labels), manifest.baseline, manifest.seed
     model = manifest.model
     stands_on = roofline.baseline_context(manifest)
@@ -42,19 +50,21 @@ def run_summary(
     )
     pairs = compare_pairs(records, labels, baseline, seed=seed, estimator=estimator)
     compared = len({pair["first"] for pair in pairs}) > 1
+    disturbed = disturbance(records, superseded, rows, baseline, seed)
     return {
         "schema_version": SCHEMA_VERSION,
         "run_key": manifest.run_key,
         "rows": rows,
         "pairs": pairs if compared else [],
         "leaders": leaders_of(pairs),
+        "disturbed": disturbed,
         "caption": run_caption(records, manifest),
         "notes": [
             *(manifest.notes or []),
             *accepted_by_part(records),
             *_failures(records, errors, labels),
             *_verdicts(records, baseline, (model and model.dtype) or ""),
-            *_disturbance(records, manifest.setting("measure", "disturbed") or {}),
+            *_disturbance(records, disturbed, rows, manifest.setting("measure", "disturbed") or {}),
             *_baseline(rows, baseline, manifest),
             *_phases(rows),
         ],
@@ -105,27 +115,38 @@ def _verdicts(records: Sequence[CaseRecord], baseline: str | None, dtype: str) -
     return notes
 
 
-def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, float | None]) -> list[str]:
+def _disturbance(
+    records: Sequence[CaseRecord],
+    found: Disturbance | None,
+    rows: Sequence[SummaryRow],
+    limits: Mapping[str, float | None],
+) -> list[str]:
     notes = []
-    again = {(r.repeat, r.case_id) for r in records if r.attempt}
-    if again:
+    if found is not None:
+        without = found["without_rule"]
+        speedups = [
+            (row["label"], row["speedup"], without[row["label"]])
+            for row in rows
+            if row["task"] == OVERALL
+        ]
+        notes += disturbance_words([found], speedups)
+        if found["cases_again"]:
+            notes.append(f"the first measurements are in {DISTURBED}.")
+        if notes:
+            notes.append(_rule(limits))
+    blocks, noisy = {(r.repeat, r.case_id) for r in records}, noisy_blocks(records)
+    if noisy:
+        labels = [row["label"] for row in rows if row["task"] == OVERALL]
+        counted = len(noisy_blocks(timed_turns(records, labels)))
         notes.append(
-            f"{len(again)} disturbed case{'s were' if len(again) > 1 else ' was'} measured again; "
-            f"the first measurements are in {DISTURBED}."
-        )
-    blocks = {(r.repeat, r.case_id) for r in records}
-    noisy = noisy_blocks(records)
-    if noisy and not untimed_blocks(records):
-        notes.append(
-            f"THE MACHINE WAS DISTURBED THROUGHOUT: {len(noisy)} of {len(blocks)} cases hold a "
-            f"disturbed turn, more than {ORDINARY_SHARE:.0%}, so all are counted (disturbed_by in "
-            "the records says why). Labels were interleaved, so ratios suffer less than tokens/s. "
-            f"{_rule(limits)}"
-        )
-    elif noisy:
-        notes.append(
-            f"{len(noisy)} of {len(blocks)} cases hold a disturbed turn (disturbed_by in the "
-            f"records says why) and count in no time, for any label. {_rule(limits)}"
+            f"{len(noisy)} of {len(blocks)} cases stayed disturbed (disturbed_by in the records "
+            f"says why); {len(noisy) - counted} of them count in no time, for any label."
+            + (
+                f" THE MACHINE WAS TOO BUSY: at most {LEFT_OUT_SHARE:.0%} of the cases are left "
+                "out. Labels were interleaved, so ratios suffer less than tokens/s."
+                if counted
+                else ""
+            )
         )
     steal = [record.cpu_steal for record in records if record.cpu_steal is not None]
     if steal and sum(steal) > _STEAL_SHOWN_FROM * len(steal):
@@ -137,16 +158,14 @@ def _disturbance(records: Sequence[CaseRecord], limits: Mapping[str, float | Non
 
 
 def _rule(limits: Mapping[str, float | None]) -> str:
-    """The rule by which turns are disturbed, in a sentence; empty where it is not known."""
+    """The rule by which turns are disturbed, in a sentence."""
     words = {
-        "steal": "{:.0%} of the CPU time stolen",
-        "waiting": "{:g} s per second waited for a CPU",
-        "slowdown": "steps {:g} times as long as their like",
+        "steal": "{:.0%} of the CPU time stolen by the hypervisor",
+        "others": "{:.0%} of it taken by other processes",
+        "slowdown": "steps of ar and of most other labels {:g} times as long as their like",
     }
     parts = [text.format(limits[key]) for key, text in words.items() if limits.get(key) is not None]
-    if not parts:
-        return ""
-    return f"Disturbed is more than: {'; '.join(parts)}; or a GPU shared or throttled."
+    return f"disturbed is more than: {'; '.join([*parts, 'or a GPU shared or throttled'])}."
 
 
 def _baseline(rows: Sequence[SummaryRow], baseline: str | None, manifest: RunManifest) -> list[str]:

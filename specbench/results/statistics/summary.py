@@ -6,9 +6,9 @@ How records become numbers (words as in :mod:`specbench.results.records`):
 - A case that failed for one label, or lacks a turn of it, is left out for all labels and counted
   in ``n_dropped``. ``n_cases`` counts the rest: MAT and verdicts are about them. Speeds are about
   those that every label has a timed speed for, ``n_timed``. A disturbed turn takes its block (case
-  and repeat) out of all that is timed, for all labels; ``n_disturbed`` counts the cases concerned.
-  Where more than half of the run's blocks are disturbed, that is the machine's ordinary state:
-  leaving them out would choose the lucky ones, so all are counted (``disturbed_counted``).
+  and repeat) out of all that is timed, for all labels, but never more than a quarter of the run's
+  blocks: of more, some count (``disturbed_counted``). ``n_disturbed`` counts the cases concerned.
+  The numbers without this rule: :mod:`specbench.results.statistics.disturbed`.
 - No interval is made of fewer than three cases.
 - ``joules_per_token`` is energy over new tokens, prefill included, of turns whose energy is known;
   ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).

@@ -1,0 +1,267 @@
+"""A model that decodes otherwise here than in transformers is refused, and no other."""
+
+import math
+
+import pytest
+import torch
+
+from scripts.check_architectures import ARCHITECTURES, checked_target
+from specbench.errors import ConfigurationError
+from specbench.kernels.attention import AttentionPlan, attend
+from specbench.models import self_check, supported
+from specbench.models.self_check import measure_spread
+from specbench.models.target import Target
+from tests.conftest import tiny_model
+from tests.tiny_checkpoint import tiny_tokenizer
+
+BY_NAME = {each.name: each for each in ARCHITECTURES}
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+REFUSED = {
+    "gpt-oss": "attention sinks",
+    "Llama-4": "beyond 16 tokens attention is chunked",
+    "StableLM": r"logits of a (chain|tree) differ by .* layer 0 .*StableLmAttention",
+    "Nemotron": r"logits of a (chain|tree) differ by .* layer 0 .*NemotronAttention",
+    "DeepSeek-V3": "multi-head latent attention",
+    "Phi-3, LongRoPE past its switch": r"beyond 40 tokens LongRoPE .* model\.context_length=28",
+    "Llama, dynamic RoPE outgrown": "beyond 40 tokens dynamic RoPE",
+    "GPT-J": "GPTJForCausalLM computes attention itself",
+    "Mamba": "layers of kind linear_attention keep a state",
+    "LFM2": "layers of kind conv keep a state",
+}
+
+
+def check(model, make=Target, longest=60, **options):
+    """As a run checks what it has loaded."""
+    return self_check.checked(
+        model,
+        lambda network: make(network, max_len=longest, max_nodes=12),
+        what="model.id=tiny",
+        longest=longest,
+        **options,
+    )[1]
+
+
+# Importing an architecture takes longer than checking it.
+FAST = ("gpt-oss", "StableLM", "DeepSeek-V3", "Phi-3, LongRoPE past its switch")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in REFUSED]
+)
+def test_features_that_are_not_computed_here_are_refused_by_name(name):
+    with pytest.raises(ConfigurationError, match=REFUSED[name]) as caught:
+        checked_target(BY_NAME[name].build(torch.float32))
+    assert caught.value.exit_code == 2
+
+
+def passes(name, dtype):
+    try:
+        checked_target(BY_NAME[name].build(getattr(torch, dtype)))
+    except ConfigurationError as error:
+        return str(error)
+    return "passes"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "name", ["Llama", "Mistral, window", "Mixtral", "Gemma-2, soft-capping", "Phi-3, LongRoPE"]
+)
+def test_what_decodes_rightly_is_not_refused(name, dtype):
+    assert passes(name, dtype) == "passes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in BY_NAME if n not in REFUSED])
+def test_no_architecture_is_refused_in_one_dtype_alone(name):
+    found = {dtype: passes(name, dtype) for dtype in DTYPES}
+    if found["float64"] == "passes":
+        assert set(found.values()) == {"passes"}
+    else:
+        assert "passes" not in found.values()
+
+
+class SeesAll(Target):
+    """Draft rows see each other as in a chain."""
+
+    def _additive(self, seen):
+        return torch.zeros(seen.shape, dtype=self.dtype)
+
+    def _plan(self, rows, visible, positions):
+        plan = super()._plan(rows, visible, positions)
+        plan.mask = None if plan.mask is None else torch.zeros_like(plan.mask)
+        return plan
+
+
+class NoWindow(Target):
+    """Layers with a sliding window see all of the text."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.windows = ()
+
+
+class OnePositionOff(Target):
+    """Draft rows stand one position too far."""
+
+    def _call(self, ids, positions, plan, **options):
+        return super()._call(ids, positions + int(self.cache.length > 0), plan, **options)
+
+
+class DepthsInOrder(Target):
+    """A tree's nodes stand where those of a chain would."""
+
+    def _call(self, ids, positions, plan, **options):
+        start = positions[:, :1]
+        return super()._call(ids, start + torch.arange(ids.shape[1]), plan, **options)
+
+
+class LosesAnEarlyKey(Target):
+    """The cache forgets a token of the text."""
+
+    def prefill(self, *args, **kwargs):
+        scores = super().prefill(*args, **kwargs)
+        self.cache.storage[:, :, :, self.cache.length - 3] = 0
+        return scores
+
+
+FAULTS = [SeesAll, NoWindow, OnePositionOff, DepthsInOrder, LosesAnEarlyKey]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault, drafts, dtype):
+    model = tiny_model("mistral_window", dtype=getattr(torch, dtype))
+    with pytest.raises(ConfigurationError, match=r"logits of a (chain|tree) differ"):
+        check(model, fault, drafts=drafts)
+
+
+def test_a_fault_in_a_mixture_of_experts_is_found():
+    with pytest.raises(ConfigurationError, match="logits of a tree differ"):
+        check(BY_NAME["Mixtral"].build(torch.float32), SeesAll)
+
+
+def test_a_routers_near_tie_is_no_fault(monkeypatch):
+    """In one row another expert was chosen; in a model without experts that row is a fault."""
+    compute = self_check._our_rows
+
+    @torch.inference_mode()
+    def with_another_expert(*args):
+        found = compute(*args)
+        found["tree"][2] += 1.0
+        return found
+
+    monkeypatch.setattr(self_check, "_our_rows", with_another_expert)
+    check(BY_NAME["Mixtral"].build(torch.float32))
+    with pytest.raises(ConfigurationError, match="logits of a tree differ by 1 "):
+        check(BY_NAME["Llama"].build(torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("window", "longest", "said"),
+    [(12, 60, "outgrown"), (300, 60, "not reached"), (300, 10_000_000, "too long")],
+)
+def test_windows_are_outgrown_where_that_is_cheap(window, longest, said, monkeypatch):
+    monkeypatch.setitem(self_check._FLOPS, "cpu", 5e6)
+    model = tiny_model("mistral")
+    model.config.sliding_window = window
+    target = Target(tiny_model("llama"), max_len=60, max_nodes=12)
+    text, windows = self_check._make_text(model, longest)
+    assert said in windows[str(window)]
+    assert (len(text.prompt) > window) == (said == "outgrown")
+    assert target.cache.max_len > len(text.prompt)
+
+
+def test_without_finite_logits_nothing_is_refused():
+    """Its cases fail and say so (`nan_logits`), as they did."""
+    model = tiny_model("llama", dtype=torch.float32)
+    model.lm_head.weight.data.fill_(torch.nan)
+    assert check(model).tolerance is None
+
+
+def test_our_own_nan_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        self_check, "_our_rows", lambda *_: {"chain": torch.full((7, 48), torch.nan)}
+    )
+    with pytest.raises(ConfigurationError, match="differ by inf"):
+        check(tiny_model("llama"))
+
+
+def test_a_run_without_drafts_is_checked_by_its_one_row_passes():
+    model = tiny_model("llama")
+    target, found = self_check.checked(
+        model, lambda m: Target(m, max_len=60, max_nodes=0), what="x", longest=60
+    )
+    assert target.max_nodes == 0 and found.difference.keys() == {"chain", "tree"}
+
+
+def test_the_spread_of_passes_that_agree_is_that_of_roundings():
+    logits = torch.tensor([[1.0, -8.0]], dtype=torch.bfloat16)
+    same = measure_spread(logits, logits)
+    assert same.value == 0.0
+    assert same.tolerance == 4 * 2 * 2**-7 * 8
+    apart = measure_spread(logits, logits + 1, logits - 2)
+    assert (apart.value, apart.tolerance) == (2.0, 8.0)
+
+
+def test_a_tokenizer_with_more_ids_than_embeddings_is_refused():
+    tokenizer = tiny_tokenizer()
+    last, size = max((i, token) for token, i in tokenizer.get_vocab().items())[0], len(tokenizer)
+    supported.check_tokenizer(tiny_model("llama", vocab_size=size), tokenizer, "model.id=x")
+    with pytest.raises(ConfigurationError, match=rf"1 tokens .* \(id {last}\)"):
+        supported.check_tokenizer(tiny_model("llama", vocab_size=last), tokenizer, "model.id=x")
+
+
+def heads(*shape):
+    return torch.randn(*shape, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_soft_capping_is_the_formula(causal):
+    """Against one query and one key at a time."""
+    rows = 5
+    query, key, value = heads(1, 4, rows), heads(1, 2, rows), heads(1, 2, rows)
+    mask = None if causal else heads(1, 1, rows)[..., :rows]
+    out, _ = attend(
+        torch.nn.Module(), query, key, value, None,
+        scaling=0.3, softcap=0.7, plan=AttentionPlan(mask=mask, causal=causal),
+    )  # fmt: skip
+    for head in range(4):
+        for i in range(rows):
+            seen = list(range(i + 1 if causal else rows))
+            dots = [float(query[0, head, i] @ key[0, head // 2, j]) for j in seen]
+            scores = torch.tensor([0.7 * math.tanh(0.3 / 0.7 * dot) for dot in dots]).double()
+            if mask is not None:
+                scores = scores + mask[0, 0, i]
+            wanted = torch.softmax(scores, 0) @ value[0, head // 2, seen]
+            # The softmax is transformers', in float32.
+            assert torch.allclose(out[0, i, head], wanted, atol=1e-6, rtol=0)
+
+
+def test_gemma_2_answers_as_transformers_does():
+    from scripts.check_architectures import check as compare
+
+    assert compare(BY_NAME["Gemma-2, soft-capping"]).equal == (6, 6)
+
+
+def test_soft_capped_logits_are_transformers_own():
+    """To the last digits of float64 in a chain; the caps do bite."""
+    capped = BY_NAME["Gemma-2, soft-capping"]
+    found = check(capped.build(torch.float64)).difference
+    assert found["chain"] < 1e-12
+    assert found["tree"] < 1e-5  # the softmax is in float32, and more keys are hidden here
+    model = capped.build(torch.float64)
+    ids = torch.arange(4, 24)[None]
+    model.config.attn_logit_softcapping = None
+    for layer in model.model.layers:
+        layer.self_attn.attn_logit_softcapping = None
+    bare = model(ids).logits
+    assert not torch.allclose(bare, capped.build(torch.float64)(ids).logits, atol=1e-3)
+
+
+def test_attention_swallows_no_argument_that_it_does_not_know():
+    q = heads(1, 2, 3)
+    attend(torch.nn.Module(), q, q, q, None, position_ids=None, use_cache=True, s_aux=None)
+    with pytest.raises(ConfigurationError, match=r"Linear .* s_aux \(attention sinks\), tail"):
+        attend(torch.nn.Linear(1, 1), q, q, q, None, s_aux=torch.zeros(2), tail=3)
