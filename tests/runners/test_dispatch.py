@@ -273,6 +273,7 @@ def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(
     execute, tmp_path, monkeypatch, scope
 ):
     what = ["method=cacheback", "method.table=dynamic", f"method.state_scope={scope}", "repeats=2"]
+    what += ["method.total_draft_len=8", "method.chaining_reserved=1"]
     what += ["method.leader_capacity=64", "method.follower_capacity=8"]
     assert execute(f"output_dir={tmp_path}/whole", *what) == 0
     with interrupted_after(7):

@@ -20,9 +20,11 @@ from tests.small_run import ROOT, case_record, interrupted_after, run_here
 COMPARE = (
     "compare=["
     "{method: pld, label: pld_turn, num_tokens: 4, state_scope: turn},"
-    "{method: cacheback, label: cb_run, table: dynamic, merge: true, state_scope: run},"
-    "{method: cacheback, label: cb_turn, table: dynamic, state_scope: turn},"
-    "{method: suffix_decoding, label: suffix_run, offset: 4.0},"
+    "{method: cacheback, label: cb_run, table: dynamic, merge: true, state_scope: run,"
+    " total_draft_len: 8, chaining_reserved: 1},"
+    "{method: cacheback, label: cb_turn, table: dynamic, state_scope: turn,"
+    " total_draft_len: 12, chaining_reserved: 2},"
+    "{method: suffix_decoding, label: suffix_run, offset: 4.0, state_scope: run},"
     "{method: ngrammys, label: rows, strategy: context, k: 3, w: 4},"
     "{method: sam, automata: dynamic},"
     "{method: random_drafts},"
@@ -235,7 +237,7 @@ def test_a_drafter_that_fails_costs_its_turn_alone(again, monkeypatch):
     def fail_once(self, state):
         begin(self, state)
         self.turns = getattr(self, "turns", 0) + 1
-        if self.turns == 3:  # the warm-up is the first
+        if self.turns == 2:
             raise ValueError("on purpose")
 
     monkeypatch.setattr(SuffixDecoding, "begin", fail_once)
