@@ -41,7 +41,7 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
         )
     name = given.get("name", "?")
     for key, value in given.items():
-        _refuse_targets(f"method.{key}", value)
+        _refuse_targets(f"method.{key!s}", value)
     if isinstance(given.get("label"), Mapping | list):
         raise ConfigurationError(f"method.label={given['label']!r} is no name: it must be text.")
     fields = _constructor_fields(str(given.get("_target_")), str(name))

@@ -112,14 +112,16 @@ def _check_keys(node: DictConfig, prefix: str = "") -> None:
     """Refuse keys that ``+key=`` brought into a group whose keys are known: nobody reads them."""
     kind = OmegaConf.get_type(node)
     if prefix == "logger.":
-        known = set(OmegaConf.load(paths.CONF_DIR / "logger" / f"{_logger(node)}.yaml"))
+        known = {
+            str(k) for k in OmegaConf.load(paths.CONF_DIR / "logger" / f"{_logger(node)}.yaml")
+        }
     elif dataclasses.is_dataclass(kind):
         known = {field.name for field in dataclasses.fields(kind)}
     else:
         return  # a method's knobs are checked against its class; the rest is open
-    for key in node:
+    for key in map(str, node):
         if key not in known:
-            raise unknown_key(f"{prefix}{key}", map(str, known))
+            raise unknown_key(prefix + key, known)
         if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
             _check_keys(node[key], f"{prefix}{key}.")
 
