@@ -1,18 +1,23 @@
 """Hidden states of chosen layers are transformers' own, of prompts, trees and padded passes."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from methods.pld import PromptLookup
+from methods.union import Union
 from runners.session.build import hidden_layers
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftTree, Needs
-from specbench.errors import CaseFailed, ConfigurationError
+from specbench.errors import CaseFailed, ConfigurationError, NeedsNotMet
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from specbench.replay.recorded_target import RecordedTarget
+from specbench.replay.replayer import replay_kind
 from tests.conftest import ARCHITECTURES, VOCAB, side_by_side, tiny_model
 from tests.models.test_target import branch
 
@@ -189,6 +194,22 @@ def test_an_lm_heads_bias_is_read():
     assert target.embeddings.lm_head_bias.tolist() == list(range(VOCAB))
     states = torch.zeros(1, target.embeddings.lm_head.shape[1], dtype=torch.float64)
     assert target.embeddings.logits(states)[0].tolist() == list(range(VOCAB))
+
+
+@pytest.mark.parametrize("tokens_only", [False, True])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_replay_refuses_whoever_asks_for_them(tokens_only, within):
+    """Also a method that forgets to say that tokens alone do not suffice it."""
+
+    class Head(Drafter):
+        needs = Needs(tokens_only=tokens_only, hidden_layers=(1,))
+
+    drafter = Head(name="head")
+    if within:
+        drafter = Union(drafters=[drafter, PromptLookup()])
+    traces = SimpleNamespace(top=25, path="traces")
+    with pytest.raises(NeedsNotMet, match=r"needs hidden states, .*runner=offline"):
+        replay_kind(drafter, traces)
 
 
 def test_a_recorded_output_refuses_them():
