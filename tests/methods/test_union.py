@@ -371,9 +371,13 @@ def test_a_part_in_the_batch_layout_is_refused():
         Union(drafters=[fixed([1], [-1], name="rows", required=Needs(layout="batch"))])
 
 
-def test_a_window_that_was_left_whole_goes_on_when_candidates_are_cut():
-    """Lookahead's window inside a union with too little room for its guesses too."""
-    part = Lookahead(window=3, ngram=3, guesses=9)
+@pytest.mark.parametrize("lost_bonus", [True, False])
+def test_a_window_that_was_left_whole_goes_on_when_candidates_are_cut(lost_bonus):
+    """Lookahead's window inside a union with too little room for its guesses too.
+
+    With the bonus lost a guess ends in an auxiliary node of its own, which may be cut as well.
+    """
+    part = Lookahead(window=3, ngram=3, guesses=9, lost_bonus=lost_bonus)
     union = ready(part, max_nodes=12)
     advanced = []
     real = part._window.advance
