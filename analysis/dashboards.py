@@ -22,7 +22,8 @@ from analysis.runs.comparisons import Comparison, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
-from specbench.results.statistics.summary import OVERALL, task_order
+from specbench.results.statistics.summary import task_order
+from specbench.results.tasks import OVERALL
 
 TITLE = "Speculative decoding compared"
 # What panels show, with its name and unit, in the order of the sections.
@@ -32,6 +33,12 @@ FIGURES = {
     "tokens_per_s": "Decode speed (tokens/s)",
     f"{PREDICTED}speedup": "PREDICTED speedup over ar (by a cost surface, not measured)",
     f"{PREDICTED}tokens_per_s": "PREDICTED decode speed (tokens/s)",
+}
+# Headings of the report's tables, by where their times come from.
+TABLES = {
+    "measured": "Measured, claims beside",
+    "predicted": "Predicted by a cost surface, claims beside",
+    "none": "Replayed without times, claims beside",
 }
 VERDICTS = {
     "bug": "Turns that are not plain decoding's (must be 0)",
@@ -160,9 +167,11 @@ def report(compared: Subject) -> Any:
         )
 
     blocks: list[Any] = [wr.TableOfContents(), wr.H1("Words")]
-    blocks += [wr.MarkdownBlock(text=DEFINITIONS), wr.H1("Measured, claims beside")]
-    for comparison in compared.comparisons:
-        blocks.append(wr.MarkdownBlock(text=to_markdown([comparison_table(comparison)])))
+    blocks.append(wr.MarkdownBlock(text=DEFINITIONS))
+    for timing, words in TABLES.items():
+        tables = [comparison_table(c) for c in compared.comparisons if c.timing == timing]
+        blocks += [wr.H1(words)] if tables else []
+        blocks += [wr.MarkdownBlock(text=to_markdown([table])) for table in tables]
     sections = {words: panels(compared, figure, words) for figure, words in FIGURES.items()}
     for words, shown in {**sections, "Lossless": verdict_panels(compared)}.items():
         blocks += [wr.H1(words), grid(shown)] if shown else []

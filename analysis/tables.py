@@ -25,9 +25,10 @@ from analysis.runs.comparisons import (
 )
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table
-from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
+from analysis.tabular.table import ResultTable, csv_cell, to_csv, to_latex, to_markdown, to_rich
 from specbench.results.statistics.summary import ESTIMATORS
 from specbench.results.summary_schema import SummaryRow, interval
+from specbench.results.tasks import OVERALL
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 260
@@ -36,10 +37,10 @@ _WIDTH = 260
 _COLUMNS = (
     "run model dtype dataset hardware synthetic task label method state_scope n_cases n_timed "
     "n_dropped n_disturbed mat mat_low mat_high tokens_per_s end_to_end_tokens_per_s estimator "
-    "speedup speedup_low speedup_high geomean_speedup geomean_low geomean_high speedup_eager "
-    "speedup_eager_low speedup_eager_high speedup_graph speedup_graph_low speedup_graph_high "
-    "bandwidth_share equal near_tie bug not_audited claimed_speedup claimed_mat claimed_model "
-    "claimed_hardware claimed_source verdict"
+    "speedup speedup_low speedup_high speedup_without_rule geomean_speedup geomean_low "
+    "geomean_high speedup_eager speedup_eager_low speedup_eager_high speedup_graph "
+    "speedup_graph_low speedup_graph_high bandwidth_share equal near_tie bug not_audited "
+    "claimed_speedup claimed_mat claimed_model claimed_hardware claimed_source verdict"
 )
 
 
@@ -53,6 +54,7 @@ def records_csv(comparisons: Sequence[Comparison]) -> str:
         for task, row in entry.rows.items()
     )
     columns = _COLUMNS.split()
+    frame = frame.map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
     return str(frame.to_csv(index=False, columns=columns, lineterminator="\n", float_format="%.6g"))
 
 
@@ -67,6 +69,7 @@ def _csv_cells(entry: ComparedLabel, task: str, row: SummaryRow) -> dict[str, ob
         **row,
         **row["lossless"],
         **bounds,
+        "speedup_without_rule": entry.without_rule if task == OVERALL else None,
         "model": run.model,
         "dtype": run.dtype,
         "dataset": run.dataset,
@@ -92,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--csv", action="store_true", help="print CSV, numbers and bounds in columns of their own")
     add("--latex", action="store_true", help="print LaTeX (booktabs)")
     add("-o", "--output", type=Path, metavar="DIR", help="write files instead (default: all three)")
-    add("--pairs", action="store_true", help="also compare every label with every other")
+    add(
+        "--pairs", action="store_true", help="also compare each method with ar and with the fastest"
+    )
     add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
     return with_runs(parser.parse_args(arguments), _show)
 

@@ -19,6 +19,7 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from runners.job import Job
 from runners.run_folder import folder
@@ -119,10 +120,8 @@ class Cost(Runner):
         on_gpu = str(surface.model["device"]).startswith("cuda")
         where = hardware["gpus"][0]["name"] if on_gpu else hardware["cpu"]
         contexts = surface.tree.axes["context"]
-        table = Table(
-            title=f"{surface.model['name']}, {surface.model['dtype']}, {where}: milliseconds of a "
-            "pass"
-        )
+        what = f"{surface.model['name']}, {surface.model['dtype']}, {where}"
+        table = Table(title=Text(f"{what}: milliseconds of a pass"))
         table.add_column("cached tokens", justify="right")
         shown = [r for r in _SHOWN_ROWS if r <= surface.tree.axes["rows"][-1]]
         for rows in shown:
@@ -140,6 +139,7 @@ class Cost(Runner):
             console.print(
                 f"drafting, {row['label']}, {row['context']} tokens of context: "
                 + (f"{row['step_us']:.1f} µs a step" if "step_us" in row else row["skipped"]),
+                markup=False,
                 highlight=False,
             )
         batch = "none" if surface.batch is None else f"{surface.batch.error:.1%}"
@@ -154,7 +154,9 @@ class Cost(Runner):
             f"{FREE:.0%} longer than a pass without)",
             highlight=False,
         )
-        console.print(f"files: {path}/ ({SURFACE}, {records.MANIFEST})", highlight=False)
+        console.print(
+            f"files: {path}/ ({SURFACE}, {records.MANIFEST})", markup=False, highlight=False
+        )
 
 
 def _measure(
@@ -165,6 +167,7 @@ def _measure(
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
     from runners.session.build import make_target
+    from specbench.models import self_check
     from specbench.models.graph_target import GraphTarget
 
     config = job.config
@@ -172,7 +175,12 @@ def _measure(
     grid = config.runner
     loaded = loading.load_model(config)
     longest = max([*grid.contexts, *grid.batch_contexts])
-    target = make_target(loaded.model, config, max_len=longest, max_nodes=max(grid.tree_rows))
+    target, check = self_check.checked(
+        loaded.model,
+        partial(make_target, config=config, max_len=longest, max_nodes=max(grid.tree_rows)),
+        what=f"model={config.model.name}",
+        longest=longest,
+    )
     model = ModelInfo(
         name=config.model.name,
         id=loaded.id,
@@ -183,6 +191,7 @@ def _measure(
         device=loaded.device,
         packed=target.packed_weights,
         threads=torch.get_num_threads(),
+        self_check=check.to_json(),
     )
     manifest.model = model
     rng = np.random.default_rng(config.seed)

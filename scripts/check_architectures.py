@@ -358,8 +358,10 @@ def page(findings: Mapping[str, Finding]) -> str:
 
 def _reason(message: str) -> str:
     """The part of a refusal that is about the architecture."""
-    reason = message.removeprefix("the model does not decode here").removeprefix("the model")
-    return reason.removeprefix(":").split(" Take a model that")[0].strip()
+    shown = message.removeprefix("the model does not decode here").removeprefix("the model")
+    for rest in (" Take a model that", " This run's texts"):
+        shown = shown.split(rest)[0]
+    return shown.removeprefix(" as it does in transformers").removeprefix(":").strip()
 
 
 def main() -> int:

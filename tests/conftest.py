@@ -1,5 +1,6 @@
 """Shared fixtures: tiny random targets in float64, small enough for thousands of passes."""
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -94,6 +95,12 @@ def side_by_side(tokens: np.ndarray, width: int) -> DraftTree:
     parents = np.arange(-1, len(tokens) - 1)
     parents[::width] = -1
     return DraftTree(tokens, parents, rows=(len(tokens) // width, width))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected lives to the end: the collector need not walk it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

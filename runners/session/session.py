@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from runners.job import Job
-from runners.session.build import batch_layouts, build_verifier, make_target
-from runners.session.method_runs import MethodRun
+from runners.session.build import batch_layouts, build_verifier, hidden_layers, make_target
+from runners.session.method_runs import MethodRun, fitting
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.draft import draft_weights
@@ -105,22 +105,24 @@ class Session:
         self._plain_drafter = Drafter(name="plain")
         for run in runs:
             draft = self._draft_of(run.label)
-            run.drafter.setup(
-                DraftContext(
-                    vocab_size=target.vocab_size,
-                    eos_ids=model.eos_ids,
-                    tokenizer_hash=self._tokenizer_hash,
-                    max_len=model.context_length,
-                    artifacts=files[run.label],
-                    seed=config.seed,
-                    sampling=sampling,
-                    target=target,
-                    draft_model=draft,
-                    latency_ratio=partial(latency_ratio, target, draft, run.measured)
-                    if draft
-                    else None,
-                )
+            if layers := run.drafter.needs.hidden_layers:
+                target.hidden_states.check(layers, f"method={run.label}")
+            context = DraftContext(
+                vocab_size=target.vocab_size,
+                eos_ids=model.eos_ids,
+                tokenizer_hash=self._tokenizer_hash,
+                max_len=model.context_length,
+                artifacts=files[run.label],
+                seed=config.seed,
+                sampling=sampling,
+                target=target,
+                draft_model=draft,
+                latency_ratio=partial(latency_ratio, target, draft, run.measured)
+                if draft
+                else None,
             )
+            with fitting(run.entry):
+                run.drafter.setup(context)
 
     @property
     def context_length(self) -> int:
@@ -310,7 +312,7 @@ def load_session(
         if draft not in asked[:i] and wanted is not None and not wanted.shape:
             check_same_tokenizer(wanted, tokenizer)
     model = loading.load_model(config, tokenizer)
-    what = f"model.id={model.id}"
+    what = f"{weights.key_of(config.model)}={model.id}"
     supported.check_tokenizer(model.model, tokenizer, what)
     max_len = min(_longest_turn(job, template), model.context_length)
     max_nodes = max(run.drafter.needs.max_nodes for run in runs)
@@ -322,6 +324,7 @@ def load_session(
         max_nodes=max_nodes,
         batch=max(run.drafter.needs.batch for run in runs),
         layouts=batch_layouts(runs),
+        hidden_layers=hidden_layers(runs),
     )
     target, check = self_check.checked(model.model, make, what=what, longest=max_len)
     model = replace(

@@ -45,9 +45,9 @@ def usable_context(model: PreTrainedModel, what: str, longest: int, nodes: int) 
     usable = switch - nodes
     if longest > usable:
         raise ConfigurationError(
-            f"{what}: {feature} at {switch} tokens, and keys that were cached before do not fit "
-            f"what comes after. This run's texts may have {longest}, with drafts of {nodes} nodes "
-            f"behind them: type model.context_length={max(usable, 1)}, or leave out long prompts."
+            f"{what}: beyond {switch} tokens {feature}. This run's texts may have {longest}, with "
+            f"drafts of {nodes} nodes behind them: type model.context_length={max(usable, 1)}, or "
+            "leave out long prompts."
         )
     return usable
 
@@ -61,12 +61,12 @@ def _switches(config: Any) -> list[tuple[int, str]]:
         begun = each.get("original_max_position_embeddings")
         begun = begun or getattr(config, "original_max_position_embeddings", None)
         if kind == "longrope" and begun:
-            found.append((int(begun), "LongRoPE switches to its long factors"))
+            found.append((int(begun), "LongRoPE rotates all keys anew, cached ones too"))
         if kind == "dynamic":
-            longest = int(begun or config.max_position_embeddings)
-            found.append((longest, "dynamic RoPE scaling begins"))
+            end = int(begun or config.max_position_embeddings)
+            found.append((end, "dynamic RoPE rotates keys by the length of the text"))
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        found.append((int(config.attention_chunk_size), "chunked attention begins a new chunk"))
+        found.append((int(config.attention_chunk_size), "attention is chunked, and our masks not"))
     return found
 
 

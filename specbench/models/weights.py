@@ -166,17 +166,20 @@ def check_hub(model: ModelConfig) -> None:
 def _not_found(model: ModelConfig, reason: str) -> WeightsNotFound:
     from huggingface_hub import constants
 
+    key, remedy = key_of(model), remedy_of(model)
+    if is_bundled(model):
+        return WeightsNotFound(
+            f"no weights for model={model.name}: {reason}. They were converted into "
+            f"{model.cache_dir}: remove its models folder, and the next run converts them anew."
+        )
+    if local_folder(model) is not None:
+        return WeightsNotFound(f"no weights for {key}={model.id}: {reason}. Type {remedy}.")
     asked = "" if constants.is_offline_mode() else " and on the hub"
-    looked = f"{constants.HF_HUB_CACHE}{asked}"
-    if is_bundled(model) or local_folder(model) is not None:
-        looked = str(model.cache_dir if is_bundled(model) else model.id)
-    key = key_of(model)
     typed = f"model={model.name}" if key.startswith("model.") else f"{model.name} ({key})"
     return WeightsNotFound(
-        f"no weights for {typed} (id {model.id}, revision {model.revision}): "
-        f"{reason}. Looked in {looked}. Type: hf download "
-        f"{model.id} (gated models: accept the licence on the hub, then hf auth login), "
-        f"{remedy_of(model)}."
+        f"no weights for {typed} (id {model.id}, revision {model.revision}): {reason}. Looked in "
+        f"{constants.HF_HUB_CACHE}{asked}. Type: hf download {model.id} (gated models: accept the "
+        f"licence on the hub, then hf auth login), {remedy}."
     )
 
 

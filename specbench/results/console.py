@@ -73,9 +73,9 @@ def _print_summary(summary: Summary, folder: Path, console: Console) -> None:
     if 0 < len(pairs) <= _MOST_PAIRS:
         console.print(render_pairs(pairs))
     elif pairs:
-        console.print(f"{len(pairs)} pairs are compared in {folder / SUMMARY}")
+        console.print(f"{len(pairs)} pairs are compared in {folder / SUMMARY}", markup=False)
     if pairs and (leaders := summary.get("leaders")):
-        console.print(f"fastest: {leader_words(leaders)}", markup=False, highlight=False)
+        console.print(f"fastest method: {leader_words(leaders)}", markup=False, highlight=False)
     for note in summary.get("notes", []):
         console.print(f"note: {note}", markup=False, highlight=False)
 

@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from analysis import tables
+from analysis.papers.reproduction import task_label
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import load_runs
-from analysis.tabular.comparison_tables import settings_table
-from analysis.tabular.table import ResultTable, to_latex, to_markdown, to_rich
+from analysis.tabular.comparison_tables import settings_table, task_table
+from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
 from tests.analysis.folders import edit_manifest, edit_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,6 +156,42 @@ def test_several_runs_in_one_table_are_told_apart(results):
     assert [row[0] for row in page.rows[:8]] == ["one"] * 4 + ["two"] * 4
 
 
+def test_a_task_whose_cases_are_partly_untimed_says_so(results):
+    """In its table, in its figure's label, in the whole run's row and in the caption."""
+
+    def disturb(record):
+        if (record["label"], record["case_id"]) == ("pld", "81"):
+            record["status"] = "disturbed"
+        return record
+
+    before = make_comparisons(load_runs([results]))[0].drafting[0].rows
+    edit_records(results / "one", disturb)
+    (comparison,) = make_comparisons(load_runs([results]))
+    entry = comparison.drafting[0]
+    (task,) = [t for t in comparison.tasks if entry.rows[t]["n_timed"] < entry.rows[t]["n_cases"]]
+    cells = task_table(comparison, "by task").frame.set_index(["data", "method"])
+    assert cells.loc[(task, entry.label), "cases"] == "4 (3 timed)"
+    assert "n = 4 (3 timed)" in task_label(comparison, task)
+    assert "23 (22 timed) cases" in caption(comparison)
+    assert entry.rows[task]["mat"] == before[task]["mat"], "noise moves no count"
+    assert entry.rows[task]["speedup_ci"] is not None
+
+
+def test_an_interval_that_noise_took_leaves_a_mark(results):
+    def disturb(record):
+        lost = record["case_id"] in ("81", "82") and record["label"] == "pld"
+        return record | ({"status": "disturbed"} if lost else {})
+
+    edit_records(results / "one", disturb)
+    (comparison,) = make_comparisons(load_runs([results]))
+    entry = comparison.drafting[0]
+    (task,) = [t for t in comparison.tasks if entry.rows[t]["n_timed"] < entry.rows[t]["n_cases"]]
+    assert (entry.rows[task]["n_cases"], entry.rows[task]["n_timed"]) == (4, 2)
+    assert str(entry.measured("speedup", task)).endswith(" [–]")
+    assert entry.measured("mat", task).interval is not None
+    assert "None for fewer than 3 timed cases." in caption(comparison)
+
+
 def test_the_caption_tells_all_that_belongs_to_the_numbers(results):
     (comparison,) = make_comparisons(load_runs([results]))
     text = caption(comparison)
@@ -249,12 +286,42 @@ PAGE = ResultTable.of(
 
 def test_latex_is_escaped():
     text = to_latex([PAGE])
-    assert r"no\_frozen & 1 [0.9, 1.1] | -- \\" in text
+    assert r"no\_frozen & 1 [0.9, 1.1] \textbar{} -- \\" in text
     assert r"\caption{50 \% \& more n\#1}" in text
 
 
 def test_markdown_keeps_its_columns():
     assert "| no_frozen | 1 [0.9, 1.1] \\| – |" in to_markdown([PAGE])
+
+
+HOSTILE = ["=cmd|'/c calc'!A1", "@SUM(A1)", "+1-1", "-x", "<script>alert(1)</script>", "a\\|b\nc"]
+
+
+def hostile_page():
+    rows = [{"method": name, "<b>x</b>": "-1.5"} for name in HOSTILE]
+    return ResultTable.of(HOSTILE[4], HOSTILE[4], rows, [HOSTILE[4]])
+
+
+def test_names_in_csv_are_no_formulas():
+    rows = list(csv.reader(io.StringIO(to_csv([hostile_page()]))))[1:]
+    assert [row[0] for row in rows] == [f"'{name}" for name in HOSTILE[:4]] + HOSTILE[4:]
+    assert {row[1] for row in rows} == {"-1.5"}
+
+
+def test_names_in_markdown_are_neither_markup_nor_columns():
+    text = to_markdown([hostile_page()])
+    assert "<script" not in text
+    assert "<b>" not in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(HOSTILE)
+    assert r"| a\\\|b c " in table[-1]
+
+
+def test_names_in_latex_are_text():
+    text = to_latex([hostile_page()])
+    assert "$<$script$>$" in text
+    assert r"cmd\textbar{}'/c" in text
+    assert r"a\textbackslash{}\textbar{}b c" in text
 
 
 def test_the_terminal_shows_brackets_as_they_are():

@@ -40,7 +40,7 @@ BEFORE = {
         "python run.py runner=replay runner.traces=RUN runner.surface=COST/surface.json "
         "method=pld output_dir=REPLAY",
     ],
-    "spec_bench.py import": ["cp OUT/*ar.jsonl A.jsonl", "cp OUT/*pld.jsonl B.jsonl"],
+    "spec_bench.py import": ["cp OUT/*-ar-*.jsonl A.jsonl", "cp OUT/*-pld-*.jsonl B.jsonl"],
     "spec_bench.py export": ["rm -rf RUN", "cp -r LIVE RUN"],
 }
 

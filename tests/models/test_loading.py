@@ -54,6 +54,14 @@ def config(tmp_path: Path, *overrides: str) -> DictConfig:
     return compose([f"cache_dir={tmp_path / 'cache'}", "model.device=cpu", *overrides])
 
 
+def test_a_model_that_has_no_sdpa_is_loaded_with_eager_attention(tmp_path):
+    """Gemma-2's soft-capping; transformers refuses what ``model.attention`` asks for."""
+    save_checkpoint(tmp_path / "model", "gemma2", head_dim=8)
+    cfg = config(tmp_path, f"model.id={tmp_path / 'model'}", "model.dtype=float32")
+    assert cfg.model.attention == "sdpa"
+    assert loading.load_model(cfg).model.config._attn_implementation == "eager"
+
+
 @pytest.mark.parametrize(("name", "architecture", "numbers"), ARCHITECTURES)
 def test_local_folder(tmp_path, name, architecture, numbers):
     saved = save_checkpoint(tmp_path / "model", architecture, **numbers)
@@ -127,8 +135,11 @@ def test_bin_weights_load_without_running_code(tmp_path):
 
     proof = tmp_path / "executed"
     torch.save({"lm_head.weight": Malicious(proof)}, folder / "pytorch_model.bin")
-    with pytest.raises(WeightsNotFound, match="corrupt or unsafe"):
+    with pytest.raises(
+        WeightsNotFound, match=r"no weights for model\.id=/.*corrupt or unsafe"
+    ) as caught:
         loading.load_model(cfg)
+    assert "hf download" not in str(caught.value)  # it is no name of the hub
     assert not proof.exists()
 
 

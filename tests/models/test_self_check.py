@@ -1,6 +1,7 @@
 """A model that decodes otherwise here than in transformers is refused, and no other."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from scripts.check_architectures import ARCHITECTURES, checked_target
 from specbench.errors import ConfigurationError
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.models import self_check, supported
+from specbench.models.graph_target import GraphTarget
 from specbench.models.self_check import measure_spread
 from specbench.models.target import Target
 from tests.conftest import tiny_model
@@ -19,14 +21,14 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 REFUSED = {
     "gpt-oss": "attention sinks",
-    "Llama-4": "chunked attention begins a new chunk at 16 tokens",
+    "Llama-4": "beyond 16 tokens attention is chunked",
     "StableLM": r"logits of a (chain|tree) differ by .* layer 0 .*StableLmAttention",
     "Nemotron": r"logits of a (chain|tree) differ by .* layer 0 .*NemotronAttention",
     "DeepSeek-V3": "multi-head latent attention",
-    "Phi-3, LongRoPE past its switch": r"LongRoPE .* at 40 .* model\.context_length=28",
-    "Llama, dynamic RoPE outgrown": "dynamic RoPE scaling begins at 40 tokens",
+    "Phi-3, LongRoPE past its switch": r"beyond 40 tokens LongRoPE .* model\.context_length=28",
+    "Llama, dynamic RoPE outgrown": "beyond 40 tokens dynamic RoPE",
     "GPT-J": "GPTJForCausalLM computes attention itself",
-    "Mamba": "keeps a state instead of keys and values",
+    "Mamba": "layers of kind linear_attention keep a state",
     "LFM2": "layers of kind conv keep a state",
 }
 
@@ -135,6 +137,22 @@ def test_planted_faults_are_found(fault, drafts, dtype):
     model = tiny_model("mistral_window", dtype=getattr(torch, dtype))
     with pytest.raises(ConfigurationError, match=r"logits of a (chain|tree) differ"):
         check(model, fault, drafts=drafts)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_passes_of_fixed_shape_are_checked_as_well(drafts):
+    """They are what a GPU replays; here they run uncaptured."""
+    make = partial(GraphTarget, drafts=drafts)
+    check(tiny_model("mistral_window"), make, drafts=drafts)
+
+    class SeesAllKeys(GraphTarget):
+        def run(self, tokens, positions, plan, hidden_layers=()):
+            plan.windowed.clear()
+            plan.mask = torch.zeros_like(plan.mask)
+            return super().run(tokens, positions, plan, hidden_layers)
+
+    with pytest.raises(ConfigurationError, match="logits of a chain differ"):
+        check(tiny_model("mistral_window"), partial(SeesAllKeys, drafts=drafts), drafts=drafts)
 
 
 def test_a_fault_in_a_mixture_of_experts_is_found():

@@ -12,6 +12,8 @@ from specbench.results.statistics.bootstrap import LogRatios
 from specbench.results.statistics.multiple import against, against_best
 from specbench.results.statistics.pairs import leaders, verdict
 
+_LONG = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 
 def of_samples(samples):
     """Means of ``[n, k]`` logarithms with the covariance that is known exactly of means."""
@@ -65,7 +67,7 @@ class TestAgainstOne:
             assert found.low == found.high == pytest.approx(found.log_ratio)
         assert [verdict(found.interval) for found in against(alike)] == ["faster", "tie"]
 
-    @pytest.mark.parametrize("runs", [150, pytest.param(4000, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("runs", [150, pytest.param(4000, marks=_LONG)])
     def test_all_intervals_hold_together(self, runs):
         generator = np.random.default_rng(1)
         truth = np.array([0.0, 0.1, 0.3, -0.2, 0.0])
@@ -119,7 +121,7 @@ class TestAgainstTheBest:
         [[0.0] * 5, [0.0, 0.0, -0.1, -0.1, -0.3], [0.0, -0.05, -0.05, -0.05, -0.05]],
         ids=["all alike", "two", "one"],
     )
-    @pytest.mark.parametrize("runs", [100, pytest.param(3000, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("runs", [100, pytest.param(3000, marks=_LONG)])
     def test_the_truly_best_leads_and_each_interval_holds(self, runs, effects):
         """With methods alike, comparing the winner in the usual way says too much too often."""
         generator = np.random.default_rng(2)

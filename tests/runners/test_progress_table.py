@@ -2,10 +2,12 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from runners.session.progress import RunProgress
 from specbench.results import console, records
+from specbench.results.wording import case_words, leader_words, pair_words
 from specbench.storage import jsonl
 
 
@@ -31,6 +33,17 @@ def test_on_a_terminal_there_is_a_bar_and_no_lines(caplog):
         progress.advance("qa 8")
     assert "2/2" in out.getvalue()
     assert caplog.records == []
+
+
+def test_brackets_in_names_are_no_markup():
+    out = io.StringIO()
+    progress = RunProgress(2, console=Console(file=out, force_terminal=True, width=80))
+    with progress:
+        progress.advance("[red]boo[/blue] 7")
+    assert "[red]boo[/blue] 7" in out.getvalue()
+    terminal = Console(width=160, file=io.StringIO())
+    terminal.print(console.render([row("[bold]x[/red]", "[/]")]))
+    assert "[bold]x[/red]" in terminal.file.getvalue()
 
 
 def row(label, task, **changes):
@@ -98,10 +111,12 @@ def test_pairs_and_joules_are_shown_where_there_are_any(tmp_path):
         "margin": 0.02,
         "detectable": 1.05,
     }
+    few = pair | {"first": "rest", "ratio_ci": None, "verdict": "too few", "needed": 3}
     rows = [row("ar", "overall"), row("pld", "overall", joules_per_token=0.3456)]
     summary = {"rows": [r | {"joules_per_token": r.get("joules_per_token")} for r in rows]}
-    for pairs, shown in (([pair], True), ([], False), ([pair] * 91, False)):
-        jsonl.write_json(tmp_path / records.SUMMARY, summary | {"pairs": pairs})
+    for pairs, shown in (([pair, few], True), ([], False), ([pair] * 91, False)):
+        found = summary | {"pairs": pairs, "leaders": ["pld", "rest"]}
+        jsonl.write_json(tmp_path / records.SUMMARY, found)
         out = io.StringIO()
         console.print_folder(tmp_path, Console(file=out, width=118))
         text = out.getvalue()
@@ -109,4 +124,31 @@ def test_pairs_and_joules_are_shown_where_there_are_any(tmp_path):
         assert "0.35" in text
         assert ("1.234 [1.100, 1.400]" in text or "1.235 [1.100, 1.400]" in text) == shown
         assert ("faster" in text) == shown
+        assert ("too few cases (at least 3 needed)" in " ".join(text.split())) == shown
+        assert ("fastest method: pld or rest" in text) == bool(pairs)
         assert ("91 pairs" in text) == (len(pairs) == 91)
+
+
+def test_cases_that_were_not_timed_are_told_apart():
+    assert case_words(row("pld", "qa", n_timed=3)) == "3"
+    assert case_words(row("pld", "qa", n_timed=2)) == "3 (2 timed)"
+    assert case_words(row("pld", "qa", n_timed=0, timing="none")) == "3", "a replay of steps alone"
+    assert case_words(row("pld", "qa")) == "3", "as summaries were before"
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"verdict": "undecided", "needed": 1234}, "undecided (about 1,234 cases needed)"),
+        ({"verdict": "undecided", "needed": None}, "undecided"),
+        ({"verdict": "too few", "needed": 3}, "too few cases (at least 3 needed)"),
+        ({"verdict": "slower", "needed": None}, "slower"),
+    ],
+)
+def test_a_verdict_says_what_it_lacks(found, words):
+    assert pair_words(found) == words
+
+
+def test_many_leaders_are_counted():
+    assert leader_words(["a", "b", "c", "d"]) == "a or b or c or d"
+    assert leader_words([*"abcdefg"]) == "a or one of 6 others"

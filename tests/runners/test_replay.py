@@ -1,6 +1,7 @@
 """Replay of a tiny model's run: the live run's steps, predicted times, refusals, one process."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -19,9 +20,11 @@ from tests.small_run import ROOT, case_record, interrupted_after, run_here
 COMPARE = (
     "compare=["
     "{method: pld, label: pld_turn, num_tokens: 4, state_scope: turn},"
-    "{method: cacheback, label: cb_run, table: dynamic, merge: true, state_scope: run},"
-    "{method: cacheback, label: cb_turn, table: dynamic, state_scope: turn},"
-    "{method: suffix_decoding, label: suffix_run, offset: 4.0},"
+    "{method: cacheback, label: cb_run, table: dynamic, merge: true, state_scope: run,"
+    " total_draft_len: 8, chaining_reserved: 1},"
+    "{method: cacheback, label: cb_turn, table: dynamic, state_scope: turn,"
+    " total_draft_len: 12, chaining_reserved: 2},"
+    "{method: suffix_decoding, label: suffix_run, offset: 4.0, state_scope: run},"
     "{method: ngrammys, label: rows, strategy: context, k: 3, w: 4},"
     "{method: sam, automata: dynamic},"
     "{method: random_drafts},"
@@ -105,6 +108,7 @@ def test_without_a_surface_there_are_steps_and_no_times(live, again):
     for row in summary["rows"]:
         assert row["mat"] == theirs[row["task"], row["label"]]
     assert any("no times" in note for note in summary["notes"])
+    assert summary["pairs"] == [], "labels without times cannot be compared"
 
 
 def test_times_are_the_surfaces_and_say_so(again, surface, capsys):
@@ -233,7 +237,7 @@ def test_a_drafter_that_fails_costs_its_turn_alone(again, monkeypatch):
     def fail_once(self, state):
         begin(self, state)
         self.turns = getattr(self, "turns", 0) + 1
-        if self.turns == 3:  # the warm-up is the first
+        if self.turns == 2:
             raise ValueError("on purpose")
 
     monkeypatch.setattr(SuffixDecoding, "begin", fail_once)
@@ -301,3 +305,18 @@ def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path,
         if (row["task"], row["label"]) == ("overall", "pld")
     ]
     assert len(set(mats)) > 1
+
+
+def test_interpolations_in_a_foreign_manifest_are_text(again, live, tmp_path):
+    shutil.copytree(live, tmp_path / "foreign")
+    manifest = jsonl.read_json(tmp_path / "foreign" / records.MANIFEST)
+    hostile = ["${oc.env:HOME}", "\\\\${seed}", "$${x", "a${oc.env:HOME}b\\"]
+    manifest["config"]["dataset"]["source"] = hostile[0]
+    manifest["config"]["dataset"]["tasks"] = None
+    manifest["config"]["dataset"]["prompts"] = dict(zip("abcd", hostile, strict=True))
+    jsonl.write_json(tmp_path / "foreign" / records.MANIFEST, manifest)
+    code, folder = again(f"runner.traces={tmp_path / 'foreign'}")
+    assert code == 0
+    written = jsonl.read_json(folder / records.MANIFEST)["config"]["dataset"]
+    assert written["source"] == hostile[0]
+    assert list(written["prompts"].values()) == hostile
