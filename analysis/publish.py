@@ -30,19 +30,28 @@ from analysis.runs.comparisons import Comparison, caption, make_comparisons
 from analysis.runs.load import SURFACE, Run, load_runs, load_surfaces
 from specbench.errors import ResultsError
 from specbench.results import summary_schema
-from specbench.results.records import CANDIDATES, CASES, ERRORS, MANIFEST, STEPS, SUMMARY
+from specbench.results.records import (
+    CANDIDATES,
+    CASES,
+    DISTURBED,
+    ERRORS,
+    MANIFEST,
+    STEPS,
+    SUMMARY,
+)
+from specbench.results.statistics.summary import OVERALL
 from specbench.storage.jsonl import JsonObject
 
 UNREACHABLE = 3  # exit code where W&B cannot be used online
-FILES = (MANIFEST, CASES, STEPS, SUMMARY, ERRORS, CANDIDATES, SURFACE)
+FILES = (MANIFEST, CASES, DISTURBED, STEPS, SUMMARY, ERRORS, CANDIDATES, SURFACE)
 # A case's columns: all of a record but the lists as long as a text.
 CASE_COLUMNS = (
     "label", "method", "task", "category", "case_id", "turn", "repeat", "status", "n_prompt",
     "n_new", "n_target_passes", "n_drafted", "prefill_s", "decode_s", "wall_s", "finish_reason",
 )  # fmt: skip
 SUMMARY_COLUMNS = (
-    "label", "method", "task", "n_cases", "n_timed", "mat", "tokens_per_s", "speedup",
-    "geomean_speedup", "speedup_eager", "speedup_graph", "bandwidth_share",
+    "label", "method", "task", "n_cases", "n_timed", "n_disturbed", "mat", "tokens_per_s",
+    "speedup", "geomean_speedup", "speedup_eager", "speedup_graph", "bandwidth_share",
 )  # fmt: skip
 PREDICTED = "predicted_"  # before the key of a number that rests on predicted times
 
@@ -122,12 +131,14 @@ def summary_metrics(comparison: Comparison) -> dict[str, float]:
     timed = PREDICTED if comparison.timing == "predicted" else ""
     for entry in comparison.entries:
         for task, row in entry.rows.items():
-            for figure in SUMMARY_COLUMNS[5:]:
+            for figure in SUMMARY_COLUMNS[SUMMARY_COLUMNS.index("mat") :]:
                 if (value := summary_schema.number(row, figure)) is not None:
                     kind = figure if figure == "mat" else timed + figure
                     found[f"{entry.label}/{task}/{kind}"] = float(value)
             for verdict, count in row["lossless"].items():
                 found[f"{entry.label}/{task}/{verdict}"] = float(count)
+        if entry.without_rule is not None:
+            found[f"{entry.label}/{OVERALL}/speedup_without_rule"] = entry.without_rule
     return found
 
 

@@ -177,7 +177,7 @@ def summary(comparisons: Sequence[Comparison]) -> ResultTable:
         rows.append(
             {
                 "model and data": comparison.title,
-                "fastest": leader_words([comparison.name_of(entry) for entry in leading]),
+                "leading method": leader_words([comparison.name_of(entry) for entry in leading]),
                 "speedup [95 %]": best.measured("speedup"),
                 **context_cells(best.overall),
                 "MAT [95 %]": best.measured("mat"),
@@ -188,10 +188,11 @@ def summary(comparisons: Sequence[Comparison]) -> ResultTable:
             }
         )
     text = (
-        "Fastest: the label with the highest speedup, or the highest MAT where nothing was timed, "
-        "and the others that may be as fast: the data cannot part them (multiple comparisons with "
-        "the best). The numbers are the first one's. It was picked after the fact, so its interval "
-        "is a little too hopeful; the sections below have all labels."
+        "Leading method: the label with the highest speedup over ar, which may be below 1, or the "
+        "highest MAT where there is none, and the others that may be as good: the data cannot part "
+        "them (multiple comparisons with the best). The numbers are the first one's. It was picked "
+        "after the fact, so its interval is a little too hopeful; the sections below have all "
+        "labels."
     )
     return ResultTable.of(_titled("At a glance", comparisons), text, rows)
 

@@ -26,7 +26,7 @@ from analysis.runs.comparisons import (
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table
 from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
-from specbench.results.statistics.summary import ESTIMATORS
+from specbench.results.statistics.summary import ESTIMATORS, OVERALL
 from specbench.results.summary_schema import SummaryRow, interval
 
 # Wide enough for all columns where the output is a file or a pipe.
@@ -36,10 +36,10 @@ _WIDTH = 260
 _COLUMNS = (
     "run model dtype dataset hardware synthetic task label method state_scope n_cases n_timed "
     "n_dropped n_disturbed mat mat_low mat_high tokens_per_s end_to_end_tokens_per_s estimator "
-    "speedup speedup_low speedup_high geomean_speedup geomean_low geomean_high speedup_eager "
-    "speedup_eager_low speedup_eager_high speedup_graph speedup_graph_low speedup_graph_high "
-    "bandwidth_share equal near_tie bug not_audited claimed_speedup claimed_mat claimed_model "
-    "claimed_hardware claimed_source verdict"
+    "speedup speedup_low speedup_high speedup_without_rule geomean_speedup geomean_low "
+    "geomean_high speedup_eager speedup_eager_low speedup_eager_high speedup_graph "
+    "speedup_graph_low speedup_graph_high bandwidth_share equal near_tie bug not_audited "
+    "claimed_speedup claimed_mat claimed_model claimed_hardware claimed_source verdict"
 )
 
 
@@ -67,6 +67,7 @@ def _csv_cells(entry: ComparedLabel, task: str, row: SummaryRow) -> dict[str, ob
         **row,
         **row["lossless"],
         **bounds,
+        "speedup_without_rule": entry.without_rule if task == OVERALL else None,
         "model": run.model,
         "dtype": run.dtype,
         "dataset": run.dataset,
@@ -92,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--csv", action="store_true", help="print CSV, numbers and bounds in columns of their own")
     add("--latex", action="store_true", help="print LaTeX (booktabs)")
     add("-o", "--output", type=Path, metavar="DIR", help="write files instead (default: all three)")
-    add("--pairs", action="store_true", help="also compare every label with every other")
+    add(
+        "--pairs", action="store_true", help="also compare each method with ar and with the fastest"
+    )
     add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
     return with_runs(parser.parse_args(arguments), _show)
 

@@ -39,7 +39,7 @@ from specbench.decoding.structs import (
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.index.lru.frozen_table import FrozenTable
 from specbench.index.lru.kernels import DYNAMIC, FROZEN, SCRATCH, grow_tree
-from specbench.index.lru.table import LruTable
+from specbench.index.lru.table import FIRST_ROWS, LruTable
 
 _KINDS = {"dual": ("dynamic", "frozen"), "dynamic": ("dynamic",), "frozen": ("frozen",)}
 _COUNTS = ("paper", "fixed")
@@ -126,7 +126,10 @@ class Cacheback(Drafter):
             for i, entry in enumerate(self._plan)
             if entry.kind == "frozen"
         )
-        return Needs(artifacts=files, max_nodes=self.total_draft_len - 1)
+        # Of each table the rows that it begins with.
+        width = sum(entry.leader_len + entry.follower_len for entry in self._plan)
+        memory = FIRST_ROWS * width * np.dtype(np.int32).itemsize
+        return Needs(artifacts=files, max_nodes=self.total_draft_len - 1, memory=memory)
 
     def setup(self, context: DraftContext) -> None:
         files = iter(self.needs.artifacts)

@@ -9,9 +9,11 @@ target's part of every time is predicted and the drafter's is measured here.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -19,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from runners.job import Job
 from runners.runner import Runner
 from runners.session.case_records import BlockResult
-from runners.session.method_runs import build_method_runs
+from runners.session.method_runs import build_method_runs, fitting
 from runners.session.open_run import OpenRun, complete
 from runners.session.replay_blocks import BlockReplayer
 from specbench.config import compose
@@ -90,7 +92,7 @@ class Replay(Runner):
                     f"{group}={cfg[group].name} contradicts the traces, which were recorded with "
                     f"{group}={recorded[group]['name']}. Leave it out."
                 )
-            resolved[group] = OmegaConf.merge(cfg[group], node)
+            resolved[group] = OmegaConf.merge(cfg[group], _as_text(node))
         resolved.dataset.path = None  # the questions are in the traces, wherever they came from
         if "seed" not in typed:
             resolved.seed = recorded["seed"]
@@ -129,6 +131,18 @@ class Replay(Runner):
         return complete(job, _replay)
 
 
+def _as_text(value: Any) -> Any:
+    """A recorded value in which ``${`` is two characters: OmegaConf would resolve it here."""
+    if isinstance(value, dict):
+        return {key: _as_text(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_as_text(part) for part in value]
+    if isinstance(value, str) and "${" in value:
+        # Backslashes mean themselves, but for those in front of an interpolation.
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    return value
+
+
 def _traces(config: RunConfig) -> Traces:
     assert isinstance(config.runner, ReplayConfig)
     assert config.runner.traces is not None
@@ -150,7 +164,8 @@ def _replay(run: OpenRun) -> None:
     )
     kinds = {r.label: replay_kind(r.drafter, traces) for r in run.runs}
     for method_run in run.runs:
-        method_run.drafter = replayer.prepare(method_run.drafter)
+        with fitting(method_run.entry):
+            method_run.drafter = replayer.prepare(method_run.drafter)
     manifest.model = ModelInfo.from_json(dict(traces.model))
     manifest.traces = {
         "run_key": traces.run_key,

@@ -24,7 +24,7 @@ def milliseconds(records: list[CaseRecord], phase: str) -> Estimate:
 for comparison in make_comparisons(phased):
     rows = {}
     for entry in comparison.entries:
-        own = [record for record in entry.records if record.phase_s]
+        own = [record for record in entry.timed_records if record.phase_s]
         rows[comparison.name_of(entry)] = {p: milliseconds(own, p) for p in STEP_PHASES}
     figure = stacked_bars(
         rows, "milliseconds per token", f"Time: {comparison.title}", caption(comparison), "{:.1f}"

@@ -26,13 +26,14 @@ from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
 from analysis.runs.claims import Claim, claim_of_setting
 from analysis.runs.comparisons import ComparedLabel, Comparison, caption
 from analysis.runs.estimates import over_repeats
+from analysis.runs.leaders import leaders
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL
 from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
-from specbench.results.wording import case_words
+from specbench.results.wording import case_words, leader_words
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
@@ -51,7 +52,8 @@ _GRID_TEXT = "k rows of w draft tokens each. The paper's cells have no numbers i
 _TABLE1_TEXT = (
     "± is the standard deviation over the run's repeats, as in the paper, the bracket a 95 % "
     "interval over prompts. (k*, w*): the fastest of the settings that were run, chosen on the "
-    "questions it is shown for, as the paper does. A claim stands beside a row of its own model; "
+    "questions it is shown for, as the paper does; those that may be as fast are listed below. "
+    "A claim stands beside a row of its own model; "
     "the paper's others on the same data follow below."
 )
 
@@ -174,6 +176,7 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         if best is not None:
             claim = claim_of_setting(_claims(), "best", PAPER, *where)
             rows.append(_table1_row(best, f"(k*, w*) = {_pair(best)}", claim))
+            notes.append(_leading(comparison, timed, best))
             notes += [best.note("(k*, w*)", claim)] if claim else []
     for claim in _claimed_elsewhere(comparisons):
         rows.append(
@@ -189,6 +192,14 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         notes.append(claim.note(_claimed_setting(claim), "quoted" if claim.quoted else "claimed"))
     text = "\n".join([_TABLE1_TEXT, *(caption(comparison) for comparison in comparisons)])
     return [ResultTable.of("N-Grammys, Table 1", text, rows, with_rule(notes))]
+
+
+def _leading(comparison: Comparison, timed: Sequence[ComparedLabel], best: ComparedLabel) -> str:
+    """Which settings may be the fastest: the one that was, and those that are not shown slower."""
+    others = [entry for entry in leaders(timed, "speedup") if entry is not best]
+    words = leader_words([_pair(entry) for entry in (best, *others)])
+    unknown = ", which the data cannot part" if others else ""
+    return f"(k*, w*) of {comparison.title}: {words}{unknown}."
 
 
 def _claimed_elsewhere(comparisons: Sequence[Comparison]) -> list[Claim]:

@@ -79,7 +79,7 @@ def _stream(runs: Sequence[Run]) -> list[ResultTable]:
                         "tokens of finished requests": f"{size:.0f}",
                         "requests": str(n),
                         "MAT [95 %]": accepted,
-                        "undisturbed": str(n_timed),
+                        "timed": str(n_timed),
                         "tokens/s [95 %]": speed,
                     }
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ from analysis.runs.verdicts import Judge
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.records import TIMINGS, CaseRecord
-from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
+from specbench.results.statistics.aggregate import (
+    LEFT_OUT_SHARE,
+    counted_turns,
+    timed_turns,
+)
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
 from specbench.results.statistics.summary import OVERALL, summarize, task_order
 from specbench.results.summary_schema import Disturbance, SummaryRow, interval, n_of, number
 from specbench.results.wording import SPEEDUPS, TIMES, case_words, interval_words, verdict_words
 from specbench.storage.jsonl import JsonObject
+
+# A limit that runs had whose rule also looked at a label's own times and threads.
+_EARLIER = "waiting"
 
 
 @dataclass(frozen=True)
@@ -47,10 +55,22 @@ class ComparedLabel:
     def knobs(self) -> JsonObject:
         return self.run.knobs(self.label)
 
-    @property
+    @cached_property
     def records(self) -> list[CaseRecord]:
-        """The label's own turns, failed ones too."""
-        return [record for record in self.run.records if record.label == self.label]
+        """The label's own turns of the cases that count."""
+        counted = counted_turns(self.run.records, self.run.labels)
+        return [record for record in counted if record.label == self.label]
+
+    @cached_property
+    def timed_records(self) -> list[CaseRecord]:
+        """Those of them that count in times."""
+        timed = timed_turns(self.run.records, self.run.labels)
+        return [record for record in timed if record.label == self.label]
+
+    @property
+    def without_rule(self) -> float | None:
+        """The measured speedup over the run without the rule about disturbed turns."""
+        return self.disturbed and self.disturbed["without_rule"][self.label]["speedup"]
 
     def measured(self, key: str, task: str = OVERALL) -> Estimate:
         """A number of a task's row with its interval; none where the run lacks the task."""
@@ -245,18 +265,16 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
             f"State kept per {_scopes(comparison)}.",
             f"Lossless: {_lossless(comparison)}.",
             (f"{speed}. " if speedup and first.timing != "none" else "")
-            + interval_words(repeats[-1])
-            + _too_few(comparison),
+            + interval_words(repeats[-1], _counts(comparison)),
             *_slow_baseline(comparison),
             f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
         ]
     )
 
 
-def _too_few(comparison: Comparison) -> str:
+def _counts(comparison: Comparison) -> list[int]:
     key = "mat" if comparison.runs[0].timing == "none" else "speedup"
-    counts = [n_of(row, key) for entry in comparison.entries for row in entry.rows.values()]
-    return f" None for fewer than {FEWEST} timed cases." if min(counts) < FEWEST else ""
+    return [n_of(row, key) for entry in comparison.entries for row in entry.rows.values()]
 
 
 def _slow_baseline(comparison: Comparison) -> list[str]:
@@ -306,7 +324,10 @@ def _of_runs(comparison: Comparison) -> str:
 def _how_counted(comparison: Comparison) -> str:
     """What became of disturbed cases, by :mod:`specbench.results.statistics.summary`."""
     if any(entry.overall["disturbed_counted"] for entry in comparison.entries):
-        return f"(at most {LEFT_OUT_SHARE:.0%} of a run's cases, the most disturbed, not timed)"
+        return (
+            f"(at most {LEFT_OUT_SHARE:.0%} of a run's cases not timed, those first whose labels "
+            "were disturbed most unequally)"
+        )
     return "not timed"
 
 
@@ -318,7 +339,14 @@ def disturbed_words(comparison: Comparison, speedup: bool = True) -> list[str]:
         for e in comparison.entries
         if speedup and e.disturbed is not None and e.label != e.run.baseline
     ]
-    return disturbance_words(by_run.values(), speedups)
+    words = disturbance_words(by_run.values(), speedups)
+    rules = [run.manifest.setting("measure", "disturbed") or {} for run in comparison.runs]
+    if words and any(_EARLIER in rule for rule in rules):
+        words.append(
+            "Some were called disturbed by an earlier version's rule, for which a label's own slow "
+            "steps and waiting threads sufficed, and measured again by it."
+        )
+    return words
 
 
 def _scopes(comparison: Comparison) -> str:

@@ -46,9 +46,9 @@ def load_of_pass(rows: Estimate, parameters: int | None) -> str:
 
 
 def phase_share(entry: ComparedLabel, phase: str = "draft") -> Estimate:
-    """A phase's share of the time of an entry's steps; no number without phases."""
+    """A phase's share of the time of an entry's timed steps; no number without phases."""
     return pooled_ratio(
-        [record for record in entry.records if record.phase_s],
+        [record for record in entry.timed_records if record.phase_s],
         lambda r: phase_s(r, phase),
         lambda r: sum(phase_s(r, each) for each in STEP_PHASES),
         entry.run.seed,

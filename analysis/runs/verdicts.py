@@ -26,7 +26,7 @@ from analysis.runs.claims import Claim
 from analysis.runs.estimates import pooled_ratio, steps
 from analysis.runs.load import Run
 from specbench.results.estimate import FEWEST, Estimate
-from specbench.results.statistics.aggregate import pool
+from specbench.results.statistics.aggregate import counted_turns
 from specbench.results.statistics.roofline import baseline_context
 from specbench.results.statistics.summary import OVERALL, summarize
 from specbench.results.summary_schema import SummaryRow, interval, n_of, number
@@ -107,13 +107,10 @@ class Judge:
     def _mat(self, claim: Claim, row: SummaryRow) -> Estimate:
         if row["method"] not in claim.counting.mat_counts_prompt:
             return _estimate(row, "mat")
-        cases = set(pool(self.run.records, self.run.labels).cases)
         own = [
             record
-            for record in self.run.records
-            if record.label == row["label"]
-            and row["task"] in (OVERALL, record.task)
-            and record.case_id in cases
+            for record in counted_turns(self.run.records, self.run.labels)
+            if record.label == row["label"] and row["task"] in (OVERALL, record.task)
         ]
         return pooled_ratio(own, lambda r: r.n_new, lambda r: steps(r) + 1, self.run.seed)
 

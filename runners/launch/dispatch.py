@@ -155,6 +155,11 @@ def execute(
             publish(cfg.logger, path)
             return exit_code
     questions = runner.load_cases(config)
+    if questions and shard[0] >= len(questions):
+        raise ConfigurationError(
+            f"shard={cfg.shard} holds no case: there are {len(questions)}. Type at most "
+            f"shard=0/{len(questions)}."
+        )
     folder.make_folder(path)
     job = Job(
         config=config,

@@ -163,7 +163,7 @@ def _candidates(session: Session, job: Job, made: Sequence[CaseRecord]) -> list[
 
 def _measure_again(run: OpenRun, runner: BlockRunner) -> None:
     while blocks := run.noisy():
-        log.info("measuring %d disturbed cases again", len(blocks))
+        log.info("measuring again what was disturbed (cases: %d)", len(blocks))
         for block in blocks:
             keys = block.keys(run.job.labels)
             attempt = 1 + max(r.attempt for r in run.files.done if r.key in keys)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hydra.utils
 import numpy as np
+import psutil
 
 from runners.job import Entry, Job
 from specbench import paths
 from specbench.config.draft import draft_weights
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
-from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
+from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet, first_line
 from specbench.models import loading
 from specbench.results.manifest import LabelInfo
 from specbench.results.records import CaseRecord
@@ -25,6 +28,7 @@ from specbench.storage.arrays import open_array_file, write_array_file
 
 log = logging.getLogger(__name__)
 
+_MASK_BYTES = 4
 _STATE = "state"  # folder of the kept states, and their kind
 
 
@@ -77,19 +81,22 @@ def build_method_runs(job: Job) -> list[MethodRun]:
 
 
 def _build(entry: Entry, job: Job) -> Drafter:
-    try:
-        drafter = hydra.utils.instantiate(dict(entry.method), _convert_="all")
-    except hydra.errors.InstantiationException as error:
-        # Hydra wraps what a constructor raises; our own messages are meant for the user.
-        if isinstance(error.__cause__, ConfigurationError):
-            raise error.__cause__ from None
-        raise ConfigurationError(f"method={entry.name} (label {entry.label!r}): {error}") from error
-    if not isinstance(drafter, Drafter):
+    if not issubclass(hydra.utils.get_class(entry.method["_target_"]), Drafter):
         raise ConfigurationError(
             f"method={entry.name}: {entry.method['_target_']} is no "
             "specbench.decoding.drafter.Drafter."
         )
+    try:
+        drafter: Drafter = hydra.utils.instantiate(dict(entry.method), _convert_="all")
+    except hydra.errors.InstantiationException as error:
+        # Hydra wraps what a constructor raises; our own messages are meant for the user.
+        if isinstance(error.__cause__, ConfigurationError):
+            raise error.__cause__ from None
+        if isinstance(error.__cause__, MemoryError | OverflowError):
+            raise _too_large(entry, first_line(error.__cause__)) from error
+        raise ConfigurationError(f"method={entry.name} (label {entry.label!r}): {error}") from error
     needs = drafter.needs
+    _check_size(entry, needs)
     if not needs.sampling and not job.greedy:
         raise NeedsNotMet(
             f"method={entry.name} works only greedily, but generation.temperature="
@@ -104,6 +111,43 @@ def _build(entry: Entry, job: Job) -> Drafter:
             "state_scope=prompt, and method.state_scope=prompt where it keeps its own."
         )
     return drafter
+
+
+def _check_size(entry: Entry, needs: Needs) -> None:
+    """Refuse what no machine of this size can hold, before anything is built for it."""
+    # A tree's mask has a number for every two of its nodes; its other buffers are smaller.
+    masked = (needs.max_nodes + 1) ** 2 if needs.layout == "tree" else 0
+    wanted, total = masked * _MASK_BYTES + needs.memory, psutil.virtual_memory().total
+    if wanted > total:
+        raise _too_large(
+            entry,
+            f"drafts of up to {needs.max_nodes} nodes and tables for them take {wanted / 1e9:.1f} "
+            f"GB at least, and this machine has {total / 1e9:.1f} GB",
+        )
+
+
+@contextlib.contextmanager
+def fitting(entry: Entry) -> Iterator[None]:
+    """Around a drafter's ``setup``: what it cannot allocate is a matter of its knobs.
+
+    Raises:
+        NeedsNotMet: the machine refused it memory.
+    """
+    try:
+        yield
+    except (MemoryError, OverflowError) as error:
+        raise _too_large(entry, first_line(error)) from error
+    except (RuntimeError, ValueError) as error:  # as torch and numpy say it
+        if not re.search(r"allocate|out of memory|overflow|too (big|large)", str(error)):
+            raise
+        raise _too_large(entry, first_line(error)) from error
+
+
+def _too_large(entry: Entry, why: str) -> NeedsNotMet:
+    return NeedsNotMet(
+        f"method={entry.name} (label {entry.label!r}) does not fit into memory with its knobs: "
+        f"{why}. Type smaller ones."
+    )
 
 
 def _check_draft(entry: Entry, job: Job) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from runners.job import Job
 from runners.session.build import batch_layouts, build_verifier, make_target
-from runners.session.method_runs import MethodRun
+from runners.session.method_runs import MethodRun, fitting
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.draft import draft_weights
@@ -105,22 +105,22 @@ class Session:
         self._plain_drafter = Drafter(name="plain")
         for run in runs:
             draft = self._draft_of(run.label)
-            run.drafter.setup(
-                DraftContext(
-                    vocab_size=target.vocab_size,
-                    eos_ids=model.eos_ids,
-                    tokenizer_hash=self._tokenizer_hash,
-                    max_len=model.context_length,
-                    artifacts=files[run.label],
-                    seed=config.seed,
-                    sampling=sampling,
-                    target=target,
-                    draft_model=draft,
-                    latency_ratio=partial(latency_ratio, target, draft, run.measured)
-                    if draft
-                    else None,
-                )
+            context = DraftContext(
+                vocab_size=target.vocab_size,
+                eos_ids=model.eos_ids,
+                tokenizer_hash=self._tokenizer_hash,
+                max_len=model.context_length,
+                artifacts=files[run.label],
+                seed=config.seed,
+                sampling=sampling,
+                target=target,
+                draft_model=draft,
+                latency_ratio=partial(latency_ratio, target, draft, run.measured)
+                if draft
+                else None,
             )
+            with fitting(run.entry):
+                run.drafter.setup(context)
 
     @property
     def context_length(self) -> int:

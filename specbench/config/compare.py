@@ -101,12 +101,18 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
         node["state_scope"] = node.get("paper_scope", "prompt")
     kept = {key: node[key] for key in ("state_scope",) if key in node}
 
-    def part(value: Any) -> Any:
-        if isinstance(value, list):
-            return [part(entry) for entry in value]
+    def parts(value: Any) -> Any:
+        if value is None:
+            return None
+        return [part(entry) for entry in value] if isinstance(value, list) else part(value)
+
+    def part(value: Any) -> dict[str, Any]:
         named = NamedMethod.parse(value)
         if named is None:
-            return value
+            raise ConfigurationError(
+                f"method={inside[-1]}: {value!r} names no method. Write a method's name, or "
+                "{method: NAME, <knob>: ...}."
+            )
         name, knobs = named
         if name in inside:
             raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
@@ -114,7 +120,7 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
             raise unknown_name(f"method in method={inside[-1]}", name, option_names("method"))
         return method_node(name, knobs | kept, "pair=none", inside=inside)
 
-    return {k: part(v) if k in PART_KNOBS else v for k, v in node.items()}
+    return {k: parts(v) if k in PART_KNOBS else v for k, v in node.items()}
 
 
 def method_node(

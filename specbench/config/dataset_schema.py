@@ -9,6 +9,8 @@ from typing import Any
 # check relies on.
 MISSING: Any = "???"
 
+SPECIAL_TOKENS = ("parse", "text")
+
 
 @dataclass
 class HubConfig:
@@ -80,6 +82,8 @@ class DatasetConfig:
             evenly spaced within each.
         shuffle: seed of a shuffle; null keeps the order. It comes before a ``head`` sample, which
             is then a random one, and after a ``stratified`` one, which keeps its questions.
+        special_tokens: what a special token's text in a question is: ``parse``: that token, as in
+            transformers; ``text``: the characters that it is written with.
         dialogue: ``ar``: later turns see the plain greedy answers; ``own``: the method's own.
     """
 
@@ -102,5 +106,6 @@ class DatasetConfig:
     limit: int | None = None
     sample: str = "head"
     shuffle: int | None = None
+    special_tokens: str = "parse"
     dialogue: str = "ar"
     source: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, ListConfig
@@ -85,9 +85,13 @@ def _missing_option(error: MissingConfigException) -> ConfigurationError:
 
 
 def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> ConfigurationError:
-    key = error.full_key or str(error.key)
     parent = error.parent_node
     valid = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
+    return unknown_key(error.full_key or str(error.key), valid)
+
+
+def unknown_key(key: str, valid: Iterable[str]) -> ConfigurationError:
+    """A ConfigurationError for a key that nobody reads; ``valid`` are the ones beside it."""
     prefix, _, last = key.rpartition(".")
     shown = [k for k in valid if not k.startswith("_") and k != "hydra"]
     close = nearest(last, shown)

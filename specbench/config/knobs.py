@@ -16,6 +16,9 @@ from specbench.errors import ConfigurationError, nearest
 # Keys of a method node that are not fields of its class.
 _NOT_KNOBS = frozenset({"_target_", "label"})
 
+# Where a method's class may lie: to import a module is to run it, and a yaml must not choose which.
+_OWN_PACKAGES = ("methods", "specbench")
+
 # What stands in yaml for a value of each type.
 _YAML_TYPES: dict[Any, tuple[type, ...]] = {
     **{kind: (kind,) for kind in (bool, int, str, list, dict)},
@@ -31,9 +34,16 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
         ConfigurationError: the class cannot be imported, or a knob is unknown, missing or of the
             wrong type.
     """
-    given = OmegaConf.to_container(method) if isinstance(method, DictConfig) else dict(method)
-    assert isinstance(given, dict)
+    given = OmegaConf.to_container(method) if isinstance(method, DictConfig) else method
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"method={given!r} is not the name of a file in conf/method. Type e.g. method=pld."
+        )
     name = given.get("name", "?")
+    for key, value in given.items():
+        _refuse_targets(f"method.{key!s}", value)
+    if isinstance(given.get("label"), Mapping | list):
+        raise ConfigurationError(f"method.label={given['label']!r} is no name: it must be text.")
     fields = _constructor_fields(str(given.get("_target_")), str(name))
     for key, value in given.items():
         if key in _NOT_KNOBS:
@@ -57,11 +67,32 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
         )
 
 
+def _refuse_targets(key: str, value: Any) -> None:
+    """Refuse keys below a knob that would have any class or function called (``_target_``)."""
+    if isinstance(value, Mapping):
+        for name in value:
+            if str(name).startswith("_") and str(name).endswith("_"):
+                raise ConfigurationError(
+                    f"{key} holds {name!r}, which calls code by its name. Name a method instead: "
+                    "{method: NAME, <knob>: ...}."
+                )
+    if isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            _refuse_targets(key, part)
+
+
 def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
     """``{field: (annotation, required)}`` of the class at the dotted path ``target``."""
     module_name, _, class_name = target.rpartition(".")
+    if module_name.partition(".")[0] not in _OWN_PACKAGES:
+        raise ConfigurationError(
+            f"method={name}: _target_ {target!r} is no class of this project. A method's class "
+            "lies in methods/NAME.py, and its yaml says methods.NAME.CLASS."
+        )
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
+        if not isinstance(cls, type):
+            raise AttributeError(f"{class_name!r} is no class")
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"method={name}: _target_ {target!r} in conf/method/{name}.yaml cannot be imported "

@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from specbench.config.dataset_schema import SPECIAL_TOKENS
+
 # Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
 # one run into parts that belong together.
 _NOT_IDENTITY = (
@@ -43,6 +45,8 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
         for parent in parents:
             node = node.get(parent) or {}
         node.pop(last, None)
+    if plain["dataset"].get("special_tokens") == SPECIAL_TOKENS[0]:
+        del plain["dataset"]["special_tokens"]  # folders from before the key have this one
     return {str(key): value for key, value in plain.items()}
 
 

@@ -17,6 +17,8 @@ from specbench.config.dataset_schema import MISSING, DatasetConfig
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+ENGINES = ("auto", "eager", "graph")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
 STATE_SCOPES = ("turn", "prompt", "run")  # how long a method keeps what it learnt

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -11,6 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from specbench import paths
 from specbench.config import schema
 from specbench.config.compose import option_names, pair_name
+from specbench.config.dataset_schema import SPECIAL_TOKENS
+from specbench.config.draft import check_device, draft_weights
+from specbench.config.hydra_errors import unknown_key
 from specbench.config.knobs import check_method
 from specbench.errors import ConfigurationError, unknown_name
 
@@ -18,9 +23,12 @@ _ONE_OF: Mapping[str, Sequence[str | None]] = {
     "model.dtype": schema.DTYPES,
     "model.template": schema.TEMPLATES,
     "model.attention": schema.ATTENTIONS,
+    "model.device_map": (None, *schema.DEVICE_MAPS),
     "pair.draft.dtype": (None, *schema.DTYPES),
+    "engine.name": schema.ENGINES,
     "dataset.sample": ("head", "stratified"),
     "dataset.dialogue": ("ar", "own"),
+    "dataset.special_tokens": SPECIAL_TOKENS,
     "engine.overlap": schema.OVERLAP_MODES,
     "verifier.name": schema.VERIFIERS,
     "state_scope": (*schema.STATE_SCOPES, schema.PAPER_SCOPE),
@@ -31,6 +39,8 @@ _ONE_OF: Mapping[str, Sequence[str | None]] = {
 
 _AT_LEAST: Mapping[str, float] = {
     "repeats": 1,
+    "seed": 0,
+    "pair.draft.random.seed": 0,
     "runner.passes": 1,
     "measure.warmup": 0,
     "measure.reruns": 0,
@@ -51,6 +61,16 @@ _AT_LEAST: Mapping[str, float] = {
     "runner.hf.max_matching_ngram_size": 1,
 }
 
+# Below it, logits divided by the temperature are as good as greedy, and soon no numbers any more.
+_LEAST_TEMPERATURE = 1e-9
+
+# Each is walked through block by block, and a list of all blocks is kept.
+_MOST_REPEATS = 100_000
+
+_FOLDERS = ("output_dir", "data_dir", "cache_dir", "paths.root", "paths.results", "paths.cache")
+_NAMES = ("model.id", "model.path", "dataset.path", "pair.draft.id", "pair.draft.path")
+_PLACES = (*_FOLDERS, *_NAMES, "runner.traces", "runner.surface", "runner.recordings")
+
 
 def check_values(cfg: DictConfig) -> None:
     """Check what types alone do not: ranges, names that must be one of a few, and the method.
@@ -58,6 +78,13 @@ def check_values(cfg: DictConfig) -> None:
     Raises:
         ConfigurationError: with the key, what is valid and the nearest valid name.
     """
+    _check_keys(cfg)
+    for key, value in _leaves(OmegaConf.to_container(cfg, resolve=True)):
+        _check_leaf(key, value)
+    for key in _PLACES:
+        if OmegaConf.select(cfg, key) == "":
+            kind = "FOLDER" if key in _FOLDERS else "PLACE"
+            raise ConfigurationError(f"{key} is empty: type {key}={kind}, or leave it out.")
     for key, valid in _ONE_OF.items():
         value = OmegaConf.select(cfg, key)
         if value not in valid:
@@ -67,6 +94,10 @@ def check_values(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if value is not None and value < least:
             raise ConfigurationError(f"{key}={value} is out of range: it must be at least {least}.")
+    if cfg.repeats > _MOST_REPEATS:
+        raise ConfigurationError(
+            f"repeats={cfg.repeats} is out of range: it must be at most {_MOST_REPEATS}."
+        )
     _check_model(cfg)
     _check_sampling(cfg)
     if cfg.dataset.prompts and cfg.dataset.prompt_form not in cfg.dataset.prompts:
@@ -77,9 +108,66 @@ def check_values(cfg: DictConfig) -> None:
     check_method(cfg.method)
 
 
+def _check_keys(node: DictConfig, prefix: str = "") -> None:
+    """Refuse keys that ``+key=`` brought into a group whose keys are known: nobody reads them."""
+    kind = OmegaConf.get_type(node)
+    if prefix == "logger.":
+        known = {
+            str(k) for k in OmegaConf.load(paths.CONF_DIR / "logger" / f"{_logger(node)}.yaml")
+        }
+    elif dataclasses.is_dataclass(kind):
+        known = {field.name for field in dataclasses.fields(kind)}
+    else:
+        return  # a method's knobs are checked against its class; the rest is open
+    for key in map(str, node):
+        if key not in known:
+            raise unknown_key(prefix + key, known)
+        if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
+            _check_keys(node[key], f"{prefix}{key}.")
+
+
+def _logger(node: DictConfig) -> str:
+    name, valid = str(node.get("name")), option_names("logger")
+    if name not in valid:
+        raise unknown_name("logger", name, valid)
+    return name
+
+
+def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a plain configuration with its key, and every key as a value of its own."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            full = f"{key}.{name}" if key else str(name)
+            yield full, str(name)
+            yield from _leaves(value, full)
+    elif isinstance(node, list):
+        for i, value in enumerate(node):
+            yield from _leaves(value, f"{key}[{i}]")
+    else:
+        yield key, node
+
+
+def _check_leaf(key: str, value: Any) -> None:
+    """Refuse what no file can hold and no formula takes."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigurationError(f"{key}={value} is out of range: it must be a finite number.")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigurationError(f"{key} is out of range: it must fit into 64 bits.")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"{key}={value!a} is no valid text: {error.reason}.") from None
+        if "\0" in value:
+            raise ConfigurationError(f"{key}={value!r} has a NUL character in it: leave it out.")
+
+
 def _check_model(cfg: DictConfig) -> None:
     """Weights or an architecture must be named: ``model=local`` brings neither."""
     model = cfg.model
+    if model.device != "auto":
+        check_device("model.device", model.device, "model.device=auto, cpu or cuda:0")
+    draft_weights(cfg.pair.draft, model)
     if model.shape and not model.shape_config:
         raise ConfigurationError(
             f"model={model.name} with model.shape=true has no numbers of an architecture "
@@ -94,9 +182,10 @@ def _check_model(cfg: DictConfig) -> None:
 def _check_sampling(cfg: DictConfig) -> None:
     """The distribution of the next token, and a verifier that goes with it."""
     temperature, verifier = cfg.generation.temperature, cfg.verifier
-    if not math.isfinite(temperature):
+    if 0 < temperature < _LEAST_TEMPERATURE:
         raise ConfigurationError(
-            f"generation.temperature={temperature} is out of range: it must be finite."
+            f"generation.temperature={temperature} is out of range: it must be 0 or at least "
+            f"{_LEAST_TEMPERATURE:g}."
         )
     if not 0 < cfg.generation.top_p <= 1:
         raise ConfigurationError(

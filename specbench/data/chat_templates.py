@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench.config.schema import TEMPLATES, RunConfig
-from specbench.errors import ConfigurationError, unknown_name
+from specbench.errors import ConfigurationError, first_line, unknown_name
 
 # Vicuna v1.1's conversation format, whose wording the checkpoints were trained with.
 _VICUNA_SYSTEM = (
@@ -17,6 +18,9 @@ _VICUNA_SYSTEM = (
 )
 _VICUNA_QUESTION = " USER: {user} ASSISTANT:"
 _VICUNA_ANSWER = " {answer}</s>"
+
+# Breaks up what would be read as a special token: Unicode keeps it out of all texts.
+_MARK = "\ufdd0"
 
 
 class PromptTemplate:
@@ -27,6 +31,8 @@ class PromptTemplate:
         template: ``auto`` (the tokenizer's chat template where it has one, else Vicuna v1.1's),
             ``chat``, ``vicuna_v1.1`` or ``plain`` (the bare text, for completion prompts).
         template_kwargs: arguments of the chat template, e.g. to fix the date that it would print.
+        special_tokens: what a special token's text in a dialogue is: ``parse``: that token;
+            ``text``: the characters that it is written with.
 
     Attributes:
         name: the template in use, never ``auto``.
@@ -41,6 +47,7 @@ class PromptTemplate:
         tokenizer: Any,
         template: str = "auto",
         template_kwargs: Mapping[str, Any] | None = None,
+        special_tokens: str = "parse",
     ) -> None:
         if template not in TEMPLATES:
             raise unknown_name("value of model.template:", template, TEMPLATES)
@@ -53,6 +60,12 @@ class PromptTemplate:
                 "model.template=auto, vicuna_v1.1 or plain."
             )
         self._tokenizer = tokenizer
+        names = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
+        self._special = (
+            re.compile("|".join(map(re.escape, names)))
+            if names and special_tokens == "text"
+            else None
+        )
         self._kwargs = dict(template_kwargs or {}) if template == "chat" else {}
         self.name = template
         rules = {
@@ -68,23 +81,58 @@ class PromptTemplate:
         """The template that a composed configuration asks for (``dataset.raw`` means plain)."""
         template = "plain" if config.dataset.raw else config.model.template
         kwargs = {str(k): v for k, v in config.model.template_kwargs.items()}
-        return PromptTemplate(tokenizer, template, kwargs)
+        return PromptTemplate(tokenizer, template, kwargs, config.dataset.special_tokens)
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> list[int]:
         """Prompt ids of a dialogue, special tokens included, up to where the answer begins.
 
         Args:
             turns: the user's text and the answer of each turn; the last answer is None.
+
+        Raises:
+            ConfigurationError: the tokenizer's chat template does not take the dialogue.
         """
+        marked = [(self._marked(user), answer and self._marked(answer)) for user, answer in turns]
         if self.name == "chat":
             # The template writes the special tokens that begin a text by itself.
-            text = self._chat(turns)
-            return [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+            return self._ids(self._chat(marked), add_special_tokens=False)
         if self.name == "vicuna_v1.1":
-            text = self._vicuna(turns)
+            text = self._vicuna(marked)
         else:
-            text = "\n".join(part for turn in turns for part in turn if part is not None)
-        return [int(i) for i in self._tokenizer(text)["input_ids"]]
+            text = "\n".join(part for turn in marked for part in turn if part is not None)
+        return self._ids(text, add_special_tokens=True)
+
+    def _marked(self, text: str) -> str:
+        """A text in which no special token can be found; `_ids` takes the marks out again."""
+        if self._special is None:
+            return text
+        return self._special.sub(lambda found: found[0][0] + _MARK + found[0][1:], text)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if self._special is None or _MARK not in text:
+            ids = self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+            return [int(i) for i in ids]
+        # A tokenizer cuts a text at special tokens first. Here they are cut out, so that what is
+        # left can be read without them.
+        found: list[int] = []
+        end = 0
+        for special in self._special.finditer(text):
+            found += self._plain_ids(text[end : special.start()])
+            found.append(int(self._tokenizer.convert_tokens_to_ids(special[0])))
+            end = special.end()
+        found += self._plain_ids(text[end:])
+        if add_special_tokens:
+            empty = self._tokenizer("", add_special_tokens=True)["input_ids"]
+            begins = [int(i) for i in empty if i != self._tokenizer.eos_token_id]
+            found = begins + found
+        return found
+
+    def _plain_ids(self, text: str) -> list[int]:
+        if not text:
+            return []
+        plain = text.replace(_MARK, "")
+        encoded = self._tokenizer(plain, add_special_tokens=False, split_special_tokens=True)
+        return [int(i) for i in encoded["input_ids"]]
 
     def _chat(self, turns: Sequence[tuple[str, str | None]]) -> str:
         messages = []
@@ -92,11 +140,17 @@ class PromptTemplate:
             messages.append({"role": "user", "content": user})
             if answer is not None:
                 messages.append({"role": "assistant", "content": answer})
-        return str(
-            self._tokenizer.apply_chat_template(
+        try:
+            text = self._tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=False, **self._kwargs
             )
-        )
+        except Exception as error:
+            # A template is a program that came with the model: it may raise anything.
+            raise ConfigurationError(
+                f"the tokenizer's chat template does not take a dialogue of {len(turns)} turn(s): "
+                f"{first_line(error)}. Type model.template=vicuna_v1.1 or plain, or mend it."
+            ) from error
+        return str(text)
 
     def _vicuna(self, turns: Sequence[tuple[str, str | None]]) -> str:
         text = _VICUNA_SYSTEM

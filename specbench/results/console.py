@@ -60,7 +60,7 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
     elif pairs:
         console.print(f"{len(pairs)} pairs are compared in {folder / SUMMARY}")
     if pairs and (leaders := summary.get("leaders")):
-        console.print(f"fastest: {leader_words(leaders)}", markup=False, highlight=False)
+        console.print(f"fastest method: {leader_words(leaders)}", markup=False, highlight=False)
     for note in summary.get("notes", []):
         console.print(f"note: {note}", markup=False, highlight=False)
     files = [name for name in _SHOWN_FILES if (folder / name).exists()]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from specbench.results.estimate import ABSENT
+from specbench.results.estimate import ABSENT, FEWEST
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord
 from specbench.results.summary_schema import Pair, SummaryRow
@@ -71,16 +71,17 @@ def leader_words(leaders: Sequence[str]) -> str:
     return f"{leaders[0]} or one of {len(leaders) - 1} others"
 
 
-def interval_words(repeats: int) -> str:
-    """What the intervals of a table cover, and what not."""
+def interval_words(repeats: int, counts: Iterable[int]) -> str:
+    """What the intervals of a table cover, and what not; of how many cases its numbers are."""
+    none = f" None for fewer than {FEWEST} timed cases." if min(counts) < FEWEST else ""
     if repeats == 1:
         return (
             "Intervals: 95 %, bootstrap over prompts within categories; they cover prompts, not "
-            "what differs from run to run."
+            f"what differs from run to run.{none}"
         )
     return (
         "Intervals: 95 %, bootstrap over prompts within categories, and the spread between "
-        "repeats; they do not cover what differs on other days and machines."
+        f"repeats; they do not cover what differs on other days and machines.{none}"
     )
 
 
@@ -100,7 +101,9 @@ def verdict_words(counts: Mapping[str, int]) -> str:
     return ", ".join(parts) or "nothing audited"
 
 
-def run_caption(records: Sequence[CaseRecord], manifest: RunManifest) -> str:
+def run_caption(
+    records: Sequence[CaseRecord], manifest: RunManifest, rows: Sequence[SummaryRow]
+) -> str:
     """What belongs below a run's own table: model, data, state kept, sampling."""
     scopes = {record.label: record.state_scope for record in records}
     kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
@@ -113,7 +116,8 @@ def run_caption(records: Sequence[CaseRecord], manifest: RunManifest) -> str:
     if (estimator := manifest.config["estimator"]) != "paired":
         parts.append(f"{SPEEDUPS[estimator]}.")
     if any(record.timing != "none" for record in records):
-        parts.append(interval_words(1 + max(record.repeat for record in records)))
+        repeats = 1 + max(record.repeat for record in records)
+        parts.append(interval_words(repeats, (row["n_timed"] for row in rows)))
     if temperature := manifest.setting("generation", "temperature"):
         filters = "".join(
             f", {key}={value}"

@@ -31,6 +31,8 @@ _BLOCK = 1 << 24
 
 ArraysT = TypeVar("ArraysT", bound=NamedTuple)
 
+_REBUILD = "Delete it: the next run that needs it builds it again, or says what to type."
+
 
 class _Section(TypedDict):
     dtype: str
@@ -103,7 +105,7 @@ def read_header(path: Path) -> JsonObject:
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error}") from error
     if len(text) != length or zlib.crc32(text) != checksum:
-        raise ArtifactError(f"{path} is truncated or damaged in its header; build it again.")
+        raise ArtifactError(f"{path} is truncated or damaged in its header. {_REBUILD}")
     header: JsonObject = json.loads(text)
     return header
 
@@ -126,8 +128,8 @@ def open_array_file(
         if expected is not None and found != expected:
             what = key.replace("_", " ")
             raise ArtifactError(
-                f"{path} was built for {what} {found!r}, but this run needs {what} {expected!r}; "
-                f"build it again."
+                f"{path} was built for {what} {found!r}, but this run needs {what} {expected!r}. "
+                "Name another file, or leave the key null: the default one is built or named."
             )
     with path.open("rb") as handle:
         handle.seek(len(MAGIC))
@@ -137,7 +139,7 @@ def open_array_file(
         if size != base + header["data_bytes"]:
             raise ArtifactError(
                 f"{path} has {size} bytes instead of {base + header['data_bytes']}: it is "
-                f"truncated; build it again."
+                f"truncated. {_REBUILD}"
             )
         mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     arrays: dict[str, Array] = {}
@@ -148,7 +150,7 @@ def open_array_file(
             mapped, dtype=section["dtype"], count=count, offset=base + section["offset"]
         ).reshape(shape)
         if _crc32(array) != section["crc32"]:
-            raise ArtifactError(f"{path} is damaged (checksum of {name!r}); build it again.")
+            raise ArtifactError(f"{path} is damaged (checksum of {name!r}). {_REBUILD}")
         arrays[name] = array
     return header, arrays
 

@@ -1,5 +1,6 @@
 """What was disturbed and measured again is told wherever the numbers stand."""
 
+import csv
 import html
 import json
 import re
@@ -7,13 +8,14 @@ import re
 import matplotlib as mpl
 import pytest
 
-from analysis import report, tables
+from analysis import publish, report, tables
 from analysis.figures import figures_of
 from analysis.plots.style import RC
-from analysis.runs.comparisons import make_comparisons
+from analysis.runs.comparisons import caption, make_comparisons
+from analysis.runs.drafting import phase_share
 from analysis.runs.load import load_runs
 from specbench.results.records import DISTURBED
-from tests.analysis.folders import edit_records
+from tests.analysis.folders import edit_manifest, edit_records
 
 AGAIN = "1 case was measured again (4 turns of all labels)"
 
@@ -60,3 +62,48 @@ def test_in_tables_figures_and_report(folder, capsys):
         assert pld in text
     (warning,) = re.findall(r"<strong>Disturbed, vicuna7b on specbench</strong> (.*)</p>", page)
     assert AGAIN in warning
+
+
+def test_what_wandb_and_csv_are_given_has_it_too(folder, capsys):
+    (run,) = load_runs([folder])
+    (comparison,) = make_comparisons([run])
+    (pld,) = (e for e in comparison.entries if e.label == "pld")
+    without = pld.disturbed["without_rule"]["pld"]["speedup"]
+    metrics = publish.summary_metrics(comparison)
+    assert metrics["pld/overall/speedup_without_rule"] == without
+    assert metrics["pld/overall/speedup"] == pld.overall["speedup"] != without
+    assert DISTURBED in publish.FILES, "the copy of the records would give other numbers without it"
+    assert tables.main([str(folder), "--csv"]) == 0
+    lines = csv.DictReader(capsys.readouterr().out.splitlines())
+    shown = {row["label"]: row["speedup_without_rule"] for row in lines if row["task"] == "overall"}
+    assert float(shown["pld"]) == pytest.approx(without, rel=1e-5)
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_the_rule_of_an_earlier_version_is_told(folder, earlier):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    rule = {"steal": 0.05, "slowdown": 1.5} | ({"waiting": 0.15} if earlier else {})
+    edit_manifest(folder, config=manifest["config"] | {"measure": {"disturbed": rule}})
+    (comparison,) = make_comparisons(load_runs([folder]))
+    assert ("by an earlier version's rule" in caption(comparison)) == earlier
+
+
+def test_shares_of_time_are_of_the_turns_that_count_in_times(results):
+    """They took disturbed turns and cases that had dropped out, which the caption denied."""
+    run = results / "one"
+    odd = {"101": "disturbed", "102": "failed"}
+
+    def clock(record):
+        status = odd.get(record["case_id"])
+        share = 0.9 if status else 0.25
+        phases = {"draft": share * record["decode_s"], "verify": (1 - share) * record["decode_s"]}
+        changed = {"status": status} if status and record["label"] == "ar" else {}
+        return record | {"phase_s": phases, **changed}
+
+    edit_records(run, clock)
+    (comparison,) = make_comparisons(load_runs([run]))
+    for entry in comparison.drafting:
+        assert phase_share(entry).value == pytest.approx(0.25)
+        assert {r.case_id for r in entry.timed_records}.isdisjoint(odd)
+        assert "102" not in {r.case_id for r in entry.records}
+        assert "101" in {r.case_id for r in entry.records}, "what is no time counts all the same"

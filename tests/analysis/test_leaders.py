@@ -73,7 +73,7 @@ def test_two_cases_part_nothing_and_the_report_says_so(results, case_ids, key):
     assert set(found) == {"cacheback", "no_frozen", "pld"}
     assert (found[0] == "pld") == (key == "speedup")
     (row,) = summary([comparison]).frame.to_dict("records")
-    assert row["fastest"] == "pld or cacheback or no_frozen"
+    assert row["leading method"] == "pld or cacheback or no_frozen"
     assert row["speedup [95 %]"].interval is None
 
 
@@ -81,4 +81,4 @@ def test_the_report_names_one_where_the_data_do(results, case_ids):
     edit_records(results / "one", only(case_ids, factor=0.2))
     comparison, _ = led(results)
     (row,) = summary([comparison]).frame.to_dict("records")
-    assert row["fastest"] == "pld"
+    assert row["leading method"] == "pld"

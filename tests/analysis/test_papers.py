@@ -134,6 +134,22 @@ def test_the_best_setting_is_compared_with_the_best_claimed():
     assert claim_of_setting(claims, "best", "ngrammys", "smollm2_135m", "gsm8k") is None
 
 
+def test_settings_that_may_be_as_fast_as_the_best_are_named():
+    (run,) = (r for r in load_runs([EXPERIMENTS / "ngrammys_table1"]) if r.dataset == "mtbench")
+    cost = {"ar": 1.0, "k10_w10": 0.8, "k5_w4": 0.4}  # seconds a token, where the two are far apart
+    parted = [
+        replace(r, decode_s=cost[r.label] * (r.n_new - 1 + 0.01 * r.repeat)) for r in run.records
+    ]
+
+    def said(run):
+        (table,) = next(r for r in REPRODUCTIONS if r.name == "ngrammys_table1").tables([run])
+        return [note for note in table.foot if note.startswith("(k*, w*) of")]
+
+    words = "(k*, w*) of mistral7b on mtbench: (5, 4)"
+    assert said(run) == [f"{words} or (10, 10), which the data cannot part."]
+    assert said(replace(run, records=parted)) == [f"{words}."]
+
+
 def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
     runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
     (comparison,) = claimed_comparisons(runs, "cacheback", "table1")

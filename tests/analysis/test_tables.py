@@ -177,6 +177,21 @@ def test_a_task_whose_cases_are_partly_untimed_says_so(results):
     assert entry.rows[task]["speedup_ci"] is not None
 
 
+def test_an_interval_that_noise_took_leaves_a_mark(results):
+    def disturb(record):
+        lost = record["case_id"] in ("81", "82") and record["label"] == "pld"
+        return record | ({"status": "disturbed"} if lost else {})
+
+    edit_records(results / "one", disturb)
+    (comparison,) = make_comparisons(load_runs([results]))
+    entry = comparison.drafting[0]
+    (task,) = [t for t in comparison.tasks if entry.rows[t]["n_timed"] < entry.rows[t]["n_cases"]]
+    assert (entry.rows[task]["n_cases"], entry.rows[task]["n_timed"]) == (4, 2)
+    assert str(entry.measured("speedup", task)).endswith(" [–]")
+    assert entry.measured("mat", task).interval is not None
+    assert "None for fewer than 3 timed cases." in caption(comparison)
+
+
 def test_the_caption_tells_all_that_belongs_to_the_numbers(results):
     (comparison,) = make_comparisons(load_runs([results]))
     text = caption(comparison)

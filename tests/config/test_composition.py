@@ -399,7 +399,7 @@ def test_entry_as_mapping_sets_label_and_knobs():
 @pytest.mark.parametrize(
     "override",
     ["output_dir=/x", "data_dir=/x", "cache_dir=/x", "paths.root=/x", "fresh=true",
-     "resume=force", "shard=0/2"],
+     "resume=force", "shard=0/2", "dataset.special_tokens=parse"],
 )  # fmt: skip
 def test_run_key_ignores_places_and_ways_of_starting(override):
     assert run_key(compose([override])) == run_key(compose())
@@ -408,7 +408,8 @@ def test_run_key_ignores_places_and_ways_of_starting(override):
 @pytest.mark.parametrize(
     "override",
     ["seed=1", "method.total_draft_len=20", "method.label=x", "compare=[pld]", "repeats=2",
-     "dataset.limit=3", "model.dtype=float64", "generation.max_new_tokens=7", "baseline=false"],
+     "dataset.limit=3", "model.dtype=float64", "generation.max_new_tokens=7", "baseline=false",
+     "dataset.special_tokens=text"],
 )  # fmt: skip
 def test_run_key_changes_with_what_may_move_a_number(override):
     assert run_key(compose([override])) != run_key(compose())

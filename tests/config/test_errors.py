@@ -1,9 +1,10 @@
 """A typo fails before anything is loaded, with the nearest valid name and what to type."""
 
 import pytest
+from omegaconf import OmegaConf
 
-from specbench.config.compare import compose_entry
-from specbench.config.compose import compose
+from specbench.config.compare import compose_entry, with_parts
+from specbench.config.compose import compose, typed
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.knobs import check_method
 from specbench.config.validate import check_values
@@ -83,6 +84,31 @@ def test_our_own_error_passes_unchanged():
         ("method.tables=3", ["method.tables=3", "a list or null"]),
         ("method._target_=methods.cacheback.Nope", ["methods.cacheback.Nope"]),
         ("method._target_=nope", ["'nope'"]),
+        ("method._target_=os.system", ["'os.system'", "methods/NAME.py"]),
+        ("method._target_=methods.ar.annotations", ["is no class"]),
+        ("method.tables=[{_target_: os.getcwd}]", ["method.tables", "'_target_'"]),
+        ("method.tables=[{kind: dynamic, leader_len: nan}]", ["method.tables[0].leader_len=nan"]),
+        ("method.leader_len=10000000000000000000000", ["method.leader_len", "64 bits"]),
+        ("method.label=[a]", ["method.label=['a']", "text"]),
+        ("+nosuch=1", ["unknown key 'nosuch'"]),
+        ("+sead=1", ["unknown key 'sead'", "'seed'"]),
+        ("+generation.max_tokens=1", ["'generation.max_tokens'", "'generation.max_new_tokens'"]),
+        ("+pair.draft.random.layer=1", ["'pair.draft.random.layers'"]),
+        ("+logger.modus=x", ["unknown key 'logger.modus'"]),
+        ("logger.name=wandbb", ["'wandb'"]),
+        ("seed=-1", ["seed=-1", "at least 0"]),
+        ("pair.draft.random.seed=-1", ["pair.draft.random.seed=-1"]),
+        ("repeats=1000000000", ["repeats=1000000000", "at most"]),
+        ("measure.rerun_share=nan", ["measure.rerun_share=nan", "finite"]),
+        ("measure.disturbed.slowdown=inf", ["measure.disturbed.slowdown=inf"]),
+        ("engine.packed.memory_gb=inf", ["engine.packed.memory_gb=inf"]),
+        ("generation.temperature=1e-320", ["generation.temperature=1e-320", "1e-09"]),
+        ("engine.name=foo", ["engine.name", "'foo'", "eager"]),
+        ("model.device=tpu", ["model.device='tpu'", "cuda:0"]),
+        ("model.device_map=everywhere", ["model.device_map", "balanced"]),
+        ("pair.draft.device=tpu", ["pair.draft.device='tpu'"]),
+        ("output_dir=''", ["output_dir is empty", "output_dir=FOLDER"]),
+        ('output_dir="a\0b"', ["output_dir", "NUL"]),
     ],
 )
 def test_value_error(override, parts):
@@ -96,6 +122,31 @@ def test_value_error(override, parts):
 def test_unknown_prompt_form():
     with pytest.raises(ConfigurationError, match="token_recycling"):
         check_values(compose(["dataset=mbpp", "dataset.prompt_form=token_recyclng"]))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "{_target_: pathlib.Path.touch, self: {_target_: pathlib.Path, _args_: [%s]}}",
+        "{method: pld, max_ngram: {_target_: pathlib.Path.touch, _args_: [%s]}}",
+        "{a: b}",
+        "[pld]",  # a list in a list
+    ],
+)
+@pytest.mark.parametrize("knob", ["method.drafters=[%s,pld]", "method.drafters=[[%s]]"])
+def test_no_code_runs_from_what_a_method_is_made_of(part, knob, tmp_path):
+    file = tmp_path / "made"
+    with pytest.raises(ConfigurationError):
+        cfg = compose(["method=union", knob % (part % file if "%s" in part else part)])
+        check_values(cfg)
+        with_parts(OmegaConf.to_container(cfg.method))
+    assert not file.exists()
+
+
+def test_open_mappings_take_any_key():
+    cfg = compose(["+model.template_kwargs.x={a: [b]}", "+model.shape_config.new=1"])
+    check_values(cfg)
+    assert typed(cfg).model.template_kwargs == {"x": {"a": ["b"]}}
 
 
 @pytest.mark.parametrize(

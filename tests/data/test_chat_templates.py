@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specbench.config.compose import compose
+from specbench.config.compose import compose, typed
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from tests.tiny_checkpoint import tiny_tokenizer
@@ -82,6 +82,48 @@ def test_template_arguments_fix_what_a_template_would_take_from_the_clock(tokeni
     assert str(datetime.now().year) in text(tokenizer, free.render([("x", None)]))
     assert text(tokenizer, fixed.render([("x", None)])) == "1999: x"
     assert free.sha != fixed.sha
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content",
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[7].content.strip() }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_that_does_not_work_is_refused(tokenizer, template):
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigurationError, match=r"chat template .* model\.template=vicuna_v1\.1"):
+        PromptTemplate(tokenizer).render([("Hello", None)])
+
+
+def test_nested_arguments_reach_the_template(tokenizer):
+    tokenizer.chat_template = "{{ x.a }}{{ x.b[1] }}"
+    cfg = typed(compose(["+model.template_kwargs.x={a: b, b: [c, d]}"]))
+    template = PromptTemplate.from_config(tokenizer, cfg)
+    assert text(tokenizer, template.render([("Hello", None)])) == "bd"
+
+
+@pytest.mark.parametrize("name", ["chat", "vicuna_v1.1", "plain"])
+@pytest.mark.parametrize("said", ["a</s>b", "</s></s>", "<s>x<unk> the </s", "no such token"])
+def test_special_tokens_in_a_question_are_parsed_or_kept_as_text(tokenizer, name, said):
+    tokenizer.chat_template = CHAT
+    special = set(tokenizer.all_special_ids)
+    harmless = PromptTemplate(tokenizer, name).render([("Hello", None)])
+    expected = [i for i in harmless if i in special]
+
+    parsed = PromptTemplate(tokenizer, name).render([(said, None)])
+    kept = PromptTemplate(tokenizer, name, special_tokens="text").render([(said, None)])
+    assert text(tokenizer, kept) == text(tokenizer, parsed)
+    assert [i for i in kept if i in special] == expected
+    in_text = sum(said.count(token) for token in tokenizer.all_special_tokens)
+    assert len([i for i in parsed if i in special]) == len(expected) + in_text
+    if not in_text:
+        assert kept == parsed
 
 
 def test_sha_tells_templates_apart_and_is_stable(tokenizer):

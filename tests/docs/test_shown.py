@@ -12,6 +12,11 @@ from specbench.results.manifest import BASELINE
 
 TABLE = re.compile(r"(?:^|\n)([^\n]*)\n\n(\|(?:.*\n)+?)(?!\|)")
 DECIMALS = "<!-- decimals: of the files linked in each row -->"
+# What a document says while a summary that it shows is of the rule before.
+EARLIER = (
+    "are from before the present rule about disturbed turns",
+    "were taken under an earlier rule about disturbed turns",
+)
 
 
 def text(name: str) -> str:
@@ -44,6 +49,18 @@ def test_the_readme_names_no_winner_that_its_run_does_not_show():
     (between,) = [pair for pair in pairs if BASELINE not in (pair["first"], pair["second"])]
     undecided = between["verdict"] in ("undecided", "tie")
     assert ("Which of the two is faster 12 prompts do not tell" in text("README.md")) == undecided
+
+
+@pytest.mark.parametrize(("document", "words"), [*zip(DOCUMENTS, EARLIER, strict=True)])
+def test_documents_say_under_which_rule_about_disturbed_turns_their_runs_were_timed(
+    document, words
+):
+    tables = [index()["tables"][found[2]] for found in SHOWN.finditer(text(document))]
+    files = [read(path) for table in tables for path in table["records"] if path.endswith(".json")]
+    summaries = [found for found in files if isinstance(found, dict) and "pairs" in found]
+    assert summaries
+    earlier = any("disturbed" not in found for found in summaries)
+    assert (words in " ".join(text(document).split())) == earlier
 
 
 def test_index_code_and_documents_name_the_same_tables_and_figures():

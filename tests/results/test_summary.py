@@ -452,6 +452,12 @@ class TestRunSummary:
         assert self.summary(("ar", "pld"))["pairs"] == []
         assert self.summary(("ar", "pld"))["leaders"] == ["pld"]
 
+    @pytest.mark.parametrize(("task_of_last", "missing"), [("rag", True), ("qa", False)])
+    def test_the_caption_says_where_intervals_are_missing_and_why(self, task_of_last, missing):
+        cases = [c for i in "abc" for c in pair(i)] + [*pair("d", task=task_of_last)]
+        caption = self.of(cases, labels={"ar": {}, "pld": {}})["caption"]
+        assert ("None for fewer than 3 timed cases." in caption) == missing
+
     def test_it_is_json_and_says_what_was_run(self):
         found = self.summary()
         assert json.loads(json.dumps(found)) is not None

@@ -7,13 +7,17 @@ import pickle
 from collections import Counter
 from functools import partial
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from runners.job import Entry
 from runners.launch import dispatch
+from runners.session.method_runs import fitting
 from specbench.config import compose
 from specbench.config.run_key import run_key
-from specbench.errors import ConfigurationError, OutputRefused
+from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
 from specbench.results import records
 from specbench.results.records import Lossless
 from specbench.storage import jsonl
@@ -139,6 +143,9 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
         (["compare=[{method: pld, num_tokenz: 3}]"], "Did you mean 'num_tokens'"),
         (["method.num_tokens=-1"], "method.num_tokens=-1"),
         (["shard=4/4"], "shard=4/4"),
+        (["shard=99998/99999"], "shard=99998/99999 holds no case: there are 5"),
+        (["method.num_tokens=1000000"], "drafts of up to 1000000 nodes"),
+        (["compare=[{method: cacheback, leader_len: 100000000000}]"], "(label 'cacheback')"),
         (["shard=0/2", "method.state_scope=run"], "shard=0/2 cannot be combined"),
         (["generation.temperature=0.7", "verifier=greedy"], "Type verifier=rejection"),
         (["verifier=typical"], "Type verifier=greedy"),
@@ -159,6 +166,16 @@ def test_bad_input_is_refused_with_what_to_do(execute, tmp_path, overrides, said
     assert said in str(refusal.value)
     assert refusal.value.exit_code == 2
     assert not (tmp_path / "run" / records.CASES).exists()
+
+
+@pytest.mark.parametrize("allocate", [np.empty, torch.empty, bytearray])
+def test_what_a_method_cannot_allocate_is_a_matter_of_its_knobs(allocate):
+    entry = Entry("mine", {"name": "pld"})
+    refusal = pytest.raises(NeedsNotMet, match=r"method=pld \(label 'mine'\) does not fit")
+    with refusal, fitting(entry):
+        allocate(10**15)
+    with pytest.raises(RuntimeError, match="boom"), fitting(entry):
+        raise RuntimeError("boom")
 
 
 def test_entries_of_compare_have_labels_of_their_own(execute, tmp_path):

@@ -114,7 +114,7 @@ def test_pairs_and_joules_are_shown_where_there_are_any(tmp_path):
         assert ("1.234 [1.100, 1.400]" in text or "1.235 [1.100, 1.400]" in text) == shown
         assert ("faster" in text) == shown
         assert ("too few cases (at least 3 needed)" in " ".join(text.split())) == shown
-        assert ("fastest: pld or rest" in text) == bool(pairs)
+        assert ("fastest method: pld or rest" in text) == bool(pairs)
         assert ("91 pairs" in text) == (len(pairs) == 91)
 
 

@@ -1,6 +1,7 @@
 """Replay of a tiny model's run: the live run's steps, predicted times, refusals, one process."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -304,3 +305,18 @@ def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path,
         if (row["task"], row["label"]) == ("overall", "pld")
     ]
     assert len(set(mats)) > 1
+
+
+def test_interpolations_in_a_foreign_manifest_are_text(again, live, tmp_path):
+    shutil.copytree(live, tmp_path / "foreign")
+    manifest = jsonl.read_json(tmp_path / "foreign" / records.MANIFEST)
+    hostile = ["${oc.env:HOME}", "\\\\${seed}", "$${x", "a${oc.env:HOME}b\\"]
+    manifest["config"]["dataset"]["source"] = hostile[0]
+    manifest["config"]["dataset"]["tasks"] = None
+    manifest["config"]["dataset"]["prompts"] = dict(zip("abcd", hostile, strict=True))
+    jsonl.write_json(tmp_path / "foreign" / records.MANIFEST, manifest)
+    code, folder = again(f"runner.traces={tmp_path / 'foreign'}")
+    assert code == 0
+    written = jsonl.read_json(folder / records.MANIFEST)["config"]["dataset"]
+    assert written["source"] == hostile[0]
+    assert list(written["prompts"].values()) == hostile

@@ -22,7 +22,7 @@ import numpy as np
 from specbench.arrays import Array
 from specbench.index.lru import kernels as k  # columns and operations
 
-_FIRST_SIZE = 1024
+FIRST_ROWS = 1024
 _INDEX_LIMIT = 2**31 - 1
 
 
@@ -74,8 +74,8 @@ class LruTable:
         self.window = leader_len + follower_len
         self._leader_limit = min(leader_capacity, _INDEX_LIMIT)
         self._follower_limit = min(leader_capacity * follower_capacity, _INDEX_LIMIT)
-        n_leaders = min(_FIRST_SIZE, self._leader_limit)
-        n_followers = min(_FIRST_SIZE, self._follower_limit)
+        n_leaders = min(FIRST_ROWS, self._leader_limit)
+        n_followers = min(FIRST_ROWS, self._follower_limit)
         meta = np.zeros(k.N_META, dtype=np.int64)
         meta[k.LEADER_LEN], meta[k.FOLLOWER_LEN] = leader_len, follower_len
         meta[k.LEADER_CAPACITY], meta[k.FOLLOWER_CAPACITY] = leader_capacity, follower_capacity

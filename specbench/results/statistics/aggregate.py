@@ -77,10 +77,15 @@ def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[Ca
         records: of a whole run.
         labels: those compared; turns of others are left out.
     """
+    counted = counted_turns(records, labels)
+    untimed = untimed_blocks(counted)
+    return [turn for turn in counted if (turn.repeat, turn.case_id) not in untimed]
+
+
+def counted_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
+    """The turns of cases that did not drop out: what all that is no time goes by."""
     by_case = _by_case(records, labels)
-    complete = [turn for turns in by_case.values() if _is_complete(turns, labels) for turn in turns]
-    untimed = untimed_blocks(complete)
-    return [turn for turn in complete if (turn.repeat, turn.case_id) not in untimed]
+    return [turn for turns in by_case.values() if _is_complete(turns, labels) for turn in turns]
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def run_summary(
         "pairs": pairs if compared else [],
         "leaders": leaders_of(pairs),
         "disturbed": disturbed,
-        "caption": run_caption(records, manifest),
+        "caption": run_caption(records, manifest, rows),
         "notes": [
             *(manifest.notes or []),
             *accepted_by_part(records),
@@ -138,9 +138,11 @@ def _disturbance(
     if noisy:
         labels = [row["label"] for row in rows if row["task"] == OVERALL]
         counted = len(noisy_blocks(timed_turns(records, labels)))
+        left_out = len(noisy) - counted
         notes.append(
             f"{len(noisy)} of {len(blocks)} cases stayed disturbed (disturbed_by in the records "
-            f"says why); {len(noisy) - counted} of them count in no time, for any label."
+            f"says why); {left_out or 'none'} of them {'count' if left_out > 1 else 'counts'} in "
+            "no time, for any label."
             + (
                 f" THE MACHINE WAS TOO BUSY: at most {LEFT_OUT_SHARE:.0%} of the cases are left "
                 "out. Labels were interleaved, so ratios suffer less than tokens/s."
@@ -160,12 +162,13 @@ def _disturbance(
 def _rule(limits: Mapping[str, float | None]) -> str:
     """The rule by which turns are disturbed, in a sentence."""
     words = {
-        "steal": "{:.0%} of the CPU time stolen by the hypervisor",
-        "others": "{:.0%} of it taken by other processes",
-        "slowdown": "steps of ar and of most other labels {:g} times as long as their like",
+        "steal": "more than {:.0%} of the CPU time stolen by the hypervisor",
+        "others": "more than {:.0%} of it taken by other processes",
+        "slowdown": "steps of ar and of most other labels over {:g} times as long as their like at "
+        "once (the cases beside it are disturbed, too)",
     }
     parts = [text.format(limits[key]) for key, text in words.items() if limits.get(key) is not None]
-    return f"disturbed is more than: {'; '.join([*parts, 'or a GPU shared or throttled'])}."
+    return f"disturbed by: {'; '.join([*parts, 'a GPU shared or throttled'])}."
 
 
 def _baseline(rows: Sequence[SummaryRow], baseline: str | None, manifest: RunManifest) -> list[str]:
