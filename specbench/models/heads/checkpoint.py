@@ -78,7 +78,7 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
     values = stored.values() if isinstance(stored, dict) else [None]
     if not all(isinstance(value, torch.Tensor) for value in values):
         raise WeightsNotFound(f"{file} is no table of named tensors. Fetch it again.")
-    return stored
+    return dict(stored)
 
 
 def fill(
@@ -149,10 +149,9 @@ def own_embedding(
     if stored is None:
         return None
     weight = stored.to(device, dtype)
-    if weight.shape[1] == target.hidden_size and len(weight) == target.vocab_size:
-        theirs = target.embed(torch.arange(target.vocab_size, device=device)).to(dtype)
-        # One of the two may have been rounded to float16, the other to bfloat16.
-        if torch.allclose(weight, theirs, rtol=1e-2, atol=1e-5):
-            return None
+    theirs = target.embedding.to(device, dtype)
+    # One of the two may have been rounded to float16, the other to bfloat16.
+    if weight.shape == theirs.shape and torch.allclose(weight, theirs, rtol=1e-2, atol=1e-5):
+        return None
     log.warning("%s embeds tokens otherwise than the target: its own matrix is used", found.file)
     return weight

@@ -90,14 +90,14 @@ class Eagle(nn.Module):
 
     def _run(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
         assert self.cache is not None
-        tokens = self.target.embed(ids) if self.embedding is None else self.embedding[ids]
+        tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]
         out: torch.Tensor = self.layers[0](self.fc(torch.cat([tokens, features], dim=-1)), rows)
         self.cache.keep(rows)
         return out
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """``[..., vocab]`` of guessed features: they are states behind the final norm already."""
-        return self.target.lm_head(features)
+        return self.target.logits(features)
 
 
 def load(
@@ -121,10 +121,11 @@ def load(
     found = checkpoint.read(folder, FILES)
     where = str(folder / "config.json")
     shape = read_shape(found.config, where, rope_theta=rope_theta, bias_key="qkv_bias")
-    if shape.hidden_size != target.hidden_size:
+    hidden = target.embedding.shape[1]
+    if shape.hidden_size != hidden:
         raise found.refuse(
             f"is for targets of hidden_size {shape.hidden_size}; this one has "
-            f"{target.hidden_size}. Take the head of this target."
+            f"{hidden}. Take the head of this target."
         )
     with torch.device("meta"):
         # A configuration without the key means true: the code that trained the heads has it so.

@@ -134,7 +134,7 @@ class Eagle3(nn.Module):
 
     def _run(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
         assert self.cache is not None
-        tokens = self.target.embed(ids) if self.embedding is None else self.embedding[ids]
+        tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]
         first, *others = self.layers
         out: torch.Tensor = first(tokens, features, rows)
         for layer in others:
@@ -174,10 +174,11 @@ def load(
     where = str(folder / "config.json")
     keys = frozenset(found.tensors)
     config = read_config(found.config, keys, where, rope_theta=rope_theta, layer_ids=layer_ids)
-    if config.target_hidden_size != target.hidden_size:
+    vocab, hidden = target.embedding.shape
+    if config.target_hidden_size != hidden:
         raise found.refuse(
             f"is for targets of hidden_size {config.target_hidden_size}; this one has "
-            f"{target.hidden_size}. Take the head of this target."
+            f"{hidden}. Take the head of this target."
         )
     with torch.device("meta"):
         head = Eagle3(target, config)
@@ -186,13 +187,13 @@ def load(
     }
     checkpoint.fill(head, names, found, dtype=dtype, device=device, ignored=_OPTIONAL)
     head.embedding = checkpoint.own_embedding(found, target, dtype=dtype, device=device)
-    width = target.hidden_size if head.embedding is None else head.embedding.shape[1]
+    width = hidden if head.embedding is None else head.embedding.shape[1]
     if width != config.shape.hidden_size:
         raise found.refuse(
             f"has no embed_tokens.weight of width {config.shape.hidden_size}, and the target's "
             f"embedding has {width}. Take the head's whole file."
         )
-    ids = _target_ids(found, config.draft_vocab_size, target.vocab_size)
+    ids = _target_ids(found, config.draft_vocab_size, vocab)
     head.target_ids = None if ids is None else ids.to(device)
     said = config.layer_ids or "not named"
     log.info("%s: EAGLE-3 with rope_theta %g, layer ids %s", folder, config.shape.rope_theta, said)

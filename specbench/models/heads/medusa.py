@@ -34,7 +34,7 @@ class Medusa(nn.Module):
         super().__init__()
         # Past nn.Module's setter: a target that is a module must not become a part of its head.
         object.__setattr__(self, "target", target)
-        size, vocab = target.hidden_size, target.vocab_size
+        vocab, size = target.embedding.shape
         self.n_blocks = n_blocks
         self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(n_heads))
         self.lm_heads = nn.ModuleList(
@@ -58,7 +58,7 @@ class Medusa(nn.Module):
                 x = x + nn.functional.silu(block(x))
             states.append(x)
         if not self.lm_heads:
-            return self.target.lm_head(torch.stack(states, dim=1))
+            return self.target.logits(torch.stack(states, dim=1))
         return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=True)], dim=1)
 
 

@@ -9,16 +9,11 @@ if TYPE_CHECKING:
 
 
 class TargetEnds(Protocol):
-    """The target's embedding and LM head; each may be a packed copy."""
+    """The target's embedding and LM head, to read and never to write."""
 
     @property
-    def hidden_size(self) -> int: ...
+    def embedding(self) -> torch.Tensor:
+        """``[vocab, hidden]``."""
 
-    @property
-    def vocab_size(self) -> int: ...
-
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """``[..., hidden]`` of ids ``[...]``."""
-
-    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits ``[..., vocab]`` of states ``[..., hidden]`` that are behind the final norm."""
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """``[..., vocab]`` of states ``[..., hidden]`` after the final norm."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from specbench.models.heads import eagle, eagle3, hydra, medusa
+from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
 from tests.models.heads import plain_heads, tiny_heads
 
 EXACT = {"rtol": 0.0, "atol": 1e-9}
@@ -75,7 +75,7 @@ def check_hydra(folder, arch, seeds=range(1)):
     config, tensors = tiny_heads.hydra(arch)
     tiny_heads.save(folder, config, tensors, "hydra_lm_head.pt")
     target = tiny_heads.target()
-    head = hydra.load(folder, target, tiny_heads.LAYER, **CPU64)
+    head = hydra_heads.load(folder, target, tiny_heads.LAYER, **CPU64)
     prefixed = arch == "prefix-mlp"
     numbers = [1, 3, 5] if prefixed else [0, 1, 2]
     for seed in seeds:

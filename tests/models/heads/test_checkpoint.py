@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from specbench.errors import ConfigurationError, WeightsNotFound
-from specbench.models.heads import eagle, eagle3, hydra, medusa
+from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
 from specbench.models.heads.layer_shape import read_shape
 from tests.models.heads import parity, tiny_heads
 
 LOADERS = {
     "medusa": (tiny_heads.medusa, "medusa_lm_head.pt", medusa.load),
-    "hydra": (tiny_heads.hydra, "hydra_lm_head.pt", hydra.load),
+    "hydra": (tiny_heads.hydra, "hydra_lm_head.pt", hydra_heads.load),
     "eagle": (tiny_heads.eagle, "pytorch_model.bin", eagle.load),
     "eagle3": (tiny_heads.eagle3, "model.safetensors", eagle3.load),
     "speculators": (tiny_heads.speculators, "model.safetensors", eagle3.load),

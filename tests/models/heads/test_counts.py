@@ -12,7 +12,7 @@ from specbench.models.heads.decoder import DecoderLayer
 from specbench.models.heads.eagle import Eagle
 from specbench.models.heads.eagle3 import Eagle3
 from specbench.models.heads.eagle3_config import read_config
-from specbench.models.heads.hydra import Hydra
+from specbench.models.heads.hydra_heads import Hydra
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.heads.medusa import Medusa
 
@@ -32,7 +32,7 @@ def millions(module):
 
 
 def ends(hidden, vocab=32000):
-    return SimpleNamespace(hidden_size=hidden, vocab_size=vocab)
+    return SimpleNamespace(embedding=torch.empty(vocab, hidden, device="meta"))
 
 
 @pytest.mark.parametrize(("hidden", "expected"), [(4096, 739.27), (5120, 950.30), (6656, 1286.50)])

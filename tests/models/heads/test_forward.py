@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from specbench.models.heads import decoder, eagle, eagle3, hydra, layer_ids, layer_shape, medusa
+from specbench.models.heads import (
+    decoder,
+    eagle,
+    eagle3,
+    hydra_heads,
+    layer_ids,
+    layer_shape,
+    medusa,
+)
 from tests.models.heads import parity, tiny_heads
 
 
@@ -211,7 +219,7 @@ def test_a_mistake_in_eagle3_does_not_pass(tmp_path, monkeypatch, mistake):
 
 
 def no_final_norm(patch):
-    planted(patch, hydra.PrefixLayer, "__init__", lambda init: lambda self, shape: (
+    planted(patch, hydra_heads.PrefixLayer, "__init__", lambda init: lambda self, shape: (
         init(self, shape), setattr(self, "norm", Unnormed(shape.hidden_size)))[0])  # fmt: skip
 
 
@@ -221,7 +229,7 @@ class Unnormed(nn.RMSNorm):
 
 
 def path_from_the_node_up(patch):
-    planted(patch, hydra.Hydra, "forward",
+    planted(patch, hydra_heads.Hydra, "forward",
             lambda forward: lambda self, g, paths: forward(self, g, paths.flip(1)))  # fmt: skip
 
 
@@ -233,11 +241,11 @@ def first_residual_dropped(patch):
 
         return changed
 
-    planted(patch, hydra.HydraHead, "__init__", make)
+    planted(patch, hydra_heads.HydraHead, "__init__", make)
 
 
 def block_run_once(patch):
-    planted(patch, hydra.HydraHead, "__init__", lambda init: lambda self, d, h, v, n: (
+    planted(patch, hydra_heads.HydraHead, "__init__", lambda init: lambda self, d, h, v, n: (
         init(self, d, h, v, n), setattr(self, "_repeats", 1))[0])  # fmt: skip
 
 

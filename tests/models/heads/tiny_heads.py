@@ -22,19 +22,8 @@ class Ends:
     embedding: torch.Tensor
     head: torch.Tensor
 
-    @property
-    def hidden_size(self):
-        return self.embedding.shape[1]
-
-    @property
-    def vocab_size(self):
-        return len(self.embedding)
-
-    def embed(self, ids):
-        return self.embedding[ids]
-
-    def lm_head(self, hidden):
-        return hidden @ self.head.T
+    def logits(self, states):
+        return states @ self.head.T
 
 
 def target(hidden=HIDDEN, vocab=VOCAB):

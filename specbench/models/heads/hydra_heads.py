@@ -75,9 +75,9 @@ class Hydra(nn.Module):
         self.cache = None
         self._shape = prefix
         self.prefix = None if prefix is None else PrefixLayer(prefix)
+        vocab, size = target.embedding.shape
         self.heads = nn.ModuleList(
-            HydraHead(depth, target.hidden_size, target.vocab_size, n_blocks)
-            for depth in range(n_heads)
+            HydraHead(depth, size, vocab, n_blocks) for depth in range(n_heads)
         )
 
     def reserve(self, max_len: int) -> None:
@@ -121,7 +121,7 @@ class Hydra(nn.Module):
             Logits ``[n, vocab]`` of head d.
         """
         n, read = paths.shape
-        tokens = self.target.embed(paths).reshape(n, -1)
+        tokens = self.target.embedding[paths].reshape(n, -1)
         logits: torch.Tensor = self.heads[read - 1](
             torch.cat([prefix.expand(n, -1), tokens], dim=1)
         )
