@@ -10,6 +10,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from runners.launch import stopping
+
+if __name__ == "__main__":
+    stopping.end_at_once()  # what is imported next takes a second
+
 import hydra
 
 from runners.launch import dispatch

@@ -22,7 +22,8 @@ from analysis.runs.comparisons import Comparison, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
-from specbench.results.statistics.summary import OVERALL, task_order
+from specbench.results.statistics.summary import task_order
+from specbench.results.tasks import OVERALL
 
 TITLE = "Speculative decoding compared"
 # What panels show, with its name and unit, in the order of the sections.

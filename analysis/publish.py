@@ -39,7 +39,7 @@ from specbench.results.records import (
     STEPS,
     SUMMARY,
 )
-from specbench.results.statistics.summary import OVERALL
+from specbench.results.tasks import OVERALL
 from specbench.storage.jsonl import JsonObject
 
 UNREACHABLE = 3  # exit code where W&B cannot be used online

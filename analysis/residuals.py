@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.statistics.summary import OVERALL, summarize
+from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import number
+from specbench.results.tasks import OVERALL
 
 _LIMIT = 0.07
 
@@ -99,7 +101,7 @@ def render(found: Sequence[Residual]) -> Table:
         table.add_column(heading, justify="right")
     for residual in found:
         table.add_row(
-            residual.label,
+            Text(residual.label),
             *(f"{value:.3f}" for value in (*residual.mat, *residual.speedup)),
             f"{residual.of_speedup:+.1%}",
             f"{residual.of_tokens_per_s:+.1%}",

@@ -25,9 +25,10 @@ from analysis.runs.comparisons import (
 )
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table
-from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
-from specbench.results.statistics.summary import ESTIMATORS, OVERALL
+from analysis.tabular.table import ResultTable, csv_cell, to_csv, to_latex, to_markdown, to_rich
+from specbench.results.statistics.summary import ESTIMATORS
 from specbench.results.summary_schema import SummaryRow, interval
+from specbench.results.tasks import OVERALL
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 260
@@ -53,6 +54,7 @@ def records_csv(comparisons: Sequence[Comparison]) -> str:
         for task, row in entry.rows.items()
     )
     columns = _COLUMNS.split()
+    frame = frame.map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
     return str(frame.to_csv(index=False, columns=columns, lineterminator="\n", float_format="%.6g"))
 
 

@@ -107,8 +107,12 @@ class Lookahead(Drafter):
             self._pool.insert(self._window.advance(outcome.next_tokens))
 
     def _window_verified(self, tree: DraftTree) -> bool:
-        if tree is self._tree:
-            return True
-        if tree.aux is None or self._tree.aux is None:
-            return False
-        return bool(tree.aux.sum() == self._tree.aux.sum())
+        """Whether all of the window, which stands behind the guesses, is in the verified tree."""
+        begin = len(tree) - self._window.n_nodes
+        dropped = len(self._tree) - len(tree)
+        if begin < 0 or tree is self._tree:
+            return begin >= 0
+        parents = self._tree.parents[dropped + begin :]
+        return np.array_equal(tree.tokens[begin:], self._tree.tokens[dropped + begin :]) and (
+            np.array_equal(tree.parents[begin:], np.where(parents < 0, parents, parents - dropped))
+        )

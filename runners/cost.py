@@ -19,6 +19,7 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from runners.job import Job
 from runners.run_folder import folder
@@ -115,10 +116,8 @@ class Cost(Runner):
         on_gpu = str(surface.model["device"]).startswith("cuda")
         where = hardware["gpus"][0]["name"] if on_gpu else hardware["cpu"]
         contexts = surface.tree.axes["context"]
-        table = Table(
-            title=f"{surface.model['name']}, {surface.model['dtype']}, {where}: milliseconds of a "
-            "pass"
-        )
+        what = f"{surface.model['name']}, {surface.model['dtype']}, {where}"
+        table = Table(title=Text(f"{what}: milliseconds of a pass"))
         table.add_column("cached tokens", justify="right")
         shown = [r for r in _SHOWN_ROWS if r <= surface.tree.axes["rows"][-1]]
         for rows in shown:
@@ -136,6 +135,7 @@ class Cost(Runner):
             console.print(
                 f"drafting, {row['label']}, {row['context']} tokens of context: "
                 + (f"{row['step_us']:.1f} µs a step" if "step_us" in row else row["skipped"]),
+                markup=False,
                 highlight=False,
             )
         batch = "none" if surface.batch is None else f"{surface.batch.error:.1%}"
@@ -150,7 +150,9 @@ class Cost(Runner):
             f"{FREE:.0%} longer than a pass without)",
             highlight=False,
         )
-        console.print(f"files: {path}/ ({SURFACE}, {records.MANIFEST})", highlight=False)
+        console.print(
+            f"files: {path}/ ({SURFACE}, {records.MANIFEST})", markup=False, highlight=False
+        )
 
 
 def _measure(

@@ -21,8 +21,7 @@ from analysis.runs.claims import Claim
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.ledger import load_claims
 from specbench.errors import ResultsError
-from specbench.results.statistics.summary import OVERALL
-from specbench.results.tasks import TASKS
+from specbench.results.tasks import OVERALL, TASKS
 
 FOUND, CONTRADICTED, FOR_THE_EYE = "found", "contradicted", "for the eye"
 # A number and what it is of: a metric, and a task or the whole.

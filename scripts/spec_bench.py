@@ -29,7 +29,8 @@ from specbench.results.spec_bench_format import (
     to_answers,
     usable_blocks,
 )
-from specbench.results.statistics.summary import OVERALL, summarize
+from specbench.results.statistics.summary import summarize
+from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
 
 _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.

@@ -26,8 +26,8 @@ from specbench.errors import ResultsError
 from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.statistics.roofline import baseline_context
-from specbench.results.statistics.summary import OVERALL
 from specbench.results.summary_schema import number
+from specbench.results.tasks import OVERALL
 from specbench.results.wording import case_words
 
 # Pictures with what is added to their files' names.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.runs.load import Run
-from specbench.results.statistics.summary import OVERALL
+from specbench.results.tasks import OVERALL
 from specbench.storage.jsonl import JsonObject
 
 # What a verdict is about; speed in tokens/s alone stands there for orientation.

@@ -23,8 +23,9 @@ from specbench.results.statistics.aggregate import (
 )
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.roofline import SLOW_BASELINE, baseline_context
-from specbench.results.statistics.summary import OVERALL, summarize, task_order
+from specbench.results.statistics.summary import summarize, task_order
 from specbench.results.summary_schema import Disturbance, SummaryRow, interval, n_of, number
+from specbench.results.tasks import OVERALL
 from specbench.results.wording import SPEEDUPS, TIMES, case_words, interval_words, verdict_words
 from specbench.storage.jsonl import JsonObject
 

@@ -12,7 +12,7 @@ import yaml
 from analysis.runs.claims import FORMULAS, NO_MODEL, Claim, Counting
 from specbench.errors import ResultsError
 from specbench.results.statistics.roofline import ENGINES
-from specbench.results.statistics.summary import OVERALL
+from specbench.results.tasks import OVERALL
 from specbench.storage.jsonl import JsonObject
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")

@@ -28,8 +28,9 @@ from analysis.runs.load import Run
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.statistics.aggregate import counted_turns
 from specbench.results.statistics.roofline import baseline_context
-from specbench.results.statistics.summary import OVERALL, summarize
+from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import SummaryRow, interval, n_of, number
+from specbench.results.tasks import OVERALL
 
 MAT_TOLERANCE = 0.05
 SPEEDUP_TOLERANCE = 0.10

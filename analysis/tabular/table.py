@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -72,12 +73,26 @@ def to_markdown(tables: Sequence[ResultTable]) -> str:
     """For a README or an issue."""
     parts = []
     for table in tables:
-        words = table.frame.map(lambda cell: str(cell).replace("|", "\\|"))
+        words = table.frame.map(_markdown_cell).rename(columns=_markdown_cell)
         grid = words.to_markdown(index=False, tablefmt="github", disable_numparse=True)
-        parts.append(f"### {table.title}\n\n{grid}\n\n{table.caption}\n")
+        title = _one_line(_without_tags(table.title))
+        parts.append(f"### {title}\n\n{grid}\n\n{_without_tags(table.caption)}\n")
         if table.foot:
-            parts[-1] += "\n" + "".join(f"- {note}\n" for note in table.foot)
+            parts[-1] += "\n" + "".join(f"- {_without_tags(note)}\n" for note in table.foot)
     return "\n".join(parts)
+
+
+def _markdown_cell(cell: object) -> str:
+    return _without_tags(_one_line(str(cell)).replace("\\", "\\\\").replace("|", "\\|"))
+
+
+def _without_tags(text: str) -> str:
+    """Names are the user's, and a page shows Markdown as HTML; ``<0.01`` begins no tag."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
 
 
 def to_csv(tables: Sequence[ResultTable]) -> str:
@@ -100,10 +115,25 @@ def _bare(column: pd.Series[object]) -> pd.DataFrame:
     if any(isinstance(cell, Estimate) for cell in column):
         names += [f"{name} low", f"{name} high"]
     cells = [
-        _numbers(cell) if isinstance(cell, Estimate) else ["" if cell == ABSENT else str(cell)]
-        for cell in column
+        _numbers(cell) if isinstance(cell, Estimate) else [csv_cell(str(cell))] for cell in column
     ]
     return pd.DataFrame([row + [""] * (len(names) - len(row)) for row in cells], columns=names)
+
+
+def csv_cell(text: str) -> str:
+    """Text that a spreadsheet takes for text, nothing for what is absent.
+
+    It would run ``=cmd|…`` as a formula.
+    """
+    if text == ABSENT:
+        return ""
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 def _numbers(cell: Estimate) -> list[str]:
@@ -115,7 +145,7 @@ _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
         "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-        "–": "--", "×": r"$\times$",
+        "–": "--", "×": r"$\times$", "<": "$<$", ">": "$>$", "|": r"\textbar{}", "\n": " ",
     }
 )  # fmt: skip
 

@@ -15,18 +15,28 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+from tqdm import tqdm
+
+from runners.launch.stopping import (
+    Interrupted,
+    exit_code,
+    held_back,
+    pass_over,
+    release,
+    unwind_once,
+    unwinding,
+)
 from specbench.errors import SpecBenchError
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PATIENCE_S = 30.0  # from asking the child to stop until it is killed
 
@@ -41,14 +51,6 @@ class JobRefused(SpecBenchError):
 
 class JobCrashed(SpecBenchError):
     """The child ended in a way nobody foresaw; the message holds its traceback or signal."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM arrived; ``signum`` says which."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
 
 
 def run_in_child(work: Callable[[T], int], argument: T) -> int:
@@ -66,9 +68,11 @@ def run_in_child(work: Callable[[T], int], argument: T) -> int:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_child, args=(theirs, os.getpid(), work, argument))
-    with _raising_on_stop():
+    resource_tracker.ensure_running()  # starting it would let signals through
+    with unwinding(again=True):
         try:
-            process.start()
+            with held_back():
+                process.start()
             theirs.close()
             kind, *details = ours.recv()
             process.join()
@@ -77,7 +81,7 @@ def run_in_child(work: Callable[[T], int], argument: T) -> int:
             raise JobCrashed(_cause_of_death(process.exitcode)) from None
         except Interrupted as stop:
             _stop(process)
-            raise SystemExit(128 + stop.signum) from None
+            raise SystemExit(exit_code(stop)) from None
         finally:
             ours.close()
     if kind == "done":
@@ -91,19 +95,22 @@ def _child(
     connection: Connection, parent: int, work: Callable[[Any], int], argument: object
 ) -> NoReturn:
     _die_with(parent, connection)
-    for signum in _STOP_SIGNALS:
-        signal.signal(signum, _interrupt_once)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for ours in ("runners", "specbench", "methods"):
         logging.getLogger(ours).setLevel(logging.INFO)
+    # A lock that a progress bar would make lies in a file, which nobody removes after `_exit`.
+    tqdm.set_lock(threading.RLock())
     try:
+        unwind_once()
+        release()
         message: tuple[Any, ...] = ("done", work(argument))
     except SpecBenchError as error:
         message = ("refused", str(error), error.exit_code)
     except Interrupted as stop:
-        message = ("done", 128 + stop.signum)
+        message = ("done", exit_code(stop))
     except BaseException:
         message = ("crashed", traceback.format_exc())
+    pass_over()
     # A parent that is gone needs no answer, and the watcher ends this process.
     with contextlib.suppress(OSError):
         connection.send(message)
@@ -126,31 +133,6 @@ def _die_with(parent: int, connection: Connection) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
-
-
-def _interrupt_once(signum: int, frame: FrameType | None) -> NoReturn:
-    # A terminal's Ctrl-C reaches parent and child, and the parent asks again: unwind only once.
-    for stop in _STOP_SIGNALS:
-        signal.signal(stop, signal.SIG_IGN)
-    raise Interrupted(signum)
-
-
-@contextlib.contextmanager
-def _raising_on_stop() -> Iterator[None]:
-    """While waiting, SIGINT and SIGTERM raise Interrupted (in the main thread; else untouched)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum: int, frame: FrameType | None) -> NoReturn:
-        raise Interrupted(signum)
-
-    previous = {signum: signal.signal(signum, stop) for signum in _STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
 
 
 def _stop(process: multiprocessing.process.BaseProcess) -> None:

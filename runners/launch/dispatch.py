@@ -6,7 +6,6 @@ import importlib
 import logging
 import os
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from runners.job import Entry, Job
-from runners.launch import prerequisites
+from runners.launch import prerequisites, stopping
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
 from runners.run_folder import folder
@@ -93,9 +92,12 @@ def run_application(main: Callable[[], Any]) -> int:
     verbose = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints and exits by itself, with 1
     try:
-        main()
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        with stopping.unwinding():
+            main()
+    except KeyboardInterrupt as stop:
+        code = stopping.exit_code(stop)
+        stopping.say(code - 128)
+        return code
     except Exception as error:
         return max([_report(error, verbose), *_codes])
     return max(_codes, default=0)

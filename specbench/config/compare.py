@@ -93,7 +93,8 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     paper's. ``inside`` names the methods around this one.
 
     Raises:
-        ConfigurationError: an unknown method, or one that contains itself.
+        ConfigurationError: an unknown method, one that contains itself, or a part with a state
+            scope of its own.
     """
     inside = (*inside, str(method["name"]))
     node = dict(method)
@@ -118,6 +119,11 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
             raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
         if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
             raise unknown_name(f"method in method={inside[-1]}", name, option_names("method"))
+        if "state_scope" in knobs:
+            raise ConfigurationError(
+                f"state_scope={knobs['state_scope']} of {name!r} in method={inside[-1]}: a part "
+                "keeps what it learnt as long as the whole. Leave it out, set method.state_scope."
+            )
         return method_node(name, knobs | kept, "pair=none", inside=inside)
 
     return {k: parts(v) if k in PART_KNOBS else v for k, v in node.items()}

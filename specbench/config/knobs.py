@@ -11,7 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from specbench.errors import ConfigurationError, nearest
+from specbench.config.schema import PAPER_SCOPE, STATE_SCOPES
+from specbench.errors import ConfigurationError, nearest, unknown_name
 
 # Keys of a method node that are not fields of its class.
 _NOT_KNOBS = frozenset({"_target_", "label"})
@@ -31,8 +32,8 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
     """Check a method's knobs against its class, before anything heavy happens.
 
     Raises:
-        ConfigurationError: the class cannot be imported, or a knob is unknown, missing or of the
-            wrong type.
+        ConfigurationError: the class cannot be imported, the state scope is none, or a knob is
+            unknown, missing or of the wrong type.
     """
     given = OmegaConf.to_container(method) if isinstance(method, DictConfig) else method
     if not isinstance(given, Mapping):
@@ -45,6 +46,9 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
     if isinstance(given.get("label"), Mapping | list):
         raise ConfigurationError(f"method.label={given['label']!r} is no name: it must be text.")
     fields = _constructor_fields(str(given.get("_target_")), str(name))
+    scope = given.get("state_scope", PAPER_SCOPE)
+    if scope not in (*STATE_SCOPES, PAPER_SCOPE) and not str(scope).startswith("${"):
+        raise unknown_name("method.state_scope", str(scope), (*STATE_SCOPES, PAPER_SCOPE))
     for key, value in given.items():
         if key in _NOT_KNOBS:
             continue

@@ -18,7 +18,7 @@ from typing import Any
 from specbench.config.dataset_schema import ColumnsConfig, DatasetConfig, RowsConfig
 from specbench.errors import DatasetError, nearest, unknown_name
 from specbench.paths import ASSETS
-from specbench.results.tasks import task_of
+from specbench.results.tasks import OVERALL, task_of
 
 _HUB_ERROR_CHARACTERS = 300
 
@@ -224,11 +224,14 @@ def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
         turns = _turns(row, columns["turns"])
     else:
         turns = (_filled(dataset.prompts[dataset.prompt_form], row, shots),)
+    task = dataset.task or task_of(category)
+    if OVERALL in (category, task):
+        raise row.error(f"{OVERALL!r} is what tables call all categories together: rename it")
     reference = columns["reference"]
     return Case(
         case_id=str(case_id),
         category=category,
-        task=dataset.task or task_of(category),
+        task=task,
         turns=turns,
         reference=row.values.get(reference) if reference else None,
     )

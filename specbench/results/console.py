@@ -58,7 +58,7 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
     if 0 < len(pairs) <= _MOST_PAIRS:
         console.print(render_pairs(pairs))
     elif pairs:
-        console.print(f"{len(pairs)} pairs are compared in {folder / SUMMARY}")
+        console.print(f"{len(pairs)} pairs are compared in {folder / SUMMARY}", markup=False)
     if pairs and (leaders := summary.get("leaders")):
         console.print(f"fastest method: {leader_words(leaders)}", markup=False, highlight=False)
     for note in summary.get("notes", []):

@@ -13,6 +13,9 @@ HEADINGS = {
 }
 TASKS = tuple(HEADINGS)
 
+# What tables call the whole of a run: no task may have this name.
+OVERALL = "overall"
+
 MT_BENCH_CATEGORIES = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 )

@@ -146,6 +146,25 @@ class TestFile:
         assert counted["card", "figure6_logs"].mat_counts_prompt == ["card"]
         assert counted["ngrammys", "table1"].speed == "end_to_end"
 
+    def test_rows_that_were_wrong_are_as_their_sources_have_them(self):
+        def rows(**place):
+            found = [c for c in load_claims() if all(getattr(c, k) == v for k, v in place.items())]
+            assert found
+            return found
+
+        board = rows(paper="spec_bench", exhibit="leaderboard_3090", method="medusa")
+        assert [c.value("mat") for c in board] == [2.32]
+        assert {c.qualifier for c in rows(paper="pearl", exhibit="readme")} == {"up to"}
+        arctic = {"paper": "suffix_decoding", "exhibit": "docs"}
+        plain = {c.dataset: c.value("tokens_per_s") for c in rows(**arctic, method="ar")}
+        assert plain == {"sharegpt": 76.0, "humaneval": 77.2, "swebench": 75.8, "mixed": 82.9}
+        (lookup,) = rows(**arctic, method="pld", dataset="sharegpt")
+        assert lookup.value("tokens_per_s") == 91.2
+        for one in rows(paper="spec_bench", exhibit="leaderboard_a100"):
+            assert one.same_hardware(["NVIDIA A100-SXM4-80GB"])
+            assert not one.same_hardware(["NVIDIA A100-PCIE-40GB"])
+        assert all(c.same_hardware(["NVIDIA RTX A6000"]) for c in rows(paper="rest"))
+
     def test_an_undescribed_machine_is_refused(self, tmp_path):
         file = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
         file["exhibits"][3]["hardware"] = "abacus"
@@ -196,6 +215,16 @@ class TestFindClaim:
             ("token_recycling", {"state_scope": "prompt"}, None),
             ("token_recycling", {"state_scope": "run", "learn_prompt": True, "levels": None}, 2.83),
             ("token_recycling", {"learn_prompt": True, "levels": [7, 20, 21, 8, 4]}, None),
+            (
+                "token_recycling",
+                {"state_scope": "run", "learn_prompt": True, "tree": "template"},
+                2.83,
+            ),
+            (
+                "token_recycling",
+                {"state_scope": "run", "learn_prompt": True, "tree": "sam_60"},
+                None,
+            ),
             ("cacheback", {"state_scope": "turn", "merge": False, "budget_counts": "paper"}, 2.42),
             ("cacheback", {"state_scope": "prompt"}, 2.42),
             ("cacheback", {"state_scope": "run"}, None),
@@ -203,10 +232,12 @@ class TestFindClaim:
             ("cacheback", {"budget_counts": "fixed"}, None),
             ("lookahead", {"ngram": 5, "window": 7, "guesses": 7}, 1.64),
             ("lookahead", {"ngram": 5, "window": 7, "guesses": 7, "lost_bonus": False}, None),
+            ("lookahead", {"window": 7, "guesses": 7, "state_scope": "run"}, None),
             ("rest", {"matches": "first", "choices": 64}, 1.84),
             ("rest", {"matches": "even", "choices": 64}, None),
             ("sps", {"gamma": 5, "schedule": "heuristic"}, 2.28),
             ("sps", {"gamma": 4, "schedule": "constant"}, None),
+            ("sps", {"gamma": 5, "schedule": "heuristic", "state_scope": "run"}, None),
             ("lookahead", {"ngram": 5, "window": 15, "guesses": 15}, None),
             ("sam", {"automata": "both", "max_predicts": 40}, 2.30),
             ("sam", {"automata": "dynamic", "max_predicts": 6}, None),

@@ -106,3 +106,15 @@ def test_its_claims_about_one_model_and_data_set(name, job):
 def test_an_experiment_with_other_settings_would_be_noticed():
     job = ["model=vicuna7b", "method.leader_len=2", "model.dtype=bfloat16"]
     assert without_a_run("cacheback_table1", [job]) == CLAIMS["cacheback_table1"]
+
+
+def test_sam_as_its_authors_run_it_gets_their_number():
+    """The command that conf/method/sam.yaml shows; its auxiliary's matrix lasts for the run."""
+    auxiliary = "{method: token_recycling, tree: sam_60, learn_prompt: true}"
+    model = ["model=vicuna7b", "dataset=specbench", "generation.max_new_tokens=1024"]
+    mats = {}
+    for scope in ("run", "turn"):
+        method = ["method=sam", f"method.state_scope={scope}", f"method.auxiliary={auxiliary}"]
+        found = find_claim(run_of(compose([*model, *method])), "sam", "sam", load_claims())
+        mats[scope] = found and found.value("mat")
+    assert mats == {"run": 3.03, "turn": None}

@@ -16,7 +16,7 @@ from analysis.papers.reproduction import task_label
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import load_runs
 from analysis.tabular.comparison_tables import settings_table, task_table
-from analysis.tabular.table import ResultTable, to_latex, to_markdown, to_rich
+from analysis.tabular.table import ResultTable, to_csv, to_latex, to_markdown, to_rich
 from tests.analysis.folders import edit_manifest, edit_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,12 +286,42 @@ PAGE = ResultTable.of(
 
 def test_latex_is_escaped():
     text = to_latex([PAGE])
-    assert r"no\_frozen & 1 [0.9, 1.1] | -- \\" in text
+    assert r"no\_frozen & 1 [0.9, 1.1] \textbar{} -- \\" in text
     assert r"\caption{50 \% \& more n\#1}" in text
 
 
 def test_markdown_keeps_its_columns():
     assert "| no_frozen | 1 [0.9, 1.1] \\| – |" in to_markdown([PAGE])
+
+
+HOSTILE = ["=cmd|'/c calc'!A1", "@SUM(A1)", "+1-1", "-x", "<script>alert(1)</script>", "a\\|b\nc"]
+
+
+def hostile_page():
+    rows = [{"method": name, "<b>x</b>": "-1.5"} for name in HOSTILE]
+    return ResultTable.of(HOSTILE[4], HOSTILE[4], rows, [HOSTILE[4]])
+
+
+def test_names_in_csv_are_no_formulas():
+    rows = list(csv.reader(io.StringIO(to_csv([hostile_page()]))))[1:]
+    assert [row[0] for row in rows] == [f"'{name}" for name in HOSTILE[:4]] + HOSTILE[4:]
+    assert {row[1] for row in rows} == {"-1.5"}
+
+
+def test_names_in_markdown_are_neither_markup_nor_columns():
+    text = to_markdown([hostile_page()])
+    assert "<script" not in text
+    assert "<b>" not in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(HOSTILE)
+    assert r"| a\\\|b c " in table[-1]
+
+
+def test_names_in_latex_are_text():
+    text = to_latex([hostile_page()])
+    assert "$<$script$>$" in text
+    assert r"cmd\textbar{}'/c" in text
+    assert r"a\textbackslash{}\textbar{}b c" in text
 
 
 def test_the_terminal_shows_brackets_as_they_are():

@@ -113,10 +113,43 @@ def test_card_runs_humaneval_in_full(dataset, limit):
     assert (cfg.dataset.limit, cfg.dataset.prompt_form) == (limit, "card")
 
 
+AS_SPEC_BENCH = {
+    "lookahead": {
+        "ngram": 5, "window": 7, "guesses": 7, "pool_from_prompt": False, "lost_bonus": True,
+        "state_scope": "turn",
+    },
+    "sps": {"gamma": 5, "schedule": "heuristic", "confidence": 0.0, "state_scope": "turn"},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(("model", "gamma"), [("llama2_70b", 5), ("llama3_70b", 4)])
 def test_pearl_drafts_as_many_tokens_as_its_authors_script_for_the_pair(model, gamma):
     cfg = compose(["experiment=card_table1", "scale=paper", f"model={model}"])
     assert compose_entry(cfg, "pearl").method.gamma == gamma
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "knobs"),
+    [
+        ("cacheback_figure3", "lookahead", AS_SPEC_BENCH["lookahead"]),
+        ("token_recycling_table1", "lookahead", AS_SPEC_BENCH["lookahead"]),
+        ("token_recycling_table1_mbpp", "lookahead", AS_SPEC_BENCH["lookahead"]),
+        ("draft_models", "sps", AS_SPEC_BENCH["sps"]),
+    ],
+)
+def test_what_an_experiment_calls_spec_benchs_is_run_as_spec_bench_does(name, method, knobs):
+    cfg = compose([f"experiment={name}"])
+    (entry,) = (e for e in cfg.compare if (e if isinstance(e, str) else e.method) == method)
+    made = with_parts(OmegaConf.to_container(compose_entry(cfg, entry).method, resolve=True))
+    assert made | knobs == made
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("card_table1", "llama2_70b"), ("ngrammys_table1", "vicuna13b")]
+)
+def test_papers_of_bfloat16_are_run_in_it(name, model):
+    cfg = compose([f"experiment={name}", "scale=paper", f"model={model}"])
+    assert cfg.model.dtype == "bfloat16"
 
 
 def test_an_entry_may_refer_to_a_knob_of_the_run_s_method_that_its_own_lacks():
@@ -194,6 +227,9 @@ def test_parts_keep_what_they_learnt_as_long_as_the_whole():
         if e.label == "union"
     )
     assert {part["state_scope"] for part in whole["drafters"]} == {"run"}
+    own = "method.drafters=[sam,{method: token_recycling, state_scope: turn}]"
+    with pytest.raises(ConfigurationError, match=r"as long as the whole.*method\.state_scope"):
+        resolve_entries(compose(["method=union", own]))
 
 
 def test_the_papers_experiments_keep_state_as_the_papers_do():

@@ -12,7 +12,8 @@ from specbench.results.statistics.disturbed import (
     unequal_shares,
     without_rule,
 )
-from specbench.results.statistics.summary import OVERALL, summarize
+from specbench.results.statistics.summary import summarize
+from specbench.results.tasks import OVERALL
 from tests.small_run import case_record
 
 LABELS = ["ar", "pld"]

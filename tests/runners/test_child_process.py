@@ -1,5 +1,6 @@
 """The child process: answers, refusals, crashes and signals come back; nobody outlives anybody."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -39,6 +40,12 @@ def sleep(path):
             file.write(type(error).__name__)
         raise
     return 0
+
+def show_progress(text):
+    from tqdm import tqdm
+    for _ in tqdm(range(3), desc=text):
+        pass
+    return 0
 """
 
 MAIN = """
@@ -63,13 +70,14 @@ def script(tmp_path):
     (tmp_path / "main.py").write_text(textwrap.dedent(MAIN))
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
 
-    def start(*arguments):
+    def start(*arguments, **options):
         return subprocess.Popen(
             [sys.executable, str(tmp_path / "main.py"), *map(str, arguments)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            **options,
         )
 
     return start
@@ -116,7 +124,7 @@ def test_the_child_dies_with_its_parent(script, tmp_path):
     wait_gone(child)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_parent_unwinds_the_child(script, tmp_path, signum):
     process = script("sleep", tmp_path / "pid")
     child = int(wait_for(tmp_path / "pid"))
@@ -124,6 +132,34 @@ def test_a_signal_to_the_parent_unwinds_the_child(script, tmp_path, signum):
     assert process.wait(timeout=30) == 128 + signum
     assert wait_for(tmp_path / "pid.end") == "Interrupted"
     wait_gone(child)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_terminal_s_signal_while_the_child_starts_is_no_traceback(script, tmp_path, signum):
+    process = script("sleep", tmp_path / "pid", process_group=0)
+    end = time.monotonic() + 20
+    while not (started := [c for c in psutil.Process(process.pid).children() if spawned(c)]):
+        assert time.monotonic() < end
+    os.killpg(process.pid, signum)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + signum
+    assert output == ""
+    wait_gone(started[0].pid)
+
+
+def spawned(child):
+    """Whether it is the measuring process, and not multiprocessing's own helper."""
+    with contextlib.suppress(psutil.Error):
+        return "spawn_main" in " ".join(child.cmdline())
+    return False
+
+
+def test_a_progress_bar_in_the_child_leaves_no_semaphore(script):
+    process = script("show_progress", "downloading")
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "downloading" in output
+    assert "leaked" not in output
 
 
 def test_the_parent_waits_without_using_the_processor(script, tmp_path):

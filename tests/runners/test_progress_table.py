@@ -35,6 +35,17 @@ def test_on_a_terminal_there_is_a_bar_and_no_lines(caplog):
     assert caplog.records == []
 
 
+def test_brackets_in_names_are_no_markup():
+    out = io.StringIO()
+    progress = RunProgress(2, console=Console(file=out, force_terminal=True, width=80))
+    with progress:
+        progress.advance("[red]boo[/blue] 7")
+    assert "[red]boo[/blue] 7" in out.getvalue()
+    terminal = Console(width=160, file=io.StringIO())
+    terminal.print(console.render([row("[bold]x[/red]", "[/]")]))
+    assert "[bold]x[/red]" in terminal.file.getvalue()
+
+
 def row(label, task, **changes):
     return {
         "label": label,

@@ -1,11 +1,14 @@
 """run.py as a process: exit codes and messages, kills at random moments, two at a time."""
 
 import json
+import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
@@ -24,7 +27,7 @@ def start(small, environment, tmp_path):
     """Start run.py with the tiny model's overrides and more; its output goes to a file."""
     started = []
 
-    def run(*arguments, base=small, **extra):
+    def run(*arguments, base=small, group=False, **extra):
         flags = [word for word in arguments if word.startswith("-")]
         overrides = [word for word in arguments if not word.startswith("-")]
         log = tmp_path / f"log-{len(started)}.txt"
@@ -35,6 +38,7 @@ def start(small, environment, tmp_path):
                 env={**environment, **extra},
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                process_group=0 if group else None,
             )
         process.log = log
         started.append(process)
@@ -195,6 +199,40 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_left_alone(
 
 
 # -- two processes, signals ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_modules_are_imported_is_one_line(start, signum):
+    process = start()
+    wait_until(lambda: _catches(process.pid, signum), "the handler")
+    process.send_signal(signum)
+    code, output = finish(process)
+    assert code == 128 + signum
+    assert output == f"stopped by {signum.name}\n"
+
+
+def _catches(pid, signum):
+    mask = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
+    # Python's own handler of SIGINT is there from the start, SIGHUP's comes last.
+    return all(int(mask, 16) >> (s - 1) & 1 for s in (signum, signal.SIGHUP))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_terminal_s_signal_at_any_moment_is_no_traceback(start, tmp_path, signum):
+    rng = random.Random(int(signum))
+    for i in range(10):
+        folder = tmp_path / f"run{i}"
+        process = start("repeats=2000", f"output_dir={folder}", group=True)
+        wait_until(lambda pid=process.pid: _catches(pid, signum), "the handler")
+        time.sleep(rng.uniform(0, 12))
+        os.killpg(process.pid, signum)
+        code, output = finish(process)
+        assert code == 128 + signum, output
+        for word in ("Traceback", "Exception", "race condition", "leaked"):
+            assert word not in output
+        if (folder / records.MANIFEST).exists():
+            assert jsonl.read_json(folder / records.MANIFEST)["status"] == "interrupted"
 
 
 def test_a_second_process_is_refused_and_an_interrupt_leaves_the_files_in_order(

@@ -32,6 +32,11 @@ class LookaheadWindow:
         """Whether all levels are there; until then no n-gram is complete."""
         return len(self._grid) == self._ngram - 1
 
+    @property
+    def n_nodes(self) -> int:
+        """The window's own nodes; column 0 of level 0 is the root and none."""
+        return self._grid.size - 1
+
     def most_nodes(self, guesses: int) -> int:
         """Nodes of the largest tree with at most ``guesses`` candidate chains."""
         filling = (

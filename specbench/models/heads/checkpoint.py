@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from specbench.decoding.protocols import TargetEmbeddings
 from specbench.errors import WeightsNotFound, first_line
-from specbench.models.heads.target_ends import TargetEnds
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def count(keys: Iterable[str], pattern: str) -> int:
 
 
 def own_embedding(
-    found: Checkpoint, target: TargetEnds, *, dtype: torch.dtype, device: torch.device
+    found: Checkpoint, target: TargetEmbeddings, *, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor | None:
     """``embed_tokens.weight`` where it is not the target's embedding; mostly it is a copy."""
     stored = found.tensors.get("embed_tokens.weight")

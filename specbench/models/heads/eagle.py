@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from specbench.decoding.protocols import TargetEmbeddings
 from specbench.models.heads import checkpoint
 from specbench.models.heads.decoder import DecoderLayer, RowCache, Rows
 from specbench.models.heads.layer_shape import LayerShape, read_shape
-from specbench.models.heads.target_ends import TargetEnds
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +35,11 @@ class Eagle(nn.Module):
         bias: whether the layer that joins embedding and feature has one.
     """
 
-    target: TargetEnds
+    target: TargetEmbeddings
     embedding: torch.Tensor | None  # where it is not the target's
     cache: RowCache | None
 
-    def __init__(self, target: TargetEnds, shape: LayerShape, *, bias: bool = True) -> None:
+    def __init__(self, target: TargetEmbeddings, shape: LayerShape, *, bias: bool = True) -> None:
         super().__init__()
         object.__setattr__(self, "target", target)  # no part of the head, see Medusa
         self.shape = shape
@@ -102,7 +102,7 @@ class Eagle(nn.Module):
 
 def load(
     folder: Path,
-    target: TargetEnds,
+    target: TargetEmbeddings,
     *,
     dtype: torch.dtype,
     device: torch.device,

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from specbench.decoding.protocols import TargetEmbeddings
 from specbench.models.heads import checkpoint
 from specbench.models.heads.decoder import Attention, DecoderLayer, GatedMLP, RowCache, Rows
 from specbench.models.heads.eagle3_config import Eagle3Config, read_config
 from specbench.models.heads.layer_shape import LayerShape
-from specbench.models.heads.target_ends import TargetEnds
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ class Eagle3(nn.Module):
             agree.
     """
 
-    target: TargetEnds
+    target: TargetEmbeddings
     embedding: torch.Tensor | None  # where it is not the target's
     target_ids: torch.Tensor | None
     cache: RowCache | None
 
-    def __init__(self, target: TargetEnds, config: Eagle3Config) -> None:
+    def __init__(self, target: TargetEmbeddings, config: Eagle3Config) -> None:
         super().__init__()
         object.__setattr__(self, "target", target)  # no part of the head, see Medusa
         shape, joined = config.shape, config.n_states * config.target_hidden_size
@@ -154,7 +154,7 @@ class Eagle3(nn.Module):
 
 def load(
     folder: Path,
-    target: TargetEnds,
+    target: TargetEmbeddings,
     *,
     dtype: torch.dtype,
     device: torch.device,

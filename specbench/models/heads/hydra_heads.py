@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from specbench.decoding.protocols import TargetEmbeddings
 from specbench.models.heads import checkpoint
 from specbench.models.heads.decoder import DecoderLayer, RowCache
 from specbench.models.heads.layer_shape import LayerShape, read_shape
-from specbench.models.heads.target_ends import TargetEnds
 
 FILES = ("hydra_lm_head.pt",)
 _PREFIX = "prefix_embeding_layer"  # sic
@@ -64,11 +64,11 @@ class Hydra(nn.Module):
         prefix: the shape of Hydra++'s prefix layer; None for plain Hydra.
     """
 
-    target: TargetEnds
+    target: TargetEmbeddings
     cache: RowCache | None
 
     def __init__(
-        self, target: TargetEnds, *, n_heads: int, n_blocks: int, prefix: LayerShape | None
+        self, target: TargetEmbeddings, *, n_heads: int, n_blocks: int, prefix: LayerShape | None
     ) -> None:
         super().__init__()
         object.__setattr__(self, "target", target)  # no part of the head, see Medusa
@@ -130,7 +130,7 @@ class Hydra(nn.Module):
 
 def load(
     folder: Path,
-    target: TargetEnds,
+    target: TargetEmbeddings,
     target_config: Mapping[str, Any],
     *,
     dtype: torch.dtype,

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from specbench.decoding.protocols import TargetEmbeddings
 from specbench.errors import WeightsNotFound
 from specbench.models.heads import checkpoint
-from specbench.models.heads.target_ends import TargetEnds
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
@@ -26,10 +26,10 @@ class Medusa(nn.Module):
         own_lm_heads: whether each head has an LM head; else the target's is shared.
     """
 
-    target: TargetEnds
+    target: TargetEmbeddings
 
     def __init__(
-        self, target: TargetEnds, *, n_heads: int, n_blocks: int = 1, own_lm_heads: bool
+        self, target: TargetEmbeddings, *, n_heads: int, n_blocks: int = 1, own_lm_heads: bool
     ) -> None:
         super().__init__()
         # Past nn.Module's setter: a target that is a module must not become a part of its head.
@@ -62,7 +62,9 @@ class Medusa(nn.Module):
         return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=True)], dim=1)
 
 
-def load(folder: Path, target: TargetEnds, *, dtype: torch.dtype, device: torch.device) -> Medusa:
+def load(
+    folder: Path, target: TargetEmbeddings, *, dtype: torch.dtype, device: torch.device
+) -> Medusa:
     """The Medusa-1 heads in ``folder``, of either format.
 
     Heads and blocks are counted from the keys: the published ``medusa_num_heads`` is 2 where the

@@ -15,8 +15,9 @@ from scipy import stats
 
 from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
-from specbench.results.statistics.summary import OVERALL, summarize
+from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import Disturbance, SummaryRow, Unequal, WithoutRule
+from specbench.results.tasks import OVERALL
 
 _ALPHA = 0.05
 _NAMED = 8  # speedups in a caption; each run's summary has all

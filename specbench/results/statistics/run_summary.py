@@ -14,8 +14,9 @@ from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.pairs import compare_pairs, leaders_of
-from specbench.results.statistics.summary import OVERALL, summarize
+from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import Disturbance, Summary, SummaryRow
+from specbench.results.tasks import OVERALL
 from specbench.results.wording import run_caption
 from specbench.storage.jsonl import JsonObject
 

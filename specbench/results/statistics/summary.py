@@ -66,9 +66,8 @@ from specbench.results.statistics.bootstrap import (
 )
 from specbench.results.statistics.roofline import BaselineContext
 from specbench.results.summary_schema import SummaryRow
-from specbench.results.tasks import TASKS
+from specbench.results.tasks import OVERALL, TASKS
 
-OVERALL = "overall"
 NO_CONTEXT = BaselineContext()
 
 # What each case adds above and below the line of a ratio, of totals ``[..., n, 8]``.

@@ -1,0 +1,115 @@
+"""SIGINT, SIGTERM and SIGHUP, from the first import on: one line and the right exit code.
+
+Only the standard library is imported, so that a stop while the rest is imported is caught, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NoReturn, TypeAlias
+
+Handler: TypeAlias = Callable[[int, FrameType | None], None]
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A stop signal arrived; ``signum`` says which."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """128 and the signal's number, as shells count."""
+    return 128 + getattr(stop, "signum", signal.SIGINT)
+
+
+def end_at_once() -> None:
+    """From now on a stop signal ends the process: there is nothing to put in order."""
+    _install(_end)
+
+
+def unwind_once() -> None:
+    """From now on a stop signal raises `Interrupted`, and those behind it are passed over."""
+    _install(_raise_once)
+
+
+def pass_over() -> None:
+    """From now on stop signals do nothing."""
+    # Not SIG_IGN: Python prints a traceback where one of them has already arrived.
+    _install(_nothing)
+
+
+@contextlib.contextmanager
+def unwinding(*, again: bool = False) -> Iterator[None]:
+    """Inside, a stop signal raises `Interrupted` (in the main thread; elsewhere nothing changes).
+
+    Args:
+        again: a second one raises, too; else it is passed over, and what the first one unwinds is
+            left in order.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = _install(_raise if again else _raise_once)
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Inside, stop signals wait; a process that is started inherits that, see `release`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        release()
+
+
+def release() -> None:
+    """Let stop signals through that `held_back` made wait."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def say(signum: int) -> None:
+    """The one line of a run that was stopped."""
+    # A terminal that was closed takes no line.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        sys.stderr.write(f"stopped by {signal.Signals(signum).name}\n")
+        sys.stderr.flush()
+
+
+def _install(handler: Handler) -> dict[signal.Signals, Any]:
+    """The handlers that were there; under nohup, SIGHUP is ignored, and stays so."""
+    heard = [s for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+    return {signum: signal.signal(signum, handler) for signum in heard}
+
+
+def _raise(signum: int, frame: FrameType | None) -> NoReturn:
+    raise Interrupted(signum)
+
+
+def _raise_once(signum: int, frame: FrameType | None) -> NoReturn:
+    # A terminal's Ctrl-C reaches parent and child, and the parent asks again.
+    pass_over()
+    raise Interrupted(signum)
+
+
+def _nothing(signum: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    say(signum)
+    os._exit(128 + signum)
