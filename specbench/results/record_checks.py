@@ -8,12 +8,9 @@ decoding that ended with the prompt's pass, and a drafter without setup.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench.storage.jsonl import JsonObject
-
-if TYPE_CHECKING:
-    from specbench.results.records import CaseRecord
 
 _TEXTS = (
     *("run_key", "label", "method", "model", "dataset", "task", "category", "case_id"),
@@ -31,8 +28,8 @@ _HUGE = 1e18
 _ROUNDING = 1e-6
 
 
-def check_record(record: CaseRecord) -> None:
-    """Types, ranges and times of a record.
+def check_record(record: Any) -> None:
+    """Types, ranges and times of a ``records.CaseRecord``.
 
     Raises:
         ValueError: names the field.
@@ -58,7 +55,7 @@ def check_record(record: CaseRecord) -> None:
         _check_times(record)
 
 
-def _check_times(record: CaseRecord) -> None:
+def _check_times(record: Any) -> None:
     """Of a finished turn."""
     parts = record.prefill_s + record.decode_s
     if record.timing == "none":
@@ -73,7 +70,7 @@ def _check_times(record: CaseRecord) -> None:
         raise ValueError(f"decode_s is 0, and {record.n_target_passes} steps take time")
 
 
-def _check_counted(record: CaseRecord) -> None:
+def _check_counted(record: Any) -> None:
     """What drafters and GPUs said, as far as tables and the rule of noise read it."""
     if not isinstance(record.drafter, dict):
         raise ValueError(f"drafter is {record.drafter!r}, not an object")
