@@ -148,9 +148,14 @@ class Union(Composite):
             self._found[self._order[i]] += len(path)
             needs = self._needs[i]
             next_tokens = outcome.next_tokens
-            hidden = None
+            hidden = tree_hidden = None
             if outcome.hidden is not None and needs.hidden_layers:
-                hidden = {layer: outcome.hidden[layer][rows] for layer in needs.hidden_layers}
+                # Those of other parts' tokens too: a head must have read all that is committed.
+                hidden = {layer: outcome.hidden[layer] for layer in needs.hidden_layers}
+            if outcome.tree_hidden is not None and needs.tree_hidden:
+                tree_hidden = {
+                    layer: outcome.tree_hidden[layer][rows] for layer in needs.hidden_layers
+                }
             logits = None
             if outcome.logits is not None and needs.logits:
                 logits = outcome.logits[rows]
@@ -161,6 +166,7 @@ class Union(Composite):
                 next_tokens=None if next_tokens is None else next_tokens[rows],
                 logits=logits,
                 hidden=hidden,
+                tree_hidden=tree_hidden,
                 finished=outcome.finished,
             )
             part.observe(state, seen)

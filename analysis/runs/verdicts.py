@@ -9,7 +9,7 @@ For a claim about the same model, data set, task and settings:
   the source ran it, which is eager: ``ar_eager`` beside CUDA graphs, ``ar`` itself on a CPU, where
   there are none. Where the run lacks one of these, the verdict says what to run.
 - An interval whose upper end is more than 1.5 times its lower one agrees with nearly anything, and
-  fewer than three cases have none: neither agrees nor disagrees.
+  without one, as of fewer than three cases, nothing is known: neither agrees nor disagrees.
 - ``reproduced``: all that is claimed and can be compared agrees, speedup among it;
   ``MAT only``: MAT agrees, but speedup does not or cannot be compared; ``not``: MAT does not agree,
   or speedup alone is claimed and does not; ``too few to tell``: what could be compared has such a
@@ -50,8 +50,8 @@ VERDICT_WORDS = (
     f'"{MAT_ONLY}": speed does not agree, or cannot be compared, as on other hardware or '
     "predicted; where a run is lacking, the verdict says which. "
     f'"{TOO_FEW}": the upper end of an interval is more than {WIDEST:g} times its lower one, or '
-    f"there are fewer than {FEWEST} cases. A claim stands beside its own settings only; one for "
-    "another model, the nearest in size that is stated, for orientation."
+    f"there is none, as of fewer than {FEWEST} cases. A claim stands beside its own settings only; "
+    "one for another model, the nearest in size that is stated, for orientation."
 )
 
 # What a run lacks that has no speed on a claim's terms.
@@ -155,10 +155,9 @@ def _agrees(claimed: float | None, measured: Estimate, tolerance: float) -> str 
 
     None where it is not claimed or not measured.
     """
-    value = measured.value
-    if claimed is None or value is None:
+    if claimed is None or measured.value is None:
         return None
-    low, high = measured.interval or (value, value)
-    if high > WIDEST * low or measured.few:
+    low, high = measured.interval or (0.0, 1.0)
+    if high > WIDEST * low:
         return TOO_FEW
     return REPRODUCED if low / (1 + tolerance) <= claimed <= high * (1 + tolerance) else NOT

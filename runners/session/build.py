@@ -42,11 +42,12 @@ def make_target(
     batch: int = 1,
     drafts: bool = False,
     layouts: Sequence[tuple[int, int]] = (),
+    hidden_layers: Sequence[tuple[int, ...]] = (),
 ) -> Target:
     """The target of the ``engine`` group, or the eager one where the machine has no other.
 
-    With ``drafts`` it is a draft model's (``DraftModel``). ``layouts`` are the batch layouts that
-    ``GraphTarget`` captures beforehand.
+    With ``drafts`` it is a draft model's (``DraftModel``). ``layouts`` are the batch layouts, and
+    ``hidden_layers`` the sets of hidden states, that ``GraphTarget`` captures beforehand.
 
     ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
     ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
@@ -67,6 +68,7 @@ def make_target(
                 commits=commits,
                 drafts=drafts,
                 layouts=layouts,
+                hidden_layers=hidden_layers,
             )
         log.warning("engine=graph runs eagerly: %s", reason)
     return Target(
@@ -84,6 +86,11 @@ def batch_layouts(runs: Sequence[MethodRun]) -> list[tuple[int, int]]:
     """Batch rows, and rows of each with the root's, of all labels that run in a batch layout."""
     needs = [c.drafter.needs for c in runs if c.drafter.needs.batch > 1]
     return sorted({(need.batch, need.max_nodes // need.batch + 1) for need in needs})
+
+
+def hidden_layers(runs: Sequence[MethodRun]) -> list[tuple[int, ...]]:
+    """The sets of hidden states that labels ask for; those that ask for none left out."""
+    return sorted({run.drafter.needs.hidden_layers for run in runs} - {()})
 
 
 def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:

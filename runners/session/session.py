@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from runners.job import Job
-from runners.session.build import batch_layouts, build_verifier, make_target
+from runners.session.build import batch_layouts, build_verifier, hidden_layers, make_target
 from runners.session.method_runs import MethodRun, fitting
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
@@ -105,6 +105,8 @@ class Session:
         self._plain_drafter = Drafter(name="plain")
         for run in runs:
             draft = self._draft_of(run.label)
+            if layers := run.drafter.needs.hidden_layers:
+                target.hidden_states.check(layers, f"method={run.label}")
             context = DraftContext(
                 vocab_size=target.vocab_size,
                 eos_ids=model.eos_ids,
@@ -322,6 +324,7 @@ def load_session(
         max_nodes=max_nodes,
         batch=max(run.drafter.needs.batch for run in runs),
         layouts=batch_layouts(runs),
+        hidden_layers=hidden_layers(runs),
     )
     target, check = self_check.checked(model.model, make, what=what, longest=max_len)
     model = replace(

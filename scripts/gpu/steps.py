@@ -52,8 +52,10 @@ class WatchedTarget(GraphTarget):
         self.chosen: list[StaticPass | None] = []
         super().__init__(model, **options)
 
-    def _choose(self, tree: DraftTree, in_rows: bool) -> StaticPass | None:
-        step = super()._choose(tree, in_rows)
+    def _choose(
+        self, tree: DraftTree, in_rows: bool, hidden_layers: tuple[int, ...]
+    ) -> StaticPass | None:
+        step = super()._choose(tree, in_rows, hidden_layers)
         self.chosen.append(step)
         return step
 
@@ -148,7 +150,7 @@ def _phases(
         p: s for p, s in (result.timings.phase_s or {}).items() if p not in ("prefill", "setup")
     }
     inside = sum(times.values())
-    replays = replays_s(check, target, result.n_target_passes)
+    replays = replays_s(check, target)
     by_phases = 1 - times.get("verify", 0.0) / inside
     by_replays = None if replays is None else 1 - replays / inside
     return {
@@ -167,13 +169,11 @@ def _phases(
     }
 
 
-def replays_s(check: Progress, target: WatchedTarget, passes: int) -> float | None:
+def replays_s(check: Progress, target: WatchedTarget) -> float | None:
     """Seconds that the device needs for the last turn's passes alone, each by its shape.
 
     None where one of them had no fixed shape.
     """
-    if len(target.chosen) != passes:  # hidden states were asked for
-        return None
     total = 0.0
     for step, count in Counter(target.chosen).items():
         if step is None:

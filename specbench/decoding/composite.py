@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
         logits=any(needs.logits for needs in everyone),
         prompt_logits=any(needs.prompt_logits for needs in everyone),
         hidden_layers=tuple(layers),
+        tree_hidden=any(needs.tree_hidden for needs in everyone),
         draft_model=any(needs.draft_model for needs in everyone),
         draft_nodes=max(
             (needs.draft_nodes or needs.max_nodes for needs in everyone if needs.draft_model),
@@ -103,6 +104,11 @@ class Composite(Drafter):
         for part in self.parts:
             if part.needs.prompt_logits:
                 part.observe_prompt(prompt, logits)
+
+    def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:
+        for part in self.parts:
+            if layers := part.needs.hidden_layers:
+                part.observe_prompt_hidden(prompt, {i: hidden[i] for i in layers})
 
     def begin(self, state: DecodeState) -> None:
         for part in self.parts:

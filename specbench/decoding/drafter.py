@@ -2,7 +2,8 @@
 
 The rhythm of one turn, as the engine calls it::
 
-    [reset]  prefill  [observe_prompt]  begin  (propose  [overlap]  observe)*  end  report
+    [reset]  prefill  [observe_prompt]  [observe_prompt_hidden]  begin
+    (propose  [overlap]  observe)*  end  report
 
 ``reset`` is called by the runner where the state scope says so; everything else by the engine.
 All of it but ``setup`` counts in ``decode_s``.
@@ -88,6 +89,12 @@ class Drafter:
 
     def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
         """Logits ``[n_prompt, vocab]`` of the prefill, where ``needs.prompt_logits`` is set."""
+
+    def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:
+        """Hidden states ``[n_prompt, hidden]`` of the prefill, by number.
+
+        Where ``needs.hidden_layers`` is set. They are the drafter's to keep.
+        """
 
     def begin(self, state: DecodeState) -> None:
         """Index the prompt. ``state`` already holds the first new token."""

@@ -19,6 +19,7 @@ import torch
 
 from specbench.arrays import IntArray
 from specbench.config.schema import OVERLAP_MODES
+from specbench.decoding.device import to_device
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.pass_target import PassTarget, StepScores
 from specbench.decoding.structs import BonusProposal, DecodeState, DraftTree, Needs, StepOutcome
@@ -133,12 +134,16 @@ class Engine:
         self.verifier.begin(seed)
 
         clock.begin()
-        scores = self.target.prefill(state.tokens, all_logits=needs.prompt_logits)
+        scores = self.target.prefill(
+            state.tokens, all_logits=needs.prompt_logits, hidden_layers=needs.hidden_layers
+        )
         state.commit(np.array([self.verifier.first(scores)], dtype=np.int64))
         clock.prefill_done()
 
         if needs.prompt_logits:
             drafter.observe_prompt(state.buffer[: state.n_prompt], scores.logits)
+        if needs.hidden_layers and scores.hidden is not None:
+            drafter.observe_prompt_hidden(state.buffer[: state.n_prompt], scores.hidden)
         drafter.begin(state)
         clock.setup_done()
 
@@ -194,7 +199,8 @@ class Engine:
                 committed=committed,
                 next_tokens=verdict.next_tokens,
                 logits=scores.logits if needs.logits else None,
-                hidden=scores.hidden if needs.hidden_layers else None,
+                hidden=_of_committed(scores.hidden, path, len(committed)),
+                tree_hidden=scores.hidden if needs.tree_hidden else None,
                 finished=finished,
             ),
         )
@@ -272,3 +278,14 @@ class Engine:
 
     def _finished(self, state: DecodeState) -> bool:
         return state.remaining <= 0 or state.root in self.eos_ids
+
+
+def _of_committed(
+    hidden: Mapping[int, torch.Tensor] | None, path: IntArray, count: int
+) -> dict[int, torch.Tensor] | None:
+    """``[count, hidden]`` of the root and the accepted nodes; no views, which a pass overwrites."""
+    if not hidden:
+        return None
+    device = next(iter(hidden.values())).device
+    rows = to_device(np.concatenate(([-1], path))[:count] + 1, device)
+    return {i: states.index_select(0, rows) for i, states in hidden.items()}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StepScores(PassScores, Protocol):
-    """Scores of a pass, with the hidden states by layer that drafters may ask for."""
+    """Scores of a pass, with the hidden states by number that drafters may ask for."""
 
     @property
     def hidden(self) -> Mapping[int, torch.Tensor] | None: ...
@@ -26,7 +26,9 @@ class PassTarget(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> StepScores: ...
+    def prefill(
+        self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
+    ) -> StepScores: ...
 
     def forward(
         self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()

@@ -11,6 +11,32 @@ if TYPE_CHECKING:
     import torch
 
 
+class TargetEmbeddings(Protocol):
+    """The target's embedding and LM head, to read and never to write.
+
+    They are on the target's device and in its dtype. Without what some models do to a row of the
+    embedding (Gemma's scale) or to the LM head's product (a cap, a scale).
+    """
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """``[vocab, hidden]``; may hold more rows than there are ids."""
+
+    @property
+    def lm_head(self) -> torch.Tensor:
+        """``[vocab, hidden]``; the embedding itself where the model ties them."""
+
+    @property
+    def lm_head_bias(self) -> torch.Tensor | None:
+        """``[vocab]``."""
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """``[..., vocab]`` of states ``[..., hidden]`` after the final norm.
+
+        By the target's packed weights where it has them.
+        """
+
+
 class TargetInfo(Protocol):
     """What a drafter may know of the target; ``specbench.models.target.Target`` in a run."""
 
@@ -21,6 +47,13 @@ class TargetInfo(Protocol):
     @property
     def n_parameters(self) -> int:
         """Weights, tied ones once."""
+
+    @property
+    def n_layers(self) -> int:
+        """Decoder layers; hidden states are numbered from 0 to this, see ``Needs``."""
+
+    @property
+    def embeddings(self) -> TargetEmbeddings: ...
 
     @property
     def max_nodes(self) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
+AFTER_FINAL_NORM = -1  # number of the hidden states that the LM head reads, of any model
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +184,12 @@ class StepOutcome:
     next_tokens: IntArray | None
     # ``[n + 1, vocab]`` on the device, only where ``needs.logits`` is set
     logits: torch.Tensor | None = None
-    # mapping from layer index to ``[n + 1, hidden]``, for ``needs.hidden_layers``
+    # ``[m, hidden]`` on the device, by number, for ``needs.hidden_layers``: of the former root and
+    # of the committed tokens but the last, which is the next step's root
     hidden: Mapping[int, torch.Tensor] | None = None
+    # ``[n + 1, hidden]`` of every row, rejected ones too, where ``needs.tree_hidden`` is set. Like
+    # logits they may be overwritten by the next pass.
+    tree_hidden: Mapping[int, torch.Tensor] | None = None
     finished: bool = False  # whether this step ended the turn
 
 
@@ -211,7 +216,11 @@ class Needs:
     tokens_only: bool = True  # the draft depends on committed tokens alone (replay is then exact)
     logits: bool = False  # ``StepOutcome.logits`` of every row
     prompt_logits: bool = False  # logits of every prompt position, handed to ``observe_prompt``
-    hidden_layers: tuple[int, ...] = ()  # indices of hidden states to hand over
+    # Hidden states to hand over, numbered as transformers does: i is what layer i reads (0 the
+    # embedding's output), and as many as there are layers, or ``AFTER_FINAL_NORM``, what the LM
+    # head reads. Of the prompt to ``observe_prompt_hidden``, of steps in ``StepOutcome``.
+    hidden_layers: tuple[int, ...] = ()
+    tree_hidden: bool = False  # also ``StepOutcome.tree_hidden``, of rejected rows
     draft_model: bool = False  # a second model, named by the ``pair`` group
     artifacts: tuple[Artifact, ...] = ()  # files besides the model
     reference: bool = False  # the case's plain greedy output, handed over before ``begin`` (oracle)

@@ -13,7 +13,7 @@ numbers of the exact one. Buffers and buckets follow the static-cache decoding o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -68,6 +68,8 @@ class GraphTarget(Target):
             verifier. Else the verifier decides and ``commit`` moves the rows.
         capture: record graphs; None does so on a GPU.
         drafts: a draft model's: passes are those of ``append`` and ``extend``.
+        hidden_layers: each tuple of hidden states that passes are to hand over, as drafters ask for
+            them; passes without any have graphs of their own.
         layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
             any other is captured when it first comes, which costs its step a moment.
     """
@@ -80,13 +82,15 @@ class GraphTarget(Target):
         capture: bool | None = None,
         drafts: bool = False,
         layouts: Iterable[tuple[int, int]] = (),
+        hidden_layers: Iterable[tuple[int, ...]] = (),
         **kwargs: Any,
     ) -> None:
         self.commits = commits
         self._capture = capture
         self._drafts = drafts
         self._layouts = tuple(layouts)
-        self._passes: dict[tuple[int, int, int], FixedShape | None] = {}
+        self._hidden_layers = ((), *hidden_layers)
+        self._passes: dict[tuple[int, int, int, tuple[int, ...]], FixedShape | None] = {}
         self.reasons: dict[str, str] = {}  # why passes of a shape ran eagerly, by shape
         self.graphs: list[str] = []  # shapes that were captured
         self._pool: Any = None
@@ -110,7 +114,8 @@ class GraphTarget(Target):
             for keys in self._key_buckets():
                 for rows, batch_rows in self._known_shapes():
                     if rows <= keys:
-                        self._pass(rows, keys, batch_rows)
+                        for layers in self._hidden_layers:
+                            self._pass(rows, keys, batch_rows, layers)
 
     def _forget_passes(self) -> None:
         """Their graphs point into a cache that is gone."""
@@ -148,14 +153,13 @@ class GraphTarget(Target):
         """As in ``Target``, padded to its bucket, queued and not waited for.
 
         The device works while the caller goes on, until somebody asks the scores what was accepted.
-        That is where ids on the device are refused, too. A tree larger than the largest bucket, and
-        one whose hidden states are asked for, runs as in ``Target``.
+        That is where ids on the device are refused, too. A tree larger than the largest bucket runs
+        as in ``Target``. Logits and hidden states may be overwritten by the next pass.
         """
         self._outcome = None
         in_rows = tree.rows is not None and self.cache.batch >= tree.rows[0] > 1
-        if hidden_layers:
-            self.reasons.setdefault("passes with hidden states", "graphs hand out logits alone")
-        step = None if hidden_layers else self._choose(tree, in_rows)
+        self.hidden_states.check(hidden_layers)
+        step = self._choose(tree, in_rows, hidden_layers)
         if step is None:
             return super().forward(root, tree, hidden_layers=hidden_layers)
         n, length = len(tree), self.cache.length
@@ -165,11 +169,12 @@ class GraphTarget(Target):
             self.cache.broadcast()
             step.load_rows(root, tree, length)
             step.run()
-            return Scores(step.logits, step.select, depths=depths)
+            return Scores(step.logits, step.select, step.hidden, depths)
         step.load(root, tree, self._geometry.depths, self._geometry.visible, length)
         step.run()
         self._outcome = step.outcome
-        return Scores(step.logits[: n + 1], depths=depths, outcome=step.outcome)
+        hidden = {i: states[: n + 1] for i, states in step.hidden.items()}
+        return Scores(step.logits[: n + 1], None, hidden, depths, step.outcome)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """As in ``Target``; raises CaseFailed where the pass has kept another path's rows."""
@@ -195,15 +200,20 @@ class GraphTarget(Target):
         return self._stream
 
     def run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
-    ) -> torch.Tensor:
-        logits: torch.Tensor = self._call(tokens, positions, plan).logits
-        return logits
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        return self._call(tokens, positions, plan, hidden_layers=hidden_layers)
 
     def describe(self) -> dict[str, Any]:
         return {"engine": "graph", "graphs": list(self.graphs), "eager": dict(self.reasons)}
 
-    def _choose(self, tree: DraftTree, in_rows: bool) -> StaticPass | None:
+    def _choose(
+        self, tree: DraftTree, in_rows: bool, hidden_layers: tuple[int, ...]
+    ) -> StaticPass | None:
         if in_rows and tree.rows is not None:
             batch, rows = tree.rows[0], tree.rows[1] + 1
             bucket: int | None = rows
@@ -216,7 +226,7 @@ class GraphTarget(Target):
         keys = self.cache.length + bucket
         if keys > self.cache.max_len:
             return None  # more than ``free_rows``: refused by the eager pass
-        step = self._pass(bucket, key_bucket(keys, self.cache.max_len), batch)
+        step = self._pass(bucket, key_bucket(keys, self.cache.max_len), batch, hidden_layers)
         assert step is None or isinstance(step, StaticPass)
         return step
 
@@ -247,18 +257,25 @@ class GraphTarget(Target):
         # Out of the buffer, which the next pass writes to: a drafter compares several layers.
         return Scores(step.outputs[0][n - keep if keep else 0 : n].clone())
 
-    def _pass(self, rows: int, keys: int, batch: int = 1) -> FixedShape | None:
-        shape = (rows, keys, batch)
+    def _pass(
+        self, rows: int, keys: int, batch: int = 1, hidden_layers: tuple[int, ...] = ()
+    ) -> FixedShape | None:
+        shape = (rows, keys, batch, hidden_layers)
         if shape not in self._passes:
-            self._passes[shape] = self._make(rows, keys, batch)
+            self._passes[shape] = self._make(*shape)
         return self._passes[shape]
 
-    def _make(self, rows: int, keys: int, batch: int) -> FixedShape | None:
+    def _make(
+        self, rows: int, keys: int, batch: int, hidden_layers: tuple[int, ...]
+    ) -> FixedShape | None:
         made: FixedShape
         if batch == _NODES:
             made, what = StaticNodes(self, rows, keys), f"{rows} nodes"
         else:
-            made, what = StaticPass(self, rows, keys, batch), f"{batch} x {rows} rows"
+            made = StaticPass(self, rows, keys, batch, hidden_layers)
+            what = f"{batch} x {rows} rows"
+            if hidden_layers:
+                what += f", hidden states {' '.join(map(str, hidden_layers))}"
         if not self._captures:
             return made
         name = f"{what}, {keys} keys"

@@ -70,12 +70,11 @@ class Scores:
     Attributes:
         raw: logits as the pass returned them, ``[rows, vocab]``.
         select: row numbers of root and nodes within ``raw``, or None where they are in order.
-        hidden: hidden states ``[rows, hidden]`` by layer, as asked for.
         depths: ``[n + 1]`` of root and nodes, until the next pass.
         outcome: of a queued pass that verifies its draft itself, else None.
     """
 
-    __slots__ = ("depths", "hidden", "outcome", "raw", "select")
+    __slots__ = ("_hidden", "depths", "outcome", "raw", "select")
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class Scores:
         depths: IntArray = ROOT_ALONE,
         outcome: Outcome | None = None,
     ) -> None:
-        self.raw, self.select, self.hidden, self.depths = raw, select, hidden, depths
+        self.raw, self.select, self._hidden, self.depths = raw, select, hidden, depths
         self.outcome = outcome
 
     @property
@@ -106,6 +105,13 @@ class Scores:
     def logits(self) -> torch.Tensor:
         """``[n + 1, vocab]`` on the device."""
         return self.raw if self.select is None else self.raw.index_select(0, self.select)
+
+    @property
+    def hidden(self) -> Mapping[int, torch.Tensor] | None:
+        """``[n + 1, hidden]`` on the device, by number; None where none were asked for."""
+        if not self._hidden or self.select is None:
+            return self._hidden or None
+        return {i: states.index_select(0, self.select) for i, states in self._hidden.items()}
 
     def greedy(self) -> torch.Tensor:
         """``[n + 1]`` on the device, see `greedy_ids`."""

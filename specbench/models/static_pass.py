@@ -11,7 +11,7 @@ of a tree that grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -44,9 +44,16 @@ class FixedShapeTarget(Protocol):
     def on_device(self) -> AbstractContextManager[Any]: ...
 
     def run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
-    ) -> torch.Tensor:
-        """The model's pass over ``tokens`` ``[batch, rows]``; logits ``[batch, rows, vocab]``."""
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        """The model's pass over ``tokens`` ``[batch, rows]``.
+
+        Logits ``[batch, rows, vocab]``, and hidden states ``[batch * rows, hidden]`` by number.
+        """
 
 
 class FixedShape:
@@ -151,18 +158,26 @@ class StaticNodes(FixedShape):
         """Logits ``[rows, vocab]``."""
         plan = self._masks(self._seen, self._positions, lambda: self._places)
         with self._target.cache.static(self._slots, self.keys):
-            return (self._target.run(self._tokens[None], self._positions[None], plan)[0],)
+            return (self._target.run(self._tokens[None], self._positions[None], plan)[0][0],)
 
 
 class StaticPass(FixedShape):
     """A step of the target: root and tree, acceptance and the rows that stay.
 
-    ``batch`` counts the rows of the batch layout; 1 for a tree.
+    ``batch`` counts the rows of the batch layout; 1 for a tree. ``hidden_layers`` are the hidden
+    states that it hands out.
     """
 
-    def __init__(self, target: FixedShapeTarget, rows: int, keys: int, batch: int = 1) -> None:
+    def __init__(
+        self,
+        target: FixedShapeTarget,
+        rows: int,
+        keys: int,
+        batch: int = 1,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> None:
         super().__init__(target, rows, keys)
-        self.batch = batch
+        self.batch, self._hidden_layers = batch, hidden_layers
         device = target.device
         pinned = device.type == "cuda"
         # [ids of all batch rows | parent rows | depths | candidates | length | ids outside]
@@ -186,6 +201,12 @@ class StaticPass(FixedShape):
     def logits(self) -> torch.Tensor:
         """``[batch * rows, vocab]`` of the last run."""
         return self.outputs[0]
+
+    @property
+    def hidden(self) -> dict[int, torch.Tensor]:
+        """``[batch * rows, hidden]`` of the last run, by number."""
+        states = self.outputs[len(self.outputs) - len(self._hidden_layers) :]
+        return dict(zip(self._hidden_layers, states, strict=True))
 
     def load(
         self, root: int, tree: DraftTree, depths: IntArray, visible: BoolArray, length: int
@@ -252,7 +273,7 @@ class StaticPass(FixedShape):
 
         Those are: greedy choices (-1 where not finite), rows of the accepted path with the root
         first (padded with their own numbers), how many of them there are, and whether a draft token
-        was outside the vocabulary.
+        was outside the vocabulary. Behind them the hidden states that were asked for.
         """
         target, cache = self._target, self._target.cache
         ids, parents, deep, candidate = self._parts
@@ -266,15 +287,19 @@ class StaticPass(FixedShape):
         of_keys = partial(self._key_numbers.index_copy, 0, slots, positions)
         plan = self._masks(seen, positions, of_keys)
         with cache.static(slots, self.keys):
-            logits = target.run(tokens, positions.expand(self.batch, -1), plan).flatten(0, 1)
+            batched, found = target.run(
+                tokens, positions.expand(self.batch, -1), plan, self._hidden_layers
+            )
+        logits = batched.flatten(0, 1)
+        hidden = tuple(found[i] for i in self._hidden_layers)
         if not self._verifies:
-            return (logits,)
+            return logits, *hidden
         choices = greedy_ids(logits)
         parent_rows = self.numbers[ids:parents]
         candidates = self.numbers[deep:candidate].bool()
         path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
         cache.move(slots, path + length)
-        return logits, torch.cat([choices, path, count, self.numbers[-1:]])
+        return logits, torch.cat([choices, path, count, self.numbers[-1:]]), *hidden
 
     def _accept(
         self,

@@ -8,6 +8,8 @@ buffers for these.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan, install, window_sizes
 from specbench.kernels.fused_layers import count_fused, fuse
 from specbench.kernels.packed_linear import pack_linears, packed_weights
+from specbench.models.embeddings import Embeddings
+from specbench.models.hidden_states import HiddenStates
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores, batch_select
 from specbench.models.weights import sample_weights
@@ -96,6 +100,18 @@ class Target:
         return next(m for m in lists if len(m) == n_layers)
 
     @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @cached_property
+    def hidden_states(self) -> HiddenStates:
+        return HiddenStates(self.model, self.layers, self.device)
+
+    @property
+    def embeddings(self) -> Embeddings:
+        return Embeddings(self.model)
+
+    @property
     def devices(self) -> frozenset[torch.device]:
         return frozenset(self._layer_devices)
 
@@ -153,8 +169,13 @@ class Target:
     # -- passes ------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> Scores:
-        """The pass over ``prompt [n]`` on an empty cache; scores of its last token, or of all."""
+    def prefill(
+        self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
+    ) -> Scores:
+        """The pass over ``prompt [n]`` on an empty cache; scores of its last token, or of all.
+
+        Hidden states, where some are asked for, are those of all.
+        """
         n = len(prompt)
         self.cache.reset()
         positions = self._key_positions[:n]
@@ -164,14 +185,15 @@ class Target:
                 behind = positions[:, None] - positions[None, :]
                 seen = (behind >= 0) & (behind < window)
                 plan.windowed[window] = self._additive(seen)[None, None]
-        out = self._call(
+        logits, hidden = self._call(
             torch.from_numpy(np.ascontiguousarray(prompt, dtype=np.int64))[None].to(self.device),
             positions[None],
             plan,
             keep=0 if all_logits else 1,
+            hidden_layers=hidden_layers,
         )
         self.cache.commit(None, n)
-        return Scores(out.logits[0])
+        return Scores(logits[0], hidden=hidden)
 
     @torch.inference_mode()
     def append(self, ids: torch.Tensor) -> Scores:
@@ -226,7 +248,7 @@ class Target:
         if visible is not None:
             plan.mask = torch.nn.functional.pad(self._additive(visible), (past, 0))[None, None]
         self._add_windows(plan, own[-n:], own, visible)
-        return Scores(self._call(ids[None], own[None, -n:], plan, keep=keep).logits[0])
+        return Scores(self._call(ids[None], own[None, -n:], plan, keep=keep)[0][0])
 
     @torch.inference_mode()
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
@@ -234,13 +256,14 @@ class Target:
 
         Args:
             root: the last committed token, whose keys and values are not cached yet.
-            hidden_layers: hidden states to hand over (0 is the embedding's output).
+            hidden_layers: hidden states to hand over, see ``Needs.hidden_layers``.
 
         Raises:
             CaseFailed: the tree is malformed or a token is outside the vocabulary.
+            ConfigurationError: the model has no such hidden states.
         """
         if tree.rows is not None and self.cache.batch >= tree.rows[0] > 1:
-            return self._forward_rows(root, tree)
+            return self._forward_rows(root, tree, hidden_layers)
         rows = len(tree) + 1
         on_host = isinstance(tree.tokens, np.ndarray)
         self._check(tree)
@@ -263,11 +286,10 @@ class Target:
             ids = ids.clamp(0, self.vocab_size - 1)
         positions = depths + self.cache.length
         plan = self._plan(rows, visible, positions)
-        out = self._call(ids[None], positions[None], plan, hidden=bool(hidden_layers))
-        hidden = {i: out.hidden_states[i][0] for i in hidden_layers} if hidden_layers else None
-        return Scores(out.logits[0], hidden=hidden, depths=self._geometry.depths[:rows])
+        logits, hidden = self._call(ids[None], positions[None], plan, hidden_layers=hidden_layers)
+        return Scores(logits[0], hidden=hidden, depths=self._geometry.depths[:rows])
 
-    def _forward_rows(self, root: int, tree: DraftTree) -> Scores:
+    def _forward_rows(self, root: int, tree: DraftTree, hidden_layers: tuple[int, ...]) -> Scores:
         """The batch layout: k rows of root + w draft tokens under plain causal attention."""
         k, w = tree.rows or (0, 0)
         self.cache.broadcast()
@@ -278,11 +300,16 @@ class Target:
         visible = self._lower_triangle(w + 1) if w else None
         positions = self._key_positions[self.cache.length : self.cache.length + w + 1]
         plan = self._plan(w + 1, visible, positions)
-        out = self._call(to_device(rows, self.device), positions.expand(k, -1), plan)
+        logits, hidden = self._call(
+            to_device(rows, self.device),
+            positions.expand(k, -1),
+            plan,
+            hidden_layers=hidden_layers,
+        )
         if (k, w) not in self._selects:
             self._selects[k, w] = batch_select(k, w + 1, self.device)
         depths = self._geometry.depths[: len(tree) + 1]
-        return Scores(out.logits.flatten(0, 1), self._selects[k, w], depths=depths)
+        return Scores(logits.flatten(0, 1), self._selects[k, w], hidden, depths)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the rows of the root and of the accepted path."""
@@ -355,14 +382,16 @@ class Target:
         plan: AttentionPlan,
         *,
         keep: int = 0,
-        hidden: bool = False,
-    ) -> Any:
-        return self.model(
-            input_ids=ids,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=hidden,
-            plan=plan,
-        )
+        hidden_layers: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        """Logits ``[batch, rows, vocab]``, and ``[batch * rows, hidden]`` by number."""
+        with self.hidden_states.collected(hidden_layers) as hidden:
+            out = self.model(
+                input_ids=ids,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=keep,
+                plan=plan,
+            )
+        return out.logits, hidden

@@ -43,6 +43,15 @@ class RecordedScores:
         raise CaseFailed("no_model", "a recorded output has no logits")
 
 
+def _refuse_states(hidden_layers: tuple[int, ...]) -> None:
+    if hidden_layers:
+        raise CaseFailed(
+            "no_model",
+            "a recorded output has no hidden states: needs.hidden_layers asks for "
+            f"{', '.join(map(str, hidden_layers))}. Run the method live (runner=offline)",
+        )
+
+
 class RecordedTarget:
     """Stands in for ``specbench.models.target.Target`` in ``specbench.decoding.engine.Engine``.
 
@@ -83,7 +92,10 @@ class RecordedTarget:
         self._done = 0
         self.passes = []
 
-    def prefill(self, prompt: IntArray, *, all_logits: bool = False) -> RecordedScores:
+    def prefill(
+        self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
+    ) -> RecordedScores:
+        _refuse_states(hidden_layers)
         self._n_prompt = len(prompt)
         return RecordedScores(self._output[:1], self._vocab_size)
 
@@ -91,6 +103,7 @@ class RecordedTarget:
         self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
     ) -> RecordedScores:
         """The recorded token after each row."""
+        _refuse_states(hidden_layers)
         n = len(tree)
         self._geometry.read(tree, self._vocab_size)
         k, width = (1, n + 1) if tree.rows is None else (tree.rows[0], tree.rows[1] + 1)

@@ -230,6 +230,8 @@ def replay_kind(drafter: Drafter, traces: Traces) -> str:
 def _tokens_suffice(drafter: Drafter) -> bool:
     if isinstance(drafter, Composite):
         return all(_tokens_suffice(part) for part in drafter.parts)
+    if drafter.needs.hidden_layers:
+        return False
     # The reference output is what the traces are.
     return drafter.needs.tokens_only or drafter.needs.reference
 

@@ -34,7 +34,7 @@ class TableTarget:
     def __init__(self, logits: torch.Tensor) -> None:
         self.table = logits
 
-    def prefill(self, prompt, *, all_logits=False):
+    def prefill(self, prompt, *, all_logits=False, hidden_layers=()):
         self.text = prompt.tolist()
         if all_logits:  # before the first token stands itself
             before = [self.text[0], *self.text[:-1]]

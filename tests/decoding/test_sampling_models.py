@@ -70,7 +70,7 @@ class PathTarget:
     def likeliest(self, path):
         return self.rows[path].topk(WIDTH).indices.tolist()
 
-    def prefill(self, prompt, *, all_logits=False):
+    def prefill(self, prompt, *, all_logits=False, hidden_layers=()):
         self.path = ()
         return Scores(self.rows[()][None])
 

@@ -184,7 +184,7 @@ def records(run):
                         "drafter_setup_s": 0.0005 if entry.chance and steps else 0.0,
                         "wall_s": 0.0 if failed else prefill_us / 1e6 + decode_us / 1e6,
                         "phase_s": phases_of(decode_us, entry) if run.phases else None,
-                        "state_scope": run.scope,
+                        "state_scope": entry.knobs.get("state_scope", run.scope),
                         "seed": 1,
                         "lossless": {
                             "verdict": "not_audited" if failed else "near_tie" if near_tie
@@ -229,7 +229,7 @@ def manifest(run):
             label: {
                 "method": entry.method,
                 "method_version": 1,
-                "state_scope": run.scope,
+                "state_scope": entry.knobs.get("state_scope", run.scope),
                 "knobs": {"name": entry.method, "state_scope": run.scope, **entry.knobs},
             }
             for label, entry in run.entries.items()
@@ -276,7 +276,7 @@ SYNTHETIC = Run(
 )
 _PLD = Entry("pld", {"max_ngram": 3, "num_tokens": 10}, 40, 104)
 _REST = Entry("rest", {}, 20, 120)
-_LOOKAHEAD = Entry("lookahead", {}, 30, 150)
+_LOOKAHEAD = Entry("lookahead", {"state_scope": "turn"}, 30, 150)
 _TR = Entry("token_recycling", {"update": "last"}, 64, 140)
 
 

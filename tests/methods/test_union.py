@@ -209,7 +209,7 @@ def test_the_merged_tree_is_a_trie_of_the_parts(drafts, max_nodes, fill, depth_c
 
 def test_each_part_sees_the_rows_it_needs():
     a = fixed([5, 6], [-1, 0], "a", required=Needs(logits=True), sources=np.array([3, 4]))
-    b = fixed([7, 5, 8], [-1, -1, 1], "b", required=Needs(hidden_layers=(2,)))
+    b = fixed([7, 5, 8], [-1, -1, 1], "b", required=Needs(hidden_layers=(2,), tree_hidden=True))
     c = fixed([9], [-1], "c")
     drafter = ready(a, b, c, fill="priority", max_nodes=4)
     state = begun(drafter)
@@ -223,18 +223,22 @@ def test_each_part_sees_the_rows_it_needs():
         np.array([5, 8, 1]),
         np.array([5, 8, 0, 0, 1]),
         logits=rows,
-        hidden={2: rows, 4: rows},
+        hidden={2: rows[[0, 1, 4]], 4: rows[[0, 1, 4]]},
+        tree_hidden={2: rows, 4: rows},
         finished=True,
     )
     drafter.observe(state, outcome)
     (seen,) = a.seen
     assert seen.tree is a.tree
     assert seen.path.tolist() == [0] and seen.committed.tolist() == [5, 8, 1] and seen.finished
-    assert seen.logits[:, 0].tolist() == [0, 1, 2] and seen.hidden is None
+    assert seen.logits[:, 0].tolist() == [0, 1, 2]
+    assert seen.hidden is None and seen.tree_hidden is None
     (seen,) = b.seen
     assert seen.path.tolist() == [1, 2]
     assert seen.next_tokens.tolist() == [5, 0, 8, 1]
-    assert seen.hidden[2][:, 0].tolist() == [0, 3, 1, 4] and list(seen.hidden) == [2]
+    assert seen.tree_hidden[2][:, 0].tolist() == [0, 3, 1, 4] and list(seen.tree_hidden) == [2]
+    # Of what all parts have had accepted, its own tokens or not.
+    assert seen.hidden[2][:, 0].tolist() == [0, 1, 4] and list(seen.hidden) == [2]
     assert seen.logits is None
     (seen,) = c.seen  # its only node was beyond the budget
     assert (len(seen.tree), len(seen.path), seen.next_tokens.tolist()) == (0, 0, [5])

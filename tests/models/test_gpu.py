@@ -18,7 +18,7 @@ from scripts.gpu.toys import TOKENIZER, ToyFiles
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.lossless import audit_output
-from specbench.decoding.structs import DraftContext
+from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
 from specbench.index.tree.static_tree import TOKEN_RECYCLING_TREE, load_tree
@@ -122,6 +122,28 @@ def test_captured_passes_give_the_same_tokens(architecture, rng):
     wanted = decode(plain, Drafter(name="plain"), prompt, 60)
     assert decode(fixed, drafter, prompt, 60) == wanted
     assert fixed.describe()["graphs"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_captured_passes_hand_out_the_same_hidden_states(architecture, rng):
+    sizes, layers = {"max_len": 300, "max_nodes": 15}, (0, 1, AFTER_FINAL_NORM)
+    exact = Target(tiny_model(architecture).to(DEVICE), **sizes)
+    fixed = GraphTarget(tiny_model(architecture).to(DEVICE), hidden_layers=[layers], **sizes)
+    graphs = fixed.describe()["graphs"]
+    for n_prompt in (9, 250):
+        prompt = rng.integers(3, VOCAB, n_prompt)
+        for target in (exact, fixed):
+            target.prefill(prompt)
+        for n in (0, 6, 15):
+            tree = DraftTree.chain(rng.integers(3, VOCAB, n))
+            fixed.forward(5, tree)  # another graph, which may write over the first one's outputs
+            found, wanted = (each.forward(5, tree, hidden_layers=layers) for each in (fixed, exact))
+            assert found.hidden.keys() == wanted.hidden.keys()
+            for i in layers:
+                torch.testing.assert_close(found.hidden[i], wanted.hidden[i], atol=1e-10, rtol=0)
+            for target in (exact, fixed):
+                target.commit(tree, np.array([], dtype=np.int64))
+    assert fixed.describe() == {"engine": "graph", "graphs": graphs, "eager": {}}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -179,7 +179,7 @@ def test_so_are_those_of_passes_that_the_host_verifies(commits, late, rng):
             queued.forward(4, tree)
         assert late.log[-3:] == ["queued", "read", "queued"] or not trees
         if trees:
-            step = queued._passes[(3, 256, 3) if trees is rows else (4, 256, 1)]
+            step = queued._passes[(3, 256, 3, ()) if trees is rows else (4, 256, 1, ())]
             late.wait_for(step._done)
             wanted = exact.forward(4, trees[-1]).logits
             got = step.logits.view(step.batch, step.rows, -1)
@@ -295,7 +295,7 @@ def test_steps_reuse_their_buffers(batch, monkeypatch, rng):
                     root = commit(tree, scores)
             if batch > 1:  # the host verifies these
                 root = commit(tree, scores)
-            step = target._passes[n + 1, 256, batch]
+            step = target._passes[n + 1, 256, batch, ()]
             assert seen.setdefault(n, _addresses(step)) == _addresses(step)
             if turn == 0:
                 made.clear()  # the shape was made

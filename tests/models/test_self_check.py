@@ -146,10 +146,10 @@ def test_passes_of_fixed_shape_are_checked_as_well(drafts):
     check(tiny_model("mistral_window"), make, drafts=drafts)
 
     class SeesAllKeys(GraphTarget):
-        def run(self, tokens, positions, plan):
+        def run(self, tokens, positions, plan, hidden_layers=()):
             plan.windowed.clear()
             plan.mask = torch.zeros_like(plan.mask)
-            return super().run(tokens, positions, plan)
+            return super().run(tokens, positions, plan, hidden_layers)
 
     with pytest.raises(ConfigurationError, match="logits of a chain differ"):
         check(tiny_model("mistral_window"), partial(SeesAllKeys, drafts=drafts), drafts=drafts)

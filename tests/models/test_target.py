@@ -124,15 +124,6 @@ def test_all_prompt_logits(make_target, rng):
     assert torch.allclose(got, plain_logits(target, prompt.tolist()), atol=TOLERANCE, rtol=0)
 
 
-def test_hidden_states_of_the_asked_layers(make_target):
-    target = make_target("llama")
-    target.prefill(np.arange(4))
-    scores = target.forward(1, DraftTree.chain(np.array([2, 3])), hidden_layers=(0, 2))
-    assert scores.hidden is not None and set(scores.hidden) == {0, 2}
-    embedded = target.model.get_input_embeddings()(torch.tensor([1, 2, 3]))
-    assert torch.allclose(scores.hidden[0], embedded)
-
-
 @pytest.mark.parametrize(
     ("tokens", "parents", "aux", "reason"),
     [

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from methods.pld import PromptLookup
 from runners.session import build, device_lock, session, warmup
 from runners.session.blocks import BlockRunner
 from runners.session.live import both_baselines
 from runners.session.method_runs import build_method_runs
 from scripts import spec_bench
+from specbench.decoding.structs import Needs
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.graph_target import GraphTarget
@@ -55,6 +57,15 @@ def test_a_model_that_ignores_our_masks_measures_nothing(small, tmp_path, genera
     model = [f"model.path={tmp_path}/model", "model.template=plain", f"generation={generation}"]
     with pytest.raises(ConfigurationError, match=r"model\.path=.*StableLmAttention") as caught:
         run_here([*small, *model, "measure.exclusive=false", f"output_dir={tmp_path}/run"])
+    assert caught.value.exit_code == 2
+    assert (tmp_path / "run" / records.CASES).read_text() == ""
+
+
+def test_hidden_states_that_the_model_lacks_are_refused_before_a_case(small, tmp_path, monkeypatch):
+    needs = Needs(tokens_only=False, hidden_layers=(2, 40))
+    monkeypatch.setattr(PromptLookup, "needs", property(lambda _: needs))
+    with pytest.raises(ConfigurationError, match=r"^method=pld asks for .* 40, and") as caught:
+        run_here([*small, "method=pld", "measure.exclusive=false", f"output_dir={tmp_path}/run"])
     assert caught.value.exit_code == 2
     assert (tmp_path / "run" / records.CASES).read_text() == ""
 

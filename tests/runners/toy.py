@@ -52,7 +52,7 @@ class FormulaTarget:
         a, b, c = ([0, 0, *text])[-3:]
         return (3 * a + 5 * b + 7 * c + 1) % (VOCAB - 1)
 
-    def prefill(self, prompt, *, all_logits=False):
+    def prefill(self, prompt, *, all_logits=False, hidden_layers=()):
         self.text = [int(token) for token in prompt]
         return FormulaScores([self.text])
 

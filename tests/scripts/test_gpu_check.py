@@ -132,10 +132,9 @@ def test_bare_replays_are_of_the_shapes_that_the_passes_had(tmp_path, monkeypatc
     assert [step.rows for step in target.chosen] == [4, 4, 8]
     assert all(gpu_steps.replay_s(check, target, step) > 0 for step in target.chosen)
     monkeypatch.setattr(gpu_steps, "replay_s", lambda _check, _target, step: float(step.rows))
-    assert gpu_steps.replays_s(check, target, 3) == 16
-    assert gpu_steps.replays_s(check, target, 4) is None  # a pass that no shape was chosen for
+    assert gpu_steps.replays_s(check, target) == 16
     target.chosen.append(None)
-    assert gpu_steps.replays_s(check, target, 4) is None
+    assert gpu_steps.replays_s(check, target) is None  # a pass that no shape was chosen for
 
 
 def test_a_tree_below_half_its_budget_is_named():

@@ -1,0 +1,1 @@
+"""Trained draft heads: checkpoints and forward passes; methods that draft with them follow."""

@@ -1,0 +1,157 @@
+"""Head checkpoints: a folder with config.json and one weight file, every key accounted for.
+
+The published loaders ignore what they miss. A missing bias or a norm too many costs half of the
+accepted tokens and raises nothing, so here each key must be expected, and each expected key there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbench.decoding.protocols import TargetEmbeddings
+from specbench.errors import WeightsNotFound, first_line
+
+log = logging.getLogger(__name__)
+
+_NAMED = 6  # keys in a message at most
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A head as it lies in its folder."""
+
+    file: Path  # the weight file
+    config: Mapping[str, Any]  # of config.json
+    tensors: Mapping[str, torch.Tensor]  # on the CPU, in the file's dtypes
+
+    def refuse(self, reason: str) -> WeightsNotFound:
+        """The error for what is wrong with the file: ``FILE reason``."""
+        return WeightsNotFound(f"{self.file} {reason}")
+
+
+def read(folder: Path, names: Sequence[str]) -> Checkpoint:
+    """Read the first of the files ``names`` that ``folder`` has, and its config.json.
+
+    Files that end in ``.safetensors`` are read as such, all others as torch's, weights only.
+
+    Raises:
+        WeightsNotFound: folder, config or weights are missing or damaged.
+    """
+    wanted = f"Name a folder that holds config.json and {' or '.join(names)}."
+    if not folder.is_dir():
+        raise WeightsNotFound(f"{folder}: there is no such folder. {wanted}")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = f"{folder / 'config.json'} cannot be read: {first_line(error)}"
+        raise WeightsNotFound(f"{reason}. {wanted}") from error
+    if not isinstance(config, dict):
+        raise WeightsNotFound(f"{folder / 'config.json'} is no table of keys. {wanted}")
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        raise WeightsNotFound(f"{folder} has no weights of such a head. {wanted}")
+    return Checkpoint(file, config, _tensors(file))
+
+
+def _tensors(file: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        stored = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
+        raise WeightsNotFound(
+            f"{file} is damaged, or holds more than weights: {first_line(error)}. Fetch it again."
+        ) from error
+    values = stored.values() if isinstance(stored, dict) else [None]
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        raise WeightsNotFound(f"{file} is no table of named tensors. Fetch it again.")
+    return dict(stored)
+
+
+def fill(
+    module: nn.Module,
+    names: Mapping[str, str],
+    found: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    ignored: str = "",
+) -> None:
+    """Give ``module`` (made on the meta device) the weights of a checkpoint, and freeze it.
+
+    Args:
+        names: the module's name of each key that the file must have. Keys of one name are copies
+            of one weight and must be equal.
+        ignored: a pattern of keys that the file may have besides.
+
+    Raises:
+        WeightsNotFound: names keys that are missing, unknown, of another shape, or not finite.
+    """
+    tensors = found.tensors
+    missing = [key for key in names if key not in tensors]
+    unknown = [k for k in tensors if k not in names and not re.fullmatch(ignored, k)]
+    if missing or unknown:
+        parts = ["is not the head that its config.json describes"]
+        parts += [f"missing: {_some(missing)}"] if missing else []
+        parts += [f"unknown: {_some(unknown)}"] if unknown else []
+        raise found.refuse(f"{'; '.join(parts)}. Take the head's own config.json.")
+    shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    state: dict[str, torch.Tensor] = {}
+    for key, name in names.items():
+        tensor = tensors[key]
+        if tuple(tensor.shape) != shapes[name]:
+            raise found.refuse(
+                f"has {key} as {list(tensor.shape)}, where config.json and the target say "
+                f"{list(shapes[name])}. Take the head of this target, with its own config.json."
+            )
+        if not tensor.isfinite().all():
+            raise found.refuse(f"is damaged: {key} is not finite. Fetch it again.")
+        value = tensor.to(device, dtype)
+        if name in state and not torch.equal(state[name], value):
+            raise found.refuse(f"has {key} as another matrix than its copies. Fetch it again.")
+        state[name] = value
+    module.load_state_dict(state, assign=True)
+    module.eval().requires_grad_(False)
+
+
+def _some(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+    return ", ".join(sorted(keys)[:_NAMED]) + more
+
+
+def count(keys: Iterable[str], pattern: str) -> int:
+    """How many there are by the first group of ``pattern``, a number that counts from 0.
+
+    Configurations say it too, and some of them wrongly.
+    """
+    found = {int(match[1]) for match in map(re.compile(pattern).match, keys) if match}
+    return max(found, default=-1) + 1
+
+
+def own_embedding(
+    found: Checkpoint, target: TargetEmbeddings, *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | None:
+    """``embed_tokens.weight`` where it is not the target's embedding; mostly it is a copy."""
+    stored = found.tensors.get("embed_tokens.weight")
+    if stored is None:
+        return None
+    weight = stored.to(device, dtype)
+    theirs = target.embedding.to(device, dtype)
+    # One of the two may have been rounded to float16, the other to bfloat16.
+    if weight.shape == theirs.shape and torch.allclose(weight, theirs, rtol=1e-2, atol=1e-5):
+        return None
+    log.warning("%s embeds tokens otherwise than the target: its own matrix is used", found.file)
+    return weight

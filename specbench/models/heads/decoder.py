@@ -1,0 +1,212 @@
+"""The decoder layer that heads have, and its own small KV cache of committed and guessed rows.
+
+A pass is one of two: new committed rows behind the ones there are, or nodes of the draft tree that
+is being grown. Committed rows have the target's true states, nodes the head's own guesses, so a
+node's keys are never kept: the next committed rows drop them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from specbench.decoding.tree import visibility
+from specbench.kernels.attention import AttentionPlan, attend
+from specbench.models.heads.layer_shape import LayerShape
+from specbench.models.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one pass: where they stand and what they see."""
+
+    cache: KVCache
+    cos: torch.Tensor  # [rows, head_dim]
+    sin: torch.Tensor
+    plan: AttentionPlan
+    parents: torch.Tensor | None  # [rows] of nodes; None: committed rows
+
+    def __len__(self) -> int:
+        return len(self.cos)
+
+
+class RowCache:
+    """Keys and values of a head's layers.
+
+    Entry j has position j. A node of level l (1 below the root) has position ``length + l - 1``
+    and sees the committed rows, its ancestors and itself.
+
+    Args:
+        layers: decoder layers of the head.
+        max_len: committed rows at most.
+        max_nodes: nodes held at once at most.
+    """
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        *,
+        layers: int = 1,
+        max_len: int,
+        max_nodes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._cache = KVCache(
+            [device] * layers,
+            batch=1,
+            kv_heads=shape.n_kv_heads,
+            max_len=max_len + max_nodes,
+            head_dim=shape.head_dim,
+            dtype=dtype,
+        )
+        self._max_len, self._max_nodes = max_len, max_nodes
+        self._window, self._dtype, self._device = shape.window, dtype, device
+        frequencies, factor = shape.inverse_frequencies()
+        positions = torch.arange(max_len + max_nodes, dtype=torch.float64)
+        angles = torch.outer(positions, frequencies).repeat(1, 2)
+        self._cos = (angles.cos() * factor).to(device, dtype)
+        self._sin = (angles.sin() * factor).to(device, dtype)
+        self._positions = torch.arange(max_len + max_nodes, device=device)
+        self._parents = torch.empty(0, dtype=torch.int64, device=device)
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+        return self._cache.length
+
+    def drop_nodes(self) -> None:
+        self._cache.retained = 0
+        self._parents = self._parents[:0]
+
+    def truncate(self, length: int) -> None:
+        """Forget the nodes, and the committed rows from ``length`` on."""
+        self.drop_nodes()
+        self._cache.truncate(length)
+
+    def committed_rows(self, n: int) -> Rows:
+        """A pass over the next ``n`` committed rows; nodes that are held are dropped.
+
+        Raises:
+            ValueError: there is no room for them.
+        """
+        self.drop_nodes()
+        start = self.length
+        if start + n > self._max_len:
+            raise ValueError(f"{start + n} rows exceed the {self._max_len} reserved")
+        positions = self._positions[start : start + n]
+        return self._rows(positions, self._positions[: start + n] <= positions[:, None])
+
+    def node_rows(self, parents: torch.Tensor) -> Rows:
+        """A pass over nodes below ``parents [n]``, numbers of held nodes; -1 is the root.
+
+        Nodes are numbered as they come.
+
+        Raises:
+            ValueError: more nodes than reserved, or a parent that is not held (seen on a CPU).
+        """
+        held = len(self._parents)
+        if held + len(parents) > self._max_nodes:
+            more = f"{held + len(parents)} nodes exceed the {self._max_nodes} reserved"
+            raise ValueError(more)
+        if not parents.is_cuda and ((parents >= held) | (parents < -1)).any():
+            raise ValueError("a node's parent was not read before it")
+        tree, depths = visibility(torch.cat([self._parents, parents]))
+        positions = self.length + depths[1:] - 1
+        committed = torch.ones(len(parents), self.length, dtype=torch.bool, device=self._device)
+        visible = torch.cat([committed, tree[held + 1 :, 1:]], dim=1)
+        keys = torch.cat([self._positions[: self.length], positions])
+        return self._rows(positions[held:], visible, parents, keys)
+
+    def _rows(
+        self,
+        positions: torch.Tensor,
+        visible: torch.Tensor,
+        parents: torch.Tensor | None = None,
+        keys: torch.Tensor | None = None,
+    ) -> Rows:
+        """``visible [rows, keys]``; ``keys [keys]``: their positions where they do not count up."""
+        if self._window is not None:
+            keys = self._positions[: visible.shape[1]] if keys is None else keys
+            visible = visible & (positions[:, None] - keys < self._window)
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
+        mask.masked_fill_(~visible, torch.finfo(self._dtype).min)
+        plan = AttentionPlan(mask=mask[None, None])
+        return Rows(self._cache, self._cos[positions], self._sin[positions], plan, parents)
+
+    def keep(self, rows: Rows) -> None:
+        """After the pass: commit its rows, or hold its nodes for the ones below them."""
+        if rows.parents is None:
+            self._cache.commit(None, len(rows))
+        else:
+            self._cache.retain(len(rows))
+            self._parents = torch.cat([self._parents, rows.parents])
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotated keys over inputs of ``width``."""
+
+    def __init__(self, shape: LayerShape, width: int, layer: int = 0) -> None:
+        super().__init__()
+        self._layer, self._size = layer, shape.head_dim
+        queries, keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(width, queries, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(width, keys, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(width, keys, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(queries, shape.hidden_size, bias=shape.o_bias)
+        if shape.head_norms:
+            self.q_norm: nn.Module = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
+            self.k_norm: nn.Module = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
+        else:
+            self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
+
+    def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+        n = len(x)
+        query = self.q_norm(self.q_proj(x).view(n, -1, self._size)).transpose(0, 1)
+        key = self.k_norm(self.k_proj(x).view(n, -1, self._size)).transpose(0, 1)
+        value = self.v_proj(x).view(n, -1, self._size).transpose(0, 1)
+        keys, values = rows.cache.update(_rotated(key, rows)[None], value[None], self._layer)
+        out, _ = attend(self, _rotated(query, rows)[None], keys, values, None, plan=rows.plan)
+        projected: torch.Tensor = self.o_proj(out.reshape(n, -1))
+        return projected
+
+
+def _rotated(x: torch.Tensor, rows: Rows) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * rows.cos + torch.cat([-second, first], dim=-1) * rows.sin
+
+
+class GatedMLP(nn.Module):
+    """Llama's: up, gated by SiLU, and down."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gated = nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)
+        down: torch.Tensor = self.down_proj(gated)
+        return down
+
+
+class DecoderLayer(nn.Module):
+    """A Llama or Qwen3 layer; EAGLE-1's has no norm before its attention."""
+
+    def __init__(self, shape: LayerShape, *, input_norm: bool = True, layer: int = 0) -> None:
+        super().__init__()
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.input_layernorm: nn.Module = nn.Identity()
+        if input_norm:
+            self.input_layernorm = nn.RMSNorm(size, eps=eps)
+        self.self_attn = Attention(shape, size, layer)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
+        self.mlp = GatedMLP(shape)
+
+    def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rows)
+        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out

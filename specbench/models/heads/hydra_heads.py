@@ -1,0 +1,197 @@
+"""Hydra and Hydra++: heads that also read the drafted tokens, in sequence.
+
+Paper: arXiv 2402.05109. Upstream: zankner/Hydra 3f39fbd. Hydra++ (``prefix-mlp``) puts a decoder
+layer over the committed states first; plain Hydra (``mlp``) reads the last state as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbench.decoding.protocols import TargetEmbeddings
+from specbench.models.heads import checkpoint
+from specbench.models.heads.decoder import DecoderLayer, RowCache
+from specbench.models.heads.layer_shape import LayerShape, read_shape
+
+FILES = ("hydra_lm_head.pt",)
+_PREFIX = "prefix_embeding_layer"  # sic
+# Persistent buffers and modules that were registered by accident; nothing reads them.
+_UNREAD = (
+    rf"{_PREFIX}\.(layers\.0\.self_attn\.rotary_emb\.inv_freq|embed_tokens\.weight)"
+    r"|input_embed_fn\.weight"
+)
+
+
+class PrefixLayer(nn.Module):
+    """A whole Llama layer over the committed states, with the final norm on its output."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self.layer = DecoderLayer(shape)
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+
+
+class HydraHead(nn.Module):
+    """One head: a block that narrows, one that is run several times, and an LM head with bias."""
+
+    def __init__(self, depth: int, hidden: int, vocab: int, n_blocks: int) -> None:
+        super().__init__()
+        self._repeats = n_blocks - 1
+        width = (depth + 2) * hidden
+        self.first = nn.Linear(width, hidden)
+        self.first_residual = nn.Linear(width, hidden)
+        self.block = nn.Linear(hidden, hidden) if self._repeats else None
+        self.lm_head = nn.Linear(hidden, vocab)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.silu(self.first(z)) + self.first_residual(z)
+        for _ in range(self._repeats):
+            assert self.block is not None
+            x = x + nn.functional.silu(self.block(x))
+        logits: torch.Tensor = self.lm_head(x)
+        return logits
+
+
+class Hydra(nn.Module):
+    """The heads of one checkpoint.
+
+    Args:
+        prefix: the shape of Hydra++'s prefix layer; None for plain Hydra.
+    """
+
+    target: TargetEmbeddings
+    cache: RowCache | None
+
+    def __init__(
+        self, target: TargetEmbeddings, *, n_heads: int, n_blocks: int, prefix: LayerShape | None
+    ) -> None:
+        super().__init__()
+        object.__setattr__(self, "target", target)  # no part of the head, see Medusa
+        self.cache = None
+        self._shape = prefix
+        self.prefix = None if prefix is None else PrefixLayer(prefix)
+        vocab, size = target.embedding.shape
+        self.heads = nn.ModuleList(
+            HydraHead(depth, size, vocab, n_blocks) for depth in range(n_heads)
+        )
+
+    def reserve(self, max_len: int) -> None:
+        """Make the prefix layer's cache, for texts of ``max_len`` tokens; what it held is lost."""
+        if self._shape is not None:
+            weight = next(self.parameters())
+            self.cache = RowCache(
+                self._shape,
+                max_len=max_len,
+                max_nodes=0,
+                dtype=weight.dtype,
+                device=weight.device,
+            )
+
+    def catch_up(self, states: torch.Tensor) -> torch.Tensor:
+        """Read the rows committed since the last call: a prompt, or the root and accepted nodes.
+
+        Args:
+            states: ``[n, hidden]`` the target's states after its final norm.
+
+        Returns:
+            ``[hidden]`` what all heads of the next draft read.
+        """
+        if self.prefix is None:
+            return states[-1]
+        assert self.cache is not None, "reserve() comes first"
+        rows = self.cache.committed_rows(len(states))
+        out: torch.Tensor = self.prefix.norm(self.prefix.layer(states, rows)[-1])
+        self.cache.keep(rows)
+        return out
+
+    def forward(self, prefix: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
+        """Guesses behind nodes of one depth.
+
+        Args:
+            prefix: ``[hidden]`` of `catch_up`.
+            paths: ``[n, d + 1]`` ids from the root down to each node of depth d; ``[1, 1]`` is the
+                root, for which head 0 guesses.
+
+        Returns:
+            Logits ``[n, vocab]`` of head d.
+        """
+        n, read = paths.shape
+        tokens = self.target.embedding[paths].reshape(n, -1)
+        logits: torch.Tensor = self.heads[read - 1](
+            torch.cat([prefix.expand(n, -1), tokens], dim=1)
+        )
+        return logits
+
+
+def load(
+    folder: Path,
+    target: TargetEmbeddings,
+    target_config: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Hydra:
+    """The Hydra heads in ``folder``.
+
+    Args:
+        target_config: the target's config.json: the prefix layer is a layer of its kind.
+
+    Raises:
+        WeightsNotFound: missing, damaged, or not for this target.
+        ConfigurationError: the target's layers are of a kind that is not read here.
+    """
+    found = checkpoint.read(folder, FILES)
+    arch = found.config.get("hydra_head_arch")
+    if arch not in ("mlp", "prefix-mlp"):
+        raise found.refuse(
+            f"has hydra_head_arch {arch!r} in its config.json; mlp and prefix-mlp are read."
+        )
+    for key, wanted in (("grounded_heads", True), ("hidden_state_offset", 0)):
+        if found.config.get(key, wanted) != wanted:
+            raise found.refuse(
+                f"has {key}={found.config[key]!r} in its config.json; {wanted!r} alone is read."
+            )
+    n_heads = checkpoint.count(found.tensors, r"hydra_mlp\.(\d+)\.")
+    n_blocks = found.config.get("hydra_num_layers")
+    if not n_heads or not isinstance(n_blocks, int) or n_blocks < 1:
+        raise found.refuse(
+            f"has {n_heads} heads (keys hydra_mlp.0…) of hydra_num_layers={n_blocks!r} blocks: it "
+            "holds no Hydra head."
+        )
+    prefix = read_shape(target_config, "the target") if arch == "prefix-mlp" else None
+    with torch.device("meta"):
+        hydra = Hydra(target, n_heads=n_heads, n_blocks=n_blocks, prefix=prefix)
+    names = _names(hydra, n_heads, n_blocks)
+    checkpoint.fill(hydra, names, found, dtype=dtype, device=device, ignored=_UNREAD)
+    return hydra
+
+
+def _names(hydra: Hydra, n_heads: int, n_blocks: int) -> dict[str, str]:
+    """The module's name of each key.
+
+    With a prefix layer each block stands behind a dropout module, which takes a number of its own.
+    Blocks from the second on are one module under several names.
+    """
+    dropout = hydra.prefix is not None
+    numbers = [2 * block + 1 if dropout else block for block in range(n_blocks)]
+    names: dict[str, str] = {}
+    for i in range(n_heads):
+        for part in ("weight", "bias"):
+            key = f"hydra_mlp.{i}.{numbers[0]}"
+            names[f"{key}.linear.{part}"] = f"heads.{i}.first.{part}"
+            names[f"{key}.res_connection.{part}"] = f"heads.{i}.first_residual.{part}"
+            for number in numbers[1:]:
+                names[f"hydra_mlp.{i}.{number}.linear.{part}"] = f"heads.{i}.block.{part}"
+            key = f"hydra_lm_head.{i}.1" if dropout else f"hydra_lm_head.{i}"
+            names[f"{key}.{part}"] = f"heads.{i}.lm_head.{part}"
+    for name in hydra.state_dict():
+        if name.startswith("prefix.layer."):
+            names[name.replace("prefix.layer", f"{_PREFIX}.layers.0")] = name
+        elif name.startswith("prefix.norm."):
+            names[name.replace("prefix", _PREFIX)] = name
+    return names

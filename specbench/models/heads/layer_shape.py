@@ -1,0 +1,147 @@
+"""The sizes of a head's decoder layer, read from its own configuration and never the target's.
+
+Published configurations leave out what the authors' code ignores, and say some of it in three
+places: every default here is the one that the head was trained with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specbench.errors import ConfigurationError
+
+DEFAULT_THETA = 10000.0  # also of heads whose target has another
+_FIXED = ("linear", "llama3", "yarn")  # scalings that no text's length moves
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One Llama or Qwen3 layer."""
+
+    hidden_size: int
+    intermediate_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None = None  # transformers' ``rope_parameters``
+    qkv_bias: bool = False
+    o_bias: bool = False
+    head_norms: bool = False  # Qwen3's norms of each head's query and key
+    window: int | None = None  # tokens that attention looks back
+
+    def inverse_frequencies(self) -> tuple[torch.Tensor, float]:
+        """``[head_dim / 2]`` float64 radians per position, and the factor on cosine and sine."""
+        if self.rope_scaling is None:
+            halves = torch.arange(0, self.head_dim, 2, dtype=torch.float64)
+            return self.rope_theta ** (-halves / self.head_dim), 1.0
+        from transformers import LlamaConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        begun = int(self.rope_scaling.get("original_max_position_embeddings") or 2048)
+        config = LlamaConfig(
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.n_heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=int(begun * float(self.rope_scaling.get("factor", 1)) + 1),
+            rope_parameters={**self.rope_scaling, "rope_theta": self.rope_theta},
+        )
+        scaled = ROPE_INIT_FUNCTIONS[self.rope_scaling["rope_type"]](config, None)
+        return scaled[0].double(), float(scaled[1])
+
+
+def read_shape(
+    config: Mapping[str, Any],
+    where: str,
+    *,
+    rope_theta: float | None = None,
+    bias_key: str = "attention_bias",
+) -> LayerShape:
+    """The layer that ``config`` describes.
+
+    Args:
+        where: the file, for messages.
+        rope_theta: instead of the configuration's, which some authors' code ignores.
+        bias_key: what says that queries, keys and values have biases.
+
+    Raises:
+        ConfigurationError: a size is missing or makes no layer, or the layer is of another kind.
+    """
+    hidden = _size(config, "hidden_size", where)
+    heads = _size(config, "num_attention_heads", where)
+    # Older configurations leave it out; every head then has its own keys, whatever the target has.
+    kv_heads = _size(config, "num_key_value_heads", where, heads)
+    head_dim = _size(config, "head_dim", where, hidden // heads)
+    if heads % kv_heads or head_dim % 2:
+        raise ConfigurationError(
+            f"{where}: {heads} heads of {head_dim} cannot share {kv_heads} key heads "
+            "(num_attention_heads, head_dim, num_key_value_heads). Take the head's own config.json."
+        )
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ConfigurationError(
+            f"{where}: hidden_act is {activation!r}; heads with silu alone are read."
+        )
+    theta, scaling = _rope(config, where)
+    qwen3 = config.get("model_type") == "qwen3"
+    window = config.get("sliding_window")
+    if config.get("use_sliding_window", not qwen3) is False:
+        window = None
+    attention_bias = bool(config.get("attention_bias", False))
+    return LayerShape(
+        hidden_size=hidden,
+        intermediate_size=_size(config, "intermediate_size", where),
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope_theta=theta if rope_theta is None else rope_theta,
+        rope_scaling=scaling,
+        qkv_bias=bool(config.get(bias_key, False)),
+        o_bias=attention_bias and bias_key == "attention_bias",
+        head_norms=qwen3,
+        window=None if window is None else int(window),
+    )
+
+
+def _size(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise ConfigurationError(
+            f"{where}: {key} is {value!r}, not a size. Take the head's own config.json."
+        )
+    return value
+
+
+def _rope(config: Mapping[str, Any], where: str) -> tuple[float, Mapping[str, Any] | None]:
+    """Theta and scaling; theta may stand in three places, which must agree."""
+    thetas: dict[str, float] = {}
+    scaling: Mapping[str, Any] | None = None
+    for place in ("rope_parameters", "rope_scaling"):
+        nested = config.get(place)
+        if not nested:
+            continue
+        if nested.get("rope_theta") is not None:
+            thetas[f"{place}.rope_theta"] = float(nested["rope_theta"])
+        kind = nested.get("rope_type", nested.get("type", "default"))
+        if kind in _FIXED:
+            scaling = {**nested, "rope_type": kind}
+        elif kind != "default":
+            raise ConfigurationError(
+                f"{where}: {place} is of type {kind!r}, of which none but {', '.join(_FIXED)} are "
+                "read: the others move with the length of the text."
+            )
+    if config.get("rope_theta") is not None:
+        thetas["rope_theta"] = float(config["rope_theta"])
+    if len(set(thetas.values())) > 1:
+        said = ", ".join(f"{key}={value:g}" for key, value in thetas.items())
+        raise ConfigurationError(
+            f"{where} contradicts itself: {said}. Remove what the head was not trained with."
+        )
+    return next(iter(thetas.values()), DEFAULT_THETA), scaling

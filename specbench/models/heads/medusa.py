@@ -1,0 +1,100 @@
+"""Medusa-1: residual blocks on one hidden state, each head guessing another offset.
+
+Paper: arXiv 2401.10774. Upstream: FasterDecoding/Medusa e2a5d20. Two formats exist: heads with an
+LM head each, and heads that share the target's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from specbench.decoding.protocols import TargetEmbeddings
+from specbench.errors import WeightsNotFound
+from specbench.models.heads import checkpoint
+
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+
+
+class Medusa(nn.Module):
+    """The heads of one checkpoint.
+
+    Args:
+        n_blocks: times that a head's one residual block is run.
+        own_lm_heads: whether each head has an LM head; else the target's is shared.
+    """
+
+    target: TargetEmbeddings
+
+    def __init__(
+        self, target: TargetEmbeddings, *, n_heads: int, n_blocks: int = 1, own_lm_heads: bool
+    ) -> None:
+        super().__init__()
+        # Past nn.Module's setter: a target that is a module must not become a part of its head.
+        object.__setattr__(self, "target", target)
+        vocab, size = target.embedding.shape
+        self.n_blocks = n_blocks
+        self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(n_heads))
+        self.lm_heads = nn.ModuleList(
+            nn.Linear(size, vocab, bias=False) for _ in range(n_heads if own_lm_heads else 0)
+        )
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Guesses behind each row.
+
+        Args:
+            hidden: ``[n, hidden]`` the target's states after its final norm.
+
+        Returns:
+            Logits ``[n, heads, vocab]``; head i guesses the token at offset i + 2 from the row's,
+            since the next one is the target's own.
+        """
+        states = []
+        for block in self.blocks:
+            x = hidden
+            for _ in range(self.n_blocks):
+                x = x + nn.functional.silu(block(x))
+            states.append(x)
+        if not self.lm_heads:
+            return self.target.logits(torch.stack(states, dim=1))
+        return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=True)], dim=1)
+
+
+def load(
+    folder: Path, target: TargetEmbeddings, *, dtype: torch.dtype, device: torch.device
+) -> Medusa:
+    """The Medusa-1 heads in ``folder``, of either format.
+
+    Heads and blocks are counted from the keys: the published ``medusa_num_heads`` is 2 where the
+    file has 5.
+
+    Raises:
+        WeightsNotFound: missing, damaged, not for this target, or a Medusa-2 model.
+    """
+    whole = any(folder.glob("pytorch_model*.bin")) or any(folder.glob("model*.safetensors"))
+    if whole and not any((folder / name).is_file() for name in FILES):
+        raise WeightsNotFound(
+            f"{folder} holds a whole model and no {FILES[1]}: Medusa-2 trained the target too, so "
+            "its output is another model's. Take a Medusa-1 head, such as "
+            "FasterDecoding/medusa-vicuna-7b-v1.3."
+        )
+    found = checkpoint.read(folder, FILES)
+    n_heads = checkpoint.count(found.tensors, r"(\d+)\.")
+    n_blocks = checkpoint.count(found.tensors, r"0\.(\d+)\.linear\.")
+    if not n_heads or not n_blocks:
+        raise found.refuse("has no key 0.0.linear.weight: it holds no Medusa head.")
+    own = any(f"{i}.{n_blocks}.weight" in found.tensors for i in range(n_heads))
+    with torch.device("meta"):
+        heads = Medusa(target, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own)
+    names: dict[str, str] = {}
+    for i in range(n_heads):
+        # The blocks of a head are one module under several names.
+        for block in range(n_blocks):
+            for part in ("weight", "bias"):
+                names[f"{i}.{block}.linear.{part}"] = f"blocks.{i}.{part}"
+        if own:
+            names[f"{i}.{n_blocks}.weight"] = f"lm_heads.{i}.weight"
+    checkpoint.fill(heads, names, found, dtype=dtype, device=device)
+    return heads

@@ -1,0 +1,112 @@
+"""Each head against its plain restatement, in float64, over several steps of random drafts."""
+
+import torch
+
+from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
+from tests.models.heads import plain_heads, tiny_heads
+
+EXACT = {"rtol": 0.0, "atol": 1e-9}
+CPU64 = {"dtype": torch.float64, "device": torch.device("cpu")}
+
+
+def close(ours, plain):
+    torch.testing.assert_close(ours, torch.as_tensor(plain), **EXACT)
+
+
+def steps(head, width, seed, vocab=tiny_heads.VOCAB, n_steps=2):
+    """Steps: rows committed, then a tree of two levels grown on them.
+
+    Yields ids and states of all rows so far, the rows' guessed features, and the nodes: their ids
+    from the root down with the guessed feature of each.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    head.reserve(max_len=24, max_nodes=6)
+    ids, states = torch.empty(0, dtype=torch.int64), torch.empty(0, width, dtype=torch.float64)
+    for step in range(n_steps):
+        n = 3 if step == 0 else int(torch.randint(1, 4, (), generator=generator))
+        new_ids = torch.randint(vocab, (n,), generator=generator)
+        new = torch.randn(n, width, dtype=torch.float64, generator=generator)
+        ids, states = torch.cat([ids, new_ids]), torch.cat([states, new])
+        rows = head.catch_up(new_ids, new)
+        tokens = torch.randint(vocab, (6,), generator=generator)
+        first = head.extend(tokens[:3], rows[-1].expand(3, -1), torch.full((3,), -1))
+        below = torch.randint(3, (3,), generator=generator)
+        second = head.extend(tokens[3:], first[below], below)
+        paths = [[int(t)] for t in tokens[:3]]
+        paths += [[int(tokens[p]), int(t)] for p, t in zip(below, tokens[3:], strict=True)]
+        yield ids, states, rows, list(zip(paths, torch.cat([first, second]), strict=True))
+
+
+def check_eagle(folder, seeds=range(1), save=True, **options):
+    config, tensors = tiny_heads.eagle(**options)
+    if save:
+        tiny_heads.save(folder, config, tensors, "pytorch_model.bin")
+    target = tiny_heads.target()
+    head = eagle.load(folder, target, **CPU64)
+    for seed in seeds:
+        for ids, states, rows, nodes in steps(head, tiny_heads.HIDDEN, seed):
+            for path, feature in nodes[::3]:
+                plain = plain_heads.eagle(tensors, target.embedding, config, ids, states, path)
+                close(feature, plain[-1])
+                close(head.logits(feature), target.head @ plain[-1])
+                close(rows, torch.stack(plain[: len(ids)])[-len(rows) :])
+
+
+def check_eagle3(folder, made, seeds=range(1)):
+    config, tensors = made
+    tiny_heads.save(folder, config, tensors, "model.safetensors")
+    target = tiny_heads.target()
+    head = eagle3.load(folder, target, **CPU64)
+    width = tensors["fc.weight"].shape[1]
+    for seed in seeds:
+        for ids, states, rows, nodes in steps(head, width, seed):
+            for path, feature in nodes[::3]:
+                plain, logits = plain_heads.eagle3(
+                    tensors, target.embedding, config, ids, states, path
+                )
+                close(feature, plain[-1])
+                close(head.logits(feature), logits[-1])
+                close(rows, torch.stack(plain[: len(ids)])[-len(rows) :])
+    own = torch.arange(tiny_heads.DRAFT_VOCAB)
+    close(head.to_target_ids(own), tensors["t2d"].nonzero()[:, 0])
+
+
+def check_hydra(folder, arch, seeds=range(1)):
+    config, tensors = tiny_heads.hydra(arch)
+    tiny_heads.save(folder, config, tensors, "hydra_lm_head.pt")
+    target = tiny_heads.target()
+    head = hydra_heads.load(folder, target, tiny_heads.LAYER, **CPU64)
+    prefixed = arch == "prefix-mlp"
+    numbers = [1, 3, 5] if prefixed else [0, 1, 2]
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        head.reserve(20)
+        states = torch.empty(0, tiny_heads.HIDDEN, dtype=torch.float64)
+        for n in (3, 1, 2):
+            new = torch.randn(n, tiny_heads.HIDDEN, dtype=torch.float64, generator=generator)
+            states = torch.cat([states, new])
+            prefix = head.catch_up(new)
+            plain = states[-1]
+            if prefixed:
+                plain = plain_heads.hydra_prefix(tensors, states, tiny_heads.LAYER)
+            close(prefix, plain)
+            for depth in range(3):
+                paths = torch.randint(tiny_heads.VOCAB, (2, depth + 1), generator=generator)
+                logits = [
+                    plain_heads.hydra(tensors, plain, path, target.embedding, numbers)
+                    for path in paths.tolist()
+                ]
+                close(head(prefix, paths), torch.stack(logits))
+
+
+def check_medusa(folder, n_blocks, own):
+    config, tensors = tiny_heads.medusa(n_blocks=n_blocks, own=own)
+    name = "medusa_lm_head.pt" if own else "medusa_lm_head.safetensors"
+    tiny_heads.save(folder, config, tensors, name)
+    target = tiny_heads.target()
+    heads = medusa.load(folder, target, **CPU64)
+    hidden = torch.randn(3, tiny_heads.HIDDEN, dtype=torch.float64)
+    ours = heads(hidden)
+    assert ours.shape == (3, 5, tiny_heads.VOCAB)
+    for row, h in zip(ours, hidden, strict=True):
+        close(row, torch.stack(plain_heads.medusa(tensors, h, n_blocks, target.head)))

@@ -1,0 +1,390 @@
+"""Head checkpoints: every key is accounted for, and each trap of the published files is known."""
+
+import pytest
+import torch
+
+from specbench.errors import ConfigurationError, WeightsNotFound
+from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
+from specbench.models.heads.layer_shape import read_shape
+from tests.models.heads import parity, tiny_heads
+
+LOADERS = {
+    "medusa": (tiny_heads.medusa, "medusa_lm_head.pt", medusa.load),
+    "hydra": (tiny_heads.hydra, "hydra_lm_head.pt", hydra_heads.load),
+    "eagle": (tiny_heads.eagle, "pytorch_model.bin", eagle.load),
+    "eagle3": (tiny_heads.eagle3, "model.safetensors", eagle3.load),
+    "speculators": (tiny_heads.speculators, "model.safetensors", eagle3.load),
+}
+
+
+def load(folder, family, target=None, **kwargs):
+    _, _, read = LOADERS[family]
+    layer = (tiny_heads.LAYER,) if family == "hydra" else ()
+    return read(folder, target or tiny_heads.target(), *layer, **parity.CPU64, **kwargs)
+
+
+def saved(folder, family, change=None):
+    """Write a family's checkpoint, changed by ``change(config, tensors)``."""
+    make, name, _ = LOADERS[family]
+    config, tensors = make()
+    if change:
+        change(config, tensors)
+    tiny_heads.save(folder, config, tensors, name)
+    return folder
+
+
+def drop(key):
+    return lambda config, tensors: tensors.pop(key)
+
+
+def add(key, *shape):
+    return lambda config, tensors: tensors.update({key: torch.zeros(shape)})
+
+
+@pytest.mark.parametrize("family", LOADERS)
+def test_loaded_weights_are_the_files(tmp_path, family):
+    head = load(saved(tmp_path, family), family)
+    assert not head.training
+    assert not any(p.requires_grad for p in head.parameters())
+    assert all(p.device.type == "cpu" for p in head.parameters())
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("medusa", "3.0.linear.bias"),
+        ("medusa", "1.1.weight"),
+        ("hydra", "hydra_lm_head.0.1.bias"),
+        ("hydra", "prefix_embeding_layer.norm.weight"),
+        ("hydra", "hydra_mlp.1.1.res_connection.weight"),
+        ("eagle", "fc.bias"),
+        ("eagle", "layers.0.post_attention_layernorm.weight"),
+        ("eagle3", "midlayer.hidden_norm.weight"),
+        ("eagle3", "lm_head.weight"),
+        ("speculators", "layers.0.input_layernorm.weight"),
+    ],
+)
+def test_a_missing_key_is_named(tmp_path, family, key):
+    with pytest.raises(WeightsNotFound, match=f"missing: {key}"):
+        load(saved(tmp_path, family, drop(key)), family)
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("medusa", "0.0.norm.weight"),
+        ("hydra", "prefix_embeding_layer.layers.1.mlp.up_proj.weight"),
+        ("eagle", "layers.0.input_layernorm.weight"),
+        ("eagle", "layers.0.self_attn.q_proj.bias"),
+        ("eagle", "layers.1.mlp.up_proj.weight"),
+        ("eagle", "norm.weight"),
+        ("eagle3", "fc.bias"),
+        ("speculators", "input_norm.weight"),
+        ("speculators", "fc_norm.0.weight"),
+        ("speculators", "layers.0.self_attn.q_norm.weight"),
+    ],
+)
+def test_an_unknown_key_is_named(tmp_path, family, key):
+    with pytest.raises(WeightsNotFound, match=f"unknown: {key}"):
+        load(saved(tmp_path, family, add(key, tiny_heads.HIDDEN)), family)
+
+
+def test_many_missing_keys_are_counted(tmp_path):
+    def half(config, tensors):
+        for key in list(tensors)[:9]:
+            del tensors[key]
+
+    with pytest.raises(WeightsNotFound, match="and 3 more"):
+        load(saved(tmp_path, "eagle", half), "eagle")
+
+
+def test_a_bias_that_the_configuration_denies_is_named(tmp_path):
+    def deny(config, tensors):
+        config["bias"] = False
+
+    with pytest.raises(WeightsNotFound, match=r"unknown: fc\.bias"):
+        load(saved(tmp_path, "eagle", deny), "eagle")
+
+
+@pytest.mark.parametrize("family", ["medusa", "hydra", "eagle", "eagle3"])
+def test_a_head_of_another_target_is_refused(tmp_path, family):
+    other = tiny_heads.target(hidden=16)
+    with pytest.raises(WeightsNotFound, match="this target"):
+        load(saved(tmp_path, family), family, other)
+
+
+def test_a_draft_vocabulary_of_another_target_is_refused(tmp_path):
+    with pytest.raises(WeightsNotFound, match="below the target's 20"):
+        load(saved(tmp_path, "eagle3"), "eagle3", tiny_heads.target(vocab=20))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_a_missing_folder_says_what_to_name(tmp_path):
+    with pytest.raises(WeightsNotFound, match=r"no such folder.*model\.safetensors"):
+        load(tmp_path / "none", "eagle")
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_configuration_is_named(tmp_path, text):
+    saved(tmp_path, "eagle")
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(WeightsNotFound, match=r"config\.json"):
+        load(tmp_path, "eagle")
+
+
+@pytest.mark.parametrize("family", ["eagle", "eagle3"])
+def test_a_damaged_file_is_named(tmp_path, family):
+    name = LOADERS[family][1]
+    saved(tmp_path, family)
+    (tmp_path / name).write_bytes(b"no weights")
+    with pytest.raises(WeightsNotFound, match=f"{name} is damaged"):
+        load(tmp_path, family)
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path):
+    saved(tmp_path, "eagle")
+    torch.save({"fc.weight": Unsafe()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(WeightsNotFound, match="more than weights"):
+        load(tmp_path, "eagle")
+
+
+class Unsafe:
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+def test_a_file_of_no_tensors_is_refused(tmp_path):
+    saved(tmp_path, "eagle")
+    torch.save([1, 2], tmp_path / "pytorch_model.bin")
+    with pytest.raises(WeightsNotFound, match="no table of named tensors"):
+        load(tmp_path, "eagle")
+
+
+def test_numbers_that_no_head_has_are_refused(tmp_path):
+    def spoil(config, tensors):
+        tensors["fc.weight"][0, 0] = torch.nan
+
+    with pytest.raises(WeightsNotFound, match=r"fc\.weight is not finite"):
+        load(saved(tmp_path, "eagle", spoil), "eagle")
+
+
+# -- Medusa and Hydra ------------------------------------------------------------------------------
+
+
+def test_medusa_heads_are_counted_not_believed(tmp_path):
+    assert len(load(saved(tmp_path, "medusa"), "medusa").blocks) == 5  # config.json says 2
+
+
+def test_medusa_2_is_refused(tmp_path):
+    tiny_heads.save(tmp_path, {}, {}, "pytorch_model-00001-of-00002.bin")
+    with pytest.raises(WeightsNotFound, match="Medusa-2 trained the target too"):
+        load(tmp_path, "medusa")
+
+
+def test_shared_blocks_that_differ_are_refused(tmp_path):
+    def part(config, tensors):
+        tensors["hydra_mlp.0.5.linear.bias"] = tensors["hydra_mlp.0.5.linear.bias"] + 1
+
+    with pytest.raises(WeightsNotFound, match=r"hydra_mlp\.0\.5\.linear\.bias as another"):
+        load(saved(tmp_path, "hydra", part), "hydra")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hydra_head_arch", "cross-attention"),
+        ("grounded_heads", False),
+        ("hidden_state_offset", 1),
+        ("hydra_num_layers", None),
+    ],
+)
+def test_another_hydra_is_refused(tmp_path, key, value):
+    def change(config, tensors):
+        config[key] = value
+
+    with pytest.raises(WeightsNotFound, match=key):
+        load(saved(tmp_path, "hydra", change), "hydra")
+
+
+# -- EAGLE -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["eagle", "eagle3", "speculators"])
+def test_a_copy_of_the_targets_embedding_is_not_kept(tmp_path, family, caplog):
+    copy = tiny_heads.target().embedding.half().double()
+    saved(tmp_path, family, lambda c, tensors: tensors.update({"embed_tokens.weight": copy}))
+    assert load(tmp_path, family).embedding is None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("family", ["eagle", "eagle3", "speculators"])
+def test_an_embedding_of_its_own_is_used(tmp_path, family, caplog):
+    own = torch.randn(tiny_heads.VOCAB, tiny_heads.HIDDEN, dtype=torch.float64)
+    saved(tmp_path, family, lambda c, tensors: tensors.update({"embed_tokens.weight": own}))
+    head = load(tmp_path, family)
+    parity.close(head.embedding, own)
+    assert "its own matrix is used" in caplog.text
+    width = tiny_heads.HIDDEN * (1 if family == "eagle" else 3)
+    states = torch.randn(2, width, dtype=torch.float64)
+    outs = []
+    for target in (tiny_heads.target(), tiny_heads.Ends(own, tiny_heads.target().head)):
+        head = load(tmp_path, family, target)
+        head.reserve(4, 1)
+        outs.append(head.catch_up(torch.tensor([3, 4]), states))
+    parity.close(*outs)
+
+
+def test_a_head_wider_than_its_target_needs_its_own_embedding(tmp_path):
+    small = tiny_heads.target(hidden=8)
+
+    def widen(config, tensors):
+        config["target_hidden_size"] = 8
+        tensors["fc.weight"] = tensors["fc.weight"][:, :24]
+
+    saved(tmp_path, "eagle3", widen)
+    with pytest.raises(WeightsNotFound, match=r"no embed_tokens\.weight of width 12"):
+        load(tmp_path, "eagle3", small)
+
+    def whole(config, tensors):
+        widen(config, tensors)
+        tensors["embed_tokens.weight"] = torch.ones(tiny_heads.VOCAB, 12)
+
+    head = load(saved(tmp_path, "eagle3", whole), "eagle3", small)
+    head.reserve(4, 1)
+    assert head.catch_up(torch.tensor([1]), torch.ones(1, 24).double()).shape == (1, 12)
+
+
+def test_ids_in_the_place_of_offsets_are_refused(tmp_path):
+    def confuse(config, tensors):
+        tensors["d2t"] = tensors["t2d"].nonzero()[:, 0]
+
+    with pytest.raises(WeightsNotFound, match="added to the head's id"):
+        load(saved(tmp_path, "eagle3", confuse), "eagle3")
+
+
+@pytest.mark.parametrize("kept", ["d2t", "t2d"])
+def test_one_of_d2t_and_t2d_is_enough(tmp_path, kept):
+    both = tiny_heads.eagle3()[1]
+    other = {"d2t": "t2d", "t2d": "d2t"}[kept]
+    head = load(saved(tmp_path, "eagle3", drop(other)), "eagle3")
+    assert head.to_target_ids(torch.arange(11)).tolist() == both["t2d"].nonzero()[:, 0].tolist()
+
+
+def test_without_both_the_vocabularies_must_be_one(tmp_path):
+    def whole(config, tensors):
+        del tensors["d2t"], tensors["t2d"]
+
+    saved(tmp_path, "eagle3", whole)
+    with pytest.raises(WeightsNotFound, match="neither d2t nor t2d"):
+        load(tmp_path, "eagle3")
+    head = load(tmp_path, "eagle3", tiny_heads.target(vocab=tiny_heads.DRAFT_VOCAB))
+    assert head.to_target_ids(torch.arange(11)).tolist() == list(range(11))
+
+
+def test_layer_ids_stand_where_either_dialect_puts_them(tmp_path):
+    def nested(config, tensors):
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 4, 9]}
+
+    folder = saved(tmp_path / "a", "eagle3", nested)
+    assert load(folder, "eagle3").config.layer_ids == (1, 4, 9)
+    assert load(folder, "eagle3", layer_ids=(2, 5, 10)).config.layer_ids == (2, 5, 10)
+    assert load(saved(tmp_path / "b", "eagle3"), "eagle3").config.layer_ids is None
+    assert load(saved(tmp_path / "c", "speculators"), "speculators").config.layer_ids == (2, 5, 7)
+
+
+def test_a_head_of_one_state_has_no_fc(tmp_path):
+    def single(config, tensors):
+        config["eagle_config"] = {"use_aux_hidden_state": False}
+        del tensors["fc.weight"]
+
+    head = load(saved(tmp_path, "eagle3", single), "eagle3")
+    head.reserve(4, 1)
+    state = torch.randn(1, tiny_heads.HIDDEN, dtype=torch.float64)
+    assert head.catch_up(torch.tensor([1]), state).shape == state.shape
+
+
+def test_a_residual_that_is_not_named_is_taken_as_normed(tmp_path, caplog):
+    head = load(saved(tmp_path, "speculators", lambda c, t: c.pop("norm_before_residual")),
+                "speculators")  # fmt: skip
+    assert head.config.norm_before_residual
+    assert "norm_before_residual is missing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"speculators_model_type": "eagle"}, "not eagle3"),
+        ({"transformer_layer_config": None}, "transformer_layer_config"),
+        ({"transformer_layer_config": {"model_type": "gemma"}}, "llama and qwen3"),
+        ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
+    ],
+)
+def test_another_speculator_is_refused(tmp_path, change, message):
+    saved(tmp_path, "speculators", lambda config, tensors: config.update(change))
+    with pytest.raises(ConfigurationError, match=message):
+        load(tmp_path, "speculators")
+
+
+# -- the layer's configuration ---------------------------------------------------------------------
+
+
+def layer(**changes):
+    config = {**tiny_heads.LAYER, **changes}
+    return {key: value for key, value in config.items() if value != "absent"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta"),
+    [
+        ({"rope_theta": "absent"}, 10000.0),
+        ({}, 500.0),
+        ({"rope_theta": "absent", "rope_parameters": {"rope_theta": 7e5}}, 7e5),
+        ({"rope_theta": "absent", "rope_scaling": {"rope_theta": 3e4}}, 3e4),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 500}}, 500.0),
+    ],
+)
+def test_theta_stands_in_three_places_or_nowhere(changes, theta):
+    assert read_shape(layer(**changes), "config.json").rope_theta == theta
+    assert read_shape(layer(**changes), "config.json", rope_theta=9.0).rope_theta == 9.0
+
+
+def test_two_thetas_are_refused():
+    with pytest.raises(ConfigurationError, match=r"rope_parameters.rope_theta=9.*rope_theta=500"):
+        read_shape(layer(rope_parameters={"rope_theta": 9}), "config.json")
+
+
+def test_key_heads_default_to_the_heads_and_head_dim_to_their_share():
+    shape = read_shape(layer(num_key_value_heads="absent", head_dim="absent", hidden_size=16), "c")
+    assert (shape.n_kv_heads, shape.head_dim) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "absent"}, "hidden_size is None"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_key_value_heads": 3}, "cannot share 3"),
+        ({"head_dim": 5}, "head_dim"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+    ],
+)
+def test_no_layer_is_made_of_what_is_no_size(changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        read_shape(layer(**changes), "config.json")
+
+
+def test_scaled_positions_are_transformers_own():
+    linear = read_shape(layer(rope_scaling={"type": "linear", "factor": 4.0}), "config.json")
+    plain = read_shape(layer(), "config.json")
+    scaled, factor = linear.inverse_frequencies()
+    torch.testing.assert_close(scaled * 4, plain.inverse_frequencies()[0], rtol=1e-6, atol=0)
+    assert factor == 1.0
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+              "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+    mixed, _ = read_shape(layer(rope_scaling=llama3), "config.json").inverse_frequencies()
+    ratio = mixed / plain.inverse_frequencies()[0]
+    assert float(ratio[0]) == pytest.approx(1.0)
+    assert float(ratio[-1]) == pytest.approx(1 / 8)

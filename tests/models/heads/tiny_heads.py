@@ -1,0 +1,172 @@
+"""Checkpoints of a few hundred weights in each published format, and the ends of a target."""
+
+import json
+from dataclasses import dataclass
+
+import torch
+from safetensors.torch import save_file
+
+HIDDEN, INNER, VOCAB, DRAFT_VOCAB = 12, 20, 30, 11
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 6  # HEADS * HEAD_DIM is not HIDDEN
+LAYER = {
+    "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rms_norm_eps": 1e-5,
+    "rope_theta": 500.0, "vocab_size": VOCAB,
+}  # fmt: skip
+
+
+@dataclass
+class Ends:
+    """The embedding and LM head of a target that is not there."""
+
+    embedding: torch.Tensor
+    head: torch.Tensor
+
+    def logits(self, states):
+        return states @ self.head.T
+
+
+def target(hidden=HIDDEN, vocab=VOCAB):
+    generator = torch.Generator().manual_seed(1)
+    embedding, head = torch.randn(2, vocab, hidden, dtype=torch.float64, generator=generator)
+    return Ends(embedding, head)
+
+
+def random_tensors(shapes, seed=0):
+    """Weights of the size that keeps states alive; norms around one."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for key, shape in shapes.items():
+        values = torch.randn(shape, dtype=torch.float64, generator=generator)
+        made[key] = 1 + 0.3 * values if "norm" in key else values / max(shape[-1], 4) ** 0.5
+    return made
+
+
+def layer_shapes(prefix, width=HIDDEN, norms=(), qkv_bias=False, o_bias=False, head_norms=False):
+    queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    shapes = {f"{prefix}.{norm}.weight": (HIDDEN,) for norm in (*norms, "post_attention_layernorm")}
+    for part, size in (("q", queries), ("k", keys), ("v", keys)):
+        shapes[f"{prefix}.self_attn.{part}_proj.weight"] = (size, width)
+        if qkv_bias:
+            shapes[f"{prefix}.self_attn.{part}_proj.bias"] = (size,)
+    if head_norms:
+        shapes |= {f"{prefix}.self_attn.{part}_norm.weight": (HEAD_DIM,) for part in "qk"}
+    shapes[f"{prefix}.self_attn.o_proj.weight"] = (HIDDEN, queries)
+    if o_bias:
+        shapes[f"{prefix}.self_attn.o_proj.bias"] = (HIDDEN,)
+    shapes |= {f"{prefix}.mlp.{part}_proj.weight": (INNER, HIDDEN) for part in ("gate", "up")}
+    shapes[f"{prefix}.mlp.down_proj.weight"] = (HIDDEN, INNER)
+    return shapes
+
+
+def save(folder, config, tensors, name):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if name.endswith(".safetensors"):
+        save_file({k: v.clone().contiguous() for k, v in tensors.items()}, folder / name)
+    else:
+        torch.save(tensors, folder / name)
+
+
+def medusa(n_heads=5, n_blocks=1, own=True):
+    """Its configuration names 2 heads, as the published ones do."""
+    shapes = {}
+    for i in range(n_heads):
+        shapes |= {f"{i}.0.linear.weight": (HIDDEN, HIDDEN), f"{i}.0.linear.bias": (HIDDEN,)}
+        if own:
+            shapes[f"{i}.{n_blocks}.weight"] = (VOCAB, HIDDEN)
+    tensors = random_tensors(shapes)
+    for i in range(n_heads):
+        for block in range(1, n_blocks):
+            for part in ("weight", "bias"):
+                tensors[f"{i}.{block}.linear.{part}"] = tensors[f"{i}.0.linear.{part}"]
+    return {"medusa_num_heads": 2, "medusa_num_layers": n_blocks}, tensors
+
+
+def hydra(arch="prefix-mlp", n_heads=3, n_blocks=3):
+    """With the copies and accidents of the published files."""
+    prefixed = arch == "prefix-mlp"
+    shapes = {}
+    for i in range(n_heads):
+        first = f"hydra_mlp.{i}.{int(prefixed)}"
+        for part in ("linear", "res_connection"):
+            shapes[f"{first}.{part}.weight"] = (HIDDEN, (i + 2) * HIDDEN)
+            shapes[f"{first}.{part}.bias"] = (HIDDEN,)
+        second = 3 if prefixed else 1
+        shapes[f"hydra_mlp.{i}.{second}.linear.weight"] = (HIDDEN, HIDDEN)
+        shapes[f"hydra_mlp.{i}.{second}.linear.bias"] = (HIDDEN,)
+        last = f"hydra_lm_head.{i}.1" if prefixed else f"hydra_lm_head.{i}"
+        shapes |= {f"{last}.weight": (VOCAB, HIDDEN), f"{last}.bias": (VOCAB,)}
+    layer = "prefix_embeding_layer"
+    if prefixed:
+        shapes |= layer_shapes(f"{layer}.layers.0", norms=("input_layernorm",))
+        shapes[f"{layer}.norm.weight"] = (HIDDEN,)
+        shapes[f"{layer}.layers.0.self_attn.rotary_emb.inv_freq"] = (HEAD_DIM // 2,)
+        shapes |= {f"{layer}.embed_tokens.weight": (VOCAB, HIDDEN)}
+    shapes["input_embed_fn.weight"] = (VOCAB, HIDDEN)
+    tensors = random_tensors(shapes)
+    for i in range(n_heads):
+        for block in range(2, n_blocks):
+            here = 2 * block + 1 if prefixed else block
+            for part in ("weight", "bias"):
+                source = f"hydra_mlp.{i}.{3 if prefixed else 1}.linear.{part}"
+                tensors[f"hydra_mlp.{i}.{here}.linear.{part}"] = tensors[source]
+    config = {"hydra_num_heads": n_heads, "hydra_num_layers": n_blocks, "hydra_head_arch": arch,
+              "grounded_heads": True, "hidden_state_offset": 0}  # fmt: skip
+    return config, tensors
+
+
+def eagle(bias=True, qkv_bias=False):
+    shapes = {"fc.weight": (HIDDEN, 2 * HIDDEN)} | layer_shapes("layers.0", qkv_bias=qkv_bias)
+    config = dict(LAYER)
+    if bias:  # says nothing of it
+        shapes["fc.bias"] = (HIDDEN,)
+    else:
+        config["bias"] = False
+    if qkv_bias:
+        config["qkv_bias"] = True
+    return config, random_tensors(shapes)
+
+
+def draft_vocabulary():
+    """``d2t`` and ``t2d`` of a third of the ids."""
+    ids = torch.arange(VOCAB)[1::3][: DRAFT_VOCAB - 2]
+    ids = torch.cat([ids, torch.tensor([28, 29])])
+    known = torch.zeros(VOCAB, dtype=torch.bool)
+    known[ids] = True
+    return {"d2t": ids - torch.arange(DRAFT_VOCAB), "t2d": known}
+
+
+def eagle3_shapes(first, n_states=3, **layer):
+    norms = ("input_layernorm", "hidden_norm")
+    shapes = {"fc.weight": (HIDDEN, n_states * HIDDEN)}
+    shapes |= layer_shapes(first, width=2 * HIDDEN, norms=norms, **layer)
+    return shapes | {"norm.weight": (HIDDEN,), "lm_head.weight": (DRAFT_VOCAB, HIDDEN)}
+
+
+def eagle3():
+    """The authors' dialect; the configuration says 40 layers, as a published one does."""
+    config = {**LAYER, "draft_vocab_size": DRAFT_VOCAB, "num_hidden_layers": 40}
+    return config, random_tensors(eagle3_shapes("midlayer")) | draft_vocabulary()
+
+
+def speculators(kind="llama", n_layers=1, ids=(2, 5, 7), **flags):
+    """The dialect of vllm-project/speculators; ``flags`` are keys of its configuration."""
+    qwen3, bias = kind != "llama", kind == "biased"
+    shapes = eagle3_shapes("layers.0", len(ids), qkv_bias=bias, o_bias=bias, head_norms=qwen3)
+    for i in range(1, n_layers):
+        norms = ("input_layernorm",)
+        shapes |= layer_shapes(
+            f"layers.{i}", norms=norms, qkv_bias=bias, o_bias=bias, head_norms=qwen3
+        )
+    if flags.get("norm_before_fc"):
+        shapes["input_norm.weight"] = (len(ids) * HIDDEN,)
+    if flags.get("fc_norm"):
+        shapes |= {f"fc_norm.{i}.weight": (HIDDEN,) for i in range(len(ids))}
+    layer = {**LAYER, "num_hidden_layers": n_layers, "attention_bias": bias}
+    if not qwen3:  # where it is missing, Qwen3 is meant
+        layer["model_type"] = "llama"
+    config = {"speculators_model_type": "eagle3", "transformer_layer_config": layer,
+              "draft_vocab_size": DRAFT_VOCAB, "eagle_aux_hidden_state_layer_ids": list(ids),
+              "norm_before_residual": False, **flags}  # fmt: skip
+    return config, random_tensors(shapes) | draft_vocabulary()
