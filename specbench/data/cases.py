@@ -75,7 +75,7 @@ def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> li
     """
     cases: list[Case] = []
     first_seen: dict[str, int] = {}
-    place = dataset.name
+    place = str(dataset.path or dataset.name)
     shots = _shots(dataset, data_dir)
     for row in _rows(dataset, data_dir):
         place = row.place

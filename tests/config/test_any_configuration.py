@@ -1,0 +1,113 @@
+"""Any configuration is either usable or refused in words.
+
+Values are drawn from what has broken programs before, and put at any key. What is not a refusal of
+ours, or of Hydra's that we translate, fails the test.
+"""
+
+from functools import cache
+
+import hydra.utils
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+from runners.launch import dispatch
+from specbench.config.compose import compose, option_names, typed
+from specbench.config.hydra_errors import translate_hydra_error
+from specbench.config.run_key import run_key
+from specbench.config.validate import check_values
+from specbench.errors import ConfigurationError
+
+METHODS = option_names("method")
+NUMBERS = [0, 1, -1, 2**31, 2**63, -(2**70), 10**25, 0.5, -0.0, 1e-320, 1e308]
+NUMBERS += [float("nan"), float("inf"), float("-inf")]
+WORDS = ["", " ", "pld", "auto", "[red]x[/blue]", "<script>", "=cmd|x", "../..", "a\0b", "\ud800",
+         "${seed}", "${nothing.there}", "${oc.env:HOME", "???", "null", "-rf", "é\n漢"]  # fmt: skip
+SMALL = st.sampled_from([*NUMBERS, *WORDS, None, True, False])
+VALUES = st.recursive(
+    SMALL,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["method", "_target_", "label", "kind", "x"]), inner, max_size=2
+        )
+    ),
+    max_leaves=4,
+)
+QUICK = settings(
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+
+
+@cache
+def composed(method: str) -> DictConfig:
+    return compose([f"method={method}", "pair=none"])
+
+
+@cache
+def keys(method: str) -> list[str]:
+    """Every key of a run with the method, groups included."""
+    found = []
+
+    def walk(node: DictConfig, prefix: str) -> None:
+        for key in node:
+            found.append(f"{prefix}{key}")
+            value = None if OmegaConf.is_missing(node, key) else node[key]
+            if isinstance(value, DictConfig):
+                walk(value, f"{prefix}{key}.")
+
+    walk(composed(method), "")
+    return found
+
+
+def usable(cfg: DictConfig) -> bool:
+    """What a run does up to the first file: values, entries, key, and the drafters themselves."""
+    check_values(cfg)
+    entries = dispatch.resolve_entries(cfg)
+    run_key(cfg)
+    typed(cfg)
+    for entry in entries:
+        hydra.utils.instantiate(dict(entry.method), _convert_="all")
+    return True
+
+
+@settings(QUICK, max_examples=40)
+@given(data=st.data())
+def test_a_value_anywhere_is_taken_or_refused(data):
+    taken_or_refused(data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(QUICK, max_examples=500, derandomize=False)
+@given(data=st.data())
+def test_many_values_anywhere_are_taken_or_refused(data):
+    taken_or_refused(data)
+
+
+def taken_or_refused(data):
+    method = data.draw(st.sampled_from(METHODS))
+    cfg = composed(method).copy()
+    for _ in range(data.draw(st.integers(1, 2))):
+        key = data.draw(st.sampled_from([*keys(method), "compare[0]", "nosuch", "engine.nosuch"]))
+        value = data.draw(VALUES)
+        try:
+            OmegaConf.update(cfg, key, value, force_add=data.draw(st.booleans()))
+        except Exception as error:
+            assert translate_hydra_error(error) is not None or isinstance(error, TypeError)
+            event("refused by the schema")
+            return
+    try:
+        usable(cfg)
+        event("usable")
+    except hydra.errors.InstantiationException as error:
+        assert isinstance(error.__cause__, ConfigurationError)
+        event("refused by the method")
+    except Exception as error:
+        known = translate_hydra_error(error)
+        assert known is not None and known.exit_code == 2
+        event("refused")
