@@ -1,9 +1,10 @@
-"""Any configuration is either usable or refused in words.
+"""Any configuration and any line of questions is either usable or refused in words.
 
 Values are drawn from what has broken programs before, and put at any key. What is not a refusal of
 ours, or of Hydra's that we translate, fails the test.
 """
 
+import json
 from functools import cache
 
 import hydra.utils
@@ -14,10 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from runners.launch import dispatch
 from specbench.config.compose import compose, option_names, typed
+from specbench.config.dataset_schema import DatasetConfig
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import run_key
 from specbench.config.validate import check_values
-from specbench.errors import ConfigurationError
+from specbench.data.cases import load_cases
+from specbench.errors import ConfigurationError, DatasetError
 
 METHODS = option_names("method")
 NUMBERS = [0, 1, -1, 2**31, 2**63, -(2**70), 10**25, 0.5, -0.0, 1e-320, 1e308]
@@ -111,3 +114,81 @@ def taken_or_refused(data):
         known = translate_hydra_error(error)
         assert known is not None and known.exit_code == 2
         event("refused")
+
+
+CELLS = st.recursive(
+    SMALL,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["", "id", "turns"]), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+QUESTION = {"question_id": 81, "category": "qa", "turns": ["Why?", "And then?"]}
+LINES = st.one_of(
+    st.text(min_size=1).map(lambda key: json.dumps({**QUESTION, "question_id": key})),
+    st.tuples(st.sampled_from([*QUESTION, "reference"]), CELLS).map(
+        lambda cell: json.dumps({**QUESTION, cell[0]: cell[1]})
+    ),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "question_id": CELLS,
+            "category": st.just("qa") | st.just("overall") | CELLS,
+            "turns": st.lists(st.text(max_size=5), max_size=2) | CELLS,
+        },
+    ).map(json.dumps),
+    CELLS.map(json.dumps),
+    st.text(max_size=20),
+    st.sampled_from(
+        [
+            '{"turns": ' + "[" * 100_000 + "]" * 100_000 + "}",
+            "[" * 100_000,
+            '{"question_id": ' + "9" * 5000 + "}",
+            '{"question_id": 1e400}',
+            "\ufeff{}",
+            "{",
+            "\0",
+        ]
+    ),
+)
+FILES = st.lists(LINES, min_size=1, max_size=3)
+
+
+@settings(QUICK, max_examples=50)
+@given(lines=FILES)
+def test_any_file_of_questions_is_read_or_refused_with_its_line(lines, tmp_path):
+    read_or_refused(lines, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(QUICK, max_examples=3000, derandomize=False)
+@given(lines=FILES)
+def test_many_files_of_questions_are_read_or_refused_with_their_line(lines, tmp_path):
+    read_or_refused(lines, tmp_path)
+
+
+def read_or_refused(lines, tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
+    columns = {"id": "question_id", "turns": "turns", "category": "category"}
+    dataset = OmegaConf.to_object(
+        OmegaConf.merge(DatasetConfig, {"name": "own", "path": str(path), "columns": columns})
+    )
+    try:
+        found = load_cases(dataset)
+    except DatasetError as error:
+        assert error.exit_code == 2
+        if "holds no question" in str(error):
+            assert str(path) in str(error)
+            event("without a question")
+        else:
+            assert f"{path}, line " in str(error)
+            event("refused")
+        return
+    event("read")
+    for case in found:
+        assert all(turn.strip() for turn in case.turns)
+        written = [case.case_id, case.category, *case.turns]
+        json.dumps(written, ensure_ascii=False).encode()
