@@ -26,6 +26,7 @@ from runners.session.open_run import OpenRun, complete
 from runners.session.replay_blocks import BlockReplayer
 from specbench.config import compose
 from specbench.config.schema import ReplayConfig, RunConfig
+from specbench.config.validate import check_values
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
@@ -92,7 +93,10 @@ class Replay(Runner):
                     f"{group}={cfg[group].name} contradicts the traces, which were recorded with "
                     f"{group}={recorded[group]['name']}. Leave it out."
                 )
-            resolved[group] = OmegaConf.merge(cfg[group], _as_text(node))
+            own = cfg[group].copy()
+            OmegaConf.set_struct(own, False)  # open mappings have the recording's keys
+            resolved[group] = OmegaConf.merge(own, _as_text(node))
+            OmegaConf.set_struct(resolved[group], None)
         resolved.dataset.path = None  # the questions are in the traces, wherever they came from
         if "seed" not in typed:
             resolved.seed = recorded["seed"]
@@ -101,6 +105,13 @@ class Replay(Runner):
             path = Path(cfg.runner.surface)
             CostSurface.read(path)
             resolved.runner.surface_sha = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        try:
+            check_values(resolved)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"the configuration recorded in runner.traces={cfg.runner.traces} is unusable: "
+                f"{error}"
+            ) from error
         return resolved
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:

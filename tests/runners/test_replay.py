@@ -10,6 +10,7 @@ import pytest
 
 from methods.suffix_decoding import SuffixDecoding
 from runners import replay
+from specbench.config.hydra_errors import translate_hydra_error
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
 from specbench.replay.cost_surface import CostSurface, Grid
 from specbench.results import records
@@ -313,10 +314,38 @@ def test_interpolations_in_a_foreign_manifest_are_text(again, live, tmp_path):
     hostile = ["${oc.env:HOME}", "\\\\${seed}", "$${x", "a${oc.env:HOME}b\\"]
     manifest["config"]["dataset"]["source"] = hostile[0]
     manifest["config"]["dataset"]["tasks"] = None
-    manifest["config"]["dataset"]["prompts"] = dict(zip("abcd", hostile, strict=True))
+    manifest["config"]["dataset"]["prompts"] = dict(
+        zip(("default", "b", "c", "d"), hostile, strict=True)
+    )
     jsonl.write_json(tmp_path / "foreign" / records.MANIFEST, manifest)
     code, folder = again(f"runner.traces={tmp_path / 'foreign'}")
     assert code == 0
     written = jsonl.read_json(folder / records.MANIFEST)["config"]["dataset"]
     assert written["source"] == hostile[0]
     assert list(written["prompts"].values()) == hostile
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value"),
+    [
+        ("generation", "top_p", "nan"),
+        ("generation", "max_new_tokens", 0),
+        ("generation", "max_new_tokens", "many"),
+        ("model", "dtype", "float7"),
+        ("dataset", "source", "a\0b"),
+        (None, "seed", -1),
+        (None, "seed", None),
+        (None, "generation", []),
+    ],
+)
+def test_recorded_values_are_checked_as_typed_ones_are(again, live, tmp_path, group, key, value):
+    shutil.copytree(live, tmp_path / "foreign")
+    manifest = jsonl.read_json(tmp_path / "foreign" / records.MANIFEST)
+    node = manifest["config"][group] if group else manifest["config"]
+    node[key] = value
+    jsonl.write_json(tmp_path / "foreign" / records.MANIFEST, manifest)
+    with pytest.raises(Exception) as caught:
+        again(f"runner.traces={tmp_path / 'foreign'}")
+    error = translate_hydra_error(caught.value)
+    assert error is not None and error.exit_code == 2
+    assert "foreign" in str(error)
