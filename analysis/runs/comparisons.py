@@ -279,9 +279,7 @@ def _counts(comparison: Comparison) -> list[int]:
 
 
 def _slow_baseline(comparison: Comparison) -> list[str]:
-    """Warnings where a baseline reads its weights at under half the memory's speed, or no read
-    was measured that is as fast as its passes.
-    """
+    """Warnings: a baseline under half the memory's speed, or faster than any read measured."""
     shares: dict[str, list[tuple[str, float]]] = {}
     for entry in comparison.entries:
         if entry.label == entry.run.baseline:
@@ -297,8 +295,8 @@ def _slow_baseline(comparison: Comparison) -> list[str]:
             )
         if any(share >= IMPOSSIBLE for _, share in reached):
             warnings.append(
-                f"BANDWIDTH DISTURBED: no {by} was measured that is as fast as ar's own passes: the "
-                "share is one of ar's fastest task."
+                f"BANDWIDTH DISTURBED: no {by} was measured that is as fast as ar's own passes: "
+                "the share is one of ar's fastest task."
             )
     return warnings
 

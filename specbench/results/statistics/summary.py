@@ -111,9 +111,7 @@ def summarize(
     tasks = sorted({*pooled.tasks, *pooled.dropped}, key=task_order)
     groups = {task: pooled.of_task(task) for task in tasks}
     groups[OVERALL] = pooled
-    samples = {
-        task: Sample(group, estimator, seed, n_resamples) for task, group in groups.items()
-    }
+    samples = {task: Sample(group, estimator, seed, n_resamples) for task, group in groups.items()}
     plain = {*context.plain.values(), baseline}
     for sample in samples.values():
         for label in plain:
