@@ -72,7 +72,7 @@ def _peers(job: Job) -> list[Entry]:
 
 def _no_assistant(job: Job) -> str:
     """Why the run's draft model cannot assist, or an empty text."""
-    from specbench.models.draft_loading import ID_MAP_FILE
+    from specbench.models.draft.loading import ID_MAP_FILE
 
     weights = draft_weights(job.config.pair.draft, job.config.model)
     if weights is None:

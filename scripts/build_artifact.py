@@ -28,7 +28,8 @@ from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError
 from specbench.index.ngram.bigram_table import TOP, digest
 from specbench.index.suffix.datastore import CHUNK
-from specbench.models import loading, weights
+from specbench.models import loading
+from specbench.models.checkpoints import weights
 from specbench.storage import jsonl
 
 # Linux counts in KiB, macOS in bytes.

@@ -18,7 +18,7 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftTree, Needs
 from specbench.decoding.verify import GreedyVerifier, Verifier
 from specbench.kernels import autotune
-from specbench.models.draft_model import DraftModel
+from specbench.models.draft.model import DraftModel
 from specbench.models.target import Target
 from tests.small_run import checkpoint, environment, questions, small  # noqa: F401 (fixtures)
 from tests.tiny_checkpoint import TINY

@@ -47,6 +47,8 @@ def complete(job: Job, measure: Callable[[OpenRun], None]) -> int:
     with folder.hold_folder(job.folder):
         runs = build_method_runs(job)
         manifest = _open_manifest(job, runs)
+        # Before any other file: a folder with records and no manifest is nobody's.
+        manifest.write(job.folder)
         files = folder.ResultFiles(job)
         run = OpenRun(job, runs, files, manifest)
         add_start(manifest, len(files.done), files.redone)

@@ -28,12 +28,13 @@ from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
-from specbench.models import loading, self_check, supported, weights
-from specbench.models.draft_loading import check_same_tokenizer, load_draft_model
-from specbench.models.draft_model import DraftModel
+from specbench.models import loading, self_check, supported
+from specbench.models.checkpoints import weights
+from specbench.models.draft.loading import check_same_tokenizer, load_draft_model
+from specbench.models.draft.model import DraftModel
+from specbench.models.draft.speed_ratio import latency_ratio
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import LoadedModel
-from specbench.models.speed_ratio import latency_ratio
 from specbench.models.target import Target
 from specbench.replay.recording import top_candidates
 from specbench.results.manifest import DraftInfo, ModelInfo

@@ -21,7 +21,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import DecodeResult
 from specbench.errors import CaseFailed, NeedsNotMet
 from specbench.models import loading
-from specbench.models.draft_loading import load_draft_model
+from specbench.models.draft.loading import load_draft_model
 from specbench.results.manifest import ModelInfo
 from specbench.system.clock import Clock, make_clock
 

@@ -27,7 +27,8 @@ from specbench.config.compose import compose, option_names, typed
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, Needs, StepOutcome
 from specbench.index.lru.frozen_table import FrozenTable
-from specbench.models import loading, weights
+from specbench.models import loading
+from specbench.models.checkpoints import weights
 
 # Besides every method with its own defaults: the knobs worth a row of their own.
 VARIANTS: dict[str, list[dict[str, Any]]] = {

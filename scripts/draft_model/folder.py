@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from specbench.models import int8_checkpoint
-from specbench.models.draft_loading import ID_MAP_FILE
+from specbench.models.checkpoints import int8
+from specbench.models.draft.loading import ID_MAP_FILE
 from specbench.paths import ASSETS
 from specbench.storage import jsonl
 
@@ -17,7 +17,7 @@ FACTS = "training.json"
 CARD = """# Draft model for SmolLM2-135M-Instruct
 
 Made by `python -m scripts.draft_model.train` (docs/draft_model.md): a plain `LlamaForCausalLM`, its
-matrices kept as bytes with a scale a row (`specbench/models/int8_checkpoint.py`), cut out of the
+matrices kept as bytes with a scale a row (`specbench/models/checkpoints/int8.py`), cut out of the
 target and trained on the target's answers to this project's own prompts, none from a benchmark.
 `id_map.safetensors` holds the target's id of each of its ids; its first row stands for every id
 left out. There is no tokenizer: it is the target's.
@@ -36,7 +36,7 @@ def write_draft(
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draft.config.tokenizer_hash = made_for
-    int8_checkpoint.save(draft, folder)
+    int8.save(draft, folder)
     save_file({"ids": ids}, folder / ID_MAP_FILE)
     (folder / FACTS).unlink(missing_ok=True)
     write_card(folder, facts)
@@ -44,7 +44,7 @@ def write_draft(
 
 def read_draft(folder: Path) -> PreTrainedModel:
     """The draft as it was written, rounding included."""
-    draft = int8_checkpoint.load(folder, dtype=torch.float32, attention="sdpa")
+    draft = int8.load(folder, dtype=torch.float32, attention="sdpa")
     draft.eval()
     return draft
 

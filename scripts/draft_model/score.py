@@ -18,8 +18,8 @@ from specbench.config.compose import compose, typed
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError
 from specbench.models import loading
-from specbench.models.draft_loading import ID_MAP_FILE, read_id_map
-from specbench.models.draft_model import DraftModel
+from specbench.models.draft.loading import ID_MAP_FILE, read_id_map
+from specbench.models.draft.model import DraftModel
 from specbench.models.target import Target
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CASES, read_records

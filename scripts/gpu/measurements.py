@@ -22,7 +22,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
-from specbench.models.draft_model import DraftModel
+from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import shape_model
 from specbench.models.target import Target

@@ -19,7 +19,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import Artifact
 from specbench.index.lru.ngram_counts import WindowCounter, frequent_followers
 from specbench.index.ngram.bigram_table import BigramTable
-from specbench.models.weights import sample_weights
+from specbench.models.checkpoints.weights import sample_weights
 
 TOKENIZER = "toy"  # in place of a tokenizer's hash
 HEADER = {"corpus": {"name": "toy", "description": "made-up text of a few words"}}

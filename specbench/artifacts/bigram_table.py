@@ -12,7 +12,7 @@ from specbench.artifacts.resolve import Progress
 from specbench.errors import ConfigurationError
 from specbench.index.ngram.bigram_table import TOP, BigramTable, digest, embedding_weight
 from specbench.models import loading
-from specbench.models.weights import sample_weights
+from specbench.models.checkpoints.weights import sample_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -65,7 +65,7 @@ def resolve(
         tokenizer: a transformers tokenizer, or a `NamedTokenizer`; files belong to one.
         bundled: whether the run's model is the bundled one, whose files are built on first use.
         cache_dir: default files lie in its folder ``artefacts``.
-        model_key: ``specbench.models.weights.model_key`` of the run's model; required where an
+        model_key: ``models.checkpoints.weights.model_key`` of the run's model; required where an
             artifact is ``per_model``.
         progress: called with what is being done, and how much of how much (0 where unknown);
             None shows a bar on a terminal and a line every few seconds elsewhere.

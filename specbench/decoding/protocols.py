@@ -64,7 +64,7 @@ class TargetInfo(Protocol):
 
 
 class DraftLM(Protocol):
-    """A second model that drafts; ``specbench.models.draft_model.DraftModel`` in a run.
+    """A second model that drafts; ``specbench.models.draft.model.DraftModel`` in a run.
 
     Ids are the target's. With ``own`` logits are over the draft's own ids, which `to_target_ids`
     translates: cheaper to search where the draft's vocabulary is smaller than the target's.

@@ -18,6 +18,13 @@ from transformers import PreTrainedModel
 from specbench.errors import ConfigurationError
 
 
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """The list of modules that has the configuration's number of layers."""
+    lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
+    n_layers = model.config.get_text_config().num_hidden_layers
+    return next(m for m in lists if len(m) == n_layers)
+
+
 class HiddenStates:
     """Hands out the hidden states of a model's passes.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.config.draft import check_device
 from specbench.config.schema import ModelConfig, RunConfig
 from specbench.errors import ConfigurationError
-from specbench.models import bundled, weights
+from specbench.models.checkpoints import bundled, weights
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ def load_model(
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from specbench.models import int8_checkpoint
+    from specbench.models.checkpoints import int8
 
     model = weights.model_node(config)
     device = choose_device(str(model.device))
@@ -136,8 +136,8 @@ def load_model(
     # would run into the measurement.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
     with weights.translated(model), _quiet_transformers():
-        if isinstance(place, Path) and (place / int8_checkpoint.FILE).is_file():
-            network = int8_checkpoint.load(place, dtype=dtype, attention=str(model.attention))
+        if isinstance(place, Path) and (place / int8.FILE).is_file():
+            network = int8.load(place, dtype=dtype, attention=str(model.attention))
         else:
             own = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
             network = AutoModelForCausalLM.from_pretrained(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError, SpecBenchError, first_line
 from specbench.kernels.attention import window_sizes
+from specbench.models.hidden_states import HiddenStates, decoder_layers
 from specbench.models.supported import ELSE
 from specbench.models.target import Target
 
@@ -147,7 +148,7 @@ class _Text:
 @dataclass(frozen=True, slots=True)
 class _OwnRows:
     logits: dict[str, torch.Tensor]  # by part, [rows, vocab]
-    hidden: dict[str, list[torch.Tensor]]  # by part and layer, [rows, hidden]; perhaps no layer
+    hidden: dict[str, list[torch.Tensor]]  # by part and layer, [rows, hidden]
     spread: Spread
 
     @property
@@ -204,12 +205,18 @@ def _own_rows(model: PreTrainedModel, text: _Text) -> _OwnRows:
         )
     tokens = [text.root, *text.chain]
 
-    def behind(ids: list[int]) -> Any:
-        return read(ids, copy.deepcopy(begun.past_key_values), output_hidden_states=True)
+    # Not by transformers' own option, which would leave a hook in every layer for the whole run.
+    layers = decoder_layers(model)
+    states = HiddenStates(model, layers, model.device)
+    numbers = range(len(layers) + 1)
+
+    def behind(ids: list[int]) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        with states.collected(numbers) as hidden:
+            return read(ids, copy.deepcopy(begun.past_key_values)).logits[0], hidden
 
     cache = copy.deepcopy(begun.past_key_values)
     one = torch.cat([read([token], cache).logits[0] for token in tokens])
-    chain = behind(tokens)
+    chain, chain_states = behind(tokens)
     whole = read([*text.prompt, *tokens], None, keep=len(tokens))
     branches = [_path(node) for node in range(len(_PARENTS)) if node not in _PARENTS]
     passes = [behind([text.root, *text.nodes[path]]) for path in branches]
@@ -221,17 +228,16 @@ def _own_rows(model: PreTrainedModel, text: _Text) -> _OwnRows:
             found[[0, *(node + 1 for node in path)]] = of_branch
         return found
 
-    layers = range(len(chain.hidden_states or ()))
     return _OwnRows(
         logits={
             "chain": torch.cat([begun.logits[0], one]),
-            "tree": in_tree([each.logits[0] for each in passes]),
+            "tree": in_tree([logits for logits, _ in passes]),
         },
         hidden={
-            "chain": [chain.hidden_states[i][0] for i in layers],
-            "tree": [in_tree([each.hidden_states[i][0] for each in passes]) for i in layers],
+            "chain": [chain_states[i] for i in numbers],
+            "tree": [in_tree([hidden[i] for _, hidden in passes]) for i in numbers],
         },
-        spread=measure_spread(one, chain.logits[0], whole.logits[0], typical=_is_mixture(model)),
+        spread=measure_spread(one, chain, whole.logits[0], typical=_is_mixture(model)),
     )
 
 

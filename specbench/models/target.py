@@ -25,11 +25,11 @@ from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan, install, window_sizes
 from specbench.kernels.fused_layers import count_fused, fuse
 from specbench.kernels.packed_linear import pack_linears, packed_weights
+from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.embeddings import Embeddings
-from specbench.models.hidden_states import HiddenStates
+from specbench.models.hidden_states import HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores, batch_select
-from specbench.models.weights import sample_weights
 
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
 
@@ -94,10 +94,7 @@ class Target:
 
     @property
     def layers(self) -> torch.nn.ModuleList:
-        """The decoder layers."""
-        lists = (m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList))
-        n_layers = self.model.config.get_text_config().num_hidden_layers
-        return next(m for m in lists if len(m) == n_layers)
+        return decoder_layers(self.model)
 
     @property
     def n_layers(self) -> int:

@@ -118,7 +118,7 @@ class Replayer:
         )
 
     def _model_key(self) -> str:
-        """As ``specbench.models.weights.model_key`` names the recorded model, without its files."""
+        """As ``models.checkpoints.weights.model_key`` names the model, without its files."""
         model = self._traces.model
         return model.get("weights_hash") or f"{model.get('id')}@{model.get('revision')}"
 

@@ -58,7 +58,7 @@ class TableTarget:
 
 
 class TableDraft:
-    """``specbench.models.draft_model.DraftModel`` in the plainest form; nodes are whole texts."""
+    """``specbench.models.draft.model.DraftModel`` in the plainest form; nodes are whole texts."""
 
     device = torch.device("cpu")
     n_parameters = 1000

@@ -6,7 +6,7 @@ import pytest
 from methods.card import Card
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftContext
-from specbench.models.speed_ratio import latency_ratio
+from specbench.models.draft.speed_ratio import latency_ratio
 from tests.conftest import VOCAB as TINY_VOCAB
 from tests.conftest import tiny_draft
 from tests.methods.table_turns import VOCAB, pair, turn

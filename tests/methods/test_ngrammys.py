@@ -13,8 +13,8 @@ from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, Dra
 from specbench.errors import ArtifactError, ConfigurationError
 from specbench.index.ngram import bigram_table
 from specbench.index.ngram.bigram_table import BigramTable
+from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.target import Target
-from specbench.models.weights import sample_weights
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
 from tests.methods.toy_turns import decode, pairs, plain
 

@@ -7,7 +7,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import MatchVerifier, RejectionVerifier
-from specbench.models.speed_ratio import latency_ratio
+from specbench.models.draft.speed_ratio import latency_ratio
 from tests.conftest import VOCAB as TINY_VOCAB
 from tests.conftest import tiny_draft
 from tests.methods.table_turns import PROMPT, VOCAB, pair, turn

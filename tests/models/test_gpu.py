@@ -22,7 +22,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
 from specbench.index.tree.static_tree import TOKEN_RECYCLING_TREE, load_tree
-from specbench.models.draft_model import DraftModel
+from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_model

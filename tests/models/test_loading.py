@@ -22,7 +22,8 @@ from transformers.integrations import accelerate
 from specbench.config.compose import compose
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError, WeightsNotFound
-from specbench.models import bundled, loading, weights
+from specbench.models import loading
+from specbench.models.checkpoints import bundled, weights
 from specbench.paths import CONF_DIR
 from tests.tiny_checkpoint import VOCAB, save_checkpoint, tiny_tokenizer
 
@@ -236,7 +237,7 @@ def test_complete_download_is_used_offline(tmp_path, monkeypatch):
         "cfg = compose(['model=vicuna7b', 'model.id=some/model', 'model.device=cpu'])\n"
         "loading.model_files_present(cfg)\n"
         "loaded = loading.load_model(cfg)\n"
-        "from specbench.models import weights\n"
+        "from specbench.models.checkpoints import weights\n"
         "print(loaded.revision, loaded.weights_hash, weights.model_key(cfg))\n"
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -214,6 +214,12 @@ def test_a_run_without_drafts_is_checked_by_its_one_row_passes():
     assert target.max_nodes == 0 and found.difference.keys() == {"chain", "tree"}
 
 
+def test_the_check_leaves_no_hook_that_the_run_would_pay_for():
+    model = tiny_model("llama")
+    check(model)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
 def test_the_spread_of_passes_that_agree_is_that_of_roundings():
     logits = torch.tensor([[1.0, -8.0]], dtype=torch.bfloat16)
     same = measure_spread(logits, logits)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runners.run_folder import folder, manifest
+from runners.session import open_run
 from specbench.errors import OutputRefused
 from specbench.results import records
 from specbench.results.manifest import RunManifest
@@ -60,6 +61,18 @@ def test_records_without_a_manifest_are_nobodys(tmp_path):
     (tmp_path / records.CASES).touch()
     with pytest.raises(OutputRefused, match="no manifest"):
         folder.check_owner(tmp_path, "k", {})
+
+
+def test_a_run_killed_while_it_opens_its_files_can_be_resumed(job, tmp_path, monkeypatch):
+    def killed(job):
+        folder.jsonl.append_jsonl(tmp_path / records.CASES, [])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(open_run, "build_method_runs", lambda job: [])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(folder, "ResultFiles", killed)
+        open_run.complete(job, lambda run: None)
+    folder.check_owner(tmp_path, job.run_key, job.identity)
 
 
 def test_fresh_takes_the_first_free_name(tmp_path):

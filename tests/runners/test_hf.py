@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 
 from runners.session.transformers_session import TransformersSession
 from specbench.errors import ConfigurationError, NeedsNotMet
-from specbench.models import draft_loading
-from specbench.models.draft_loading import ID_MAP_FILE
+from specbench.models.draft import loading as draft_loading
+from specbench.models.draft.loading import ID_MAP_FILE
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.small_run import run_here

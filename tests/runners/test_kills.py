@@ -146,6 +146,8 @@ def until_complete(folder, overrides, rng, most, longest_s):
             kills.append((when, who))
         else:
             assert process.exitcode == 0
+        held = (folder / records.CASES).exists()
+        assert not held or (folder / records.MANIFEST).exists(), "a folder that cannot be resumed"
     return kills
 
 

@@ -37,7 +37,7 @@ class BigramTable(NamedTuple):
         bigrams: ``[vocab, K]`` int32: the most probable next ids after each id, best first; the
             smaller id on ties.
         unigrams: ``[K]`` int32: the ids that `rank_unigrams` puts first.
-        sample: some of the model's weights, see ``specbench.models.weights``.
+        sample: some of the model's weights, see ``specbench.models.checkpoints.weights``.
         bos: whether the begin token preceded each id.
     """
 

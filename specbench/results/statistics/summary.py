@@ -111,11 +111,16 @@ def summarize(
     tasks = sorted({*pooled.tasks, *pooled.dropped}, key=task_order)
     groups = {task: pooled.of_task(task) for task in tasks}
     groups[OVERALL] = pooled
-    rows = []
-    for task, group in groups.items():
-        sample = Sample(group, estimator, seed, n_resamples)
-        rows += [sample.row(task, label, baseline, context) for label in labels]
-    return rows
+    samples = {task: Sample(group, estimator, seed, n_resamples) for task, group in groups.items()}
+    plain = {*context.plain.values(), baseline}
+    for sample in samples.values():
+        for label in plain:
+            context = context.with_passes(sample.decode_speed(label))
+    return [
+        sample.row(task, label, baseline, context)
+        for task, sample in samples.items()
+        for label in labels
+    ]
 
 
 class Sample:
@@ -185,7 +190,7 @@ class Sample:
             "speedup_graph": over[plain.get("graph")][0],
             "speedup_eager_ci": over[plain.get("eager")][1],
             "speedup_graph_ci": over[plain.get("graph")][1],
-            "bandwidth_share": context.share(self._decode_speed(own)),
+            "bandwidth_share": context.share(self.decode_speed(own)),
             "lossless": {
                 kind: verdicts.count(kind)
                 for kind in (*VERDICTS, "lossy")
@@ -220,7 +225,7 @@ class Sample:
     def tokens_per_s(self, label: str) -> float | None:
         return _finite(ratio_of_totals(*self._speed_parts(self._timed.totals[label][0])))
 
-    def _decode_speed(self, label: str | None) -> float | None:
+    def decode_speed(self, label: str | None) -> float | None:
         """Tokens per second after the prompt's pass; None of a label that was not run."""
         if label not in self._decoded.totals:
             return None

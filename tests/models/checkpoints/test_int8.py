@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from specbench.errors import WeightsNotFound
-from specbench.models import int8_checkpoint
+from specbench.models.checkpoints import int8
 from tests.conftest import tiny_model
 
 ROWS = torch.tensor([[1, 5, 9, 14, 3]])
@@ -15,12 +15,12 @@ ROWS = torch.tensor([[1, 5, 9, 14, 3]])
 @pytest.fixture
 def path(tmp_path):
     """The weights' file of a folder that was written."""
-    int8_checkpoint.save(tiny_model("llama", dtype=torch.float32), tmp_path)
-    return tmp_path / int8_checkpoint.FILE
+    int8.save(tiny_model("llama", dtype=torch.float32), tmp_path)
+    return tmp_path / int8.FILE
 
 
 def load(path, dtype=torch.float32):
-    return int8_checkpoint.load(path.parent, dtype=dtype, attention="sdpa")
+    return int8.load(path.parent, dtype=dtype, attention="sdpa")
 
 
 def rounded(weight: torch.Tensor) -> torch.Tensor:
@@ -35,8 +35,8 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_what_is_read_is_what_was_written_but_for_the_rounding(architecture, tmp_path):
     network = tiny_model(architecture, dtype=torch.float32)
-    int8_checkpoint.save(network, tmp_path)
-    found = load(tmp_path / int8_checkpoint.FILE).eval()
+    int8.save(network, tmp_path)
+    found = load(tmp_path / int8.FILE).eval()
     with torch.no_grad():
         for weight in network.parameters():
             if weight.dim() == 2:
@@ -51,8 +51,8 @@ def test_weights_come_in_the_precision_asked_for(dtype, tied, tmp_path):
     config = tiny_model("llama").config
     config.tie_word_embeddings = tied
     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    int8_checkpoint.save(network, tmp_path)
-    path = tmp_path / int8_checkpoint.FILE
+    int8.save(network, tmp_path)
+    path = tmp_path / int8.FILE
     exact, found = load(path).state_dict(), load(path, dtype).eval()
     assert found.dtype == dtype
     for name, weight in found.state_dict().items():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree, Needs
 from specbench.errors import ConfigurationError
-from specbench.models.draft_model import DraftModel
+from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft

@@ -18,7 +18,7 @@ import numpy as np
 from specbench.arrays import Array
 from specbench.config.schema import ModelConfig, RunConfig
 from specbench.errors import WeightsNotFound, first_line
-from specbench.models import bundled
+from specbench.models.checkpoints import bundled
 
 if TYPE_CHECKING:
     from torch import nn

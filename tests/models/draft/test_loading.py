@@ -19,7 +19,8 @@ from specbench.config.compose import compose, typed
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
-from specbench.models import draft_loading, loading
+from specbench.models import loading
+from specbench.models.draft import loading as draft_loading
 from specbench.models.target import Target
 from specbench.paths import ASSETS
 from tests.conftest import tiny_model

@@ -11,7 +11,7 @@ import torch
 
 from specbench.decoding.device import seconds
 from specbench.decoding.structs import DraftTree
-from specbench.models.draft_model import DraftModel
+from specbench.models.draft.model import DraftModel
 from specbench.models.target import Target
 
 _TEXT = np.zeros(64, dtype=np.int64)  # what both have read
