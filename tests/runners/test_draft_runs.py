@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from specbench.errors import ConfigurationError, NeedsNotMet
-from specbench.models import loading, speed_ratio
+from specbench.models import loading
+from specbench.models.draft import speed_ratio
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.contract import driver
