@@ -477,7 +477,7 @@ class TestRunSummary:
             cases += pair(case, plain_s=4, fast_s=2)
             cases.append(record("slow", case, 11, 10, 8.0, method="ar"))
         labels = {"ar": {}, "pld": {}, "slow": {"method": "ar", "knobs": {"eager": True}}}
-        model = {"weight_bytes": 4e9, "copy_bytes_per_s": 20e9}
+        model = {"weight_bytes": 4_000_000_000, "copy_bytes_per_s": 20e9}
         if engine is not None:
             model["passes"] = {"engine": engine}
         found = self.of(cases, labels=labels, model=model)
@@ -492,7 +492,7 @@ class TestRunSummary:
         assert [rows[label]["bandwidth_share"] for label in labels] == [0.5, 0.5, 0.25]
 
     def test_the_baseline_is_held_against_the_memory(self):
-        model = {"weight_bytes": 4e9, "copy_bytes_per_s": 8e9, "dtype": "float32"}
+        model = {"weight_bytes": 4_000_000_000, "copy_bytes_per_s": 8e9, "dtype": "float32"}
         cases, labels = pair("a", plain_s=10), {"ar": {}, "pld": {}}
         found = self.of(cases, labels=labels, model=model)
         (note,) = found["notes"]

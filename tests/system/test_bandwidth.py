@@ -124,7 +124,7 @@ NO_GRAPH = {
 
 
 def test_the_baselines_share_and_its_warning():
-    model = {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10, "passes": GRAPHS}
+    model = {"weight_bytes": 500_000_000, "copy_bytes_per_s": 5e10, "passes": GRAPHS}
     assert notes(manifest_of({"model": model}), 0.8) == [
         "ar (graph engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s)."
     ]
@@ -137,7 +137,7 @@ def test_the_baselines_share_and_its_warning():
 
 def test_the_fastest_read_is_what_the_baseline_is_held_against():
     """Where a run has measured it; a copy stands in for it in older ones."""
-    model = {"weight_bytes": 5e8, "copy_bytes_per_s": 2e10, "read_bytes_per_s": 5e10}
+    model = {"weight_bytes": 500_000_000, "copy_bytes_per_s": 2e10, "read_bytes_per_s": 5e10}
     (line,) = notes(manifest_of({"model": model}), 0.8)
     assert "80% of this machine's read bandwidth (50 GB/s)" in line
     found = baseline_context(manifest_of({"model": model}))
@@ -146,7 +146,7 @@ def test_the_fastest_read_is_what_the_baseline_is_held_against():
 
 
 def test_plain_decoding_that_is_faster_than_any_read_is_itself_the_fastest():
-    model = {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10}
+    model = {"weight_bytes": 500_000_000, "copy_bytes_per_s": 5e10}
     found = baseline_context(manifest_of({"model": model}))
     assert found.with_passes(90.0) == found
     for tokens_per_s in (100.0, 118.0, 3.1e7):
@@ -179,7 +179,9 @@ def test_a_graph_engine_without_a_graph_of_plain_decoding_is_no_graph_baseline()
     assert only.startswith("no CUDA graph of a pass with one row was captured: ar")
 
 
-@pytest.mark.parametrize("model", [{}, {"weight_bytes": 5e8}, {"copy_bytes_per_s": 1e9}, None])
+@pytest.mark.parametrize(
+    "model", [{}, {"weight_bytes": 500_000_000}, {"copy_bytes_per_s": 1e9}, None]
+)
 def test_what_an_old_manifest_lacks_is_not_made_up(model):
     assert notes(manifest_of({"model": model}), None) == []
     assert baseline_context(manifest_of({"model": model})).share(80.0) is None
@@ -217,7 +219,7 @@ def test_which_plain_decodings_a_run_has(manifest, plain):
 
 def test_the_floor_is_the_time_to_read_the_weights():
     found = baseline_context(
-        manifest_of({"model": {"weight_bytes": 5e8, "copy_bytes_per_s": 5e10}})
+        manifest_of({"model": {"weight_bytes": 500_000_000, "copy_bytes_per_s": 5e10}})
     )
     assert found == BaselineContext({}, 0.01, "copy")
     assert found.share(80.0) == pytest.approx(0.8)
