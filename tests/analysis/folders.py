@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 from analysis.runs.claims import Claim, Counting
@@ -17,6 +18,13 @@ def edit_json(path, **changes):
 
 def edit_manifest(folder, **changes):
     edit_json(folder / "manifest.json", **changes)
+
+
+def copy_run(folder, to, run_key):
+    """A copy as another run's: manifest and records name its key."""
+    shutil.copytree(folder, to)
+    edit_manifest(to, run_key=run_key)
+    edit_records(to, lambda record: record | {"run_key": run_key})
 
 
 def edit_records(folder, change):

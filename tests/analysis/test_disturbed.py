@@ -32,6 +32,7 @@ def folder(results):
         if record["label"] == "pld":
             old |= {"status": "disturbed", "disturbed_by": "made up"}
             old["decode_s"] = 100 * record["decode_s"]
+            old["wall_s"] = old["prefill_s"] + old["decode_s"]
         first.append(old)
         return record | {"attempt": 1}
 

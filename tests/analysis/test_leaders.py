@@ -1,7 +1,6 @@
 """Who may be the best, in one run and over several."""
 
 import json
-import shutil
 
 import pytest
 
@@ -10,7 +9,7 @@ from analysis.runs.comparisons import make_comparisons
 from analysis.runs.leaders import leaders
 from analysis.runs.load import load_runs
 from specbench.results.statistics.pairs import compare_pairs, leaders_of
-from tests.analysis.folders import edit_manifest, edit_records
+from tests.analysis.folders import copy_run, edit_records
 
 
 def only(cases, factor=1.0, repeats=(0,)):
@@ -49,8 +48,7 @@ def test_in_one_run_they_are_those_of_its_summary(results):
 
 def test_two_runs_are_compared_case_by_case(results, case_ids):
     edit_records(results / "one", only(case_ids))
-    shutil.copytree(results / "one", results / "two")
-    edit_manifest(results / "two", run_key="other")
+    copy_run(results / "one", results / "two", "other")
     _, alike = led(results)
     assert {"cacheback (one)", "cacheback (two)"} <= set(alike), "nothing parts a run from its copy"
     edit_records(results / "two", only(case_ids, factor=0.4))
@@ -60,9 +58,8 @@ def test_two_runs_are_compared_case_by_case(results, case_ids):
 
 def test_repeats_of_one_of_the_runs_do_no_harm(results, case_ids):
     edit_records(results / "one", only(case_ids, repeats=(0, 1)))
-    shutil.copytree(results / "one", results / "two")
+    copy_run(results / "one", results / "two", "other")
     edit_records(results / "two", only(case_ids, factor=0.4))
-    edit_manifest(results / "two", run_key="other")
     assert led(results)[1] == ["pld (two)"]
 
 

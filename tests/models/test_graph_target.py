@@ -469,7 +469,7 @@ def test_drafting_asks_nothing_of_the_device(monkeypatch, rng):
         return torch.as_tensor(values)
 
     monkeypatch.setattr(StaticNodes, "run", run)
-    for module in ("draft_model", "kv_cache"):
+    for module in ("draft.model", "kv_cache"):
         monkeypatch.setattr(f"specbench.models.{module}.to_device", send)
     logits = draft.catch_up(text, own=True)[None]
     for last in range(3):
