@@ -19,6 +19,7 @@ from specbench.arrays import Array
 from specbench.config.schema import ModelConfig, RunConfig
 from specbench.errors import WeightsNotFound, first_line
 from specbench.models.checkpoints import bundled
+from specbench.paths import typed_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +48,7 @@ def is_bundled(model: ModelConfig) -> bool:
 def local_folder(model: ModelConfig) -> Path | None:
     """The folder that ``model.id`` names, which may be missing; None for a hub id."""
     text = str(model.id)
-    folder = Path(text).expanduser()
+    folder = typed_path(text)
     looks_local = text.startswith((".", "/", "~", "\\")) or text.count("/") > 1
     return folder if folder.is_dir() or looks_local or folder.is_absolute() else None
 
