@@ -34,6 +34,7 @@ from specbench.models.draft.loading import check_same_tokenizer, load_draft_mode
 from specbench.models.draft.model import DraftModel
 from specbench.models.draft.speed_ratio import latency_ratio
 from specbench.models.graph_target import GraphTarget
+from specbench.models.heads import folder as head_folder
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.recording import top_candidates
@@ -54,7 +55,7 @@ class Session:
 
     Args:
         tokenizer, template: of the prompts.
-        files: by label, the artifacts that its drafter reads.
+        files: by label, the artifacts that its drafter reads; ``heads``: folders of its heads.
         model: the target's network; ``target`` runs its passes.
         drafts: by label, its draft model and what the manifest says of it.
         max_len: tokens that the buffers hold.
@@ -67,6 +68,7 @@ class Session:
         tokenizer: PreTrainedTokenizerBase,
         template: PromptTemplate,
         files: Mapping[str, Mapping[str, Path]],
+        heads: Mapping[str, Mapping[str, Path]],
         model: LoadedModel,
         target: Target,
         drafts: Mapping[str, LoadedDraft],
@@ -76,7 +78,7 @@ class Session:
         self._max_new_tokens = config.generation.max_new_tokens
         self._tokenizer, self._template = tokenizer, template
         self._tokenizer_hash = loading.tokenizer_hash(tokenizer)
-        self._files = files
+        self._files, self._heads = files, heads
         self._model, self._target, self._drafts = model, target, drafts
         self._max_len = max_len
         self._max_nodes = max(run.drafter.needs.max_nodes for run in runs)
@@ -106,14 +108,13 @@ class Session:
         self._plain_drafter = Drafter(name="plain")
         for run in runs:
             draft = self._draft_of(run.label)
-            if layers := run.drafter.needs.hidden_layers:
-                target.hidden_states.check(layers, f"method={run.label}")
             context = DraftContext(
                 vocab_size=target.vocab_size,
                 eos_ids=model.eos_ids,
                 tokenizer_hash=self._tokenizer_hash,
                 max_len=model.context_length,
                 artifacts=files[run.label],
+                heads=heads[run.label],
                 seed=config.seed,
                 sampling=sampling,
                 target=target,
@@ -124,6 +125,9 @@ class Session:
             )
             with fitting(run.entry):
                 run.drafter.setup(context)
+            # Behind `setup`: a head's own configuration may say which states it reads.
+            if layers := run.drafter.needs.hidden_layers:
+                target.hidden_states.check(layers, f"method={run.label}")
 
     @property
     def context_length(self) -> int:
@@ -154,13 +158,23 @@ class Session:
             threads=torch.get_num_threads(),
             artefacts={
                 label: {name: dict(resolve.describe(path)) for name, path in files.items()}
-                for label, files in self._files.items()
+                for label, files in self._files_read().items()
                 if files
             },
             drafts={label: info for label, (_, info) in self._drafts.items()},
             memory=self._memory,
             measured={label: dict(found) for label, found in self._measured.items() if found},
         )
+
+    def _files_read(self) -> dict[str, dict[str, Path]]:
+        """By label: its artifacts, and the weights of its heads."""
+        found = {label: dict(files) for label, files in self._files.items()}
+        for label, heads in self._heads.items():
+            files = {
+                f"head {name}": head_folder.weight_file(folder) for name, folder in heads.items()
+            }
+            found[label] |= {name: file for name, file in files.items() if file is not None}
+        return found
 
     def measure_copy_bandwidth(self) -> float:
         """Bytes per second, within the memory of the target's device."""
@@ -306,6 +320,7 @@ def load_session(
     tokenizer = loading.load_tokenizer(config)
     template = PromptTemplate.from_config(tokenizer, config)
     files = {run.label: _find_artifacts(config, run, tokenizer) for run in runs}
+    heads = {run.label: _find_heads(config, run) for run in runs}
     # Before the weights: a large target takes minutes to load.
     asked = [*(run.entry.draft for run in runs if run.drafter.needs.draft_model), *more_drafts]
     for i, draft in enumerate(asked):
@@ -334,7 +349,7 @@ def load_session(
         self_check=check,
     )
     drafts = _load_drafts(config, runs, target, tokenizer, max_len)
-    return kind(job, runs, tokenizer, template, files, model, target, drafts, max_len)
+    return kind(job, runs, tokenizer, template, files, heads, model, target, drafts, max_len)
 
 
 def _find_artifacts(
@@ -349,6 +364,12 @@ def _find_artifacts(
         cache_dir=Path(config.cache_dir),
         model_key=weights.model_key(config) if per_model else None,
     )
+
+
+def _find_heads(config: RunConfig, run: MethodRun) -> dict[str, Path]:
+    wanted = run.drafter.needs.heads
+    found = {n: head_folder.find(n, run.entry.heads, config.model, fetch=True) for n in wanted}
+    return {name: folder for name, folder in found.items() if folder is not None}
 
 
 def _load_drafts(
