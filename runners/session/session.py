@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from runners.job import Job
 from runners.session.build import batch_layouts, build_verifier, hidden_layers, make_target
+from runners.session.method_files import describe_files, find_artifacts, find_heads
 from runners.session.method_runs import MethodRun, fitting
 from specbench.arrays import IntArray
-from specbench.artifacts import resolve
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig, RunConfig
 from specbench.data.chat_templates import PromptTemplate
@@ -34,7 +34,6 @@ from specbench.models.draft.loading import check_same_tokenizer, load_draft_mode
 from specbench.models.draft.model import DraftModel
 from specbench.models.draft.speed_ratio import latency_ratio
 from specbench.models.graph_target import GraphTarget
-from specbench.models.heads import folder as head_folder
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.recording import top_candidates
@@ -156,25 +155,11 @@ class Session:
             overlapping=self._overlapping,
             self_check=None if model.self_check is None else model.self_check.to_json(),
             threads=torch.get_num_threads(),
-            artefacts={
-                label: {name: dict(resolve.describe(path)) for name, path in files.items()}
-                for label, files in self._files_read().items()
-                if files
-            },
+            artefacts=describe_files(self._files, self._heads),
             drafts={label: info for label, (_, info) in self._drafts.items()},
             memory=self._memory,
             measured={label: dict(found) for label, found in self._measured.items() if found},
         )
-
-    def _files_read(self) -> dict[str, dict[str, Path]]:
-        """By label: its artifacts, and the weights of its heads."""
-        found = {label: dict(files) for label, files in self._files.items()}
-        for label, heads in self._heads.items():
-            files = {
-                f"head {name}": head_folder.weight_file(folder) for name, folder in heads.items()
-            }
-            found[label] |= {name: file for name, file in files.items() if file is not None}
-        return found
 
     def measure_copy_bandwidth(self) -> float:
         """Bytes per second, within the memory of the target's device."""
@@ -319,8 +304,8 @@ def load_session(
     config = job.config
     tokenizer = loading.load_tokenizer(config)
     template = PromptTemplate.from_config(tokenizer, config)
-    files = {run.label: _find_artifacts(config, run, tokenizer) for run in runs}
-    heads = {run.label: _find_heads(config, run) for run in runs}
+    files = {run.label: find_artifacts(config, run, tokenizer) for run in runs}
+    heads = {run.label: find_heads(config, run) for run in runs}
     # Before the weights: a large target takes minutes to load.
     asked = [*(run.entry.draft for run in runs if run.drafter.needs.draft_model), *more_drafts]
     for i, draft in enumerate(asked):
@@ -350,26 +335,6 @@ def load_session(
     )
     drafts = _load_drafts(config, runs, target, tokenizer, max_len)
     return kind(job, runs, tokenizer, template, files, heads, model, target, drafts, max_len)
-
-
-def _find_artifacts(
-    config: RunConfig, run: MethodRun, tokenizer: PreTrainedTokenizerBase
-) -> Mapping[str, Path]:
-    needed = run.drafter.needs.artifacts
-    per_model = any(artifact.per_model for artifact in needed)
-    return resolve.resolve(
-        needed,
-        tokenizer=tokenizer,
-        bundled=config.model.embedded,
-        cache_dir=Path(config.cache_dir),
-        model_key=weights.model_key(config) if per_model else None,
-    )
-
-
-def _find_heads(config: RunConfig, run: MethodRun) -> dict[str, Path]:
-    wanted = run.drafter.needs.heads
-    found = {n: head_folder.find(n, run.entry.heads, config.model, fetch=True) for n in wanted}
-    return {name: folder for name, folder in found.items() if folder is not None}
 
 
 def _load_drafts(

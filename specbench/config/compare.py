@@ -74,9 +74,8 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     result.method = OmegaConf.merge(composed.method, knobs)
     result.compare = []  # others' knobs may refer to those of the run's method
     chosen = next((c for c in (cfg, composed) if draft_weights(c.pair.draft, cfg.model)), composed)
-    result.pair = OmegaConf.merge(
-        composed.pair, {"draft": chosen.pair.draft, "heads": cfg.pair.heads}
-    )
+    result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})
+    result.pair.heads = {**composed.pair.heads, **cfg.pair.heads}
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result

@@ -55,14 +55,16 @@ def chosen(name: str, values: Mapping[str, Any], default: Any = None) -> Any:
 def methods_that_need(what: str) -> list[str]:
     """Names of the methods whose ``needs`` has ``what`` set, under their own defaults.
 
-    A union is left out: it needs what the methods need that it is made of.
+    Methods made of others are left out: they need what those need.
     """
     folder = paths.CONF_DIR / "method"
     configs = [OmegaConf.load(folder / f"{name}.yaml") for name in option_names("method")]
     return [
         str(config.name)
         for config in configs
-        if "drafters" not in config and getattr(get_class(config._target_)().needs, what)
+        if "drafters" not in config
+        and config.get("auxiliary") is None
+        and getattr(get_class(config._target_)().needs, what)
     ]
 
 

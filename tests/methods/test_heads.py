@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from methods.eagle import Eagle, Eagle2, Eagle3
-from methods.hydra import Hydra
+from methods.hydra_heads import Hydra
 from methods.medusa import Medusa
 from methods.pld import PromptLookup
 from methods.sam import SuffixAutomatonDecoding
