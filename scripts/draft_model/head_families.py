@@ -83,7 +83,7 @@ def _unroll(
 
 def _layer(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of the target's config.json what describes a layer like its own."""
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    names = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"]
     names += ("rms_norm_eps", "vocab_size", "hidden_act", "max_position_embeddings", "rope_theta")
     kept = {name: config[name] for name in names if config.get(name) is not None}
     nested = config.get("rope_parameters") or {}

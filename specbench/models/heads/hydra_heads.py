@@ -135,8 +135,9 @@ class Hydra(nn.Module):
             Logits ``[n, vocab]`` of head d.
         """
         states = self.states(prefix, paths)
-        own = self.heads[paths.shape[1] - 1].lm_head
-        return self.target.logits(states) if own is None else own(states)
+        head: Any = self.heads[paths.shape[1] - 1]
+        logits: torch.Tensor = (head.lm_head or self.target.logits)(states)
+        return logits
 
     def states(self, prefix: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
         """What the LM head reads, ``[n, hidden]``; ``prefix`` may be ``[n, hidden]`` too."""
