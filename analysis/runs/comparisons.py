@@ -136,8 +136,12 @@ class Comparison:
 
     def name_of(self, entry: ComparedLabel) -> str:
         """The label, with the settings that differ where the comparison has it more than once."""
-        words = self._words[entry.run.path, entry.label]
+        words = self.words_of(entry)
         return f"{entry.label} ({words})" if words else entry.label
+
+    def words_of(self, entry: ComparedLabel) -> str:
+        """The settings in which a label differs from others of its name; "" where it has none."""
+        return self._words[entry.run.path, entry.label]
 
     @cached_property
     def _words(self) -> dict[tuple[Path, str], str]:

@@ -13,6 +13,8 @@ from specbench.storage.jsonl import JsonObject
 Labelled: TypeAlias = "tuple[Run, str]"
 # Of the settings that a manifest records, those that are none.
 NAMES = {"_target_", "name", "label", "version"}
+# Of a run's, those that say nothing of its labels, or nothing to a reader.
+_ASIDE = {*NAMES, "compare", "traces_sha", "surface_sha"}
 
 
 def varied_knobs(labels: Sequence[Labelled]) -> list[dict[str, object]]:
@@ -25,6 +27,28 @@ def varied_knobs(labels: Sequence[Labelled]) -> list[dict[str, object]]:
     return found
 
 
+def other_settings(labels: Sequence[Labelled]) -> list[dict[str, object]]:
+    """Of each label of a run what else its run was told, as far as the runs differ in that.
+
+    Keys are those that a user types; a label's own knobs are left out.
+    """
+    each = _apart([_flat(run.manifest.identity or {}) for run, _ in labels])
+    return [
+        {
+            key: value
+            for key, value in own.items()
+            if key.rpartition(".")[2] not in _ASIDE and not _is_own(run, label, key, value)
+        }
+        for (run, label), own in zip(labels, each, strict=True)
+    ]
+
+
+def _is_own(run: Run, label: str, key: str, value: object) -> bool:
+    group, _, knob = key.partition(".")
+    knobs = run.knobs(label)
+    return group == "method" and knob in knobs and knobs[knob] == value
+
+
 def setting_words(labels: Sequence[Labelled]) -> list[str]:
     """Of each label of a run what tells it from those of its name, as it is typed.
 
@@ -34,18 +58,9 @@ def setting_words(labels: Sequence[Labelled]) -> list[str]:
     """
     words = [_typed(own) for own in varied_knobs(labels)]
     for places in _by_label(labels).values():
-        if len({words[i] for i in places}) == len(places):
-            continue
-        each = [_flat(labels[i][0].manifest.identity or {}) for i in places]
-        apart = _apart(each)
-        known = set(varied_knobs(labels)[places[0]])
-        for i, own in zip(places, apart, strict=True):
-            more = {
-                key: value
-                for key, value in own.items()
-                if key.removeprefix("method.") not in known and key.rpartition(".")[2] not in NAMES
-            }
-            words[i] = ", ".join(filter(None, [words[i], _typed(more)]))
+        if len({words[i] for i in places}) < len(places):
+            for i, more in zip(places, other_settings([labels[i] for i in places]), strict=True):
+                words[i] = ", ".join(filter(None, [words[i], _typed(more)]))
     return words
 
 
