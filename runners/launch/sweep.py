@@ -59,7 +59,9 @@ def finish_sweep(outcomes: Sequence[JobOutcome]) -> None:
         dict.fromkeys(o.folder for o in done if o.folder and (o.folder / records.CASES).exists())
     )
     sys.stdout.flush()
-    if measured:
+    if "shard" in varied:
+        sys.stdout.write("parts of runs: python -m analysis.merge joins them\n")
+    elif measured:
         _summarize(measured, _home(measured, varied))
     for outcome in outcomes:
         if outcome:

@@ -89,3 +89,9 @@ def test_a_sweep_without_one_measured_job_has_no_table(commands, capsys):
     finish_sweep([JobOutcome(2, (f"seed={n}",), None, "no such model") for n in (1, 2)])
     assert not commands
     assert "failed: seed=1: no such model" in capsys.readouterr().out
+
+
+def test_parts_of_one_run_are_joined_not_compared(commands, tmp_path, capsys):
+    finish_sweep([job(tmp_path / f"{i}", f"shard={i}/2") for i in range(2)])
+    assert not commands
+    assert "python -m analysis.merge" in capsys.readouterr().out
