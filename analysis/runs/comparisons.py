@@ -12,6 +12,7 @@ from typing import Any
 from analysis.runs.claims import Claim, claims_not_run, find_claim
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
+from analysis.runs.settings import setting_words
 from analysis.runs.verdicts import Judge
 from specbench.results.decision import measured
 from specbench.results.estimate import FEWEST, Estimate
@@ -135,11 +136,24 @@ class Comparison:
         ]
 
     def name_of(self, entry: ComparedLabel) -> str:
-        """The label, and the run where the comparison has the label more than once."""
-        labels = [other.label for other in self.entries]
-        if labels.count(entry.label) == 1:
-            return entry.label
-        return f"{entry.label} ({run_names(self.runs)[entry.run.path]})"
+        """The label, with the settings that differ where the comparison has it more than once."""
+        words = self.words_of(entry)
+        return f"{entry.label} ({words})" if words else entry.label
+
+    def words_of(self, entry: ComparedLabel) -> str:
+        """The settings in which a label differs from others of its name; "" where it has none."""
+        return self._words[entry.run.path, entry.label]
+
+    @cached_property
+    def _words(self) -> dict[tuple[Path, str], str]:
+        labels = [(entry.run, entry.label) for entry in self.entries]
+        names, words = run_names(self.runs), setting_words(labels)
+        counts = Counter((label, said) for (_, label), said in zip(labels, words, strict=True))
+        # The same settings twice, as measured again: only their folders tell them apart.
+        return {
+            (run.path, label): said if counts[label, said] == 1 else names[run.path]
+            for (run, label), said in zip(labels, words, strict=True)
+        }
 
     @property
     def tasks(self) -> list[str]:
