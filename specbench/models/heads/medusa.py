@@ -52,15 +52,20 @@ class Medusa(nn.Module):
             Logits ``[n, heads, vocab]``; head i guesses the token at offset i + 2 from the row's,
             since the next one is the target's own.
         """
+        states = self.states(hidden, n_heads)
+        if not self.lm_heads:
+            return self.target.logits(torch.stack(states, dim=1))
+        return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=False)], dim=1)
+
+    def states(self, hidden: torch.Tensor, n_heads: int | None = None) -> list[torch.Tensor]:
+        """Of each of the first ``n_heads`` heads what its LM head reads, ``[n, hidden]``."""
         states = []
         for block in self.blocks[:n_heads]:
             x = hidden
             for _ in range(self.n_blocks):
                 x = x + nn.functional.silu(block(x))
             states.append(x)
-        if not self.lm_heads:
-            return self.target.logits(torch.stack(states, dim=1))
-        return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=False)], dim=1)
+        return states
 
 
 def load(
