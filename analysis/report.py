@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
-import matplotlib
-from matplotlib.figure import Figure
 
 from analysis.figures import FIGURES
 from analysis.papers import by_reproduction
-from analysis.plots.layout import CAPTION, TITLE
-from analysis.plots.style import RC
+from analysis.plots.layout import Drawing
+from analysis.plots.style import styled
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, by_timing, disturbed_words, make_comparisons
 from analysis.runs.leaders import leaders
@@ -84,8 +82,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
     )
     environment.tests["measured"] = lambda cell: isinstance(cell, Estimate)
     environment.filters["numeric"] = numeric_columns
-    # As outlines, because the reader's machine need not have the font.
-    with matplotlib.rc_context(RC | {"svg.fonttype": "path"}):
+    with styled():
         shown = list(sections(runs, estimator))
     return environment.get_template(TEMPLATE).render(
         lead=lead(recorded or runs),
@@ -200,7 +197,7 @@ def summary(comparisons: Sequence[Comparison]) -> ResultTable:
 def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
     """The reproductions of the papers first, then every comparison of other runs.
 
-    Drawn one after the other, within :data:`analysis.plots.style.RC`.
+    Drawn one after the other, within :func:`analysis.plots.style.styled`.
     """
     made, others = by_reproduction(runs)
     for reproduction, members in made:
@@ -219,20 +216,21 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
         )
 
 
-def picture(figure: Figure) -> Picture:
-    """The figure with its title and caption taken out of the drawing."""
-    words = {TITLE: "", CAPTION: ""}
-    for text in figure.texts:
-        if text.get_gid() in words:
-            words[text.get_gid()] = " ".join(text.get_text().split())
-            text.set_visible(False)
+def picture(figure: Drawing) -> Picture:
+    """The figure with its words beside it."""
     # Axes without a name are legends and color bars.
     named = [axes.get_title() or axes.get_ylabel() for axes in figure.axes]
     shows = "; ".join(dict.fromkeys(filter(None, named)))
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     uri = "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
-    return Picture(words[TITLE], words[CAPTION], shows, uri, round(figure.get_figwidth() * 96))
+    return Picture(
+        figure.title,
+        " ".join(figure.caption.split()),
+        shows,
+        uri,
+        round(figure.get_figwidth() * 96),
+    )
 
 
 def claims(comparisons: Sequence[Comparison]) -> ResultTable:

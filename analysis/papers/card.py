@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.papers.reproduction import (
-    MAT,
-    SPEEDUP,
     Pictures,
     Reproduction,
+    after,
     along,
     by_model,
     captions,
@@ -20,6 +19,8 @@ from analysis.papers.reproduction import (
     speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
+from analysis.plots.sweeps import comparison_title
+from analysis.plots.units import MAT, PLAIN, speed_words, speedup_words
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import (
@@ -38,7 +39,7 @@ from analysis.runs.verdicts import NOT_RUN
 from analysis.tabular.comparison_tables import context_cells, with_rule
 from analysis.tabular.table import Cell, ResultTable
 from specbench.results.estimate import ABSENT
-from specbench.results.manifest import BASELINE
+from specbench.results.names import display_name
 from specbench.results.wording import case_words
 
 PAPER = "card"
@@ -83,10 +84,13 @@ _figure5 = settings_tables(
 
 def _figure5_figure(runs: Sequence[Run]) -> Pictures:
     for model, members in by_model(claimed_comparisons(runs, PAPER, "figure5")):
-        ticks = [f"{g.dataset}\nn = {case_words(g.entries[0].overall)}" for g in members]
-        panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, BASELINE))
+        ticks = [
+            f"{display_name(g.dataset)}\nn = {case_words(g.entries[0].overall)}" for g in members
+        ]
+        unit = speedup_words(members[0].timing)
+        panel = Panel("", "", unit, speedups(members), ticks, reference=(1.0, PLAIN))
         text = captions(members, claimed_words(members, "speedup"))
-        yield model, bars([panel], f"CARD, Figure 5 ({model})", text)
+        yield model, bars([panel], after("CARD, Figure 5", display_name(model)), text)
 
 
 # --- Table 3 --------------------------------------------------------------------------------------
@@ -172,11 +176,11 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
         points = [Point.at(r, phase_share(entry)) for r, entry in along(comparison, "gamma")]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft's share of time",
-            [Series("sps", "sps", points)], top=1.0,
+            [Series(display_name("sps"), "sps", points)], top=1.0,
         )  # fmt: skip
         figure = curves(
             [[panel]],
-            f"CARD, Figure 1 ({comparison.title})",
+            after("CARD, Figure 1", comparison_title(comparison)),
             captions([comparison], _FIGURE1_TEXT, speedup=False),
         )
         yield comparison.model, figure
@@ -221,7 +225,7 @@ def _figure6_figure(runs: Sequence[Run]) -> Pictures:
     for model, comparisons in by_model(claimed_comparisons(runs, PAPER, "figure6_logs")):
         figure = curves(
             [_figure6_row(comparison) for comparison in comparisons],
-            f"CARD, Figure 6 ({model})",
+            after("CARD, Figure 6", display_name(model)),
             captions(comparisons, _FIGURE6_TEXT, speedup=False),
         )
         yield model, figure
@@ -234,21 +238,23 @@ def _figure6_row(comparison: Comparison) -> list[Panel]:
     speeds = [Point.at(size, entry.speed()) for size, entry in sizes]
     unit = "K (nodes per layer)"
     return [
-        Panel(dataset, unit, "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02),
+        Panel(
+            display_name(dataset), unit, "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02
+        ),
         Panel("", unit, MAT, _beside(mats, dataset, "mat"), bottom=1.0),
-        Panel("", unit, "tokens/s", _beside(speeds, dataset, None)),
+        Panel("", unit, speed_words(comparison.timing), _beside(speeds, dataset, None)),
     ]
 
 
 def _beside(points: list[Point], dataset: str, metric: str | None) -> list[Series]:
-    drawn = [Series("card, measured", PAPER, points)]
+    drawn = [Series("CARD, run here", PAPER, points)]
     logs = [
         Point(float(claim.knobs["k"]), claim.value(metric or ""))
         for claim in load_claims()
         if (claim.paper, claim.exhibit, claim.dataset) == (PAPER, "figure6_logs", dataset)
     ]
     if metric and logs:
-        drawn.append(Series("card, published logs", PAPER, logs, dashed=True))
+        drawn.append(Series("CARD, published logs", PAPER, logs, dashed=True))
     return drawn
 
 

@@ -51,15 +51,20 @@ class Medusa(nn.Module):
             Logits ``[n, heads, vocab]``; head i guesses the token at offset i + 2 from the row's,
             since the next one is the target's own.
         """
+        states = self.states(hidden)
+        if not self.lm_heads:
+            return self.target.logits(torch.stack(states, dim=1))
+        return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=True)], dim=1)
+
+    def states(self, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """Of each head what its LM head reads, ``[n, hidden]``."""
         states = []
         for block in self.blocks:
             x = hidden
             for _ in range(self.n_blocks):
                 x = x + nn.functional.silu(block(x))
             states.append(x)
-        if not self.lm_heads:
-            return self.target.logits(torch.stack(states, dim=1))
-        return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=True)], dim=1)
+        return states
 
 
 def load(

@@ -21,9 +21,10 @@ def test_medusa_is_its_plain_restatement(tmp_path, n_blocks, own):
     parity.check_medusa(tmp_path, n_blocks, own)
 
 
+@pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("arch", ["mlp", "prefix-mlp"])
-def test_hydra_is_its_plain_restatement(tmp_path, arch):
-    parity.check_hydra(tmp_path, arch)
+def test_hydra_is_its_plain_restatement(tmp_path, arch, own):
+    parity.check_hydra(tmp_path, arch, own=own)
 
 
 @pytest.mark.parametrize(("bias", "qkv_bias"), [(True, False), (False, False), (True, True)])
