@@ -45,7 +45,8 @@ def setting(drafter: Drafter, changed: dict[str, Any]) -> str:
 
 def _knobs(name: str) -> dict[str, Any]:
     """What the file says, over what the files say that it starts from."""
-    own, knobs = _read(name), {}
+    own = _read(name)
+    knobs: dict[str, Any] = {}
     for base in own.pop("defaults", ["_self_"]):
         knobs |= own if base == "_self_" else _knobs(base)
     return knobs

@@ -59,13 +59,8 @@ def methods_that_need(what: str) -> list[str]:
     """
     folder = paths.CONF_DIR / "method"
     configs = [OmegaConf.load(folder / f"{name}.yaml") for name in option_names("method")]
-    return [
-        str(config.name)
-        for config in configs
-        if "drafters" not in config
-        and config.get("auxiliary") is None
-        and getattr(get_class(config._target_)().needs, what)
-    ]
+    alone = [c for c in configs if "drafters" not in c and not OmegaConf.select(c, "auxiliary")]
+    return [str(c.name) for c in alone if getattr(get_class(c._target_)().needs, what)]
 
 
 def and_others(need: str, without: str, entries: Sequence[Any]) -> ListConfig:
