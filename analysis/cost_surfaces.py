@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.plots.layout import Drawing
 from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
 from analysis.runs.load import Run
 
@@ -63,9 +63,9 @@ def caption(run: Run) -> str:
     return f"{run.model} ({run.dtype}). Hardware: {run.hardware}. Code: {run.code}."
 
 
-def figures(run: Run) -> dict[str, Figure]:
+def figures(run: Run) -> dict[str, Drawing]:
     """Tree passes over their rows, and batch passes over those of one token, where measured."""
-    drawn: dict[str, Figure] = {}
+    drawn: dict[str, Drawing] = {}
     points: dict[int, list[Point]] = {}
     for kind, at, seconds in _medians(run):
         if kind == "tree":

@@ -1,7 +1,9 @@
-"""Figures of runs: ``python -m analysis.figures RUNS...``; PNG for screens, SVG for papers.
+"""Figures of runs: ``python -m analysis.figures RUNS...``; PNG for screens, SVG, PDF for papers.
 
-Runs of an experiment become the figure of the paper that it stands for (:mod:`analysis.papers`);
-of other runs, those that agree in model, data and hardware share two bar charts.
+Runs of an experiment become the figure of the paper that it stands for (:mod:`analysis.papers`).
+Other runs that agree in model, data and hardware share figures: a sweep over one knob or two is
+drawn along its knobs, a few labels as bars by task. ``--width column`` or ``page`` draws at the
+width of a paper's column or page. Words stand beside each picture in a file of their own.
 """
 
 from __future__ import annotations
@@ -12,44 +14,47 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure
-
 from analysis.papers import by_reproduction
 from analysis.papers.reproduction import claimed_words, task_panel
 from analysis.plots.charts import bars
-from analysis.plots.layout import save
-from analysis.plots.style import RC
+from analysis.plots.layout import Drawing, save
+from analysis.plots.style import WIDTHS, styled
+from analysis.plots.sweeps import comparison_title, sweep_pictures
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, caption, make_comparisons
 from analysis.runs.load import Run
 
 
-def speedup_by_task(comparison: Comparison) -> Figure | None:
+def speedup_by_task(comparison: Comparison) -> Drawing | None:
     """Bars of speedup per task and over the whole run; None without a baseline."""
     return _task_bars(comparison, "speedup")
 
 
-def mean_accepted_tokens(comparison: Comparison) -> Figure | None:
+def mean_accepted_tokens(comparison: Comparison) -> Drawing | None:
     """Bars of MAT per task and over the whole run."""
     return _task_bars(comparison, "mat")
 
 
-def _task_bars(comparison: Comparison, key: str) -> Figure | None:
+def _task_bars(comparison: Comparison, key: str) -> Drawing | None:
     panel = task_panel(comparison, key)
     if not panel.series:
         return None
     words = [caption(comparison, speedup=key == "speedup"), claimed_words([comparison], key)]
-    return bars([panel], comparison.title, "\n".join(filter(None, words)))
+    title = f"{_TITLES[key]} ({comparison_title(comparison)})"
+    return bars([panel], title, "\n".join(filter(None, words)))
 
 
+_TITLES = {"speedup": "Speedup by task", "mat": "Mean accepted tokens by task"}
+
+
+MOST = 12  # labels whose bars can be told apart
 FIGURES = {"speedup_by_task": speedup_by_task, "mat": mean_accepted_tokens}
 
 
-def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
+def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
     """All figures that the runs give, with the names of their files.
 
-    Drawn one after the other, within :data:`analysis.plots.style.RC`.
+    Drawn one after the other, within :func:`analysis.plots.style.styled`.
     """
     drawn: Counter[str] = Counter()
     for stem, figure in _drawn(runs):
@@ -57,13 +62,17 @@ def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
         yield (f"{stem}_{drawn[stem]}" if drawn[stem] > 1 else stem), figure
 
 
-def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
+def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
     """The figures with names that several may have: of one model and data set, on two machines."""
     made, others = by_reproduction(runs)
     for reproduction, members in made:
         for part, picture in reproduction.figures(members):
             yield "_".join(filter(None, [reproduction.name, part])), picture
     for comparison in make_comparisons(others):
+        for name, drawn in sweep_pictures(comparison, caption(comparison)):
+            yield f"{comparison.model}_{comparison.dataset}_{name}", drawn
+        if len(comparison.drafting) > MOST:
+            continue
         for name, draw in FIGURES.items():
             figure = draw(comparison)
             if figure is not None:
@@ -72,16 +81,19 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    parser = runs_parser("figures", "Figures of runs, as PNG and SVG.")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
+    parser = runs_parser("figures", "Figures of runs, as PNG, SVG and PDF.")
+    add = parser.add_argument
+    add("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
+    add("--width", choices=WIDTHS, help="of a paper's column or page; default: for a screen")
+    add("--caption", action="store_true", help="title and caption in the pictures, not beside")
     return with_runs(parser.parse_args(arguments), _draw)
 
 
 def _draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
     folder = options.output or options.runs[0] / "figures"
-    with matplotlib.rc_context(RC):
+    with styled(options.width):
         for stem, figure in figures_of(runs):
-            for path in save(figure, folder, stem):
+            for path in save(figure, folder, stem, options.caption):
                 sys.stdout.write(f"{path}\n")
     return 0
 

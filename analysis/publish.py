@@ -19,12 +19,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
 from analysis import cost_surfaces
 from analysis.figures import mean_accepted_tokens, speedup_by_task
 from analysis.plots.layout import save
-from analysis.plots.style import RC
+from analysis.plots.style import styled
 from analysis.runs.command import reporting_errors
 from analysis.runs.comparisons import Comparison, caption, make_comparisons
 from analysis.runs.load import SURFACE, Run, load_runs, load_surfaces
@@ -145,13 +143,13 @@ def summary_metrics(comparison: Comparison) -> dict[str, float]:
 def save_pictures(comparison: Comparison, folder: Path) -> dict[str, Path]:
     """Save the bar charts as PNG; by the name that panels of a dashboard know them by."""
     drawn = {}
-    with matplotlib.rc_context(RC):
+    with styled():
         for name, draw in (("speedup", speedup_by_task), ("mat", mean_accepted_tokens)):
             figure = draw(comparison)
             if figure is not None:
                 predicted = name == "speedup" and comparison.timing == "predicted"
                 name = PREDICTED + name if predicted else name
-                drawn[name] = save(figure, folder, name)[0]
+                drawn[name] = save(figure, folder, name, caption=True)[0]
     return drawn
 
 
@@ -227,9 +225,11 @@ def _send_surface(live: Any, run: Run, folder: Path) -> None:
     live.log({"passes": wandb.Table(columns=columns, data=cost_surfaces.pass_rows(run))})
     live.summary.update(cost_surfaces.pass_metrics(run))
     live.summary["caption"] = cost_surfaces.caption(run)
-    with matplotlib.rc_context(RC):
+    with styled():
         for name, figure in cost_surfaces.figures(run).items():
-            live.log({f"figures/{name}": wandb.Image(str(save(figure, folder, name)[0]))})
+            live.log(
+                {f"figures/{name}": wandb.Image(str(save(figure, folder, name, caption=True)[0]))}
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -94,7 +94,10 @@ def _frozen_table(job: Job) -> None:
         raise ConfigurationError(f"--sample must be above 0 and at most 1, got {options.sample}.")
     shape = {key: getattr(options, key) for key in _SHAPE}
     if options.corpus == "documentation":
-        frozen_table.build_default(job.tokenizer, job.partial, job.progress, **shape)
+        cache = Path(job.cfg.cache_dir)
+        frozen_table.build_default(
+            job.tokenizer, job.partial, job.progress, **shape, cache_dir=cache
+        )
         return
     texts, facts = _texts(job)
     by_document = options.by == "document"

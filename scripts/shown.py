@@ -15,16 +15,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import yaml
-from matplotlib.figure import Figure
 from PIL import Image
 
-from analysis.plots.charts import Panel, Point, Series, bars, bars_and_radar, curves
-from analysis.plots.style import RC
+from analysis.plots.charts import Panel, Point, Series, bars, curves
+from analysis.plots.layout import Drawing
+from analysis.plots.style import styled
+from analysis.plots.units import PLAIN, speedup_words
 from specbench.paths import PROJECT
 from specbench.results.estimate import FEWEST
 from specbench.results.manifest import BASELINE
+from specbench.results.names import display_name
+from specbench.results.tasks import OVERALL
 
 DOCUMENTS = ("README.md", "docs/measurements.md")
 SHOWN = re.compile(r"(<!-- shown: (\w+) -->\n\n)((?:\|.*\n)+)")
@@ -122,57 +124,72 @@ def with_tables(text: str) -> str:
     return SHOWN.sub(lambda found: found[1] + table(found[2]), text)
 
 
-def draw_bench(summary: Any) -> Figure:
+def draw_bench(summary: Any) -> Drawing:
     rows = {(row["label"], row["task"]): row for row in summary["rows"]}
     tasks = list(dict.fromkeys(task for _, task in rows))
-    ticks = [f"{task.replace('_', ' ')}\nn = {rows[BASELINE, task]['n_cases']}" for task in tasks]
+    ticks = [f"{display_name(task)}\nn = {rows[BASELINE, task]['n_cases']}" for task in tasks]
     series = [
-        Series(label, label, [_point(x, rows[label, task]) for x, task in enumerate(tasks)])
+        Series(
+            display_name(label),
+            label,
+            [
+                Point(x, found["speedup"], _interval(found))
+                for x, task in enumerate(tasks)
+                if (found := rows[label, task])
+            ],
+        )
         for label in ("cacheback", "pld")
     ]
-    panel = Panel("", "", "speedup over ar", series, ticks, reference=(1.0, BASELINE))
+    panel = Panel("", "", speedup_words("measured"), series, ticks, reference=(1.0, PLAIN))
     caption = f"{summary['caption']} {INTERVALS} Two prompts a task say little."
     return bars([panel], "Main job: SmolLM2-135M, 12 shipped prompts, 2 CPU cores", caption)
 
 
-def _point(x: float, row: Any) -> Point:
-    # Summaries of earlier versions have intervals of two cases.
-    interval = row["speedup_ci"] if row.get("n_cases", FEWEST) >= FEWEST else None
-    return Point(x, row["speedup"], tuple(interval) if interval else None)
+def _interval(row: Any, cases: str = "n_cases") -> tuple[float, float] | None:
+    """None for few cases: summaries of earlier versions have intervals of two."""
+    found = row.get("speedup_ci")
+    return tuple(found) if found and "" not in found and row.get(cases, 0) >= FEWEST else None
 
 
-def draw_cacheback_figure3(tables: Any, page: str) -> Figure:
+def draw_cacheback_figure3(tables: Any, page: str) -> Drawing:
     overall, by_task = tables
-    methods = [row for row in overall if row["method"] != BASELINE]
+    methods = [row["method"] for row in overall if row["method"] != BASELINE]
     tasks = list(dict.fromkeys(row["data"] for row in by_task))
-    spokes = [
-        f"{task.replace('_', ' ')}\nn = {next(r['cases'] for r in by_task if r['data'] == task)}"
-        for task in tasks
+    cases = {row["data"]: row["cases"] for row in by_task} | {OVERALL: overall[0]["cases"]}
+    rows = {(row["method"], row["data"]): row for row in by_task}
+    rows |= {(row["method"], OVERALL): row for row in overall}
+    places = [*tasks, OVERALL]
+    series = [
+        Series(
+            display_name(method),
+            method,
+            [
+                Point(x, found["speedup"], _interval(found, "cases"))
+                for x, task in enumerate(places)
+                if (found := rows[method, task])
+            ],
+        )
+        for method in methods
     ]
-    series, around = [], []
-    for row in methods:
-        name = row["method"]
-        series.append(Series(name, name, [_point(0, row)]))
-        cells = (cell for cell in by_task if cell["method"] == name)
-        spoke = [Point(tasks.index(cell["data"]), cell["speedup"]) for cell in cells]
-        around.append(Series(name, name, spoke))
-    panel = Panel("", "", "speedup over ar", series, ["smollm2_135m"], reference=(1.0, BASELINE))
+    ticks = [f"{display_name(task)}\nn = {cases[task]}" for task in places]
+    panel = Panel("", "", speedup_words("measured"), series, ticks, reference=(1.0, PLAIN))
     conditions = next(line for line in page.splitlines() if line.startswith("smollm2_135m ("))
-    claim = next(row for row in methods if row["claimed speedup / MAT"])
+    claim = next(row for row in overall if row["claimed speedup / MAT"])
     values = f"{claim['method']} {claim['claimed speedup / MAT']}"
     place = claim["claimed on"]
     caption = f"Claimed for {place}, so not drawn (speedup / MAT): {values}.\n{conditions}"
-    return bars_and_radar(panel, spokes, around, "Cacheback, Figure 3, with SmolLM2-135M", caption)
+    return bars([panel], "After Cacheback, Figure 3 (SmolLM2-135M on Spec-Bench)", caption)
 
 
-def draw_growth(record: Any) -> Figure:
+def draw_growth(record: Any) -> Drawing:
     names = {"context": "tokens of context", "stores": "tokens stored (1,000 of context)"}
     panels = []
     for part, xlabel in names.items():
         rows = [row for row in record["rows"] if row["part"] == part]
         series = [
             Series(
-                label.replace("ngrammys strategy=", "ngrammys, "),
+                display_name(label.split()[0])
+                + label[len(label.split()[0]) :].replace(" strategy=", ", "),
                 label.split()[0],
                 [Point(r["size"], r["both_median_us"]) for r in rows if r["label"] == label],
             )
@@ -196,7 +213,7 @@ def figure(name: str) -> Image.Image:
     """A figure, in a palette: a third of the bytes that the repository has to carry."""
     draw: Any = FIGURES[Path(name).stem]
     drawn = io.BytesIO()
-    with mpl.rc_context(RC):
+    with styled():
         draw(*(read(record) for record in index()["figures"][name])).savefig(drawn)
     return Image.open(drawn).convert("RGB").quantize()
 

@@ -13,7 +13,7 @@ from analysis.papers.ngrammys import grid_figures
 swept = shared.by_experiment("k", "w")
 
 # %%
-for key, unit in (("mat", "tokens per call (MAT)"), ("speedup", "speedup over ar")):
+for key in ("mat", "speedup"):
     for runs in swept:
-        for name, figure in grid_figures(runs, key, unit):
+        for name, figure in grid_figures(runs, key):
             shared.show(figure, f"kw_{key}_{name}")

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.figure import Figure
 
 from analysis.plots.charts import Point, Series
-from analysis.plots.layout import save
+from analysis.plots.layout import Drawing, save, write_words
 from analysis.plots.style import RC
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.load import Run, usable_runs
@@ -73,7 +72,7 @@ def drawn(
     ], left_out
 
 
-def show(figure: Figure, name: str) -> None:
+def show(figure: Drawing, name: str) -> None:
     """Show a figure in a notebook; as a plain file, write it below ``FIGURES``.
 
     A name that was used before gets a number.
@@ -83,7 +82,8 @@ def show(figure: Figure, name: str) -> None:
     if "ipykernel" in sys.modules:
         display: Any = __import__("IPython.display", fromlist=["display"])
         png = io.BytesIO()
-        figure.savefig(png, format="png")
+        write_words(figure)
+        figure.savefig(png, format="png", bbox_inches="tight")
         display.display(display.Image(png.getvalue()))
     elif os.environ.get("FIGURES"):
         for path in save(figure, Path(os.environ["FIGURES"]), stem):

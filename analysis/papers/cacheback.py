@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from analysis.papers.reproduction import (
-    SPEEDUP,
     Pictures,
     Reproduction,
+    after,
     captions,
     claimed_comparisons,
-    claimed_in_cells,
     claimed_words,
+    heatmap_pictures,
     knob_column,
     label_column,
     settings_tables,
     speedups,
-    sweeps,
     task_figure,
-    task_label,
+    task_panel,
 )
-from analysis.plots.charts import Panel, Point, Series, bars_and_radar
-from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.plots.charts import Panel, bars
+from analysis.plots.sweeps import comparison_title
+from analysis.plots.units import PLAIN, speedup_words
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, task_table
 from analysis.tabular.table import ResultTable
-from specbench.results.manifest import BASELINE
+from specbench.results.names import display_name
 
 PAPER = "cacheback"
 _LENGTHS = ("leader_len", "follower_len")
-_RADAR_TEXT = "The circle has no intervals; the table has those of the tasks."
+_AXES = {"leader_len": "leader length LL (tokens)", "follower_len": "follower length FL (tokens)"}
 _FIGURE4_TEXT = (
     "The paper prints no numbers for its cells; it says that speed is best at a leader of 1 and "
     "followers of about 3 tokens (Vicuna-7B, RTX 4090)."
@@ -46,7 +47,7 @@ _table1 = settings_tables(
 
 def _table1_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "table1"):
-        yield comparison.model, task_figure(comparison, "Cacheback, Table 1, by task")
+        yield comparison.model, task_figure(comparison, "Cacheback, Table 1")
 
 
 def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
@@ -60,21 +61,15 @@ def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _figure3_figure(runs: Sequence[Run]) -> Pictures:
     comparisons = claimed_comparisons(runs, PAPER, "figure3", "table1")
-    models = [comparison.model for comparison in comparisons]
-    panel = Panel("", "", SPEEDUP, speedups(comparisons), models, reference=(1.0, BASELINE))
-    first = comparisons[0]
-    around = [
-        Series(
-            first.name_of(entry),
-            entry.method,
-            [Point.at(x, entry.measured("speedup", task)) for x, task in enumerate(first.tasks)],
-        )
-        for entry in first.drafting
-    ]
-    spokes = [task_label(first, task) for task in first.tasks]
-    title = f"Cacheback, Figure 3: by model, and by task for {first.model}"
-    text = captions(comparisons, claimed_words(comparisons, "speedup"), _RADAR_TEXT)
-    yield "", bars_and_radar(panel, spokes, around, title, text)
+    models = [display_name(comparison.model) for comparison in comparisons]
+    unit = speedup_words(comparisons[0].timing)
+    panels = [Panel("by model", "", unit, speedups(comparisons), models, reference=(1.0, PLAIN))]
+    for comparison in comparisons:
+        title = f"by task, {comparison_title(comparison)}"
+        panels.append(replace(task_panel(comparison, "speedup"), title=title))
+    text = captions(comparisons, claimed_words(comparisons, "speedup"))
+    title = after("Cacheback, Figure 3", "by model and by task")
+    yield "", bars(panels if len(models) > 1 else panels[1:], title, text)
 
 
 _figure4 = settings_tables(
@@ -91,18 +86,13 @@ def length_figures(runs: Sequence[Run]) -> Pictures:
 
     One for each combination of the other settings (table, budget, merged branches, state).
     """
-    for comparison in claimed_comparisons(runs, PAPER, "table1"):
-        for sweep in sweeps(comparison, *_LENGTHS):
-            for key, words in (("speedup", SPEEDUP), ("mat", "MAT (tokens per target pass)")):
-                drawn = HeatmapGrid.of(sweep.titled(comparison.title), sweep.estimates(key))
-                if drawn.numbers:
-                    claimed = claimed_in_cells(sweep.entries.values(), key, *_LENGTHS)
-                    figure = heatmaps(
-                        [drawn], "follower length FL (tokens)", "leader length LL (tokens)", words,
-                        f"Cacheback, Figure 4: {words}",
-                        captions([comparison], _FIGURE4_TEXT, claimed, speedup=key == "speedup"),
-                    )  # fmt: skip
-                    yield f"{comparison.model}_{key}", figure
+    comparisons = claimed_comparisons(runs, PAPER, "table1")
+    for key in ("speedup", "mat"):
+        drawn = heatmap_pictures(
+            comparisons, _LENGTHS, key, "Cacheback, Figure 4", _FIGURE4_TEXT, _AXES
+        )
+        for model, figure in drawn:
+            yield f"{model}_{key}", figure
 
 
 REPRODUCTIONS = (

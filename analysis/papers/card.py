@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.papers.reproduction import (
-    MAT,
-    SPEEDUP,
     Pictures,
     Reproduction,
+    after,
     along,
     by_model,
     captions,
@@ -20,6 +19,8 @@ from analysis.papers.reproduction import (
     speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
+from analysis.plots.sweeps import comparison_title
+from analysis.plots.units import MAT, PLAIN, speed_words, speedup_words
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import (
@@ -35,10 +36,11 @@ from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import NOT_RUN
-from analysis.tabular.comparison_tables import context_cells, with_rule
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import ABSENT
-from specbench.results.manifest import BASELINE
+from analysis.tabular.comparison_tables import claimed_cell, context_cells, with_rule
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import case_cell
+from specbench.results.estimate import ABSENT, Cell
+from specbench.results.names import display_name
 from specbench.results.wording import case_words
 
 PAPER = "card"
@@ -83,10 +85,13 @@ _figure5 = settings_tables(
 
 def _figure5_figure(runs: Sequence[Run]) -> Pictures:
     for model, members in by_model(claimed_comparisons(runs, PAPER, "figure5")):
-        ticks = [f"{g.dataset}\nn = {case_words(g.entries[0].overall)}" for g in members]
-        panel = Panel("", "", SPEEDUP, speedups(members), ticks, reference=(1.0, BASELINE))
+        ticks = [
+            f"{display_name(g.dataset)}\nn = {case_words(g.entries[0].overall)}" for g in members
+        ]
+        unit = speedup_words(members[0].timing)
+        panel = Panel("", "", unit, speedups(members), ticks, reference=(1.0, PLAIN))
         text = captions(members, claimed_words(members, "speedup"))
-        yield model, bars([panel], f"CARD, Figure 5 ({model})", text)
+        yield model, bars([panel], after("CARD, Figure 5", display_name(model)), text)
 
 
 # --- Table 3 --------------------------------------------------------------------------------------
@@ -112,16 +117,12 @@ def _table3(runs: Sequence[Run]) -> list[ResultTable]:
 
 
 def _claimed_load(claim: Claim | None) -> dict[str, Cell]:
-    headings = ("claimed target / draft load", "claimed speedup", "claimed on")
-    if claim is None:
-        return dict.fromkeys(headings, ABSENT)
-    loads = [claim.value("target_load"), claim.value("draft_load")]
-    cells = (
-        " / ".join(ABSENT if load is None else f"{load:g}" for load in loads),
-        f"{claim.value('speedup'):g}",
-        claim.place,
-    )
-    return dict(zip(headings, cells, strict=True))
+    return {
+        "claimed target load": claimed_cell(claim, "target_load"),
+        "claimed draft load": claimed_cell(claim, "draft_load"),
+        "claimed speedup": claimed_cell(claim, "speedup"),
+        "claimed on": claim.place if claim else ABSENT,
+    }
 
 
 def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
@@ -140,7 +141,7 @@ def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
         ),
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(entry.overall),
-        "cases": case_words(entry.overall),
+        "cases": case_cell(entry.overall),
         **_claimed_load(entry.claim),
         "verdict": entry.verdict(),  # on the speedup: none is about loads
     }
@@ -158,7 +159,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
             "r": str(r),
             "draft share of time [95 %]": phase_share(entry),
             "MAT [95 %]": entry.measured("mat"),
-            "cases": case_words(entry.overall),
+            "cases": case_cell(entry.overall),
         }
         for comparison in comparisons
         for r, entry in along(comparison, "gamma")
@@ -172,11 +173,11 @@ def _figure1_figure(runs: Sequence[Run]) -> Pictures:
         points = [Point.at(r, phase_share(entry)) for r, entry in along(comparison, "gamma")]
         panel = Panel(
             "", "r (tokens drafted per step)", "draft's share of time",
-            [Series("sps", "sps", points)], top=1.0,
+            [Series(display_name("sps"), "sps", points)], top=1.0,
         )  # fmt: skip
         figure = curves(
             [[panel]],
-            f"CARD, Figure 1 ({comparison.title})",
+            after("CARD, Figure 1", comparison_title(comparison)),
             captions([comparison], _FIGURE1_TEXT, speedup=False),
         )
         yield comparison.model, figure
@@ -192,10 +193,6 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
     for comparison in comparisons:
         for size, entry in along(comparison, "k"):
             claim = entry.claim
-            claimed = [
-                ABSENT if claim is None or (value := claim.value(key)) is None else f"{value:g}"
-                for key in ("hit_rate", "mat")
-            ]
             rows.append(
                 {
                     "data": comparison.dataset,
@@ -205,9 +202,9 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
                     "tokens/s [95 %]": entry.speed(),
                     "speedup [95 %]": entry.measured("speedup"),
                     **context_cells(entry.overall),
-                    "cases": case_words(entry.overall),
-                    "claimed hit rate": claimed[0],
-                    "claimed MAT": claimed[1],
+                    "cases": case_cell(entry.overall),
+                    "claimed hit rate": claimed_cell(claim, "hit_rate"),
+                    "claimed MAT": claimed_cell(claim, "mat"),
                     "claimed on": claim.place if claim else ABSENT,
                     "verdict": entry.verdict(),
                 }
@@ -221,7 +218,7 @@ def _figure6_figure(runs: Sequence[Run]) -> Pictures:
     for model, comparisons in by_model(claimed_comparisons(runs, PAPER, "figure6_logs")):
         figure = curves(
             [_figure6_row(comparison) for comparison in comparisons],
-            f"CARD, Figure 6 ({model})",
+            after("CARD, Figure 6", display_name(model)),
             captions(comparisons, _FIGURE6_TEXT, speedup=False),
         )
         yield model, figure
@@ -234,21 +231,23 @@ def _figure6_row(comparison: Comparison) -> list[Panel]:
     speeds = [Point.at(size, entry.speed()) for size, entry in sizes]
     unit = "K (nodes per layer)"
     return [
-        Panel(dataset, unit, "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02),
+        Panel(
+            display_name(dataset), unit, "hit rate", _beside(hits, dataset, "hit_rate"), top=1.02
+        ),
         Panel("", unit, MAT, _beside(mats, dataset, "mat"), bottom=1.0),
-        Panel("", unit, "tokens/s", _beside(speeds, dataset, None)),
+        Panel("", unit, speed_words(comparison.timing), _beside(speeds, dataset, None)),
     ]
 
 
 def _beside(points: list[Point], dataset: str, metric: str | None) -> list[Series]:
-    drawn = [Series("card, measured", PAPER, points)]
+    drawn = [Series("CARD, run here", PAPER, points)]
     logs = [
         Point(float(claim.knobs["k"]), claim.value(metric or ""))
         for claim in load_claims()
         if (claim.paper, claim.exhibit, claim.dataset) == (PAPER, "figure6_logs", dataset)
     ]
     if metric and logs:
-        drawn.append(Series("card, published logs", PAPER, logs, dashed=True))
+        drawn.append(Series("CARD, published logs", PAPER, logs, dashed=True))
     return drawn
 
 

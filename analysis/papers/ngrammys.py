@@ -6,22 +6,19 @@ from collections.abc import Callable, Sequence
 
 from analysis.papers.ngrammys_rows import FIGURE4
 from analysis.papers.reproduction import (
-    SPEEDUP,
     Pictures,
     Reproduction,
-    Sweep,
+    after,
     along,
     by_model,
     captions,
     claimed_comparisons,
-    claimed_in_cells,
+    heatmap_pictures,
     knob_column,
     label_column,
     settings_tables,
-    sweeps,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
-from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
 from analysis.runs.claims import Claim, claim_of_setting
 from analysis.runs.comparisons import ComparedLabel, Comparison, caption
@@ -31,12 +28,15 @@ from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL
 from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import ABSENT
-from specbench.results.wording import case_words, leader_words
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import case_cell
+from specbench.results.estimate import ABSENT, Cell, Fact
+from specbench.results.names import display_name
+from specbench.results.wording import leader_words
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
+_AXES = {"k": "k (rows)", "w": "w (draft tokens in a row)"}
 _KW = {"k": knob_column("k"), "w": knob_column("w")}
 _FIGURE1_TEXT = (
     "Time of a target pass over k rows of w + 1 tokens (a batch, as the paper runs it), relative "
@@ -86,7 +86,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _figure1_figure(runs: Sequence[Run]) -> Pictures:
     for run in runs:
-        title = f"N-Grammys, Figure 1 ({run.model})"
+        title = after("N-Grammys, Figure 1", display_name(run.model))
         yield run.model, slowdown_heatmaps(run, title, slowdown_caption(run, _FIGURE1_TEXT))
 
 
@@ -109,12 +109,12 @@ def _figure2_figure(runs: Sequence[Run]) -> Pictures:
             names = list(dict.fromkeys(entry.label for entry in comparison.drafting))
             panels.append(
                 Panel(
-                    comparison.dataset, "k (drafts)", _MAT,
+                    display_name(comparison.dataset), "k (drafts)", _MAT,
                     [_over_k(comparison, name) for name in names], bottom=1.0,
                 )
             )  # fmt: skip
         text = captions(comparisons, _FIGURE2_TEXT)
-        yield model, curves([panels], f"N-Grammys, Figure 2 ({model})", text)
+        yield model, curves([panels], after("N-Grammys, Figure 2", display_name(model)), text)
 
 
 def _over_k(comparison: Comparison, name: str) -> Series:
@@ -132,29 +132,9 @@ def _grid_table(words: str) -> Callable[[Sequence[Run]], list[ResultTable]]:
     return settings_tables(title, {"method": label_column, **_KW}, PAPER, "table1", text=_GRID_TEXT)
 
 
-def grid_figures(runs: Sequence[Run], key: str, unit: str, place: str = "over (k, w)") -> Pictures:
+def grid_figures(runs: Sequence[Run], key: str, place: str = "N-Grammys") -> Pictures:
     """One figure per model; of each data set a heatmap per strategy, layout and other setting."""
-    for model, comparisons in by_model(_comparisons(runs)):
-        found = [
-            (comparison, sweep)
-            for comparison in comparisons
-            for sweep in sweeps(comparison, "k", "w")
-        ]
-        grids = [_kw_grid(comparison, sweep, key) for comparison, sweep in found]
-        if any(grid.numbers for grid in grids):
-            entries = [entry for _, sweep in found for entry in sweep.entries.values()]
-            claimed = claimed_in_cells(entries, key, "k", "w")
-            figure = heatmaps(
-                grids, "w (draft tokens in a row)", "k (rows)", unit,
-                f"N-Grammys, {place} ({model})",
-                captions(comparisons, _GRID_TEXT, claimed, speedup=key == "speedup"),
-            )  # fmt: skip
-            yield model, figure
-
-
-def _kw_grid(comparison: Comparison, sweep: Sweep, key: str) -> HeatmapGrid:
-    title = f"{comparison.dataset} (n = {case_words(comparison.entries[0].overall)})"
-    return HeatmapGrid.of(sweep.titled(title), sweep.estimates(key), downwards=False)
+    return heatmap_pictures(_comparisons(runs), ("k", "w"), key, place, _GRID_TEXT, _AXES)
 
 
 # --- Table 1 --------------------------------------------------------------------------------------
@@ -255,13 +235,18 @@ def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> dict
         "data": run.dataset,
         "setting": setting,
         "tokens per call [95 %]": entry.measured("mat"),
-        "speedup ± sd": f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
+        "speedup ± sd": _spread(spread) if spread else ABSENT,
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(row),
-        "cases": case_words(row),
+        "cases": case_cell(row),
         **claimed_cells(claim),
         "verdict": entry.verdict(claim=claim) if claim else "",
     }
+
+
+def _spread(found: tuple[float, float]) -> Fact:
+    mean, sd = found
+    return Fact(f"{mean:.2f} ± {sd:.2f}", {"speedup mean": mean, "speedup sd": sd})
 
 
 REPRODUCTIONS = (
@@ -271,13 +256,13 @@ REPRODUCTIONS = (
         "ngrammys_figure3",
         "N-Grammys, Figures 3, 6, 8",
         _grid_table("speedup"),
-        lambda runs: grid_figures(runs, "speedup", SPEEDUP, "Figures 3, 6, 8"),
+        lambda runs: grid_figures(runs, "speedup", "N-Grammys, Figures 3, 6, 8"),
     ),
     Reproduction(
         "ngrammys_figure5",
         "N-Grammys, Figures 5, 7, 9",
         _grid_table("tokens per call"),
-        lambda runs: grid_figures(runs, "mat", _MAT, "Figures 5, 7, 9"),
+        lambda runs: grid_figures(runs, "mat", "N-Grammys, Figures 5, 7, 9"),
         instead=("ngrammys_figure3",),  # the same grid, with speeds beside
     ),
     Reproduction("ngrammys_table1", "N-Grammys, Table 1", _table1),

@@ -9,18 +9,21 @@ from dataclasses import replace
 from analysis.papers.reproduction import (
     Pictures,
     Reproduction,
+    after,
     by_model,
     captions,
     claimed_comparisons,
+    figure_name,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.estimates import pooled_ratio
 from analysis.runs.load import Run
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import Estimate
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import case_cell
+from specbench.results.estimate import Cell, Estimate
+from specbench.results.names import display_name
 from specbench.results.records import CaseRecord
-from specbench.results.wording import case_words
 
 PAPER = "ngrammys"
 _FIGURE4_TEXT = (
@@ -83,7 +86,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
             "source": source,
             "value": str(value),
             "share [95 %]": share,
-            "cases": case_words(entry.overall),
+            "cases": case_cell(entry.overall),
         }
         for comparison in comparisons
         for entry in comparison.drafting
@@ -104,7 +107,7 @@ def _figure4_figure(runs: Sequence[Run]) -> Pictures:
             for panel, drawn in zip(panels[0], found, strict=True)
         ]
         text = captions(comparisons, _FIGURE4_TEXT, speedup=False)
-        yield model, curves(panels, f"N-Grammys, Figure 4 ({model})", text)
+        yield model, curves(panels, after("N-Grammys, Figure 4", display_name(model)), text)
 
 
 def _panel(entry: ComparedLabel, part: str) -> Panel:
@@ -120,8 +123,9 @@ def _panel(entry: ComparedLabel, part: str) -> Panel:
 
 
 def _title(comparison: Comparison, entry: ComparedLabel) -> str:
-    dataset = comparison.dataset
-    return dataset if len(comparison.drafting) == 1 else f"{dataset}, {comparison.name_of(entry)}"
+    dataset = display_name(comparison.dataset)
+    several = len(comparison.drafting) > 1
+    return f"{dataset}, {figure_name(comparison, entry)}" if several else dataset
 
 
 FIGURE4 = Reproduction("ngrammys_figure4", "N-Grammys, Figure 4", _figure4, _figure4_figure)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from analysis.plots.charts import Panel, Point, Series, bars
+from analysis.plots.layout import Drawing
+from analysis.plots.sweeps import comparison_title, sweep_heatmaps
+from analysis.plots.units import MAT, PLAIN, speedup_words
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import (
     ComparedLabel,
@@ -20,21 +20,18 @@ from analysis.runs.comparisons import (
 )
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
+from analysis.runs.sweeps import sweeps
 from analysis.tabular.comparison_tables import Columns, natural, settings_table
 from analysis.tabular.table import ResultTable
-from specbench.errors import ResultsError
-from specbench.results.estimate import ABSENT, Estimate
-from specbench.results.manifest import BASELINE
+from specbench.results.estimate import ABSENT
+from specbench.results.names import display_name
 from specbench.results.statistics.roofline import baseline_context
 from specbench.results.summary_schema import number
 from specbench.results.tasks import OVERALL
 from specbench.results.wording import case_words
 
 # Pictures with what is added to their files' names.
-Pictures = Iterable[tuple[str, Figure]]
-
-MAT = "MAT (tokens per target pass;\naxis from 1)"
-SPEEDUP = "speedup over ar (ratio of tokens/s)"
+Pictures = Iterable[tuple[str, Drawing]]
 
 
 def no_figures(runs: Sequence[Run]) -> Pictures:
@@ -131,7 +128,7 @@ def task_panel(comparison: Comparison, key: str) -> Panel:
     tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
     series = [
         Series(
-            comparison.name_of(entry),
+            figure_name(comparison, entry),
             entry.method,
             [Point.at(x, entry.measured(key, task)) for x, task in enumerate(tasks)],
             claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
@@ -142,21 +139,53 @@ def task_panel(comparison: Comparison, key: str) -> Panel:
     ticks = [task_label(comparison, task) for task in tasks]
     if key == "mat":  # a pass always yields one token: what counts is the part above
         return Panel("", "", MAT, series, ticks, bottom=1.0)
-    return Panel("", "", SPEEDUP, series, ticks, reference=(1.0, BASELINE))
+    unit = speedup_words(comparison.timing)
+    return Panel("", "", unit, series, ticks, reference=(1.0, PLAIN))
 
 
-def task_figure(comparison: Comparison, title: str) -> Figure:
+def figure_name(comparison: Comparison, entry: ComparedLabel) -> str:
+    """What a legend calls a label: by its printed name where it has the method's own."""
+    words = comparison.words_of(entry)
+    return f"{display_name(entry.label)} ({words})" if words else display_name(entry.label)
+
+
+def after(place: str, where: str) -> str:
+    """The title of a figure that is made after a paper's, but of runs of one's own."""
+    return f"After {place} ({where})"
+
+
+def task_figure(comparison: Comparison, place: str) -> Drawing:
     """MAT and speedup by task, with the claims."""
     panels = [task_panel(comparison, "mat"), task_panel(comparison, "speedup")]
     text = captions([comparison], claimed_words([comparison], "mat", "speedup"))
-    return bars(panels, f"{title} ({comparison.title})", text)
+    return bars(panels, after(place, comparison_title(comparison)), text)
 
 
 def task_label(comparison: Comparison, task: str) -> str:
     """A task's name in a figure, with the number of its cases."""
     counts = {case_words(entry.rows[task]) for entry in comparison.entries if task in entry.rows}
-    words = task.replace("_", " ")
+    words = display_name(task).replace("_", " ")
     return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
+
+
+def heatmap_pictures(
+    comparisons: Sequence[Comparison],
+    knobs: tuple[str, str],
+    key: str,
+    place: str,
+    text: str,
+    names: Mapping[str, str],
+) -> Pictures:
+    """One figure per model; of each data set a heatmap per method and other setting."""
+    for model, members in by_model(comparisons):
+        found = [(each, sweep) for each in members for sweep in sweeps(each, *knobs)]
+        entries = [entry for _, sweep in found for entry in sweep.entries.values()]
+        claimed = claimed_in_cells(entries, key, *knobs)
+        words = captions(members, text, claimed, speedup=key == "speedup")
+        where = comparison_title(members[0]) if len(members) == 1 else display_name(model)
+        figure = sweep_heatmaps(found, knobs, key, after(place, where), words, names)
+        if figure is not None:
+            yield model, figure
 
 
 def captions(comparisons: Iterable[Comparison], *before: str, speedup: bool = True) -> str:
@@ -245,73 +274,12 @@ def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL)
     return [Point(x, value, bound=_BOUND_OF.get(claim.qualifier or "", ""))]
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Entries that differ in two knobs alone: one heatmap.
-
-    Attributes:
-        words: the other settings, as far as the group's sweeps differ in them; "" where there is
-            but one.
-        entries: by the values of the knobs.
-    """
-
-    words: str
-    entries: Mapping[tuple[int, int], ComparedLabel]
-
-    def titled(self, title: str) -> str:
-        """The title with the words below it, a setting a line: grids are narrow."""
-        return "\n".join(filter(None, [title, *self.words.split(", ")]))
-
-    def estimates(self, key: str) -> dict[tuple[int, int], Estimate]:
-        return {cell: entry.measured(key) for cell, entry in self.entries.items()}
-
-
-# Of the settings that a manifest records, those that are none.
-_NAMES = {"_target_", "name", "label", "version"}
-
-
-def sweeps(comparison: Comparison, down: str, across: str) -> list[Sweep]:
-    """The comparison's sweeps over two knobs, each of one method with all else the same.
-
-    A setting that stands at one place alone is no sweep.
-
-    Raises:
-        ResultsError: a cell was run twice; says which folders to choose from.
-    """
-    found: dict[str, dict[tuple[int, int], ComparedLabel]] = {}
-    for entry in comparison.drafting:
-        own = dict(entry.knobs)
-        if not {down, across} <= own.keys():
-            continue
-        cell = int(own.pop(down)), int(own.pop(across))
-        fixed = {key: value for key, value in own.items() if key not in _NAMES}
-        setting = json.dumps({"method": entry.method, **fixed}, sort_keys=True)
-        first = found.setdefault(setting, {}).setdefault(cell, entry)
-        if first is not entry:
-            raise ResultsError(
-                f"{comparison.title}: {down} {cell[0]}, {across} {cell[1]} was run twice with the "
-                f"same settings, in {first.run.path} and {entry.run.path}. Name the folder of one "
-                "sweep."
-            )
-    several = {setting: cells for setting, cells in found.items() if len(cells) > 1}
-    settings = [json.loads(setting) for setting in several]
-    differing = [
-        key
-        for key in dict.fromkeys(key for setting in settings for key in setting)
-        if any(setting.get(key) != settings[0].get(key) for setting in settings)
-    ]
-    return [
-        Sweep(", ".join(f"{key} {setting[key]}" for key in differing if key in setting), cells)
-        for setting, cells in zip(settings, several.values(), strict=True)
-    ]
-
-
 def speedups(comparisons: Sequence[Comparison]) -> list[Series]:
     """Speedup of each label that drafts, a point for each comparison that has it.
 
     A label that several runs of a comparison have is one for each of them.
     """
-    found = [{c.name_of(entry): entry for entry in c.drafting} for c in comparisons]
+    found = [{figure_name(c, entry): entry for entry in c.drafting} for c in comparisons]
     methods = {label: e.method for own in found for label, e in own.items()}
     places = list(enumerate(found))
     return [

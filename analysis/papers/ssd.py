@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from analysis.papers.reproduction import (
-    MAT,
     Pictures,
     Reproduction,
+    after,
     along,
     captions,
     claimed_comparisons,
+    figure_name,
     knob_column,
     label_column,
     settings_tables,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.plots.sweeps import comparison_title
+from analysis.plots.units import MAT, PLAIN, speed_words, speedup_words
 from analysis.runs.acceptance import stream_parts
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel
@@ -23,8 +26,9 @@ from analysis.runs.estimates import mat, tokens_per_s
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import settings_table
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import Estimate
+from analysis.tabular.table import ResultTable
+from specbench.results.estimate import Cell, Estimate
+from specbench.results.names import display_name
 from specbench.results.statistics.aggregate import timed_turns
 
 PAPER = "ssd"
@@ -102,7 +106,7 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
                 "", "tokens of finished requests", words,
                 [
                     Series(
-                        comparison.name_of(entry),
+                        figure_name(comparison, entry),
                         entry.method,
                         [
                             Point.at(size, value)
@@ -113,11 +117,11 @@ def _stream_figure(runs: Sequence[Run]) -> Pictures:
                 ],
                 bottom=1.0 if kind == "mat" else None,
             )
-            for kind, words in (("mat", MAT), ("tokens_per_s", "tokens/s"))
+            for kind, words in (("mat", MAT), ("tokens_per_s", speed_words(comparison.timing)))
         ]  # fmt: skip
         figure = curves(
             [panels],
-            f"SSD over the stream of requests ({comparison.title})",
+            after("SSD, over the stream of requests", comparison_title(comparison)),
             captions([comparison], _STREAM_TEXT.format(n=_PARTS), speedup=False),
         )
         yield f"{comparison.model}_{comparison.dataset}", figure
@@ -143,16 +147,16 @@ def _store_size_figure(runs: Sequence[Run]) -> Pictures:
             method: [Point.at(size, entry.measured("mat")) for size, entry in found]
             for method, found in sizes.items()
         }
-        speeds = {
-            method: [Point.at(size, entry.speed()) for size, entry in found]
+        ratios = {
+            method: [Point.at(size, entry.measured("speedup")) for size, entry in found]
             for method, found in sizes.items()
         }
         panels = [_size_panel(mats, MAT)]
-        if any(p.y is not None for points in speeds.values() for p in points):
-            panels.append(_size_panel(speeds, "tokens/s"))
+        if any(p.y is not None for points in ratios.values() for p in points):
+            panels.append(_size_panel(ratios, speedup_words(comparison.timing)))
         figure = curves(
             [panels],
-            f"SSD against the size of its store ({comparison.title})",
+            after("SSD, the size of its store", comparison_title(comparison)),
             captions([comparison], _SIZE_TEXT),
         )
         yield f"{comparison.model}_{comparison.dataset}", figure
@@ -160,9 +164,9 @@ def _store_size_figure(runs: Sequence[Run]) -> Pictures:
 
 def _size_panel(points: Mapping[str, Sequence[Point]], ylabel: str) -> Panel:
     # A pass always yields one token.
-    bottom = 1.0 if ylabel == MAT else 0.0
-    drawn = [Series(method, method, found) for method, found in points.items() if found]
-    return Panel("", "store (tokens)", ylabel, drawn, log=2, bottom=bottom)
+    bottom, line = (1.0, None) if ylabel == MAT else (None, (1.0, PLAIN))
+    drawn = [Series(display_name(m), m, found) for m, found in points.items() if found]
+    return Panel("", "store (tokens)", ylabel, drawn, log=2, bottom=bottom, reference=line)
 
 
 REPRODUCTIONS = (

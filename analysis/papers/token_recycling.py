@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from analysis.papers.reproduction import (
-    MAT,
     Pictures,
     Reproduction,
+    after,
     captions,
     claimed_comparisons,
+    figure_name,
     knob_column,
     label_column,
     settings_tables,
@@ -18,13 +19,16 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.stacked_bars import stacked_bars
+from analysis.plots.sweeps import comparison_title
+from analysis.plots.units import MAT, speed_words
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import phase_share
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, task_table
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import Estimate
-from specbench.results.wording import case_words
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import case_cell
+from specbench.results.estimate import Cell, Estimate
+from specbench.results.manifest import BASELINE
 
 PAPER = "token_recycling"
 _FIGURE3_TEXT = (
@@ -84,12 +88,13 @@ _figure3 = settings_tables(
 
 def _figure3_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "figure3"):
+        speed = speed_words(comparison.timing)
         figure = curves(
             [
                 _figure3_row(comparison, lambda entry: entry.measured("mat"), MAT),
-                _figure3_row(comparison, lambda entry: entry.speed(), "tokens/s"),
+                _figure3_row(comparison, lambda entry: entry.speed(), speed),
             ],
-            f"Token Recycling, Figure 3 ({comparison.title})",
+            after("Token Recycling, Figure 3", comparison_title(comparison)),
             captions([comparison], _FIGURE3_TEXT, speedup=False),
         )
         yield comparison.model, figure
@@ -113,12 +118,18 @@ def _figure3_row(
     return [
         Panel("(a) breadth, 6 levels", "nodes", ylabel, by_nodes, bottom=bottom),
         Panel("(b) depth, 80 nodes", "levels", ylabel, by_levels, bottom=bottom),
-        Panel("(c) update rule", "", ylabel, by_rule, names, bottom=bottom),
+        Panel("(c) update rule", "update rule", ylabel, by_rule, names, bottom=bottom),
     ]
 
 
 def _phase_shares(entry: ComparedLabel) -> dict[str, Estimate]:
     return {words: phase_share(entry, phase) for phase, words in _PHASES.items()}
+
+
+def _drawn_shares(entry: ComparedLabel) -> dict[str, Estimate]:
+    """Plain decoding drafts nothing: what its clock reads there is the clock itself."""
+    skipped = {_PHASES[p] for p in ("draft", "observe")} if entry.method == BASELINE else set()
+    return {part: share for part, share in _phase_shares(entry).items() if part not in skipped}
 
 
 def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
@@ -130,7 +141,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
             "part": part,
             # Most parts are below a hundredth.
             "share of the steps' time [95 %]": replace(share, digits=4),
-            "cases": case_words(entry.overall),
+            "cases": case_cell(entry.overall),
         }
         for comparison in comparisons
         for entry in comparison.entries
@@ -142,11 +153,11 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
 
 def _figure4_figure(runs: Sequence[Run]) -> Pictures:
     for comparison in claimed_comparisons(runs, PAPER, "figure4"):
-        rows = {comparison.name_of(e): _phase_shares(e) for e in comparison.entries}
+        rows = {figure_name(comparison, e): _drawn_shares(e) for e in comparison.entries}
         figure = stacked_bars(
             rows,
             "share of the time of all steps",
-            f"Token Recycling, Figure 4: where a step's time goes ({comparison.title})",
+            after("Token Recycling, Figure 4", comparison_title(comparison)),
             captions([comparison], _FIGURE4_TEXT, speedup=False),
         )
         yield comparison.model, figure

@@ -1,8 +1,7 @@
 """Kinds of figure: numbers in, picture out.
 
-Every function takes values with their 95 % intervals, draws both, and writes the caption below the
-picture. What the numbers are is the caller's business, how they look is
-:mod:`analysis.plots.style`'s.
+Every function takes values with their 95 % intervals and draws both. What the numbers are is the
+caller's business, how they look is :mod:`analysis.plots.style`'s.
 """
 
 from __future__ import annotations
@@ -12,16 +11,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
-from analysis.plots.layout import CLAIMED, finish, legend_of, ratio_ticks
-from analysis.plots.style import REFERENCE, bar_style, claimed_style, line_style
+from analysis.plots.layout import (
+    CLAIMED,
+    Drawing,
+    canvas,
+    finish,
+    legend_of,
+    print_width,
+    ratio_ticks,
+)
+from analysis.plots.style import (
+    REFERENCE,
+    WIDTHS,
+    bar_style,
+    claimed_style,
+    leading_style,
+    line_style,
+)
 from specbench.results.estimate import Estimate, Interval
 
 HEADROOM = 1.6  # height of a picture over its tallest bar, at most
+_WIDEST = 9.4  # inches across, of a picture for a screen
+_ARROW_TEXT = "▲: an interval goes on beyond the picture."
+_ASIDE_TEXT = "Points of one place stand a little aside from each other."
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,7 @@ class Series:
         points: in the order of the axis.
         dashed: claimed by a paper, not measured here.
         claimed: what a paper claims for the same, drawn as hollow markers on its bars.
+        leading: of a line, the places of its best point, then of those that may be as good.
     """
 
     name: str
@@ -58,6 +75,7 @@ class Series:
     points: Sequence[Point]
     dashed: bool = False
     claimed: Sequence[Point] = ()
+    leading: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -89,23 +107,23 @@ class Panel:
     bars: bool = False
 
 
-def bars(panels: Sequence[Panel], title: str, caption: str) -> Figure:
+def bars(panels: Sequence[Panel], title: str, caption: str) -> Drawing:
     """Groups of bars at named places, one panel below the other."""
     sizes = [(len(panel.series), len(panel.ticks or ())) for panel in panels]
-    inches = max(5.0, *(1.2 + 0.22 * series * places + 0.65 * places for series, places in sizes))
-    figure = Figure(figsize=(inches, 2.8 * len(panels)), layout="constrained")
+    inches = max(1.2 + 0.16 * series * places + 0.35 * places for series, places in sizes)
+    figure = canvas(min(_WIDEST, max(5.0, inches)), (2.0 if print_width() else 2.5) * len(panels))
     all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     variants = _variants(panels)
     cut = False
     for axes, panel in zip(all_axes, panels, strict=True):
         _bars(axes, panel, variants)
         cut |= _limit_height([(axes, panel)])
-    finish(figure, title, _with_arrow(caption, cut), legend=legend_of(all_axes))
+    finish(figure, title, _with(caption, cut and _ARROW_TEXT), legend=legend_of(all_axes))
     return figure
 
 
-def _with_arrow(caption: str, cut: bool) -> str:
-    return f"{caption}\n▲: an interval goes on beyond the picture." if cut else caption
+def _with(caption: str, *further: str | bool) -> str:
+    return "\n".join([caption, *(words for words in further if isinstance(words, str))])
 
 
 def _variants(panels: Iterable[Panel]) -> dict[tuple[str, str], int]:
@@ -128,7 +146,7 @@ def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> 
         axes.bar(
             [point.x + offset for point in points], [point.y or 0.0 for point in points],
             0.9 * width, label=series.name, linewidth=0.5, yerr=_errors(points),
-            error_kw={"elinewidth": 0.9, "capsize": 2}, **style,
+            error_kw={"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8}, **style,
         )  # fmt: skip
         _claims(axes, series, offset)
     if panel.ticks is None:
@@ -136,9 +154,22 @@ def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> 
         axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     else:
-        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        _name_places(axes, panel.ticks)
     axes.tick_params(axis="x", length=0)
     _label(axes, panel)
+
+
+def _name_places(axes: Axes, names: Sequence[str]) -> None:
+    """Names of the places 0, 1, …, slanted where they would run into each other."""
+    figure: Any = axes.figure
+    columns = axes.get_gridspec().ncols
+    inches = (figure.get_figwidth() / columns - 0.7) / max(1, len(names))
+    longest = max((len(line) for name in names for line in name.splitlines()), default=0)
+    axes.set_xticks(range(len(names)), names, fontsize="small")
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    if longest * 0.0067 * mpl.rcParams["font.size"] > inches:
+        flat = [name.replace("\n", ", ") for name in names]
+        axes.set_xticks(range(len(names)), flat, rotation=32, ha="right", rotation_mode="anchor")
 
 
 def _claims(axes: Axes, series: Series, offset: float) -> None:
@@ -149,29 +180,39 @@ def _claims(axes: Axes, series: Series, offset: float) -> None:
             axes.plot([], [], label=CLAIMED[point.bound], **style)
 
 
-def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Figure:
+def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawing:
     """Lines with error bars, or bars; ``panels`` is a table of them, rows first.
 
-    Panels of a row that have the same unit on an axis have the same range there, too.
+    Panels of a row that have the same unit on an axis have the same range there, too. A column of
+    print has room for one panel only: there they stand below each other.
     """
+    if print_width() and print_width() == WIDTHS["column"]:
+        panels = [[panel] for row in panels for panel in row]
     n_rows, n_columns = len(panels), max(len(row) for row in panels)
-    size = (max(5.0, 3.1 * n_columns), 2.5 * n_rows)
-    figure = Figure(figsize=size, layout="constrained")
+    height = (1.9 if print_width() else 2.3) * n_rows
+    figure = canvas(min(_WIDEST, max(4.6, 3.1 * n_columns)), height)
     table = figure.subplots(n_rows, n_columns, squeeze=False)
     variants = _variants(panel for row in panels for panel in row)
-    cut = False
+    cut = aside = False
     for row, line in zip(table, panels, strict=True):
         for axes in row[len(line) :]:
             axes.set_axis_off()
         drawn = list(zip(row, line, strict=False))
         for axes, panel in drawn:
-            (_bars if panel.bars else _curve)(axes, panel, variants)
+            if panel.bars:
+                _bars(axes, panel, variants)
+            else:
+                aside |= _curve(axes, panel, variants)
         for unit in dict.fromkeys(panel.ylabel for panel in line):
-            cut |= _limit_height([(axes, panel) for axes, panel in drawn if panel.ylabel == unit])
+            alike = [(axes, panel) for axes, panel in drawn if panel.ylabel == unit]
+            cut |= _limit_height(alike)
+            for axes, _ in alike[1:]:  # the left one's words are enough
+                axes.set_ylabel("")
         for unit in dict.fromkeys(panel.xlabel for panel in line if panel.ticks is None):
             _same_width([axes for axes, panel in drawn if panel.xlabel == unit])
     all_axes = [axes for row in table for axes in row]
-    finish(figure, title, _with_arrow(caption, cut), legend=legend_of(all_axes))
+    words = _with(caption, cut and _ARROW_TEXT, aside and _ASIDE_TEXT)
+    finish(figure, title, words, legend=legend_of(all_axes))
     return figure
 
 
@@ -181,12 +222,14 @@ def _same_width(all_axes: Sequence[Axes]) -> None:
         axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
-def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> None:
-    places = [point.x for series in panel.series for point in series.points] or [0.0]
+def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> bool:
+    """Draw a panel's lines, and say whether points were moved aside from each other."""
+    places = sorted({point.x for series in panel.series for point in series.points}) or [0.0]
     # A little aside from each other, so that intervals at one place can be told apart.
-    aside = 0.007 * (max(places) - min(places)) if panel.log is None else 0.0
+    measured = [series for series in panel.series if not series.dashed]
+    aside = 0.007 * (places[-1] - places[0]) if panel.log is None and len(measured) > 1 else 0.0
     for i, series in enumerate(panel.series):
-        offset = aside * (i - (len(panel.series) - 1) / 2)
+        offset = 0.0 if series.dashed else aside * (i - (len(measured) - 1) / 2)
         variant = variants[series.method, series.name]
         style = line_style(series.method, variant, series.dashed)
         if panel.ticks is not None:
@@ -196,14 +239,36 @@ def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) ->
             [point.x + offset for point in points], [point.y or 0.0 for point in points],
             yerr=_errors(points), label=series.name, elinewidth=0.9, capsize=2, **style,
         )  # fmt: skip
+        for rank, place in enumerate(series.leading):
+            found = next(point for point in points if point.x == place)
+            look = leading_style(best=rank == 0)
+            axes.plot([place + offset], [found.y or 0.0], **look)
+            axes.plot([], [], label=_LEADING[min(rank, 1)], **look)
     if panel.log is not None:
         axes.set_xscale("log", base=panel.log)
-    elif all(float(p.x).is_integer() for series in panel.series for p in series.points):
+        shown = places[:: math.ceil(len(places) / 8)]
+        axes.set_xticks(shown, [_short(place, panel.log) for place in shown])
+        axes.xaxis.set_minor_locator(NullLocator())
+    elif all(float(place).is_integer() for place in places):
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     if panel.ticks is not None:
-        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
-        axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
+        _name_places(axes, panel.ticks)
     _label(axes, panel)
+    return aside > 0
+
+
+_LEADING = ("best", "may be as good")
+
+
+def _short(place: float, base: float) -> str:
+    """A power of the base as one, other numbers as 5k or 2M."""
+    power = math.log(place, base)
+    if abs(power - round(power)) < 1e-9 and place >= 100:
+        return f"${base:g}^{{{round(power)}}}$"
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if place >= size:
+            return f"{place / size:.3g}{letter}"
+    return f"{place:g}"
 
 
 def _errors(points: Sequence[Point]) -> Any:
@@ -275,41 +340,7 @@ def _label(axes: Axes, panel: Panel) -> None:
     axes.set_ylabel(panel.ylabel)
     axes.set_xlabel(panel.xlabel)
     if panel.title:
-        axes.set_title(panel.title, loc="left", fontsize=9)
+        axes.set_title(panel.title, loc="left", fontsize="medium")
     if panel.reference is not None:
         value, name = panel.reference
-        axes.axhline(value, color=REFERENCE, linewidth=0.8, linestyle="--")
-        axes.annotate(
-            name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(4, 0),
-            textcoords="offset points", va="center",
-        )  # fmt: skip
-
-
-def bars_and_radar(
-    panel: Panel, spokes: Sequence[str], around: Sequence[Series], title: str, caption: str
-) -> Figure:
-    """Bars on the left and, on the right, the values of each series around a circle of spokes."""
-    wide = 0.6 * len(panel.series) * len(panel.ticks or ()) ** 0.5
-    figure = Figure(figsize=(max(8.5, 5.0 + wide), 3.8), layout="constrained")
-    variants = _variants([panel])
-    left = figure.add_subplot(1, 2, 1)
-    _bars(left, panel, variants)
-    cut = _limit_height([(left, panel)])
-    axes: Any = figure.add_subplot(1, 2, 2, projection="polar")
-    angles = np.linspace(0, 2 * np.pi, len(spokes), endpoint=False)
-    for series in around:
-        style = line_style(series.method, variants[series.method, series.name], series.dashed)
-        values = [math.nan if point.y is None else point.y for point in series.points]
-        axes.plot([*angles, angles[0]], [*values, values[0]], label=series.name, **style)
-    axes.set_xticks(angles, spokes)
-    if panel.reference is not None:
-        around_it = np.linspace(0, 2 * np.pi, 181)
-        level = np.full_like(around_it, panel.reference[0])
-        axes.plot(around_it, level, color=REFERENCE, linewidth=0.8, linestyle="--")
-    axes.tick_params(axis="x", pad=15)
-    axes.set_rlabel_position(180 / max(1, len(spokes)))  # between the first two spokes
-    axes.set_ylim(bottom=0)
-    axes.grid(visible=True)
-    axes.legend(fontsize=6.5, loc="upper left", bbox_to_anchor=(1.08, 1.05))
-    finish(figure, title, _with_arrow(caption, cut), legend=legend_of([left]))
-    return figure
+        axes.axhline(value, color=REFERENCE, linewidth=0.8, linestyle="--", label=name)

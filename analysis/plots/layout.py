@@ -1,4 +1,8 @@
-"""What all figures share: title and legend above, caption below, and their files."""
+"""What all figures share: their size, the legend above, their words, and their files.
+
+A figure's title and caption stand beside it: in the page that shows it, or in a file of their own.
+Only :func:`save` with ``caption`` writes them into the picture.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +10,86 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
+from analysis.plots.style import WIDTHS
+from analysis.plots.units import PLAIN
+
+if TYPE_CHECKING:
+    from matplotlib.text import Text
+
 _CHARACTERS_PER_INCH = 18
 # In a legend, by bound.
 CLAIMED = {"": "claimed", "upper": "claimed at most", "lower": "claimed at least"}
-TITLE, CAPTION = "title", "caption"  # ids of a figure's words, for a page that sets them itself
+# Of each form what would differ from day to day or tell the program's version.
+_UNDATED: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+}
+
+
+class Drawing(Figure):  # type: ignore[misc]  # matplotlib has no types
+    """A figure with the words that belong beside it."""
+
+    title: str = ""
+    caption: str = ""
+
+
+def print_width() -> float | None:
+    """Inches of the column or page that is drawn for; None for a screen.
+
+    :func:`analysis.plots.style.styled` sets it.
+    """
+    inches = float(mpl.rcParams["figure.figsize"][0])
+    return inches if inches in WIDTHS.values() else None
+
+
+def canvas(inches: float, height: float) -> Drawing:
+    """An empty figure of this size; in print as wide as its column or page."""
+    return Drawing(figsize=(print_width() or inches, height), layout="constrained")
 
 
 def legend_of(all_axes: Sequence[Axes]) -> dict[str, Artist]:
-    """Handles by name, each once; claims last, because what was measured comes first."""
+    """Handles by name, each once; lines across and claims last: what was measured comes first."""
     handles: dict[str, Artist] = {}
     for axes in all_axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
-    return dict(sorted(handles.items(), key=lambda item: item[0] in CLAIMED.values()))
+    last = (PLAIN, *CLAIMED.values())
+    return dict(sorted(handles.items(), key=lambda item: item[0] in last))
 
 
 def finish(
-    figure: Figure, title: str, caption: str, legend: Mapping[str, Artist] | None = None
+    figure: Drawing, title: str, caption: str, legend: Mapping[str, Artist] | None = None
 ) -> None:
-    """Title and legend above, caption below; ``savefig.bbox=tight`` keeps them in the picture."""
-    inches, height = figure.get_size_inches()
-    top = 1.0 + 0.02 / height
+    """Give the figure its words, and a legend above the axes where there are several things."""
+    figure.title, figure.caption = title, caption
     if legend and len(legend) > 1:
-        columns = max(2, min(len(legend), int(inches / 1.25)))
+        inches = figure.get_figwidth()
+        points = 0.62 * 0.833 * mpl.rcParams["font.size"]  # across a letter of a small font
+        widest = (max(map(len, legend)) * points + 34) / 72
+        columns = max(1, min(len(legend), int((inches - 0.2) / widest)))
         lines = math.ceil(len(legend) / columns)
+        names = _by_rows(list(legend), math.ceil(len(legend) / lines))
         figure.legend(
-            legend.values(), legend.keys(), loc="lower left", bbox_to_anchor=(0.02, top),
-            ncols=columns, fontsize=8,
+            [legend[name] for name in names], names, loc="outside upper left",
+            ncols=math.ceil(len(legend) / lines), fontsize="small", borderaxespad=0.2,
         )  # fmt: skip
-        top += (0.1 + 0.19 * lines) / height
-    figure.text(0.02, top + 0.06 / height, title, fontsize=10, va="bottom", gid=TITLE)
-    lines_below = [
-        line
-        for part in caption.replace(" %", "\N{NO-BREAK SPACE}%").splitlines()
-        for line in textwrap.wrap(part, int(inches * _CHARACTERS_PER_INCH))
-    ]
-    words = "\n".join(lines_below)
-    figure.text(0.02, -0.08 / height, words, fontsize=7, va="top", gid=CAPTION)
+        # The space that the legend takes is not taken from the axes.
+        figure.set_figheight(figure.get_figheight() + 0.08 + 0.17 * lines)
+
+
+def _by_rows(names: list[str], columns: int) -> list[str]:
+    """The names in the order in which matplotlib, which fills columns, puts them into rows."""
+    return [name for column in range(columns) for name in names[column::columns]]
 
 
 def ratio_ticks(axis: Axis) -> None:
@@ -59,11 +99,45 @@ def ratio_ticks(axis: Axis) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG; the same figure gives the same bytes."""
+def save(figure: Drawing, folder: Path, name: str, caption: bool = False) -> list[Path]:
+    """Write a figure as PNG, SVG and PDF; the same figure gives the same bytes.
+
+    Its words go into ``<name>.md`` beside them, with ``caption`` into the pictures.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+    drawn = write_words(figure) if caption else []
+    for suffix, undated in _UNDATED.items():
         paths.append(folder / f"{name}.{suffix}")
-        figure.savefig(paths[-1], metadata=metadata)
+        words = {"Title": figure.title} if suffix != "png" else {}
+        bounds = {"bbox_inches": "tight"} if caption else {}
+        figure.savefig(paths[-1], metadata={**undated, **words}, **bounds)
+    for text in drawn:
+        text.remove()
+    if not caption:
+        paths.append(folder / f"{name}.md")
+        paths[-1].write_text(words_of(figure), encoding="utf-8")
     return paths
+
+
+def words_of(figure: Drawing) -> str:
+    """Title and caption as Markdown."""
+    lines = "\n\n".join(filter(None, figure.caption.splitlines()))
+    return f"**{figure.title}**\n\n{lines}\n"
+
+
+def write_words(figure: Drawing) -> list[Text]:
+    """Write the title above and the caption below the axes; saving must be ``tight``."""
+    inches, height = figure.get_size_inches()
+    across = max(20, int(inches * _CHARACTERS_PER_INCH))
+    lines = [
+        line
+        for part in figure.caption.replace(" %", "\N{NO-BREAK SPACE}%").splitlines()
+        for line in textwrap.wrap(part, across)
+    ]
+    title = textwrap.fill(figure.title, int(0.75 * across))
+    below = -0.08 / height
+    return [
+        figure.text(0.02, 1.0 + 0.06 / height, title, fontsize="large", va="bottom"),
+        figure.text(0.02, below, "\n".join(lines), fontsize="small", va="top"),
+    ]

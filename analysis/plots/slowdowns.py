@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
-
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.plots.layout import Drawing
 from analysis.runs.load import Run
 
 
@@ -19,14 +18,12 @@ def slowdown_caption(run: Run, text: str) -> str:
     )
 
 
-def slowdown_heatmaps(run: Run, title: str, caption: str) -> Figure:
+def slowdown_heatmaps(run: Run, title: str, caption: str) -> Drawing:
     """Time over that of one token: a heatmap for each number of cached tokens."""
     assert run.surface is not None
     contexts = run.surface.passes["batch"].axes["context"]
     grids = [
-        HeatmapGrid.of(
-            f"context of {context} tokens", run.surface.slowdowns(context, run.seed), False
-        )
+        HeatmapGrid.of(f"context of {context} tokens", run.surface.slowdowns(context, run.seed))
         for context in contexts
     ]
     unit = "time over that of one token"

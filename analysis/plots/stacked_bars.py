@@ -9,11 +9,10 @@ from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, LogLocator
 
-from analysis.plots.layout import finish, legend_of
+from analysis.plots.layout import Drawing, canvas, finish, legend_of
 from analysis.plots.style import REFERENCE, part_style, row_marker
 from specbench.results.estimate import Estimate
 
@@ -22,7 +21,9 @@ Rows = Mapping[str, Mapping[str, Estimate]]
 _NOTHING = Estimate(None)
 
 
-def stacked_bars(rows: Rows, xlabel: str, title: str, caption: str, form: str = "{:.0%}") -> Figure:
+def stacked_bars(
+    rows: Rows, xlabel: str, title: str, caption: str, form: str = "{:.0%}"
+) -> Drawing:
     """Stacked horizontal bars of parts by row, with intervals; below, each part on a log axis.
 
     ``form`` is that of the number written into a part that has room for it.
@@ -30,7 +31,7 @@ def stacked_bars(rows: Rows, xlabel: str, title: str, caption: str, form: str = 
     named = [(part, cell.value or 0) for row in rows.values() for part, cell in row.items()]
     parts = list(dict.fromkeys(part for part, length in named if length > 0))
     heights = (0.8 + 0.5 * len(rows), 0.9 + 0.24 * len(parts))
-    figure = Figure(figsize=(7.0, sum(heights)), layout="constrained")
+    figure = canvas(7.0, sum(heights))
     above, below = figure.subplots(2, 1, height_ratios=heights)
     _stack(above, rows, parts, xlabel, form)
     _one_by_one(below, rows, parts, xlabel)
@@ -51,7 +52,8 @@ def _stack(axes: Axes, rows: Rows, parts: list[str], xlabel: str, form: str) -> 
                 # The interval belongs to the part's length, so it is drawn at the part's end.
                 text = form.format(value)
                 axes.text(
-                    left[place] + value / 2, place, text, ha="center", va="center", fontsize=7,
+                    left[place] + value / 2, place, text, ha="center", va="center",
+                    fontsize="small",
                     bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0},
                 )  # fmt: skip
             if interval:
@@ -96,4 +98,4 @@ def _one_by_one(axes: Axes, rows: Rows, parts: list[str], xlabel: str) -> None:
         Line2D([], [], color=REFERENCE, marker=row_marker(i), linestyle="none", label=name)
         for i, name in enumerate(rows)
     ]
-    axes.legend(handles=handles, fontsize=7, loc="lower right")
+    axes.legend(handles=handles, fontsize="small", loc="lower right")

@@ -1,5 +1,8 @@
 """How figures look: one place for colors, sizes and fonts.
 
+On a screen a figure has the size that its content asks for; in print it has the width of a column
+or a page of a paper, and letters that are read at that width.
+
 A method has the same color, hatching and marker in every figure. Methods that share a paper's
 table or figure have hues of their own, which people with any common color blindness tell apart
 (the tests simulate it); hatching and marker do the same in print without color. The hues are those
@@ -9,8 +12,12 @@ of Okabe and Ito without yellow, which is no line on white, and two dark ones of
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import matplotlib as mpl
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patheffects import Normal, Stroke
 
 Keywords: TypeAlias = dict[str, Any]  # arguments of matplotlib
@@ -58,13 +65,14 @@ _PARTS = (
     ("#DDDDDD", ""), (_ORANGE, ""), (_SKY, ""), (_GREEN, "//"), (_BLUE, ""), (_RED, "//"),
     (_PURPLE, ""), (_YELLOW, "//"),
 )  # fmt: skip
-# What sets several settings of one method apart within a figure.
-_VARIANTS = ("", "oo", "**", "++", "O", "o")
+# What sets several settings of one method apart within a figure: shares of white in its color, and
+# beyond these what is added to its hatching.
+_TINTS = (0.0, 0.45, 0.75)
+_VARIANTS = ("", "oo", "**", "++")
 
 RC: Keywords = {
     "figure.dpi": 100,
     "savefig.dpi": 200,
-    "savefig.bbox": "tight",
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.spines.top": False,
@@ -76,10 +84,23 @@ RC: Keywords = {
     "grid.linewidth": 0.6,
     "hatch.linewidth": 0.6,
     "legend.frameon": False,
-    # Text stays text, and the same data gives the same file.
-    "svg.fonttype": "none",
+    # As outlines in SVG, because the reader's machine need not have the font; in PDF the font is
+    # inside, as publishers ask. The same data gives the same file.
+    "svg.fonttype": "path",
     "svg.hashsalt": "specbench",
+    "pdf.fonttype": 42,
 }
+# Inches across the column of a two-column paper, and across its page.
+WIDTHS = {"column": 3.3, "page": 6.9}
+_PRINT: Keywords = {"savefig.dpi": 300, "font.size": 8, "hatch.linewidth": 0.4}
+
+
+@contextmanager
+def styled(width: str | None = None) -> Iterator[None]:
+    """Draw in the project's style: for a screen, or for print at one of :data:`WIDTHS`."""
+    sized = _PRINT | {"figure.figsize": (WIDTHS[width], 2.3)} if width else {}
+    with mpl.rc_context(RC | sized):
+        yield
 
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d", "8", "x")
@@ -96,9 +117,11 @@ def _look(method: str) -> tuple[str, str, str]:
 def bar_style(method: str, variant: int = 0) -> dict[str, str]:
     """Of a bar; ``variant`` counts the entries of a method in the figure, from 0."""
     color, hatch, _ = _look(method)
+    white = _TINTS[variant % len(_TINTS)]
+    tinted = to_hex([white + (1 - white) * part for part in to_rgb(color)])
     return {
-        "facecolor": color,
-        "hatch": hatch + _VARIANTS[variant % len(_VARIANTS)],
+        "facecolor": tinted if white else color,
+        "hatch": hatch + _VARIANTS[variant // len(_TINTS) % len(_VARIANTS)],
         "edgecolor": REFERENCE,
     }
 
@@ -131,6 +154,19 @@ def claimed_style(bound: str = "") -> Keywords:
         "markeredgewidth": 1.3,
         "path_effects": [Stroke(linewidth=3.2, foreground="white"), Normal()],
         "zorder": 4,
+    }
+
+
+def leading_style(best: bool) -> Keywords:
+    """Of the ring around the best point of a line, or around one that may be as good."""
+    return {
+        "linestyle": "none",
+        "marker": "o",
+        "markersize": 11 if best else 8.5,
+        "markerfacecolor": "none",
+        "markeredgecolor": "black" if best else _GREY,
+        "markeredgewidth": 1.5 if best else 1.1,
+        "zorder": 1.5,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from specbench.arrays import Array
-from specbench.artifacts.corpora import documentation
+from specbench.artifacts.documentation import tokenized_documentation
 from specbench.artifacts.resolve import Progress
 from specbench.errors import ArtifactError
 from specbench.index.suffix.datastore import CHUNK, DatastoreWriter
@@ -36,12 +36,14 @@ def build_default(
     tokenizer: Any, out_path: Path, progress: Progress | None, store_tokens: int | None = None
 ) -> None:
     """The bundled model's datastore, from the prose of installed documentation or a part of it."""
-    texts, corpus = documentation(progress)
+    documents = tokenized_documentation(tokenizer, out_path.parent.parent, progress)
+    text = dict(documents.header["corpus"])
+    del text["sha256"]  # of the whole, of which this may be a part
     build_datastore(
-        encode_texts(texts, tokenizer),
+        documents,
         out_path,
         tokenizer_hash=loading.tokenizer_hash(tokenizer),
-        corpus=corpus,
+        corpus=text,
         vocab_size=len(tokenizer),
         max_tokens=store_tokens,
         progress=progress,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specbench.artifacts.corpora import documentation
+from specbench.artifacts.corpora import add_texts
+from specbench.artifacts.documentation import tokenized_documentation
 from specbench.artifacts.resolve import Progress
 from specbench.index.lru.frozen_table import FrozenTable
 from specbench.index.lru.ngram_counts import CHUNK, WindowCounter, frequent_followers
@@ -19,42 +18,6 @@ from specbench.models import loading
 STEM = "frozen_table"
 # Raised when the same text gives another table: every machine then builds again.
 BUILDER_VERSION = 1
-
-# Texts tokenised at once: enough for the tokenizer's threads, little enough to stay small.
-_BATCH = 512
-
-
-def count_texts(
-    texts: Iterable[str],
-    tokenizer: Any,
-    counter: WindowCounter,
-    *,
-    max_tokens: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> str:
-    """Tokenise ``texts`` (one is one document, without special tokens) and count their windows.
-
-    Args:
-        counter: where the windows are counted.
-        max_tokens: stop after about so many.
-        progress: called after every batch with the documents and tokens so far.
-
-    Returns:
-        SHA-256 of the documents, as hex.
-    """
-    digest = hashlib.sha256()
-    stream = iter(texts)
-    while batch := list(islice(stream, _BATCH)):
-        for text in batch:
-            digest.update(text.encode("utf-8", "surrogatepass"))
-            digest.update(b"\0")
-        for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
-            counter.add(ids)
-        if progress is not None:
-            progress(counter.n_documents, counter.n_tokens)
-        if max_tokens is not None and counter.n_tokens >= max_tokens:
-            break
-    return digest.hexdigest()
 
 
 def sample_documents(texts: Iterable[str], share: float, seed: int) -> Iterator[str]:
@@ -95,32 +58,78 @@ def build_from_texts(
         if progress is not None:
             progress("counting tokens", n_tokens, max_tokens or 0)
 
+    def fill(counter: WindowCounter) -> Mapping[str, Any]:
+        digest = add_texts(texts, tokenizer, counter, max_tokens=max_tokens, progress=counting)
+        return {**corpus, "sha256": digest}
+
+    width = leader_len + follower_len
+    counter = WindowCounter(width, len(tokenizer), chunk=chunk, keep=keep_windows, seed=seed)
+    table, header = _filled(counter, fill, leader_len, leader_capacity, follower_capacity, progress)
+    return table, {**header, "keep_windows": keep_windows, "seed": seed}
+
+
+def _filled(
+    counter: WindowCounter,
+    fill: Callable[[WindowCounter], Mapping[str, Any]],
+    leader_len: int,
+    leader_capacity: int,
+    follower_capacity: int,
+    progress: Progress | None,
+) -> tuple[FrozenTable, dict[str, Any]]:
+    """The table of what ``fill`` adds to the counter; it returns facts about that."""
+
     def choosing(done: int, total: int) -> None:
         if progress is not None:
             progress("choosing followers", done, total)
 
-    width = leader_len + follower_len
-    with WindowCounter(width, len(tokenizer), chunk=chunk, keep=keep_windows, seed=seed) as counter:
-        text_hash = count_texts(texts, tokenizer, counter, max_tokens=max_tokens, progress=counting)
+    with counter:
+        corpus = fill(counter)
         table = frequent_followers(
             counter, leader_len, leader_capacity, follower_capacity, choosing
         )
-    header = {
+    return table, {
         "builder_version": BUILDER_VERSION,
-        "corpus": {**corpus, "sha256": text_hash},
+        "corpus": dict(corpus),
         "leader_capacity": leader_capacity,
         "follower_capacity": follower_capacity,
-        "keep_windows": keep_windows,
-        "seed": seed,
+        "keep_windows": 1.0,
+        "seed": 0,
         "n_documents": counter.n_documents,
         "n_tokens": counter.n_tokens,
         "n_windows": counter.n_windows,
     }
-    return table, header
 
 
-def build_default(tokenizer: Any, out_path: Path, progress: Progress | None, **params: Any) -> None:
-    """The bundled model's table, from the prose of installed documentation, in under a minute."""
-    texts, corpus = documentation(progress)
-    table, header = build_from_texts(texts, tokenizer, corpus=corpus, **params)
+def build_default(
+    tokenizer: Any,
+    out_path: Path,
+    progress: Progress | None,
+    *,
+    leader_len: int,
+    follower_len: int,
+    leader_capacity: int,
+    follower_capacity: int,
+    cache_dir: Path | None = None,
+) -> None:
+    """The bundled model's table, from the prose of installed documentation, in under a minute.
+
+    The documentation's ids are kept in ``cache_dir`` (by default the one that ``out_path`` is in),
+    so that tables of other lengths take seconds.
+    """
+    documents = tokenized_documentation(tokenizer, cache_dir or out_path.parent.parent, progress)
+
+    def fill(counter: WindowCounter) -> Mapping[str, Any]:
+        for ids in documents:
+            counter.add(ids)
+        corpus: Mapping[str, Any] = documents.header["corpus"]
+        return corpus
+
+    table, header = _filled(
+        WindowCounter(leader_len + follower_len, len(tokenizer)),
+        fill,
+        leader_len,
+        leader_capacity,
+        follower_capacity,
+        progress,
+    )
     table.write(out_path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header=header)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from specbench.arrays import Array
-from specbench.artifacts.corpora import documentation
-from specbench.artifacts.frozen_table import count_texts
+from specbench.artifacts.corpora import add_texts
+from specbench.artifacts.documentation import tokenized_documentation
 from specbench.artifacts.resolve import Progress
 from specbench.index.suffix.automaton import SuffixAutomaton
 from specbench.index.suffix.static_automaton import StaticAutomaton
@@ -90,7 +90,7 @@ def build_from_texts(
             progress("adding tokens", n_tokens, max_tokens or 0)
 
     documents: Any = DocumentAutomaton(getattr(tokenizer, "eos_token_id", None))
-    digest = count_texts(texts, tokenizer, documents, max_tokens=max_tokens, progress=adding)
+    digest = add_texts(texts, tokenizer, documents, max_tokens=max_tokens, progress=adding)
     return _finished(documents, tokenizer, {**corpus, "sha256": digest}, progress)
 
 
@@ -134,6 +134,11 @@ def _finished(
 
 def build_default(tokenizer: Any, out_path: Path, progress: Progress | None) -> None:
     """The bundled model's automaton, from the prose of installed documentation."""
-    texts, corpus = documentation(progress)
-    automaton, header = build_from_texts(texts, tokenizer, corpus=corpus, progress=progress)
+    documents = tokenized_documentation(tokenizer, out_path.parent.parent, progress)
+    added = DocumentAutomaton(getattr(tokenizer, "eos_token_id", None))
+    for ids in documents:
+        added.add(ids.tolist())
+        if progress is not None:
+            progress("adding tokens", added.n_tokens, 0)
+    automaton, header = _finished(added, tokenizer, documents.header["corpus"], progress)
     automaton.write(out_path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header=header)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import rgb_to_hsv, to_hex, to_rgb
 
 from analysis import figures
 from analysis.papers import REPRODUCTIONS
@@ -28,15 +28,19 @@ def comparison():
     return make_comparisons(load_runs([RECORDS]))[0]
 
 
-def test_png_and_svg_are_written_beside_the_runs(results, capsys):
+def test_pictures_and_their_words_are_written_beside_the_runs(results, capsys):
     assert figures.main([str(results)]) == 0
     names = sorted(path.name for path in (results / "figures").iterdir())
     assert names == sorted(
         f"vicuna7b_specbench_{figure}.{suffix}"
         for figure in ("speedup_by_task", "mat")
-        for suffix in ("png", "svg")
+        for suffix in ("md", "pdf", "png", "svg")
     )
-    assert all(path.stat().st_size > 5_000 for path in (results / "figures").iterdir())
+    pictures = (path for path in (results / "figures").iterdir() if path.suffix != ".md")
+    assert all(path.stat().st_size > 5_000 for path in pictures)
+    words = (results / "figures" / "vicuna7b_specbench_mat.md").read_text()
+    assert words.startswith("**Mean accepted tokens by task (Vicuna-7B on Spec-Bench)**")
+    assert "SYNTHETIC RECORDS" in words
     assert str(results / "figures" / names[0]) in capsys.readouterr().out
 
 
@@ -81,7 +85,7 @@ def test_a_label_of_two_runs_is_drawn_for_each():
     names = [series.name for series in speedups([comparison])]
     assert sorted(names) == sorted(
         f"{label} ({where})"
-        for label in ("cacheback", "no_frozen", "pld")
+        for label in ("Cacheback", "no_frozen", "PLD")
         for where in ("synthetic", "again")
     )
 
@@ -117,7 +121,9 @@ def test_every_method_looks_different_and_always_the_same():
     assert len(set(styles.values())) == len(methods)
     assert bar_style("unheard_of") == bar_style("unheard_of")
     assert bar_style("pld", 1) != bar_style("pld", 0)
-    assert bar_style("pld", 1)["facecolor"] == bar_style("pld", 0)["facecolor"]
+    hues = [rgb_to_hsv(to_rgb(bar_style("pld", variant)["facecolor"]))[0] for variant in range(3)]
+    assert hues == pytest.approx(hues[:1] * 3, abs=0.01)
+    assert len({tuple(bar_style("pld", variant).values()) for variant in range(12)}) == 12
 
 
 def _seen(color, matrix):
@@ -257,7 +263,7 @@ def test_a_heatmap_writes_numbers_and_intervals_and_says_where_there_are_none():
         "g", [[Estimate(1.0, (0.5, 1.5)), Estimate(None)]], ["r"], ["a", "b"]
     )
     axes = heatmaps.heatmaps([grid], "x", "y", "unit", "t", "c").axes[0]
-    assert [text.get_text() for text in axes.texts] == ["1.00", "0.50\n1.50", "–"]
+    assert [text.get_text() for text in axes.texts] == ["1.00", "0.50–1.50", "–"]
 
 
 def test_the_papers_three_heatmaps_stand_side_by_side_on_a_page():
@@ -299,7 +305,7 @@ def test_every_reproduction_s_figures_are_drawn_with_caption_and_units(reproduct
     if "figure" in reproduction.name:
         assert drawn
     for _, figure in drawn:
-        words = " ".join(text.get_text() for text in figure.texts)
+        words = f"{figure.title} {figure.caption}"
         labels = [axes.get_ylabel() for axes in figure.axes] if figure.axes else []
         assert ("Speedup:" in words) <= any("speedup" in label for label in labels), words
         for axes in figure.axes:

@@ -8,7 +8,6 @@ import csv
 import dataclasses
 import functools
 
-import matplotlib
 import pytest
 from PIL import Image
 
@@ -16,7 +15,7 @@ from analysis import dashboards, figures, publish, report, tables
 from analysis.papers import REPRODUCTIONS, by_reproduction
 from analysis.papers.reproduction import claimed_words, no_figures, task_panel
 from analysis.plots import charts, heatmaps
-from analysis.plots.style import RC
+from analysis.plots.style import styled
 from analysis.runs import comparisons, estimates
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import Run, usable_runs
@@ -91,7 +90,7 @@ def test_no_figure_has_both_and_no_golden_bar_bears_a_claim(runs, monkeypatch):
 
     monkeypatch.setattr(charts, "finish", finish)
     monkeypatch.setattr(heatmaps, "finish", finish)
-    with matplotlib.rc_context(RC):
+    with styled():
         stems = [stem for stem, _ in figures.figures_of(runs)]
     assert len(set(stems)) == len(stems)
     assert all(len(says(caption)) <= 1 for _, caption in drawn)

@@ -89,8 +89,7 @@ def test_labels_that_are_left_out_are_counted(stem, records, said, monkeypatch):
     monkeypatch.setenv("RUNS", str(GOLDEN / records))
     monkeypatch.setattr(shared, "show", lambda figure, name: figures.append(figure))
     runpy.run_path(str(ROOT / "analysis" / "notebooks" / f"{stem}.py"), run_name="__main__")
-    words = " ".join(text.get_text() for text in figures[-1].texts)
-    assert ("the first 6 of 8 labels" in " ".join(words.split())) == said
+    assert ("the first 6 of 8 labels" in figures[-1].caption) == said
 
 
 def test_a_sweep_is_not_mixed_with_other_experiments(monkeypatch, tmp_path):
@@ -103,7 +102,7 @@ def test_a_sweep_is_not_mixed_with_other_experiments(monkeypatch, tmp_path):
     monkeypatch.setenv("RUNS", os.pathsep.join(map(str, folders)))
     sweeps = shared.by_experiment("k", "w")
     assert sorted(len(runs) for runs in sweeps) == [1, 8]
-    figures = [list(grid_figures(runs, "mat", "MAT")) for runs in sweeps]
+    figures = [list(grid_figures(runs, "mat")) for runs in sweeps]
     assert sorted(map(len, figures)) == [0, 1], "one cell is no sweep"
     assert shared.by_experiment("leader_len") == []
 

@@ -133,7 +133,7 @@ def test_runs_of_an_experiment_share_its_name_as_their_group(run):
 
 
 def test_pictures_are_the_figures_command_s(run, tmp_path):
-    assert figures.main([str(run.path), "-o", str(tmp_path / "drawn")]) == 0
+    assert figures.main([str(run.path), "-o", str(tmp_path / "drawn"), "--caption"]) == 0
     (comparison,) = make_comparisons([run], None)
     made = publish.save_pictures(comparison, tmp_path / "sent")
     for name, stem in (("speedup", "speedup_by_task"), ("mat", "mat")):

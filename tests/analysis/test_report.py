@@ -126,10 +126,10 @@ def test_a_picture_s_words_stand_beside_it_not_in_it(run):
     (comparison,) = make_comparisons([run])
     figure = report.FIGURES["mat"](comparison)
     made = report.picture(figure)
-    assert made.title == comparison.title
+    assert made.title == "Mean accepted tokens by task (Vicuna-7B on Spec-Bench)"
     assert made.caption.startswith("SYNTHETIC RECORDS")
     assert "tokens per target pass" in made.shows
-    assert [t.get_visible() for t in figure.texts] == [False, False]
+    assert not figure.texts
 
 
 def test_pictures_are_in_the_project_s_style_with_outlined_text(read):

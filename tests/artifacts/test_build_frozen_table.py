@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 
 from methods.cacheback import Cacheback
 from scripts import build_artifact as script
-from specbench.artifacts import corpora, resolve
+from specbench.artifacts import corpora, documentation, frozen_table, resolve
 from specbench.errors import NeedsNotMet
 from specbench.index.lru.frozen_table import FrozenTable
 from tests.contract.driver import WordTokenizer
@@ -89,3 +90,41 @@ def test_bad_arguments_exit_with_2_and_leave_nothing(
     assert script.main(arguments(corpus, "--out", str(out), *more)) == 2
     assert words in capsys.readouterr().err
     assert not out.parent.exists() or not list(out.parent.iterdir())
+
+
+def test_one_reading_of_the_documentation_serves_all_lengths(tokenizer, tmp_path, monkeypatch):
+    letters = np.random.default_rng(0).choice(list("abcde"), (60, 9))
+    # Documents shorter than a window among them: each width leaves out others.
+    texts = [" ".join(letters[i, : i % 10]) for i in range(60)]
+    readings = []
+
+    def installed(progress):
+        readings.append(progress)
+        return iter(texts), {"name": "toy", "sources": {}}
+
+    monkeypatch.setattr(documentation, "documentation", installed)
+    monkeypatch.setattr(documentation, "sources", lambda: {"toy": "1"})
+    room = {"leader_capacity": 40, "follower_capacity": 3, "total_draft_len": 32}
+    lengths = [(leader, follower) for leader in (1, 2, 3) for follower in (1, 2, 4)]
+    for leader_len, follower_len in lengths:
+        method = Cacheback(leader_len=leader_len, follower_len=follower_len, **room)
+        found = resolve.resolve(
+            method.needs.artifacts, tokenizer=tokenizer, bundled=True, cache_dir=tmp_path
+        )
+        table = FrozenTable.open(found["frozen_table"], "words")
+        plain, header = frozen_table.build_from_texts(
+            texts,
+            tokenizer,
+            corpus={"name": "toy", "sources": {"toy": "1"}},
+            **method.needs.artifacts[0].params,
+        )
+        assert all(map(np.array_equal, table.arrays, plain.arrays))
+        assert header.items() <= table.header.items()
+        assert len(table.arrays.followers)
+    assert len(readings) == 1
+    # Other versions of the packages are read again.
+    monkeypatch.setattr(documentation, "sources", lambda: {"toy": "2"})
+    frozen_table.build_default(
+        tokenizer, tmp_path / "artefacts" / "again.bin", None, **method.needs.artifacts[0].params
+    )
+    assert len(readings) == 2

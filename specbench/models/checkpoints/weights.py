@@ -22,6 +22,7 @@ from specbench.errors import SpecBenchError, WeightsNotFound, first_line
 from specbench.models.checkpoints import bundled
 from specbench.paths import typed_path
 from specbench.storage import jsonl
+from specbench.storage.hashes import file_sha256
 
 if TYPE_CHECKING:
     from torch import nn
@@ -256,7 +257,7 @@ def weights_hash(folder: Path, cache_dir: Path) -> str:
     digest = hashlib.sha256()
     for pattern in _WEIGHT_FILES:
         for path in sorted(folder.glob(pattern)):
-            found = bundled.file_sha256(path, cache_dir / "hashes")
+            found = file_sha256(path, cache_dir / "hashes")
             digest.update(f"{path.name}:{found}\n".encode())
     return digest.hexdigest()
 

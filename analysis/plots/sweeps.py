@@ -1,0 +1,133 @@
+"""Pictures of sweeps: heatmaps over two knobs, lines along one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.plots.layout import Drawing
+from analysis.plots.units import MAT, PLAIN, speedup_words, unit_of
+from analysis.runs.comparisons import Comparison
+from analysis.runs.sweeps import Sweep, Value, sweeps, varied_knobs
+from specbench.results.names import display_name
+from specbench.results.wording import case_words
+
+# A sweep with the comparison that it was found in.
+Found: TypeAlias = "tuple[Comparison, Sweep]"
+
+
+def sweep_heatmaps(
+    found: Sequence[Found],
+    knobs: tuple[str, str],
+    key: str,
+    title: str,
+    caption: str,
+    names: Mapping[str, str] | None = None,
+) -> Drawing | None:
+    """Heatmaps over any two knobs on one color scale; None without numbers.
+
+    The best cell is framed, and those that the data cannot tell from it have a dot; of speedups a
+    line is drawn where they cross 1.
+
+    Args:
+        found: of comparisons of one timing, what :func:`analysis.runs.sweeps.sweeps` found for
+            ``knobs``: a heatmap each.
+        knobs: that of the vertical axis, then that of the horizontal one.
+        key: ``speedup`` or ``mat``.
+        caption: conditions of the comparisons.
+        names: of the axes, by knob; by default the knob's own.
+    """
+    several = len({id(comparison) for comparison, _ in found}) > 1
+    grids = [
+        HeatmapGrid.of(
+            sweep.titled(_short_title(comparison) if several else ""),
+            {(row, column): cell for (row, column), cell in sweep.estimates(key).items()},
+            [(row, column) for row, column in sweep.leading(key)],
+        )
+        for comparison, sweep in found
+    ]
+    if not any(grid.numbers for grid in grids):
+        return None
+    down, across = (names.get(knob, knob) if names else knob for knob in knobs)
+    unit = unit_of(key, found[0][0].timing)
+    even = 1.0 if key == "speedup" else None
+    return heatmaps(grids, across, down, unit, title, caption, break_even=even)
+
+
+def _short_title(comparison: Comparison) -> str:
+    n_cases = case_words(comparison.entries[0].overall)
+    return f"{display_name(comparison.dataset)} (n = {n_cases})"
+
+
+def sweep_lines(
+    found: Sequence[Found], knob: str, title: str, caption: str, name: str = ""
+) -> Drawing | None:
+    """Speedup and MAT along one knob, a line for each sweep; None without numbers.
+
+    The best point of a line has a black ring, those that may be as good a grey one. Words instead
+    of numbers are places side by side.
+
+    Args:
+        found: of one comparison, as for :func:`sweep_heatmaps`.
+        knob: what varies; ``name`` is that of the axis, by default the knob's own.
+        caption: conditions of the comparison.
+    """
+    timing = found[0][0].timing
+    values = list(dict.fromkeys(v for _, sweep in found for (v,) in sweep.entries))
+    ticks = [str(v) for v in values] if any(isinstance(v, str) for v in values) else None
+    places = {v: float(values.index(v) if ticks else v) for v in values}
+    panels = []
+    for key in ("speedup", "mat"):
+        series = [_line(comparison, sweep, key, places) for comparison, sweep in found]
+        if any(point.y is not None for one in series for point in one.points):
+            panels.append(
+                Panel(
+                    "", name or knob, MAT if key == "mat" else speedup_words(timing), series, ticks,
+                    reference=(1.0, PLAIN) if key == "speedup" else None,
+                    bottom=1.0 if key == "mat" else None,
+                )
+            )  # fmt: skip
+    return curves([panels], title, caption) if panels else None
+
+
+def _line(comparison: Comparison, sweep: Sweep, key: str, places: Mapping[Value, float]) -> Series:
+    points = [Point.at(places[v], cell) for (v,), cell in sweep.estimates(key).items()]
+    label = display_name(sweep.method)
+    return Series(
+        f"{label}, {sweep.words}" if sweep.words else label,
+        sweep.method,
+        sorted(points, key=lambda point: point.x),
+        leading=[places[v] for (v,) in sweep.leading(key)],
+    )
+
+
+def sweep_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[str, Drawing]]:
+    """What a user's own sweep ends in, each with what is added to its file's name.
+
+    Heatmaps of speedup and of MAT where two knobs were varied, lines where one was; of more knobs
+    the first two, with heatmaps for each setting of the others. Labels of one run are no sweep.
+    """
+    knobs = varied_knobs(comparison) if len(comparison.runs) > 1 else []
+    if not knobs:
+        return
+    found = [(comparison, sweep) for sweep in sweeps(comparison, *knobs[:2])]
+    if not found:
+        return
+    methods = ", ".join(dict.fromkeys(display_name(sweep.method) for _, sweep in found))
+    title = f"{methods}: {{}} by {' and '.join(knobs[:2])} ({comparison_title(comparison)})"
+    if len(knobs) == 1:
+        drawn = sweep_lines(found, knobs[0], title.format("speedup and MAT"), caption)
+        if drawn is not None:
+            yield knobs[0], drawn
+        return
+    for key, words in (("speedup", "speedup"), ("mat", "MAT")):
+        drawn = sweep_heatmaps(found, (knobs[0], knobs[1]), key, title.format(words), caption)
+        if drawn is not None:
+            yield f"{knobs[0]}_{knobs[1]}_{key}", drawn
+
+
+def comparison_title(comparison: Comparison) -> str:
+    """``Vicuna-7B on Spec-Bench``."""
+    return f"{display_name(comparison.model)} on {display_name(comparison.dataset)}"

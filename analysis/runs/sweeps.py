@@ -1,0 +1,116 @@
+"""Sweeps: labels of a comparison that differ in one knob or two, with all else the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.leaders import leaders
+from analysis.runs.settings import NAMES, other_settings
+from specbench.errors import ResultsError
+from specbench.results.estimate import Estimate
+from specbench.results.summary_schema import number
+
+# A knob's value as it is ordered and shown: other kinds (switches, lists) as their text.
+Value: TypeAlias = "int | float | str"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Labels that differ in some knobs alone: one heatmap, or one line.
+
+    Attributes:
+        method: of all the labels.
+        words: the other settings, as far as the comparison's sweeps differ in them; "" where there
+            is but one.
+        entries: by the values of the knobs.
+    """
+
+    method: str
+    words: str
+    entries: Mapping[tuple[Value, ...], ComparedLabel]
+
+    def titled(self, title: str) -> str:
+        """The title with the words below it, a setting a line: grids are narrow."""
+        return "\n".join(filter(None, [title, *self.words.split(", ")]))
+
+    def estimates(self, key: str) -> dict[tuple[Value, ...], Estimate]:
+        return {cell: entry.measured(key) for cell, entry in self.entries.items()}
+
+    @cached_property
+    def _cells(self) -> dict[int, tuple[Value, ...]]:
+        return {id(entry): cell for cell, entry in self.entries.items()}
+
+    def leading(self, key: str) -> list[tuple[Value, ...]]:
+        """The best cell by ``speedup`` or ``mat``, then those not shown to be behind it."""
+        entries = [e for e in self.entries.values() if number(e.overall, key) is not None]
+        return [self._cells[id(e)] for e in leaders(entries, key)] if len(entries) > 1 else []
+
+
+def sweeps(comparison: Comparison, *knobs: str) -> list[Sweep]:
+    """The comparison's sweeps over these knobs, each of one method with all else the same.
+
+    A setting that stands at one place alone is no sweep.
+
+    Raises:
+        ResultsError: a setting was run twice; says which folders to choose from.
+    """
+    found: dict[str, dict[tuple[Value, ...], ComparedLabel]] = {}
+    others = other_settings([(entry.run, entry.label) for entry in comparison.drafting])
+    for entry, told in zip(comparison.drafting, others, strict=True):
+        own = dict(entry.knobs)
+        if not set(knobs) <= own.keys():
+            continue
+        cell = tuple(_value(own.pop(knob)) for knob in knobs)
+        fixed = {key: value for key, value in own.items() if key not in NAMES} | told
+        setting = json.dumps({"method": entry.method, **fixed}, sort_keys=True)
+        first = found.setdefault(setting, {}).setdefault(cell, entry)
+        if first is not entry:
+            place = ", ".join(f"{knob} {value}" for knob, value in zip(knobs, cell, strict=True))
+            raise ResultsError(
+                f"{comparison.title}: {place} was run twice with the same settings, in "
+                f"{first.run.path} and {entry.run.path}. Name the folder of one sweep."
+            )
+    several = {setting: cells for setting, cells in found.items() if len(cells) > 1}
+    settings = [json.loads(setting) for setting in several]
+    differing = [
+        key
+        for key in dict.fromkeys(key for setting in settings for key in setting)
+        if _differ([setting.get(key) for setting in settings])
+    ]
+    return [
+        Sweep(
+            setting["method"],
+            ", ".join(f"{key} {setting[key]}" for key in differing if key in setting),
+            cells,
+        )
+        for setting, cells in zip(settings, several.values(), strict=True)
+    ]
+
+
+def _value(value: object) -> Value:
+    known = isinstance(value, int | float | str) and not isinstance(value, bool)
+    return value if known else json.dumps(value)  # type: ignore[return-value]
+
+
+def varied_knobs(comparison: Comparison) -> list[str]:
+    """The knobs in which labels of one method differ, in the order of the method's settings."""
+    by_method: dict[str, list[Mapping[str, object]]] = {}
+    for entry in comparison.drafting:
+        by_method.setdefault(entry.method, []).append(entry.knobs)
+    return list(
+        dict.fromkeys(
+            knob
+            for settings in by_method.values()
+            for knob in settings[0]
+            if knob not in NAMES and _differ([own.get(knob) for own in settings])
+        )
+    )
+
+
+def _differ(values: Sequence[object]) -> bool:
+    return any(value != values[0] for value in values)

@@ -1,0 +1,92 @@
+"""What methods, models, data sets and tasks are called in print.
+
+Configurations, records and CSV files hold the short names that a user types; tables for readers,
+figures and the report show these. Names that are not listed are shown as they are typed, so a new
+method needs no line here.
+"""
+
+from __future__ import annotations
+
+METHODS = {
+    "ar": "Plain decoding",
+    "ar_eager": "Plain decoding (eager)",
+    "cacheback": "Cacheback",
+    "card": "CARD",
+    "eagle": "EAGLE",
+    "eagle2": "EAGLE-2",
+    "eagle3": "EAGLE-3",
+    "hydra": "Hydra",
+    "jacobi": "Jacobi",
+    "lookahead": "Lookahead",
+    "medusa": "Medusa",
+    "ngrammys": "N-Grammys",
+    "opt_tree": "OPT-Tree",
+    "oracle": "Oracle",
+    "ouroboros": "Ouroboros",
+    "pearl": "PEARL",
+    "pld": "PLD",
+    "random_drafts": "Random drafts",
+    "rest": "REST",
+    "sam": "SAM",
+    "sam_eagle2": "SAM + EAGLE-2",
+    "sps": "SpS",
+    "ssd": "SSD",
+    "suffix_decoding": "Suffix decoding",
+    "token_recycling": "Token Recycling",
+    "union": "Union",
+}
+
+MODELS = {
+    "codellama13b": "CodeLlama-13B",
+    "codellama34b": "CodeLlama-34B",
+    "codellama7b": "CodeLlama-7B",
+    "llama2_13b": "Llama-2-13B",
+    "llama2_70b": "Llama-2-70B",
+    "llama2_7b": "Llama-2-7B",
+    "llama3_1b": "Llama-3.2-1B",
+    "llama3_70b": "Llama-3.1-70B",
+    "llama3_8b": "Llama-3.1-8B",
+    "llama_7b": "Llama-7B",
+    "mistral7b": "Mistral-7B",
+    "phi3_mini": "Phi-3-mini",
+    "qwen25_72b": "Qwen2.5-72B",
+    "qwen25_7b": "Qwen2.5-7B",
+    "qwen3_8b": "Qwen3-8B",
+    "smollm2_135m": "SmolLM2-135M",
+    "vicuna13b": "Vicuna-13B",
+    "vicuna33b": "Vicuna-33B",
+    "vicuna68m": "Vicuna-68M",
+    "vicuna7b": "Vicuna-7B",
+    "unspecified": "a model not stated",
+    "unspecified_13b": "a 13B model",
+    "unspecified_7b": "a 7B model",
+}
+
+DATASETS = {
+    "demo": "the demo questions",
+    "gsm8k": "GSM8K",
+    "humaneval": "HumanEval",
+    "mbpp": "MBPP",
+    "mgsm": "MGSM",
+    "mtbench": "MT-Bench",
+    "sharegpt": "ShareGPT",
+    "specbench": "Spec-Bench",
+    "swebench": "SWE-bench",
+}
+
+TASKS = {
+    "mt_bench": "MT-Bench",
+    "translation": "Translation",
+    "summarization": "Summarization",
+    "qa": "QA",
+    "math_reasoning": "Math",
+    "rag": "RAG",
+    "overall": "Overall",
+}
+
+_NAMES = METHODS | MODELS | DATASETS | TASKS
+
+
+def display_name(name: str) -> str:
+    """``Token Recycling`` of ``token_recycling``; a name or label that is not listed as it is."""
+    return _NAMES.get(name, name)
