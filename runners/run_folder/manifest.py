@@ -74,8 +74,12 @@ def check_plan(old: RunManifest, job: Job) -> None:
     Raises:
         RecordError: names the values.
     """
-    there = {name: getattr(old, name) for name in ("baseline", "seed", "n_cases")}
-    here = {"baseline": job.baseline, "seed": job.config.seed, "n_cases": len(job.cases)}
+    there: dict[str, Any] = {name: getattr(old, name) for name in ("baseline", "seed", "n_cases")}
+    here: dict[str, Any] = {
+        "baseline": job.baseline,
+        "seed": job.config.seed,
+        "n_cases": len(job.cases),
+    }
     there |= {"labels": list(old.labels), "config": _part(old.config, job.identity)}
     here |= {"labels": list(job.labels), "config": dict(job.identity)}
     if differing := config_diff(there, here):

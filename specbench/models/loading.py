@@ -140,7 +140,7 @@ def load_model(
             network = int8.load(place, dtype=dtype, attention=str(model.attention))
         else:
             own = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
-            network, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 place,
                 dtype=dtype,
                 attn_implementation=offered_attention(own, str(model.attention)),
@@ -150,6 +150,7 @@ def load_model(
                 **options,
                 **spread,
             )
+            network, info = loaded
             weights.check_loaded(model, info, getattr(own, "num_hidden_layers", None))
     if spread:
         _check_room(model, network)
