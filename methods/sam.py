@@ -241,7 +241,7 @@ class SamEagle2(SuffixAutomatonDecoding):
             "total": 63,
             "depth": 5,
             "top_k": 8,
-        }  # fmt: skip
+        }
     )
 
 
