@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jinja2
 
-from analysis.figures import FIGURES
+from analysis.figures import pictures_of
 from analysis.papers import by_reproduction
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
@@ -208,11 +208,11 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
         tables = [
             t for t in (comparison_table(comparison), pairs_table(comparison)) if t is not None
         ]
-        figures = (draw(comparison) for draw in FIGURES.values())
+        pictures = [picture(figure) for _, figure in pictures_of(comparison)]
         yield Section(
             comparison.title + _TIMES[comparison.timing],
             tables,
-            [picture(f) for f in figures if f is not None],
+            pictures,
         )
 
 

@@ -127,7 +127,7 @@ def test_no_part_of_a_report_has_both(runs, monkeypatch):
         monkeypatch.setattr(report, name, keep)
     no_pictures = [dataclasses.replace(each, figures=no_figures) for each in REPRODUCTIONS]
     monkeypatch.setattr("analysis.papers.REPRODUCTIONS", no_pictures)
-    monkeypatch.setattr(report, "FIGURES", {})
+    monkeypatch.setattr(report, "pictures_of", lambda _: ())
     # A few of each kind: a section stands for every table that is looked at above.
     chosen = ("cacheback_table1", "cacheback_figure4", "ngrammys_figure2")
     page = report.page([run for run in runs if run.experiment in chosen])

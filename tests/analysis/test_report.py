@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from analysis import report
+from analysis.figures import mean_accepted_tokens
 from analysis.plots.style import RC
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
@@ -124,7 +125,7 @@ def test_pictures_have_words_and_tables_have_heads(read):
 
 def test_a_picture_s_words_stand_beside_it_not_in_it(run):
     (comparison,) = make_comparisons([run])
-    figure = report.FIGURES["mat"](comparison)
+    figure = mean_accepted_tokens(comparison)
     made = report.picture(figure)
     assert made.title == "Mean accepted tokens by task (Vicuna-7B on Spec-Bench)"
     assert made.caption.startswith("SYNTHETIC RECORDS")
