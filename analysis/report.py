@@ -12,9 +12,8 @@ import argparse
 import base64
 import io
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
@@ -25,18 +24,24 @@ from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, by_timing, disturbed_words, make_comparisons
-from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
-from analysis.tabular.comparison_tables import comparison_table, context_cells, pairs_table
+from analysis.tabular.comparison_tables import (
+    claimed_cell,
+    comparison_table,
+    context_cells,
+    pairs_table,
+)
 from analysis.tabular.provenance import environments, settings, sources
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import ABSENT, Estimate, numeric_columns
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import DECISION_TEXT
+from specbench.results.estimate import ABSENT, Cell, Estimate, numeric_columns
 from specbench.results.records import VERDICTS
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.summary import ESTIMATORS
-from specbench.results.wording import case_words, leader_words, verdict_words
 
+# Methods or settings of one comparison in the summary.
+_MOST = 8
 TEMPLATE = "report.html.jinja"
 # Of a title, by where the times below it come from.
 _TIMES = {"measured": "", "predicted": ": predicted times", "none": ": steps without times"}
@@ -154,44 +159,19 @@ def warnings(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
 
 
 def summary(comparisons: Sequence[Comparison]) -> ResultTable:
-    """A row per comparison: the label that did best there, and how it stands to the claims.
+    """The first table over all comparisons, of one timing; of a sweep the fastest settings."""
+    timed = [c for c in comparisons if any(not entry.run.phases for entry in c.drafting)]
+    title = _titled("At a glance", comparisons)
+    if not timed:
+        return ResultTable.of(title, "", [])
+    made = comparison_table(*timed, most=_MOST)
+    return replace(made.in_short(), title=title, caption="\n".join(_below(made)))
 
-    All of one timing.
-    """
-    rows: list[dict[str, Cell]] = []
-    for comparison in comparisons:
-        entries = [entry for entry in comparison.drafting if not entry.run.phases]
-        if not entries:
-            continue
-        key = "speedup" if any(e.overall["speedup"] is not None for e in entries) else "mat"
-        leading = leaders(entries, key)
-        best = leading[0]
-        counts: Counter[str] = Counter()
-        for entry in entries:
-            counts.update(entry.overall["lossless"])
-        verdicts = Counter(filter(None, (entry.verdict() for entry in entries)))
-        agreed = ", ".join(f"{n} {verdict}" for verdict, n in sorted(verdicts.items()))
-        rows.append(
-            {
-                "model and data": comparison.title,
-                "leading method": leader_words([comparison.name_of(entry) for entry in leading]),
-                "speedup [95 %]": best.measured("speedup"),
-                **context_cells(best.overall),
-                "MAT [95 %]": best.measured("mat"),
-                "cases": case_words(best.overall),
-                "lossless (all labels)": verdict_words(counts),
-                "verdicts on claims": agreed or ABSENT,
-                "hardware": comparison.runs[0].hardware,
-            }
-        )
-    text = (
-        "Leading method: the label with the highest speedup over ar, which may be below 1, or the "
-        "highest MAT where there is none, and the others that may be as good: the data cannot part "
-        "them (multiple comparisons with the best). The numbers are the first one's. It was picked "
-        "after the fact, so its interval is a little too hopeful; the sections below have all "
-        "labels."
-    )
-    return ResultTable.of(_titled("At a glance", comparisons), text, rows)
+
+def _below(table: ResultTable) -> list[str]:
+    """Of its caption what does not stand in the sections below, too."""
+    lines = table.caption.split("\n")
+    return lines[lines.index(DECISION_TEXT) :]
 
 
 def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
@@ -241,20 +221,15 @@ def claims(comparisons: Sequence[Comparison]) -> ResultTable:
             claim = entry.claim
             if claim is None:
                 continue
-            words = f"{claim.qualifier} " if claim.qualifier else ""
-            claimed = [
-                ABSENT if value is None else f"{words}{value:.2f}"
-                for value in (claim.value("mat"), claim.value("speedup"))
-            ]
             rows.append(
                 {
                     "model and data": comparison.title,
                     "method": comparison.name_of(entry),
                     "MAT [95 %]": entry.measured("mat"),
-                    "claimed MAT": claimed[0],
+                    "claimed MAT": claimed_cell(claim, "mat"),
                     "speedup [95 %]": entry.measured("speedup"),
                     **context_cells(entry.overall),
-                    "claimed speedup": claimed[1],
+                    "claimed speedup": claimed_cell(claim, "speedup"),
                     "claimed for": f"{claim.model} on {claim.dataset}, {claim.hardware}",
                     "source": f"{claim.title.partition(':')[0]}, {claim.source}",
                     "counted as there": entry.judged() or ABSENT,

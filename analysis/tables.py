@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -23,46 +25,68 @@ from analysis.runs.comparisons import (
     make_comparisons,
     run_names,
 )
+from analysis.runs.leaders import standings
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import comparison_table, pairs_table
-from analysis.tabular.table import ResultTable, csv_cell, to_csv, to_latex, to_markdown, to_rich
+from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
+from analysis.tabular.table import (
+    ResultTable,
+    column_name,
+    csv_text,
+    sheet,
+    to_latex,
+    to_markdown,
+    to_rich,
+)
+from specbench.errors import ResultsError
 from specbench.results.statistics.summary import ESTIMATORS
-from specbench.results.summary_schema import SummaryRow, interval
+from specbench.results.summary_schema import Standing, SummaryRow, interval
 from specbench.results.tasks import OVERALL
 
 # Wide enough for all columns where the output is a file or a pipe.
-_WIDTH = 260
-
+_WIDTH = 500
 
 _COLUMNS = (
-    "run model dtype dataset hardware synthetic task label method state_scope n_cases n_timed "
-    "n_dropped n_disturbed mat mat_low mat_high tokens_per_s end_to_end_tokens_per_s estimator "
-    "speedup speedup_low speedup_high speedup_without_rule geomean_speedup geomean_low "
-    "geomean_high speedup_eager speedup_eager_low speedup_eager_high speedup_graph "
+    "run model dtype dataset hardware synthetic timing task label method state_scope n_cases "
+    "n_timed n_dropped n_disturbed mat mat_low mat_high tokens_per_s tokens_per_s_low "
+    "tokens_per_s_high end_to_end_tokens_per_s estimator speedup speedup_low speedup_high "
+    "speedup_without_rule end_to_end_speedup end_to_end_speedup_low end_to_end_speedup_high "
+    "against_the_best p_against_the_best geomean_speedup geomean_speedup_low "
+    "geomean_speedup_high speedup_eager speedup_eager_low speedup_eager_high speedup_graph "
     "speedup_graph_low speedup_graph_high bandwidth_share equal near_tie bug not_audited "
     "claimed_speedup claimed_mat claimed_model claimed_hardware claimed_source verdict"
 )
+# Of them, those that name a line.
+_WHERE = ("run", "model", "dataset", "task", "label")
+# Numbers of a row with bounds beside them.
+_WITH_BOUNDS = (
+    "mat", "tokens_per_s", "speedup", "end_to_end_speedup", "geomean_speedup", "speedup_eager",
+    "speedup_graph",
+)  # fmt: skip
 
 
-def records_csv(comparisons: Sequence[Comparison]) -> str:
-    """A line per run, label and task, for a program; numbers with six significant digits."""
+def records_sheet(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """A line per run, label and task, for a program."""
     names = run_names(run for comparison in comparisons for run in comparison.runs)
+    stands = {k: v for comparison in comparisons for k, v in standings(comparison).items()}
     frame = pd.DataFrame(
-        {"run": names[entry.run.path], **_csv_cells(entry, task, row)}
+        {
+            "run": names[entry.run.path],
+            **_csv_cells(entry, task, row, stands.get((entry.run.path, entry.label))),
+        }
         for comparison in comparisons
         for entry in comparison.entries
         for task, row in entry.rows.items()
     )
-    columns = _COLUMNS.split()
-    frame = frame.map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
-    return str(frame.to_csv(index=False, columns=columns, lineterminator="\n", float_format="%.6g"))
+    return frame[_COLUMNS.split()]
 
 
-def _csv_cells(entry: ComparedLabel, task: str, row: SummaryRow) -> dict[str, object]:
+def _csv_cells(
+    entry: ComparedLabel, task: str, row: SummaryRow, standing: Standing | None
+) -> dict[str, object]:
     run, claim = entry.run, entry.claim
     bounds = {
-        f"{key.removesuffix('_speedup')}_{end}": bound
-        for key in ("mat", "speedup", "geomean_speedup", "speedup_eager", "speedup_graph")
+        f"{key}_{end}": bound
+        for key in _WITH_BOUNDS
         for end, bound in zip(("low", "high"), interval(row, key) or (None, None), strict=True)
     }
     return {
@@ -70,6 +94,8 @@ def _csv_cells(entry: ComparedLabel, task: str, row: SummaryRow) -> dict[str, ob
         **row["lossless"],
         **bounds,
         "speedup_without_rule": entry.without_rule if task == OVERALL else None,
+        "against_the_best": standing["verdict"] if standing and task == OVERALL else None,
+        "p_against_the_best": standing["p"] if standing and task == OVERALL else None,
         "model": run.model,
         "dtype": run.dtype,
         "dataset": run.dataset,
@@ -89,59 +115,118 @@ _SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    parser = runs_parser("tables", "Tables of runs, claimed values beside.")
+    parser = runs_parser("tables", "Tables of runs: which method to take; more on request.")
     add = parser.add_argument
-    add("--markdown", action="store_true", help="print Markdown")
-    add("--csv", action="store_true", help="print CSV, numbers and bounds in columns of their own")
-    add("--latex", action="store_true", help="print LaTeX (booktabs)")
-    add("-o", "--output", type=Path, metavar="DIR", help="write files instead (default: all three)")
+    add("--wide", action="store_true", help="all columns, claimed values among them")
+    add("--columns", metavar="A,B,...", help="these columns; names as in CSV files")
+    add("--tasks", action="store_true", help="also MAT and speedup by task")
     add(
         "--pairs", action="store_true", help="also compare each method with ar and with the fastest"
     )
+    add("--markdown", action="store_true", help="print Markdown")
+    add("--csv", action="store_true", help="print CSV: all columns, numbers and bounds apart")
+    add("--latex", action="store_true", help="print LaTeX (booktabs)")
+    add("-o", "--output", type=Path, metavar="DIR", help="write files instead (default: all three)")
     add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
     return with_runs(parser.parse_args(arguments), _show)
 
 
+@dataclass(frozen=True)
+class _Page:
+    """The tables of one file; of runs of no reproduction their lines for a program, too."""
+
+    tables: list[ResultTable]
+    records: pd.DataFrame | None = None
+
+    @cached_property
+    def sheet(self) -> pd.DataFrame:
+        return sheet(self.tables) if self.records is None else self.records
+
+    @property
+    def columns(self) -> list[str]:
+        """What ``--columns`` may name."""
+        records = () if self.records is None else map(str, self.records)
+        names = [column_name(str(h)) for table in self.tables for h in table.frame]
+        names += [name for name in records if not name.endswith(("_low", "_high"))]
+        return list(dict.fromkeys(names))
+
+    def only(self, names: Sequence[str]) -> _Page:
+        by_name = [{column_name(str(h)): str(h) for h in t.frame} for t in self.tables]
+        chosen = zip(self.tables, by_name, strict=True)
+        tables = [t.only([found[name] for name in names if name in found]) for t, found in chosen]
+        if self.records is None:
+            return _Page(tables)
+        with_bounds = [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
+        kept = [name for name in [*_WHERE, *with_bounds] if name in self.records]
+        return _Page(tables, self.records[list(dict.fromkeys(kept))])
+
+
 def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
-    made, others = by_reproduction(runs)
     # By file name; the runs that belong to no reproduction share one.
-    files: dict[str, dict[str, str]] = {}
-    shown: list[ResultTable] = []
+    pages: dict[str, _Page] = {}
+    made, others = by_reproduction(runs)
     for reproduction, members in made:
-        tables = list(reproduction.tables(members))
-        shown += tables
-        twice = reproduction.name in files  # the measured runs have the name
+        twice = reproduction.name in pages  # the measured runs have the name
         stem = f"{reproduction.name}_{members[0].timing}" if twice else reproduction.name
-        files[stem] = _texts(tables, to_csv(tables))
+        pages[stem] = _Page(list(reproduction.tables(members)))
     for group in by_timing(others):
         comparisons = make_comparisons(group, options.estimator)
-        tables = [comparison_table(comparison) for comparison in comparisons]
+        tables = [comparison_table(*comparisons)]
+        if options.tasks:
+            tables += [task_table(c, f"{c.title}: by task") for c in comparisons]
         if options.pairs:
             tables += filter(None, map(pairs_table, comparisons))
-        shown += tables
         stem = "tables_predicted" if group[0].timing == "predicted" else "tables"
-        files[stem] = _texts(tables, records_csv(comparisons))
+        pages[stem] = _Page(tables, records_sheet(comparisons))
+    if options.columns is not None:
+        names = _names(options.columns, pages.values())
+        pages = {stem: page.only(names) for stem, page in pages.items()}
+    wide = options.wide or options.columns is not None
     wanted = [name for name in _SUFFIXES if getattr(options, name)]
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
-        for stem, texts in files.items():
+        for stem, page in pages.items():
             for name in wanted or _SUFFIXES:
                 path = options.output / f"{stem}.{_SUFFIXES[name]}"
-                path.write_text(texts[name], encoding="utf-8")
+                path.write_text(_text(name, [page], wide), encoding="utf-8")
                 sys.stdout.write(f"{path}\n")
     elif wanted:
-        sys.stdout.write("\n".join(texts[name] for name in wanted for texts in files.values()))
+        sys.stdout.write("\n".join(_text(name, [*pages.values()], wide) for name in wanted))
     else:
         console = Console()
         if not console.is_terminal:
             console = Console(width=_WIDTH)
-        for table in shown:
-            console.print(to_rich(table))
+        for table in _tables(pages.values(), wide):
+            console.print(to_rich(table), "")
     return 0
 
 
-def _texts(tables: Sequence[ResultTable], as_csv: str) -> dict[str, str]:
-    return {"markdown": to_markdown(tables), "csv": as_csv, "latex": to_latex(tables)}
+def _names(typed: str, pages: Iterable[_Page]) -> list[str]:
+    """The columns that ``--columns`` names.
+
+    Raises:
+        ResultsError: one of them is in no page.
+    """
+    names = [name.strip() for name in typed.split(",") if name.strip()]
+    valid = list(dict.fromkeys(name for page in pages for name in page.columns))
+    for name in names:
+        if name not in valid:
+            raise ResultsError(
+                f"--columns {name}: no such column. There are: {', '.join(valid)}. Without "
+                "--columns the first six are shown, with --wide all."
+            )
+    return names
+
+
+def _tables(pages: Iterable[_Page], wide: bool) -> list[ResultTable]:
+    return [t.in_full() if wide else t.in_short() for page in pages for t in page.tables]
+
+
+def _text(form: str, pages: Sequence[_Page], wide: bool) -> str:
+    if form == "csv":
+        return csv_text(pd.concat([page.sheet for page in pages]))
+    tables = _tables(pages, wide)
+    return to_markdown(tables) if form == "markdown" else to_latex(tables)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose
 from specbench.errors import unknown_name
 from specbench.paths import PROJECT
-from specbench.results.console import rich_table
+from specbench.results.fitted_table import FittedTable
 
 _STAND_IN = ("dataset=demo", "dataset.sample=stratified")
 # Its cost surface is what the experiments with predicted times (runner.surface=measure) need too;
@@ -67,7 +67,7 @@ def run_and_draw(options: argparse.Namespace) -> int:
     rows = [(name, str(code), f"{minutes[name]:.1f}") for name, code in codes.items()]
     rows.append(("all", str(max(codes.values(), default=0)), f"{sum(minutes.values()):.1f}"))
     frame = pd.DataFrame(rows, columns=["experiment", "exit code", "minutes"])
-    Console(width=80).print(rich_table(frame, "experiments"))
+    Console(width=80).print(FittedTable(frame, "experiments"))
     folders = [str(options.results / name) for name in names if (options.results / name).is_dir()]
     if not folders:
         return max(codes.values(), default=0)

@@ -33,7 +33,7 @@ from specbench.errors import ConfigurationError, unknown_name
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import Traces, Turn, load_traces
-from specbench.results.console import rich_table
+from specbench.results.fitted_table import FittedTable
 from specbench.results.manifest import BASELINE
 from specbench.storage import jsonl
 
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     columns = ["method", "setting", "development", "held-out", "knobs"]
     frame = pd.DataFrame([*table_rows(rows)], columns=columns)
-    console.print(rich_table(frame, title, "speedups are PREDICTED, not measured"))
+    console.print(FittedTable(frame, title, "speedups are PREDICTED, not measured"))
     if options.out:
         report = {"seed": options.seed, "share": options.share, "cases": counts, "rows": rows}
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -36,9 +36,10 @@ from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import NOT_RUN
-from analysis.tabular.comparison_tables import context_cells, with_rule
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import ABSENT
+from analysis.tabular.comparison_tables import claimed_cell, context_cells, with_rule
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import case_cell
+from specbench.results.estimate import ABSENT, Cell
 from specbench.results.names import display_name
 from specbench.results.wording import case_words
 
@@ -116,16 +117,12 @@ def _table3(runs: Sequence[Run]) -> list[ResultTable]:
 
 
 def _claimed_load(claim: Claim | None) -> dict[str, Cell]:
-    headings = ("claimed target / draft load", "claimed speedup", "claimed on")
-    if claim is None:
-        return dict.fromkeys(headings, ABSENT)
-    loads = [claim.value("target_load"), claim.value("draft_load")]
-    cells = (
-        " / ".join(ABSENT if load is None else f"{load:g}" for load in loads),
-        f"{claim.value('speedup'):g}",
-        claim.place,
-    )
-    return dict(zip(headings, cells, strict=True))
+    return {
+        "claimed target load": claimed_cell(claim, "target_load"),
+        "claimed draft load": claimed_cell(claim, "draft_load"),
+        "claimed speedup": claimed_cell(claim, "speedup"),
+        "claimed on": claim.place if claim else ABSENT,
+    }
 
 
 def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
@@ -144,7 +141,7 @@ def _load_row(entry: ComparedLabel) -> dict[str, Cell]:
         ),
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(entry.overall),
-        "cases": case_words(entry.overall),
+        "cases": case_cell(entry.overall),
         **_claimed_load(entry.claim),
         "verdict": entry.verdict(),  # on the speedup: none is about loads
     }
@@ -162,7 +159,7 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
             "r": str(r),
             "draft share of time [95 %]": phase_share(entry),
             "MAT [95 %]": entry.measured("mat"),
-            "cases": case_words(entry.overall),
+            "cases": case_cell(entry.overall),
         }
         for comparison in comparisons
         for r, entry in along(comparison, "gamma")
@@ -196,10 +193,6 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
     for comparison in comparisons:
         for size, entry in along(comparison, "k"):
             claim = entry.claim
-            claimed = [
-                ABSENT if claim is None or (value := claim.value(key)) is None else f"{value:g}"
-                for key in ("hit_rate", "mat")
-            ]
             rows.append(
                 {
                     "data": comparison.dataset,
@@ -209,9 +202,9 @@ def _figure6(runs: Sequence[Run]) -> list[ResultTable]:
                     "tokens/s [95 %]": entry.speed(),
                     "speedup [95 %]": entry.measured("speedup"),
                     **context_cells(entry.overall),
-                    "cases": case_words(entry.overall),
-                    "claimed hit rate": claimed[0],
-                    "claimed MAT": claimed[1],
+                    "cases": case_cell(entry.overall),
+                    "claimed hit rate": claimed_cell(claim, "hit_rate"),
+                    "claimed MAT": claimed_cell(claim, "mat"),
                     "claimed on": claim.place if claim else ABSENT,
                     "verdict": entry.verdict(),
                 }

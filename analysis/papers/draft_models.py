@@ -22,10 +22,10 @@ from analysis.runs.estimates import decoded_tokens, pooled_ratio
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
-from analysis.tabular.comparison_tables import context_cells
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import ABSENT, Estimate
-from specbench.results.wording import case_words, verdict_words
+from analysis.tabular.comparison_tables import claimed_cell, context_cells
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import case_cell, outputs_cell
+from specbench.results.estimate import ABSENT, Cell, Estimate, Fact
 
 _TEXT = (
     "Draft passes and draft tokens (rows of those passes): per committed token; the prompt's pass "
@@ -91,8 +91,8 @@ def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> dict[str, Cell]:
         "draft Params × L_new": load_of_pass(rows_of_draft_pass(entry), run.parameters(label)),
         "devices": _devices(entry),
         "memory, GB": _memory(entry),
-        "cases": case_words(row),
-        "lossless": verdict_words(row["lossless"]),
+        "cases": case_cell(row),
+        "outputs": outputs_cell(row),
     }
 
 
@@ -108,9 +108,10 @@ def _devices(entry: ComparedLabel) -> str:
     return ", ".join(words) or ABSENT
 
 
-def _memory(entry: ComparedLabel) -> str:
-    found = entry.run.memory(entry.label)
-    return " + ".join(f"{found[part] / 1e9:.2f}" for part in ("target", "draft") if part in found)
+def _memory(entry: ComparedLabel) -> Cell:
+    found = {part: b / 1e9 for part, b in entry.run.memory(entry.label).items()}
+    words = " + ".join(f"{found[part]:.2f}" for part in ("target", "draft") if part in found)
+    return Fact(words, {f"{part} memory, GB": size for part, size in found.items()})
 
 
 def _claims(entry: ComparedLabel) -> list[Claim]:
@@ -128,19 +129,20 @@ def _claims(entry: ComparedLabel) -> list[Claim]:
     return list(best.values())
 
 
-def _claimed_loads(claim: Claim) -> str:
+def _claimed_loads(claim: Claim) -> dict[str, Cell]:
     """Params × L_new of target and draft, where the same paper states them for the method."""
-    for other in load_claims():
+    stated = None
+    for other in reversed(load_claims()):
         loads = [other.value("target_load"), other.value("draft_load")]
         if (other.paper, other.method) == (claim.paper, claim.method) and None not in loads:
-            return " / ".join(f"{load:g}" for load in loads)
-    return ABSENT
+            stated = other
+    return {
+        f"claimed {part} load": claimed_cell(stated, f"{part}_load") for part in ("target", "draft")
+    }
 
 
 def _claim_row(entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
     run, row = entry.run, entry.overall
-    mat = claim.value("mat")
-    qualifier = f"{claim.qualifier} " if claim.qualifier else ""
     models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
     same_data = claim.dataset == run.dataset
     verdict = entry.verdict(claim=claim) if same_data else "other data"
@@ -149,14 +151,14 @@ def _claim_row(entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
         "MAT [95 %]": entry.measured("mat"),
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(row),
-        "cases": case_words(row),
+        "cases": case_cell(row),
         "measured on": f"{run.model}, {run.dataset}, {run.hardware}",
-        "claimed MAT": ABSENT if mat is None else f"{mat:.2f}",
-        "claimed speedup": f"{qualifier}{claim.value('speedup'):.2f}",
+        "claimed MAT": claimed_cell(claim, "mat"),
+        "claimed speedup": claimed_cell(claim, "speedup"),
         "claimed for": f"{models}, {claim.dataset}",
         "claimed on": claim.hardware,
         "GPUs": ABSENT if claim.gpu is None else str(claim.gpu_count),
-        "claimed target / draft load": _claimed_loads(claim),
+        **_claimed_loads(claim),
         "source": f"{claim.paper}, {claim.source}",
         "verdict": verdict,
     }

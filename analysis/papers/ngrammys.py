@@ -28,10 +28,11 @@ from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL
 from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import ABSENT
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import case_cell
+from specbench.results.estimate import ABSENT, Cell, Fact
 from specbench.results.names import display_name
-from specbench.results.wording import case_words, leader_words
+from specbench.results.wording import leader_words
 
 PAPER = "ngrammys"
 _MAT = "tokens per call (MAT)"
@@ -234,13 +235,18 @@ def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> dict
         "data": run.dataset,
         "setting": setting,
         "tokens per call [95 %]": entry.measured("mat"),
-        "speedup ± sd": f"{spread[0]:.2f} ± {spread[1]:.2f}" if spread else ABSENT,
+        "speedup ± sd": _spread(spread) if spread else ABSENT,
         "speedup [95 %]": entry.measured("speedup"),
         **context_cells(row),
-        "cases": case_words(row),
+        "cases": case_cell(row),
         **claimed_cells(claim),
         "verdict": entry.verdict(claim=claim) if claim else "",
     }
+
+
+def _spread(found: tuple[float, float]) -> Fact:
+    mean, sd = found
+    return Fact(f"{mean:.2f} ± {sd:.2f}", {"speedup mean": mean, "speedup sd": sd})
 
 
 REPRODUCTIONS = (

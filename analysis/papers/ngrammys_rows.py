@@ -19,11 +19,11 @@ from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.estimates import pooled_ratio
 from analysis.runs.load import Run
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import Estimate
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import case_cell
+from specbench.results.estimate import Cell, Estimate
 from specbench.results.names import display_name
 from specbench.results.records import CaseRecord
-from specbench.results.wording import case_words
 
 PAPER = "ngrammys"
 _FIGURE4_TEXT = (
@@ -86,7 +86,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
             "source": source,
             "value": str(value),
             "share [95 %]": share,
-            "cases": case_words(entry.overall),
+            "cases": case_cell(entry.overall),
         }
         for comparison in comparisons
         for entry in comparison.drafting

@@ -145,7 +145,8 @@ def task_panel(comparison: Comparison, key: str) -> Panel:
 
 def figure_name(comparison: Comparison, entry: ComparedLabel) -> str:
     """What a legend calls a label: by its printed name where it has the method's own."""
-    return display_name(comparison.name_of(entry))
+    words = comparison.words_of(entry)
+    return f"{display_name(entry.label)} ({words})" if words else display_name(entry.label)
 
 
 def after(place: str, where: str) -> str:

@@ -26,8 +26,8 @@ from analysis.runs.estimates import mat, tokens_per_s
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import settings_table
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import Estimate
+from analysis.tabular.table import ResultTable
+from specbench.results.estimate import Cell, Estimate
 from specbench.results.names import display_name
 from specbench.results.statistics.aggregate import timed_turns
 

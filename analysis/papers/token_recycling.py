@@ -25,10 +25,10 @@ from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import phase_share
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, task_table
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import Estimate
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import case_cell
+from specbench.results.estimate import Cell, Estimate
 from specbench.results.manifest import BASELINE
-from specbench.results.wording import case_words
 
 PAPER = "token_recycling"
 _FIGURE3_TEXT = (
@@ -141,7 +141,7 @@ def _figure4(runs: Sequence[Run]) -> list[ResultTable]:
             "part": part,
             # Most parts are below a hundredth.
             "share of the steps' time [95 %]": replace(share, digits=4),
-            "cases": case_words(entry.overall),
+            "cases": case_cell(entry.overall),
         }
         for comparison in comparisons
         for entry in comparison.entries

@@ -12,7 +12,9 @@ from typing import Any
 from analysis.runs.claims import Claim, claims_not_run, find_claim
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
+from analysis.runs.settings import setting_words
 from analysis.runs.verdicts import Judge
+from specbench.results.decision import measured
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.records import TIMINGS, CaseRecord
@@ -24,7 +26,7 @@ from specbench.results.statistics.aggregate import (
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.roofline import IMPOSSIBLE, SLOW_BASELINE, baseline_context
 from specbench.results.statistics.summary import summarize, task_order
-from specbench.results.summary_schema import Disturbance, SummaryRow, interval, n_of, number
+from specbench.results.summary_schema import Disturbance, SummaryRow, n_of, number
 from specbench.results.tasks import OVERALL
 from specbench.results.wording import SPEEDUPS, TIMES, case_words, interval_words, verdict_words
 from specbench.storage.jsonl import JsonObject
@@ -134,11 +136,24 @@ class Comparison:
         ]
 
     def name_of(self, entry: ComparedLabel) -> str:
-        """The label, and the run where the comparison has the label more than once."""
-        labels = [other.label for other in self.entries]
-        if labels.count(entry.label) == 1:
-            return entry.label
-        return f"{entry.label} ({run_names(self.runs)[entry.run.path]})"
+        """The label, with the settings that differ where the comparison has it more than once."""
+        words = self.words_of(entry)
+        return f"{entry.label} ({words})" if words else entry.label
+
+    def words_of(self, entry: ComparedLabel) -> str:
+        """The settings in which a label differs from others of its name; "" where it has none."""
+        return self._words[entry.run.path, entry.label]
+
+    @cached_property
+    def _words(self) -> dict[tuple[Path, str], str]:
+        labels = [(entry.run, entry.label) for entry in self.entries]
+        names, words = run_names(self.runs), setting_words(labels)
+        counts = Counter((label, said) for (_, label), said in zip(labels, words, strict=True))
+        # The same settings twice, as measured again: only their folders tell them apart.
+        return {
+            (run.path, label): said if counts[label, said] == 1 else names[run.path]
+            for (run, label), said in zip(labels, words, strict=True)
+        }
 
     @property
     def tasks(self) -> list[str]:
@@ -226,18 +241,30 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
     return entries
 
 
-def measured(row: SummaryRow, key: str) -> Estimate:
-    """A number of a summary's row with its interval; plain decoding's are 1 by definition."""
-    if row["method"] == BASELINE:
-        return Estimate(number(row, key))
-    return Estimate(number(row, key), interval(row, key), few=n_of(row, key) < FEWEST)
-
-
 def caption(comparison: Comparison, speedup: bool = True) -> str:
     """Model, data, state, hardware, number of cases, verdict on losslessness, code.
 
     Speedups are explained where what stands above shows some.
     """
+    return " ".join(_sentences(comparison, speedup))
+
+
+def captions_once(comparisons: Sequence[Comparison]) -> list[str]:
+    """A caption for each comparison, and a last line of what holds for all."""
+    each = [_sentences(comparison) for comparison in comparisons]
+    if len(each) == 1:
+        return [" ".join(each[0])]
+    shared = [said for said in each[0] if all(said in other for other in each)]
+    own = [" ".join(said for said in one if said not in shared) for one in each]
+    return [*own, " ".join(["All:", *shared])] if shared else own
+
+
+def decoding_words(run: Run) -> str:
+    """``greedy``, or at which temperature."""
+    return "greedy" if run.temperature == 0 else f"temperature {run.temperature:g}"
+
+
+def _sentences(comparison: Comparison, speedup: bool = True) -> list[str]:
     first = comparison.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
     made_up += TIMES[first.timing]
@@ -247,30 +274,28 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
     counts = list(dict.fromkeys(map(case_words, rows)))
     cases = counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     repeats = sorted({1 + max(record.repeat for record in run.records) for run in comparison.runs})
-    decoding = "greedy" if first.temperature == 0 else f"temperature {first.temperature:g}"
     limit = first.max_new_tokens
     dropped = _lost(comparison, "n_dropped")
     noisy = _lost(comparison, "n_disturbed")
     speed = SPEEDUPS[comparison.estimator]
-    return " ".join(
-        [
-            f"{made_up}{first.model} ({first.dtype}, {decoding}) on {first.dataset}: {cases} cases"
-            + (f" of at most {limit} new tokens a turn" if limit else "")
-            + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
-            + (f", {dropped} dropped because one label failed" if dropped else "")
-            + (f", {noisy}{_of_runs(comparison)} with a disturbed turn " if noisy else "")
-            + (_how_counted(comparison) if noisy else "")
-            + ".",
-            *disturbed_words(comparison, speedup),
-            f"Hardware: {first.hardware}.",
-            f"State kept per {_scopes(comparison)}.",
-            f"Lossless: {_lossless(comparison)}.",
-            (f"{speed}. " if speedup and first.timing != "none" else "")
-            + interval_words(repeats[-1], _counts(comparison)),
-            *_slow_baseline(comparison),
-            f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
-        ]
-    )
+    return [
+        f"{made_up}{first.model} ({first.dtype}, {decoding_words(first)}) on {first.dataset}: "
+        + f"{cases} cases"
+        + (f" of at most {limit} new tokens a turn" if limit else "")
+        + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
+        + (f", {dropped} dropped because one label failed" if dropped else "")
+        + (f", {noisy}{_of_runs(comparison)} with a disturbed turn " if noisy else "")
+        + (_how_counted(comparison) if noisy else "")
+        + ".",
+        *disturbed_words(comparison, speedup),
+        f"Hardware: {first.hardware}.",
+        f"State kept per {_scopes(comparison)}.",
+        f"Lossless: {_lossless(comparison)}.",
+        *([f"{speed}."] if speedup and first.timing != "none" else []),
+        interval_words(repeats[-1], _counts(comparison)),
+        *_slow_baseline(comparison),
+        f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
+    ]
 
 
 def _counts(comparison: Comparison) -> list[int]:

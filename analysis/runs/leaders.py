@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from analysis.runs.comparisons import ComparedLabel
+from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.load import Run
 from specbench.results.statistics import pairs
 from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import LogRatios
+from specbench.results.statistics.multiple import Against, against, against_best
 from specbench.results.statistics.summary import Sample
-from specbench.results.summary_schema import number
+from specbench.results.summary_schema import Pair, Standing, number
+
+# A label of a run.
+Place: TypeAlias = tuple[Path, str]
+
+TOO_FEW = Standing(verdict="too few", p=None)
 
 
 def leaders(entries: Sequence[ComparedLabel], key: str) -> list[ComparedLabel]:
@@ -26,6 +35,49 @@ def leaders(entries: Sequence[ComparedLabel], key: str) -> list[ComparedLabel]:
     if ratios is None:  # too few cases to part any
         return sorted(entries, key=lambda entry: -(number(entry.overall, key) or 0.0))
     return [entries[i] for i in pairs.leaders(ratios)]
+
+
+def standings(comparison: Comparison) -> dict[Place, Standing]:
+    """How each label of each run stands against the fastest method of them all.
+
+    Over several runs the methods are compared by their speedups over their own plain decoding. That
+    of the fastest method's run has a stand, too.
+    """
+    entries = [e for e in comparison.drafting if e.overall["speedup"] is not None]
+    if not entries:  # without plain decoding only labels of one run can be compared
+        (run, *more) = comparison.runs
+        pairs_of_it = [] if more else _pairs(run, comparison.estimator)
+        return {(run.path, k): v for k, v in pairs.standings_of(pairs_of_it).items()}
+    places = {f"{i}": (entry.run.path, entry.label) for i, entry in enumerate(entries)}
+    ratios = _log_ratios(entries, "speedup")
+    if ratios is None:
+        top = max(range(len(entries)), key=lambda i: number(entries[i].overall, "speedup") or 0.0)
+        others = {i: TOO_FEW for i in range(len(entries)) if i != top}
+        over_plain = TOO_FEW
+        behind = (number(entries[top].overall, "speedup") or 1.0) < 1
+    else:
+        top = int(np.argmax(ratios.values))
+        others = {i: _standing(found) for i, found in against_best(ratios).items()}
+        over_plain = _standing(against(ratios)[top])
+        behind = ratios.values[top] < 0
+    run = entries[top].run
+    plain = run.baseline or ""
+    found = pairs.standings(
+        f"{top}",
+        {f"{i}": standing for i, standing in others.items()},
+        plain,
+        over_plain,
+        behind=bool(behind),
+    )
+    return {places.get(name, (run.path, plain)): standing for name, standing in found.items()}
+
+
+def _pairs(run: Run, estimator: str) -> list[Pair]:
+    return pairs.compare_pairs(run.records, run.labels, run.baseline, run.seed, estimator)
+
+
+def _standing(found: Against) -> Standing:
+    return Standing(verdict=pairs.verdict(found.interval), p=found.p_family)
 
 
 def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:

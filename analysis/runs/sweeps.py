@@ -10,14 +10,13 @@ from typing import TypeAlias
 
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.leaders import leaders
+from analysis.runs.settings import NAMES, other_settings
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
 from specbench.results.summary_schema import number
 
 # A knob's value as it is ordered and shown: other kinds (switches, lists) as their text.
 Value: TypeAlias = "int | float | str"
-# Of the settings that a manifest records, those that are none.
-_NAMES = {"_target_", "name", "label", "version"}
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,13 @@ def sweeps(comparison: Comparison, *knobs: str) -> list[Sweep]:
         ResultsError: a setting was run twice; says which folders to choose from.
     """
     found: dict[str, dict[tuple[Value, ...], ComparedLabel]] = {}
-    for entry in comparison.drafting:
+    others = other_settings([(entry.run, entry.label) for entry in comparison.drafting])
+    for entry, told in zip(comparison.drafting, others, strict=True):
         own = dict(entry.knobs)
         if not set(knobs) <= own.keys():
             continue
         cell = tuple(_value(own.pop(knob)) for knob in knobs)
-        fixed = {key: value for key, value in own.items() if key not in _NAMES}
+        fixed = {key: value for key, value in own.items() if key not in NAMES} | told
         setting = json.dumps({"method": entry.method, **fixed}, sort_keys=True)
         first = found.setdefault(setting, {}).setdefault(cell, entry)
         if first is not entry:
@@ -107,7 +107,7 @@ def varied_knobs(comparison: Comparison) -> list[str]:
             knob
             for settings in by_method.values()
             for knob in settings[0]
-            if knob not in _NAMES and _differ([own.get(knob) for own in settings])
+            if knob not in NAMES and _differ([own.get(knob) for own in settings])
         )
     )
 

@@ -1,4 +1,4 @@
-"""Tables of runs: the wide one by task, the long one, the one by settings, and pairs."""
+"""Tables of runs: the first one and in full, by task, by settings, and pairs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from analysis.runs.claims import Claim
-from analysis.runs.comparisons import ComparedLabel, Comparison, caption, run_names
+from analysis.runs.comparisons import (
+    ComparedLabel,
+    Comparison,
+    caption,
+    captions_once,
+    decoding_words,
+    run_names,
+)
+from analysis.runs.leaders import standings
 from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import ABSENT, FEWEST, Estimate
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import (
+    DECISION,
+    DECISION_TEXT,
+    case_cell,
+    decision_cells,
+    outputs_cell,
+)
+from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.statistics.pairs import DEFAULT_MARGIN, compare_pairs
-from specbench.results.summary_schema import SummaryRow, n_of
-from specbench.results.tasks import HEADINGS
-from specbench.results.wording import PAIRS_TEXT, case_words, p_words, pair_words, verdict_words
+from specbench.results.summary_schema import Standing, SummaryRow, n_of
+from specbench.results.tasks import HEADINGS, OVERALL
+from specbench.results.wording import PAIRS_TEXT, case_words, p_words, pair_words
 
 # Of a table, by heading: what a row has there.
 Columns: TypeAlias = Mapping[str, Callable[[ComparedLabel], str]]
@@ -30,55 +45,104 @@ def context_cells(row: SummaryRow) -> dict[str, Cell]:
     }
 
 
-def comparison_table(comparison: Comparison) -> ResultTable:
-    """The wide form that papers use: a row per label, a column per task."""
-    names = run_names(comparison.runs) if len(comparison.runs) > 1 else {}
-    tasks = comparison.tasks if len(comparison.tasks) > 1 else []
+def comparison_table(*comparisons: Comparison, most: int | None = None) -> ResultTable:
+    """The first table, and in full the wide one that papers use.
+
+    A row per label, in short the six columns of :mod:`specbench.results.decision`, in full also a
+    column per task and the claims. Several comparisons are told apart by leading columns.
+
+    Args:
+        comparisons: of one timing.
+        most: of a comparison's methods, the fastest; the caption says how many there are.
+    """
+    apart = {name: of for name, of in _APART.items() if len({of(c) for c in comparisons}) > 1}
     rows: list[dict[str, Cell]] = []
-    for entry in comparison.entries:
-        by_task = {HEADINGS.get(t, t): _number(entry.measured("speedup", t).value) for t in tasks}
-        where = {"run": names[entry.run.path]} if names else {}
-        rows.append({**where, "method": entry.label, **by_task, **_result_cells(entry, True)})
-    # Per-task numbers of a claim would be taken for measured ones here.
-    rows += [{"method": claim.method, **_not_run_cells(claim)} for claim in comparison.not_run]
-    notes = [entry.note(entry.label) for entry in comparison.entries]
-    notes += [claim.note(claim.method) for claim in comparison.not_run]
-    return ResultTable.of(comparison.title, caption(comparison), rows, with_rule(notes))
+    notes: list[str] = []
+    text = [*captions_once(comparisons), DECISION_TEXT]
+    for comparison in comparisons:
+        where: dict[str, Cell] = {heading: of(comparison) for heading, of in apart.items()}
+        stands = standings(comparison)
+        for entry in _fastest(comparison, most, text):
+            standing = stands.get((entry.run.path, entry.label))
+            name = {"method": comparison.name_of(entry)}
+            rows.append({**where, **name, **_result_cells(entry, standing, comparison.tasks)})
+            notes.append(entry.note(entry.label))
+        # Per-task numbers of a claim would be taken for measured ones here.
+        for claim in comparison.not_run:
+            rows.append({**where, "method": claim.method, **_not_run_cells(claim)})
+            notes.append(claim.note(claim.method))
+    return ResultTable.of(
+        comparisons[0].title if len(comparisons) == 1 else "Methods compared",
+        "\n".join(text),
+        rows,
+        with_rule(notes),
+        DECISION,
+        len(apart),
+    )
 
 
-def _result_cells(entry: ComparedLabel, geomean: bool = False) -> dict[str, Cell]:
+def _fastest(comparison: Comparison, most: int | None, text: list[str]) -> list[ComparedLabel]:
+    entries = rows_once(comparison)
+    by_speed = sorted(comparison.drafting, key=lambda e: -(e.overall["speedup"] or 0.0))
+    if most is None or len(by_speed) <= most:
+        return entries
+    text.append(f"{comparison.title}: the {most} fastest of {len(by_speed)} settings.")
+    return [e for e in entries if e.label == e.run.baseline or e in by_speed[:most]]
+
+
+# What tells several comparisons in one table apart.
+_APART: Mapping[str, Callable[[Comparison], str]] = {
+    "model": lambda comparison: comparison.model,
+    "data": lambda comparison: comparison.dataset,
+    "dtype": lambda comparison: comparison.runs[0].dtype,
+    "hardware": lambda comparison: comparison.runs[0].hardware,
+    "decoding": lambda comparison: decoding_words(comparison.runs[0]),
+    "speed": lambda comparison: comparison.estimator,
+}
+
+
+def _result_cells(
+    entry: ComparedLabel, standing: Standing | None = None, tasks: Sequence[str] = ()
+) -> dict[str, Cell]:
     row = entry.overall
+    by_task: dict[str, Cell] = {}
+    for task in tasks if len(tasks) > 1 else ():
+        measured = entry.measured("speedup", task)
+        by_task[f"{HEADINGS.get(task, task)} speedup [95 %]"] = measured
     return {
-        "MAT [95 %]": entry.measured("mat"),
+        **decision_cells(row, standing),
+        "cases": case_cell(row),
         "tokens/s [95 %]": entry.speed(),
-        "speedup [95 %]": entry.measured("speedup"),
-        **({"geo. mean [95 %]": entry.measured("geomean_speedup")} if geomean else {}),
+        "geo. mean [95 %]": entry.measured("geomean_speedup"),
         **context_cells(row),
-        "cases": case_words(row),
-        "lossless": verdict_words(row["lossless"]),
-        **_all_claimed(entry.claim),
+        **by_task,
+        "J/token": Estimate(row["joules_per_token"]),
+        **claimed_cells(entry.claim),
         "verdict": entry.verdict(),
     }
 
 
 def _not_run_cells(claim: Claim, why: str = NOT_RUN) -> dict[str, Cell]:
-    return {"cases": "0", **_all_claimed(claim), "verdict": why}
+    return {"cases": "0", **claimed_cells(claim), "verdict": why}
 
 
 def task_table(comparison: Comparison, title: str) -> ResultTable:
     """The long form: a row per task and label, every number with its interval and claim."""
 
     def cells(task: str, entry: ComparedLabel) -> dict[str, Cell]:
-        value = entry.claim.value("speedup", task) if entry.claim else None
+        row = entry.rows[task]
+        claimed = claimed_cell(entry.claim, "speedup", task)
         return {
             "data": task,
+            "n": Fact(f"n = {case_words(row)}", case_cell(row).parts),
             "method": comparison.name_of(entry),
             "MAT [95 %]": entry.measured("mat", task),
             "speedup [95 %]": entry.measured("speedup", task),
-            **context_cells(entry.rows[task]),
-            "cases": case_words(entry.rows[task]),
-            "claimed speedup": _number(value),
-            "verdict": entry.verdict(task) if value is not None else "",
+            "end-to-end [95 %]": entry.measured("end_to_end_speedup", task),
+            "outputs": outputs_cell(row),
+            **context_cells(row),
+            "claimed speedup": claimed,
+            "verdict": entry.verdict(task) if claimed.value is not None else "",
         }
 
     rows = [
@@ -87,7 +151,8 @@ def task_table(comparison: Comparison, title: str) -> ResultTable:
         for entry in comparison.entries
         if task in entry.rows and entry.label != entry.run.baseline
     ]
-    return ResultTable.of(title, "By task; claims and conditions as above.", rows)
+    text = "By task, n cases each: speedups over ar; claims and conditions as above."
+    return ResultTable.of(title, text, rows, groups=2)
 
 
 _WHERE: Columns = {
@@ -156,16 +221,19 @@ def with_rule(notes: Sequence[str]) -> list[str]:
 
 
 def claimed_cells(claim: Claim | None) -> dict[str, Cell]:
-    """What is claimed (speedup / MAT), and for which model on what."""
+    """What is claimed, and for which model on what."""
     return {
-        "claimed speedup / MAT": _claimed(claim),
+        "claimed speedup": claimed_cell(claim, "speedup"),
+        "claimed MAT": claimed_cell(claim, "mat"),
+        "claimed tokens/s": claimed_cell(claim, "tokens_per_s"),
         "claimed on": claim.place if claim else ABSENT,
     }
 
 
-def _all_claimed(claim: Claim | None) -> dict[str, Cell]:
-    ratios, place = claimed_cells(claim).items()
-    return dict([ratios, ("claimed tokens/s", _claimed_speed(claim)), place])
+def claimed_cell(claim: Claim | None, metric: str, task: str = OVERALL) -> Estimate:
+    """A claimed number with its qualifier."""
+    value = claim.value(metric, task) if claim else None
+    return Estimate(value, claimed=True, qualifier=(claim and claim.qualifier) or "")
 
 
 def _in_order(comparison: Comparison, columns: Columns) -> list[ComparedLabel]:
@@ -210,8 +278,8 @@ def pairs_table(comparison: Comparison) -> ResultTable | None:
                     "first": pair["first"],
                     "second": pair["second"],
                     "ratio [95 %]": Estimate(pair["ratio"], pair["ratio_ci"], 3, few),
-                    "p": p_words(pair["p_holm"]),
-                    "first is": pair_words(pair),
+                    "p": Fact(p_words(pair["p_holm"]), {"p": pair["p_holm"]}),
+                    "first is": Fact(pair_words(pair), {"first is": pair["verdict"]}),
                     "detectable": Estimate(pair["detectable"], digits=3),
                     "cases": str(pair["n_cases"]),
                 }
@@ -219,23 +287,4 @@ def pairs_table(comparison: Comparison) -> ResultTable | None:
     if not rows:
         return None
     text = PAIRS_TEXT.format(margin=DEFAULT_MARGIN)
-    return ResultTable.of(f"{comparison.title}: pairs", text, rows)
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return ABSENT if value is None else f"{value:.{digits}f}"
-
-
-def _claimed(claim: Claim | None) -> str:
-    if claim is None:
-        return ABSENT
-    numbers = [claim.value("speedup"), claim.value("mat")]
-    words = f"{claim.qualifier} " if claim.qualifier and any(numbers) else ""
-    return f"{words}{_number(numbers[0])} / {_number(numbers[1])}"
-
-
-def _claimed_speed(claim: Claim | None) -> str:
-    speed = claim.value("tokens_per_s") if claim else None
-    if claim is None or speed is None:
-        return ABSENT
-    return f"{claim.qualifier} {speed:.2f}" if claim.qualifier else f"{speed:.2f}"
+    return ResultTable.of(f"{comparison.title}: pairs", text, rows, short=[*rows[0]])

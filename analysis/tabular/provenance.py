@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.runs.load import Run
-from analysis.tabular.table import Cell, ResultTable
-from specbench.results.estimate import ABSENT
+from analysis.tabular.table import ResultTable
+from specbench.results.estimate import ABSENT, Cell
 from specbench.results.manifest import LabelInfo
 from specbench.storage.jsonl import JsonObject
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
 
 import pandas as pd
-from rich.table import Table
 
-from specbench.results.console import rich_table
-from specbench.results.estimate import ABSENT, FEWEST, Estimate
+from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
+from specbench.results.fitted_table import INTERVAL, FittedTable, in_short
 
-Cell: TypeAlias = "str | Estimate"
-
-_INTERVAL = " [95 %]"  # of a heading whose cells have intervals
+# Columns that tables show on request only, and their CSV files always.
+_FURTHER = (
+    "tokens/s [95 %]", "geo. mean [95 %]", "over eager ar [95 %]", "over graph ar [95 %]",
+    "bandwidth share", "J/token", "claimed tokens/s", "claimed on", "measured on", "source",
+)  # fmt: skip
+# The one number that is never shown without its interval.
+_HEADLINE = "speedup [95 %]"
 _FEW = f"[{ABSENT}]: fewer than {FEWEST} cases, of which no interval is made."
 _ALIKE = (
     "[=]: the interval has no width to speak of (a thousandth at most), because the cases hardly "
@@ -30,12 +32,17 @@ class ResultTable:
     Attributes:
         frame: headings and cells; a cell is text or an :class:`Estimate`.
         notes: below the table, besides its caption.
+        short: the columns that are shown at first, one with intervals by its name without
+            ``[95 %]`` where it is shown without them; none: by :data:`_FURTHER`.
+        groups: so many leading columns head the rows that share them.
     """
 
     title: str
     caption: str
     frame: pd.DataFrame
     notes: Sequence[str] = ()
+    short: Sequence[str] = ()
+    groups: int = 0
 
     @classmethod
     def of(
@@ -44,12 +51,43 @@ class ResultTable:
         caption: str,
         rows: Sequence[Mapping[str, Cell]],
         notes: Sequence[str] = (),
+        short: Sequence[str] = (),
+        groups: int = 0,
     ) -> ResultTable:
         """A table of rows, each its cells by heading.
 
         The first row names the columns in their order; what another row lacks is absent there.
         """
-        return cls(title, caption, pd.DataFrame(rows, dtype=object).fillna(ABSENT), notes)
+        frame = pd.DataFrame(rows, dtype=object).fillna(ABSENT)
+        return cls(title, caption, frame, notes, short, groups)
+
+    def in_short(self) -> ResultTable:
+        """Its first columns, and the rows that say something there."""
+        return self.only(
+            self.short
+            or [
+                name if name == _HEADLINE else name.removesuffix(INTERVAL)
+                for name in map(str, self.frame)
+                if name not in _FURTHER
+            ]
+        )
+
+    def in_full(self) -> ResultTable:
+        """All columns that hold something."""
+        said = self.frame.map(lambda cell: str(cell) not in (ABSENT, ""))
+        return replace(self, frame=self.frame.loc[:, said.any() | (len(self.frame) == 0)])
+
+    def only(self, headings: Sequence[str]) -> ResultTable:
+        """Some of its columns, after those that name a row, and the rows with something there."""
+        names = [str(name) for name in self.frame.columns[: self.groups + 1]]
+        names += [name for name in headings if name not in names]
+        frame = in_short(self.frame, names)
+        said = frame.iloc[:, self.groups + 1 :].map(lambda cell: str(cell) not in (ABSENT, ""))
+        if len(said.columns):
+            frame = frame[said.any(axis=1)]
+        # Notes are about claims.
+        claims = any(name.startswith(("claimed", "verdict")) for name in names)
+        return replace(self, frame=frame, notes=self.notes if claims else ())
 
     @property
     def rows(self) -> list[list[Cell]]:
@@ -64,9 +102,9 @@ class ResultTable:
         return [*self.notes, *([_FEW] if few else []), *([_ALIKE] if alike else [])]
 
 
-def to_rich(table: ResultTable) -> Table:
+def to_rich(table: ResultTable) -> FittedTable:
     """For a terminal."""
-    return rich_table(table.frame, table.title, table.caption)
+    return FittedTable(table.frame, table.title, table.caption, table.groups)
 
 
 def to_markdown(tables: Sequence[ResultTable]) -> str:
@@ -95,29 +133,72 @@ def _one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-def to_csv(tables: Sequence[ResultTable]) -> str:
-    """For a program: numbers bare, each estimate followed by the bounds of its interval.
+def sheet(tables: Sequence[ResultTable]) -> pd.DataFrame:
+    """For a program: all columns under names of small letters, cells in their parts.
 
-    Several tables follow each other after an empty line, each with its own head.
+    An estimate is followed by the bounds of its interval, a claimed number by its qualifier. Of
+    several tables the first column has the title, and what one lacks is empty.
     """
-    return "\n".join(
-        pd.concat([_bare(table.frame[name]) for name in table.frame], axis=1).to_csv(
-            index=False, lineterminator="\n"
-        )
-        for table in tables
-    )
+    sheets = [_sheet(table.frame) for table in tables]
+    if len(sheets) > 1:
+        for each, table in zip(sheets, tables, strict=True):
+            each.insert(0, "table", table.title)
+    return pd.concat(sheets)
 
 
-def _bare(column: pd.Series[object]) -> pd.DataFrame:
-    """A column as text; one of estimates in three columns: value, low, high."""
-    name = str(column.name).replace(_INTERVAL, "")
-    names = [name]
-    if any(isinstance(cell, Estimate) for cell in column):
-        names += [f"{name} low", f"{name} high"]
-    cells = [
-        _numbers(cell) if isinstance(cell, Estimate) else [csv_cell(str(cell))] for cell in column
-    ]
-    return pd.DataFrame([row + [""] * (len(names) - len(row)) for row in cells], columns=names)
+def _sheet(frame: pd.DataFrame) -> pd.DataFrame:
+    columns: dict[str, list[object]] = {}
+    for heading in frame:
+        cells = [_parts(str(heading), cell) for cell in frame[heading]]
+        for part in dict.fromkeys(part for cell in cells for part in cell):
+            columns[part] = [cell.get(part) for cell in cells]
+    return pd.DataFrame(columns, dtype=object)
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A sheet as CSV; numbers with six significant digits."""
+    text = frame.map(_bare).to_csv(index=False, lineterminator="\n")
+    return str(text)
+
+
+# Columns that ``summary.json`` has too are called as there.
+_COLUMNS = {
+    "data": "dataset",
+    "J/token": "joules_per_token",
+    "end-to-end": "end_to_end_speedup",
+    "geo. mean": "geomean_speedup",
+    "over eager ar": "speedup_eager",
+    "over graph ar": "speedup_graph",
+}
+
+
+def column_name(heading: str) -> str:
+    """``target_params_l_new`` of ``target Params × L_new``."""
+    words = heading.removesuffix(INTERVAL)
+    words = _COLUMNS.get(words, words).replace("/", " per ").lower()
+    return re.sub(r"[^a-z0-9]+", "_", words).strip("_")
+
+
+def _parts(heading: str, cell: Cell) -> dict[str, object]:
+    """What a cell holds, by column."""
+    name = column_name(heading)
+    if isinstance(cell, Fact):
+        return {column_name(part): value for part, value in cell.parts.items()}
+    if not isinstance(cell, Estimate):
+        return {name: cell}
+    found: dict[str, object] = {name: cell.value}
+    if cell.claimed:
+        return found | ({f"{name}_qualifier": cell.qualifier} if cell.qualifier else {})
+    if not heading.endswith(INTERVAL):
+        return found
+    low, high = cell.interval or (None, None)
+    return found | {f"{name}_low": low, f"{name}_high": high}
+
+
+def _bare(value: object) -> str:
+    if value is None or value != value:  # not a number
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else csv_cell(str(value))
 
 
 def csv_cell(text: str) -> str:
@@ -134,11 +215,6 @@ def csv_cell(text: str) -> str:
     except ValueError:
         return f"'{text}"
     return text
-
-
-def _numbers(cell: Estimate) -> list[str]:
-    numbers = (cell.value, *(cell.interval or (None, None)))
-    return ["" if number is None else f"{number:.6g}" for number in numbers]
 
 
 _LATEX = str.maketrans(

@@ -21,6 +21,7 @@ from runners.job import Entry, Job
 from runners.launch import prerequisites, stopping
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
+from runners.launch.sweep import JobOutcome, arrived, finish_sweep
 from runners.run_folder import folder
 from runners.run_folder.manifest import check_questions
 from runners.runner import Runner
@@ -31,30 +32,18 @@ from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import run_identity, run_key
 from specbench.config.schema import RUNNERS, RunConfig
 from specbench.config.validate import check_values
-from specbench.errors import ConfigurationError, SpecBenchError, unknown_name
+from specbench.errors import (
+    ConfigurationError,
+    SpecBenchError,
+    first_line,
+    message_line,
+    unknown_name,
+)
 from specbench.results.manifest import BASELINE, RunManifest
 
 log = logging.getLogger(__name__)
 
 _NO_EXPERIMENT = "runs"  # where runs without an experiment go below paths.results
-
-
-class ExitCode(int):
-    """The exit code of a job, which registers where it arrives.
-
-    A launcher may run jobs in other processes and Hydra keeps the values they return to itself.
-    They come back pickled, so unpickling is where the process that must exit learns of them.
-    """
-
-    def __new__(cls, code: int) -> ExitCode:
-        _codes.append(int(code))
-        return super().__new__(cls, code)
-
-    def __reduce__(self) -> tuple[type[ExitCode], tuple[int]]:
-        return (ExitCode, (int(self),))
-
-
-_codes: list[int] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,38 +77,46 @@ def run_application(main: Callable[[], Any]) -> int:
     Nothing that a user can cause ends in a traceback: composition errors of Hydra and OmegaConf
     are translated like ours. ``HYDRA_FULL_ERROR=1`` shows the traceback all the same.
     """
-    _codes.clear()
+    arrived.clear()
     verbose = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints and exits by itself, with 1
+    code = 0
     try:
         with stopping.unwinding():
-            main()
+            try:
+                main()
+            except Exception as error:
+                code, _ = _report(error, verbose)
+            finish_sweep([*arrived.values()])
     except KeyboardInterrupt as stop:
         code = stopping.exit_code(stop)
         stopping.say(code - 128)
         return code
-    except Exception as error:
-        return max([_report(error, verbose), *_codes])
-    return max(_codes, default=0)
+    return max(code, *arrived.values(), 0)
 
 
-def run_job(cfg: DictConfig) -> ExitCode:
+def run_job(cfg: DictConfig) -> JobOutcome:
     """Run one job of Hydra's; errors are reported here so that a sweep goes on.
 
     Raises:
         SystemExit: the run was asked to stop.
     """
+    invocation = Invocation.from_hydra()
+    folders: list[Path] = []
+    words = ""
     try:
-        invocation = Invocation.from_hydra()
-        return ExitCode(execute(with_own_model(cfg, invocation.overrides), invocation))
+        own = with_own_model(cfg, invocation.overrides)
+        code = execute(own, invocation, claimed=folders.append)
     except Exception as error:
-        return ExitCode(_report(error))
+        code, words = _report(error)
+    return JobOutcome(code, invocation.overrides, folders[0] if folders else None, words)
 
 
 def execute(
     cfg: DictConfig,
     invocation: Invocation,
     launch: Callable[[Callable[[Job], int], Job], int] | None = None,
+    claimed: Callable[[Path], None] | None = None,
 ) -> int:
     """Check everything that is cheap to check, measure what is missing, print the table.
 
@@ -128,6 +125,7 @@ def execute(
         invocation: what Hydra knows besides.
         launch: how the runner's work is called; by default in a child process, or in this one
             where the runner loads no model.
+        claimed: called with the run's folder once that is known to be its own.
 
     Returns:
         0, or 1 where a case failed or an output is not what plain decoding gives.
@@ -151,10 +149,12 @@ def execute(
         path = folder.fresh_folder(path)
     else:
         folder.check_owner(path, key, own)
-        if folder.is_complete(path):
-            exit_code = _reprint(config, path, runner)
-            publish(cfg.logger, path)
-            return exit_code
+    if claimed is not None:
+        claimed(path)
+    if not cfg.fresh and folder.is_complete(path):
+        exit_code = _reprint(config, path, runner)
+        publish(cfg.logger, path)
+        return exit_code
     questions = runner.load_cases(config)
     if questions and shard[0] >= len(questions):
         raise ConfigurationError(
@@ -252,8 +252,8 @@ def _parse_shard(shard: str | None) -> tuple[int, int]:
     return (int(match[1]), int(match[2]))
 
 
-def _report(error: Exception, verbose: bool = False) -> int:
-    """Tell the user what went wrong; returns the exit code."""
+def _report(error: Exception, verbose: bool = False) -> tuple[int, str]:
+    """Tell the user what went wrong; returns the exit code and one line of it."""
     known: Exception | None = error
     if isinstance(error, OSError) and error.filename is not None:
         known = folder.unwritable(error.filename, error)
@@ -263,5 +263,11 @@ def _report(error: Exception, verbose: bool = False) -> int:
         traceback.print_exception(error)
     if isinstance(known, SpecBenchError):
         sys.stderr.write(f"error: {known}\n")
-        return known.exit_code
-    return 1
+        return known.exit_code, _in_one_line(known)
+    return 1, first_line(error)
+
+
+def _in_one_line(error: SpecBenchError) -> str:
+    """The message's first line, with its last one where that is what the first one announces."""
+    first, last = message_line(error), str(error).strip().rpartition("\n")[2].strip()
+    return f"{first} {last}" if first.endswith(":") else first

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pandas as pd
 from rich.console import Console
 
-from specbench.results.console import rich_table
+from specbench.results.fitted_table import FittedTable
 
 # Whole rows also where the output is not a terminal.
 console = Console(width=130)
@@ -19,4 +19,4 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    console.print(rich_table(pd.DataFrame([*rows], columns=[*columns]), title))
+    console.print(FittedTable(pd.DataFrame([*rows], columns=[*columns]), title))

@@ -49,8 +49,8 @@ def read_draft(folder: Path) -> PreTrainedModel:
     return draft
 
 
-def write_card(folder: Path, facts: dict[str, Any]) -> None:
-    """Add facts to those of a draft, and write its card anew from all of them."""
+def write_card(folder: Path, facts: dict[str, Any], card: str = CARD) -> None:
+    """Add facts to those of a draft or head, and write its card anew from all of them."""
     path = folder / FACTS
     known = (jsonl.read_json(path) if path.is_file() else {}) | facts
     jsonl.write_json(path, known)
@@ -62,5 +62,5 @@ def write_card(folder: Path, facts: dict[str, Any]) -> None:
         else:
             row = ", ".join(map(str, value)) if isinstance(value, list) else value
             rows.append(f"| {title} | {row} |")
-    text = CARD.format(rows="\n".join(rows), scores="".join(f"{line}\n" for line in scores))
+    text = card.format(rows="\n".join(rows), scores="".join(f"{line}\n" for line in scores))
     (folder / "README.md").write_text(text, encoding="utf-8")

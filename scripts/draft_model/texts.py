@@ -7,7 +7,8 @@ with a seed of its own, so that a stopped job goes on and several processes shar
 
 import argparse
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from specbench.config.compose import compose, typed
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.models import loading
+from specbench.models.hidden_states import HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache
 from specbench.storage import jsonl
 
@@ -40,6 +42,8 @@ class Texts:
         top_ids: ``[n, TOP]`` int32 the target's likeliest next tokens after each token.
         top_logprobs: ``[n, TOP]`` float16 their log-probabilities. After an answer's last token
             the target was not asked: minus infinity.
+        states: ``[n, layers, hidden]`` float16 the target's hidden states that were asked for,
+            zeros after an answer's last token; None where none were.
     """
 
     tokens: torch.Tensor
@@ -48,12 +52,14 @@ class Texts:
     greedy: torch.Tensor
     top_ids: torch.Tensor
     top_logprobs: torch.Tensor
+    states: torch.Tensor | None = None
 
     @staticmethod
     def joined(parts: list["Texts"]) -> "Texts":
         offsets = np.cumsum([0] + [len(p.tokens) for p in parts])
         starts = [p.starts[:-1] + int(at) for p, at in zip(parts, offsets, strict=False)]
-        fields = ("tokens", "prompts", "greedy", "top_ids", "top_logprobs")
+        fields = ["tokens", "prompts", "greedy", "top_ids", "top_logprobs"]
+        fields += ["states"] * all(p.states is not None for p in parts)
         return Texts(
             starts=torch.cat([*starts, torch.tensor([int(offsets[-1])])]),
             **{name: torch.cat([getattr(p, name) for p in parts]) for name in fields},
@@ -84,11 +90,12 @@ def answers(
     eos_ids: frozenset[int],
     limit: int,
     seed: int,
+    layers: Sequence[int] = (),
 ) -> Texts:
     """Let the target answer prompts in one batch, and keep its likeliest tokens everywhere.
 
     ``greedy`` says of each prompt whether its answer takes the likeliest token or a drawn one;
-    ``limit`` is the most new tokens.
+    ``limit`` is the most new tokens; ``layers`` are hidden states to keep, see ``HiddenStates``.
     """
     device = target.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -104,9 +111,8 @@ def answers(
     cache = _cache(target, rows, longest + limit)
     column = column[:longest]
     causal = column[None, :] <= column[:, None]
-    states = _hidden(
-        target,
-        cache,
+    reader = _Reader(target, cache, layers)
+    states, kept_states = reader.read(
         ids,
         causal[None] & real[:, None, :longest],
         (column[None] - padding[:, None]).clamp(min=0),
@@ -115,6 +121,7 @@ def answers(
         [top_next(target.lm_head(states[row, longest - len(prompt) :]))]
         for row, prompt in enumerate(prompts)
     ]
+    seen = [[kept_states[row, longest - len(p) :]] for row, p in enumerate(prompts)]
     texts = [list(p) for p in prompts]
     active = list(range(rows))
     take_first = torch.tensor(greedy, device=device)
@@ -134,11 +141,16 @@ def answers(
             active, choice = [active[i] for i in kept], choice[kept]
         positions = (lengths[active] + step)[:, None]
         shown = real[active][:, None, : cache.length + 1]
-        states = _hidden(target, cache, choice[:, None], shown, positions)
+        states, kept_states = reader.read(choice[:, None], shown, positions)
         last_ids, last_logprobs = top_next(target.lm_head(states[:, -1]))
         for i, row in enumerate(active):
             tops[row].append((last_ids[i : i + 1], last_logprobs[i : i + 1]))
-    return _flat(texts, lengths, greedy, tops)
+            seen[row].append(kept_states[i])
+    found = _flat(texts, lengths, greedy, tops)
+    if not layers:
+        return found
+    last = torch.zeros_like(seen[0][0][:1])
+    return replace(found, states=torch.cat([part for text in seen for part in (*text, last)]).cpu())
 
 
 def _cache(target: PreTrainedModel, rows: int, max_len: int) -> KVCache:
@@ -154,29 +166,36 @@ def _cache(target: PreTrainedModel, rows: int, max_len: int) -> KVCache:
     )
 
 
-def _hidden(
-    target: PreTrainedModel,
-    cache: KVCache,
-    ids: torch.Tensor,
-    shown: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
-    """Last hidden states ``[rows, columns, d]`` of ids ``[rows, columns]``, which the cache keeps.
+class _Reader:
+    """Passes of the target over a batch, whose rows a cache keeps."""
 
-    ``shown`` is ``[rows, columns, stored + columns]`` bool: what each of them may look at.
-    """
-    mask = torch.zeros(shown.shape, dtype=target.dtype, device=target.device)
-    mask.masked_fill_(~shown, torch.finfo(target.dtype).min)
-    out = target.model(
-        input_ids=ids,
-        attention_mask=mask[:, None],
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-    )
-    cache.commit(None, ids.shape[1])
-    hidden: torch.Tensor = out.last_hidden_state
-    return hidden
+    def __init__(self, target: PreTrainedModel, cache: KVCache, layers: Sequence[int]) -> None:
+        self._target, self._cache, self._layers = target, cache, layers
+        self._states = HiddenStates(target, decoder_layers(target), target.device)
+
+    def read(
+        self, ids: torch.Tensor, shown: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read ids ``[rows, columns]``.
+
+        ``shown`` is ``[rows, columns, stored + columns]`` bool: what each of them may look at.
+        Gives the last states ``[rows, columns, d]`` and float16 ``[rows, columns, layers, d]``.
+        """
+        target = self._target
+        mask = torch.zeros(shown.shape, dtype=target.dtype, device=target.device)
+        mask.masked_fill_(~shown, torch.finfo(target.dtype).min)
+        with self._states.collected(self._layers) as found:
+            out = target.model(
+                input_ids=ids,
+                attention_mask=mask[:, None],
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+        self._cache.commit(None, ids.shape[1])
+        last: torch.Tensor = out.last_hidden_state
+        kept = [found[i].half().view(last.shape) for i in self._layers]
+        return last, torch.stack(kept or [last], dim=2)
 
 
 def _flat(
@@ -202,14 +221,18 @@ def _flat(
     )
 
 
-def prepare(options: argparse.Namespace) -> None:
+def prepare(options: argparse.Namespace, layers: Sequence[int] = ()) -> None:
+    """Let the target answer what is missing; ``layers`` are hidden states to keep of it."""
     share, shares = options.share
     wanted = [i for i in range(options.groups) if i % shares == share]
     missing = [i for i in wanted if not group_file(options.work, i).is_file()]
     if not missing:
         return
-    # Half the precision is twice the speed, and what is learnt here need not be exact.
-    cfg = typed(compose(["model=smollm2_135m", "model.dtype=bfloat16"]))
+    # Where the machine has instructions for it, half the precision is twice the speed, and what is
+    # learnt here need not be exact; where it has none, it is four times as slow.
+    half = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
+    dtype = "bfloat16" if half else "float32"
+    cfg = typed(compose(["model=smollm2_135m", f"model.dtype={dtype}"]))
     tokenizer = loading.load_tokenizer(cfg)
     loaded = loading.load_model(cfg, tokenizer)
     template = PromptTemplate(tokenizer, str(cfg.model.template))
@@ -225,9 +248,12 @@ def prepare(options: argparse.Namespace) -> None:
             eos_ids=loaded.eos_ids,
             limit=options.new_tokens,
             seed=seed_of_group(options.seed, i),
+            layers=layers,
         )
+        about = {"style": style, "layers": ",".join(map(str, layers))}
         with jsonl.replacing(group_file(options.work, i)) as partial:
-            save_file(vars(texts), partial, metadata={"style": style})
+            known = {k: v for k, v in vars(texts).items() if v is not None}
+            save_file(known, partial, metadata=about)
         answered = len(texts.tokens) - int(texts.prompts.sum())
         print(
             f"group {i} of {options.groups} ({style}): {len(texts.tokens)} tokens, {answered} of "

@@ -230,7 +230,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="of the CPU; fewer than cores is faster on a busy machine")
     add("--only", choices=("prepare", "train"), help="one half of the work")
-    add("--share", type=_share, default=(0, 1), metavar="I/N", help="prepare every N-th group")
+    add("--share", type=share, default=(0, 1), metavar="I/N", help="prepare every N-th group")
     add("--evaluate", type=Path, metavar="RUN", help="only tell the MAT on a recorded run")
     add("--time", action="store_true", help="only compare one-token passes with the target")
     add("--draft-len", type=int, default=4, help="tokens of a chain (default: %(default)s)")
@@ -241,11 +241,12 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def _share(text: str) -> tuple[int, int]:
-    share, shares = (int(part) for part in text.split("/"))
-    if not 0 <= share < shares:
+def share(text: str) -> tuple[int, int]:
+    """I and N of ``I/N``."""
+    number, shares = (int(part) for part in text.split("/"))
+    if not 0 <= number < shares:
         raise ValueError(text)
-    return share, shares
+    return number, shares
 
 
 def work(options: argparse.Namespace) -> int:

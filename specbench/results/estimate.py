@@ -1,8 +1,9 @@
-"""A measured number with its interval."""
+"""Cells of tables: a number with its interval, text that holds numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -25,17 +26,23 @@ class Estimate:
         interval: None where none can be given.
         digits: after the point, in text; a program gets six significant digits.
         few: there are fewer than :data:`FEWEST` cases, hence no interval.
+        claimed: by a paper, which gives no interval; ``qualifier``: what it says before the number,
+            as ``up to``.
+        leads: nothing in its column is shown to be better.
     """
 
     value: float | None
     interval: Interval | None = None
     digits: int = 2
     few: bool = False
+    claimed: bool = False
+    qualifier: str = ""
+    leads: bool = False
 
     def __str__(self) -> str:
         if self.value is None:
             return ABSENT
-        text = f"{self.value:.{self.digits}f}"
+        text = f"{self.qualifier} {self.value:.{self.digits}f}".lstrip()
         if self.interval is None:
             return f"{text} [{ABSENT}]" if self.few else text
         if self.degenerate:
@@ -44,10 +51,29 @@ class Estimate:
         return f"{text} [{low:.{self.digits}f}, {high:.{self.digits}f}]"
 
     @property
+    def alone(self) -> Estimate:
+        """The number without its interval."""
+        return replace(self, interval=None, few=False)
+
+    @property
     def degenerate(self) -> bool:
         """Whether the interval is narrower than any of a few cases can be: a thousandth of it."""
         low, high = self.interval or (0.0, 1.0)
         return high - low <= 1e-3 * abs(high)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Text for a reader, of which a program gets the parts, by column."""
+
+    text: str
+    parts: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Cell: TypeAlias = "str | Estimate | Fact"
 
 
 def numeric_columns(frame: pd.DataFrame) -> list[bool]:

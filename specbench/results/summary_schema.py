@@ -21,6 +21,7 @@ class SummaryRow(TypedDict):
             timed all the same.
         phase_share: each phase's part of the wall time, under ``measure=phases``.
         speedup_eager, speedup_graph: over plain decoding by that engine.
+        end_to_end_speedup: of all new tokens over all time, the prompt's pass included.
         bandwidth_share: part of the memory's speed that plain decoding takes.
         lossless: turns by verdict.
     """
@@ -45,6 +46,8 @@ class SummaryRow(TypedDict):
     speedup_ci: Interval | None
     geomean_speedup: float | None
     geomean_speedup_ci: Interval | None
+    end_to_end_speedup: float | None
+    end_to_end_speedup_ci: Interval | None
     speedup_eager: float | None
     speedup_graph: float | None
     speedup_eager_ci: Interval | None
@@ -102,6 +105,21 @@ class Pair(TypedDict):
     needed: int | None
 
 
+class Standing(TypedDict):
+    """How a label stands against the fastest method.
+
+    Attributes:
+        verdict: of the fastest method itself ``best`` where all others and plain decoding are shown
+            slower, ``slower than ar`` where plain decoding is shown faster, else ``highest``; where
+            plain decoding was faster, but is not shown to be, the verdict on the two. Of others as
+            of a pair, plain decoding being the first of its pair here.
+        p: of the pair, among its family; None of the fastest method.
+    """
+
+    verdict: str
+    p: float | None
+
+
 class WithoutRule(TypedDict):
     """A label's numbers over the whole run, of every turn as it was first measured."""
 
@@ -142,6 +160,7 @@ class Summary(TypedDict):
 
     Attributes:
         leaders: the methods that may be the fastest, the first first.
+        against_best: by label; empty where nothing was timed.
         disturbed: None where no time was measured.
     """
 
@@ -150,6 +169,7 @@ class Summary(TypedDict):
     rows: list[SummaryRow]
     pairs: list[Pair]
     leaders: list[str]
+    against_best: dict[str, Standing]
     disturbed: Disturbance | None
     caption: str
     notes: list[str]

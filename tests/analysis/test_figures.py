@@ -92,7 +92,7 @@ def test_a_label_of_two_runs_is_drawn_for_each():
     names = [series.name for series in speedups([comparison])]
     assert sorted(names) == sorted(
         f"{label} ({where})"
-        for label in ("cacheback", "no_frozen", "pld")
+        for label in ("Cacheback", "no_frozen", "PLD")
         for where in ("synthetic", "again")
     )
 

@@ -69,13 +69,17 @@ def test_two_cases_part_nothing_and_the_report_says_so(results, case_ids, key):
     comparison, found = led(results, key)
     assert set(found) == {"cacheback", "no_frozen", "pld"}
     assert (found[0] == "pld") == (key == "speedup")
-    (row,) = summary([comparison]).frame.to_dict("records")
-    assert row["leading method"] == "pld or cacheback or no_frozen"
-    assert row["speedup [95 %]"].interval is None
+    rows = summary([comparison]).frame.set_index("method")
+    top = "pld" if key == "speedup" else rows["speedup [95 %]"].map(lambda e: e.value).idxmax()
+    assert rows["against the best"].map(str).to_dict() == {
+        name: "highest" if name == top else "too few cases" for name in rows.index
+    }
+    assert all(cell.interval is None for cell in rows["speedup [95 %]"])
 
 
 def test_the_report_names_one_where_the_data_do(results, case_ids):
     edit_records(results / "one", only(case_ids, factor=0.2))
     comparison, _ = led(results)
-    (row,) = summary([comparison]).frame.to_dict("records")
-    assert row["leading method"] == "pld"
+    stands = summary([comparison]).frame.set_index("method")["against the best"].map(str)
+    assert stands["pld"] == "best"
+    assert all(words.startswith("slower, p ") for words in stands.drop("pld"))

@@ -71,7 +71,7 @@ def test_merged_shards_are_the_whole_run(small, shards, tmp_path, capsys):
     assert load_runs([out])[0].complete
     # The command without a shard finds everything there.
     assert run_here(small, f"output_dir={out}", "repeats=2", launch=no_work) == 0
-    assert "overall" in capsys.readouterr().out
+    assert "against the best" in capsys.readouterr().out
 
 
 def test_a_folder_of_shards_is_searched(parts, tmp_path):

@@ -14,7 +14,7 @@ from analysis.runs.claims import claim_of_setting
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
-from analysis.tabular.table import ResultTable, to_csv
+from analysis.tabular.table import ResultTable, csv_text, sheet
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
 from specbench.results.statistics.aggregate import timed_turns
@@ -121,7 +121,7 @@ def test_tables_by_task_have_speeds_with_intervals_and_claims(name, method, clai
     rows = page.frame.to_dict("records")
     row = next(row for row in rows if row["method"] == method)
     assert row["tokens/s [95 %]"].interval is not None
-    assert (row["claimed tokens/s"], row["claimed on"]) == (claimed, where)
+    assert (str(row["claimed tokens/s"]), row["claimed on"]) == (claimed, where)
     not_run = [row for row in rows if row["verdict"] == "not run"]
     assert all(row["claimed on"] != "–" for row in not_run)
 
@@ -323,8 +323,8 @@ def test_parts_of_the_stream_hold_every_turn_in_order(run):
 def test_csv_gives_bounds_columns_of_their_own():
     mats = {"pld": Estimate(1.5, (1.25, 2.0)), "ar": Estimate(None), "sam": "–"}
     rows = [{"method": method, "MAT [95 %]": cell} for method, cell in mats.items()]
-    text = to_csv([ResultTable.of("t", "c", rows)])
-    assert text.splitlines() == ["method,MAT,MAT low,MAT high", "pld,1.5,1.25,2", "ar,,,", "sam,,,"]
+    text = csv_text(sheet([ResultTable.of("t", "c", rows)]))
+    assert text.splitlines() == ["method,mat,mat_low,mat_high", "pld,1.5,1.25,2", "ar,,,", "sam,,,"]
 
 
 # --- what nobody counted --------------------------------------------------------------------------

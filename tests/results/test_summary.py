@@ -378,10 +378,16 @@ class TestPossibleIntervals:
     def test_none_of_fewer_than_three_cases(self):
         cases = [*pair("a", fast_s=2.0, fast_steps=3), *pair("b", fast_s=9.0, fast_steps=9)]
         for found in summarize(cases, LABELS):
-            assert [found[key] for key in found if key.endswith("_ci")] == [None] * 6
+            assert [found[key] for key in found if key.endswith("_ci")] == [None] * 7
         assert all(
             row(summarize([*cases, *pair("c")], LABELS), "pld")[key] is not None
-            for key in ("mat_ci", "speedup_ci", "geomean_speedup_ci", "tokens_per_s_ci")
+            for key in (
+                "mat_ci",
+                "speedup_ci",
+                "geomean_speedup_ci",
+                "end_to_end_speedup_ci",
+                "tokens_per_s_ci",
+            )
         )
 
     @given(st.lists(st.tuples(st.integers(2, 60), st.floats(0.01, 1.0)), min_size=3, max_size=6))

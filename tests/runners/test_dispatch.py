@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import pickle
 from collections import Counter
 from functools import partial
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from runners.job import Entry
-from runners.launch import dispatch
 from runners.session.method_runs import fitting
 from specbench.config import compose
 from specbench.config.run_key import run_key
@@ -253,14 +251,6 @@ def test_an_output_that_is_not_plain_decodings_fails_the_run(
     row = jsonl.read_json(tmp_path / records.SUMMARY)["rows"][-1]
     assert row["lossless"]["bug"] > 0
     assert "BUG" in capsys.readouterr().out
-
-
-def test_an_exit_code_from_another_process_arrives_in_this_one(monkeypatch):
-    monkeypatch.setattr(dispatch, "_codes", [])
-    sent = pickle.dumps(dispatch.ExitCode(2))
-    dispatch._codes.clear()
-    assert pickle.loads(sent) == 2
-    assert dispatch._codes == [2]
 
 
 def comparable(folder):

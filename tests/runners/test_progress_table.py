@@ -1,12 +1,15 @@
 """What a user sees while a run goes on and when it is over."""
 
 import io
+import re
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from runners.session.progress import RunProgress
 from specbench.results import console, records
+from specbench.results.fitted_table import FittedTable
 from specbench.results.wording import case_words, leader_words, pair_words
 from specbench.storage import jsonl
 
@@ -42,7 +45,7 @@ def test_brackets_in_names_are_no_markup():
         progress.advance("[red]boo[/blue] 7")
     assert "[red]boo[/blue] 7" in out.getvalue()
     terminal = Console(width=160, file=io.StringIO())
-    terminal.print(console.render([row("[bold]x[/red]", "[/]")]))
+    terminal.print(console.render({"rows": [row("[bold]x[/red]", "overall")]}))
     assert "[bold]x[/red]" in terminal.file.getvalue()
 
 
@@ -62,71 +65,90 @@ def row(label, task, **changes):
     } | changes
 
 
-def test_the_table_shows_every_number_and_the_whole_run_last(tmp_path):
+def summary():
+    """As runs write it; ``pld`` is the fastest of three, with a long name among them."""
+    names = ("cacheback", "suffix_decoding_with_a_long_label")
     rows = [
         row("ar", "overall"),
+        row("pld", "qa", speedup=9.99),
         row(
             "pld",
             "overall",
             mat=1.732,
-            tokens_per_s=20.5,
             speedup=1.46,
             speedup_ci=[1.31, 1.6],
-            geomean_speedup=1.4,
-            geomean_speedup_ci=[1.3, 1.5],
-            speedup_eager=2.92,
-            speedup_graph=1.46,
-            bandwidth_share=0.71,
+            end_to_end_speedup=1.42,
+            end_to_end_speedup_ci=[1.3, 1.5],
             lossless={"equal": 2, "near_tie": 1, "bug": 0, "not_audited": 0},
         ),
-        row("ar", "qa"),  # as summaries were before there were columns of the baselines
-        row("pld", "qa", speedup=None, geomean_speedup=None, mat=None),
+        *(row(name, "overall", mat=1.5, speedup=1.3, speedup_ci=[1.2, 1.4]) for name in names),
     ]
-    jsonl.write_json(
-        tmp_path / records.SUMMARY, {"rows": rows, "caption": "tiny", "notes": ["one dropped"]}
-    )
-    (tmp_path / records.CASES).touch()
-    out = io.StringIO()
-    console.print_folder(tmp_path, Console(file=out, width=160))
-    text = out.getvalue()
-    assert text.index("qa") < text.index("overall")
-    line = next(line for line in text.splitlines() if "1.46" in line)
-    for cell in ("pld", "1.73", "20.5", "1.46 [1.31, 1.60]", "1.40 [1.30, 1.50]", "1 near tie"):
-        assert cell in line
-    for cell in ("2.92", "1.46", "0.71"):
-        assert cell in line.partition("1.50]")[2]
-    assert next(line for line in text.splitlines() if "3 equal" in line).count("–") == 3
-    assert "note: one dropped" in text
-    assert f"files: {tmp_path}/ (summary.json, cases.jsonl)" in text.replace("\n", " ")
-
-
-def test_pairs_and_joules_are_shown_where_there_are_any(tmp_path):
-    pair = {
-        "first": "pld",
-        "second": "sam",
-        "ratio": 1.2345,
-        "ratio_ci": [1.1, 1.4],
-        "p_holm": 0.0123,
-        "verdict": "faster",
-        "margin": 0.02,
-        "detectable": 1.05,
+    stands = {
+        "ar": {"verdict": "slower", "p": 0.0001},
+        "pld": {"verdict": "highest", "p": None},
+        names[0]: {"verdict": "undecided", "p": 0.2049},
+        names[1]: {"verdict": "slower", "p": 0.0123},
     }
-    few = pair | {"first": "rest", "ratio_ci": None, "verdict": "too few", "needed": 3}
-    rows = [row("ar", "overall"), row("pld", "overall", joules_per_token=0.3456)]
-    summary = {"rows": [r | {"joules_per_token": r.get("joules_per_token")} for r in rows]}
-    for pairs, shown in (([pair, few], True), ([], False), ([pair] * 91, False)):
-        found = summary | {"pairs": pairs, "leaders": ["pld", "rest"]}
-        jsonl.write_json(tmp_path / records.SUMMARY, found)
-        out = io.StringIO()
-        console.print_folder(tmp_path, Console(file=out, width=118))
-        text = out.getvalue()
-        assert "J/token" in text
-        assert "0.35" in text
-        assert ("1.234 [1.100, 1.400]" in text or "1.235 [1.100, 1.400]" in text) == shown
-        assert ("faster" in text) == shown
-        assert ("too few cases (at least 3 needed)" in " ".join(text.split())) == shown
-        assert ("fastest method: pld or rest" in text) == bool(pairs)
-        assert ("91 pairs" in text) == (len(pairs) == 91)
+    return {"rows": rows, "against_best": stands, "caption": "tiny", "notes": ["one dropped"]}
+
+
+def printed(found, folder, width):
+    jsonl.write_json(folder / records.SUMMARY, found)
+    out = io.StringIO()
+    console.print_folder(folder, Console(file=out, width=width))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_the_six_columns_are_whole_at_every_width(tmp_path, width):
+    (tmp_path / records.CASES).touch()
+    text = printed(summary(), tmp_path, width)
+    lines = text.splitlines()
+    assert all(len(line) <= width for line in lines if not line.startswith(("by task", "files")))
+    assert "…" not in text
+    line = next(line for line in lines if line.startswith("pld"))
+    assert re.split(r" {2,}", line.strip())[:5] == [
+        "pld", "1.73", "1.46 [1.31, 1.60]", "1.42", "highest",
+    ]  # fmt: skip
+    words = " ".join(text.split())
+    for cell in ("1.30 [1.20, 1.40]", "undecided, p", "0.205", "slower,", "p <0.001", "p 0.012"):
+        assert cell in words
+    assert ("undecided, p 0.205" in words) == (width >= 100)
+    assert "1 near tie, 2 equal" in words or ("1 near tie," in words and "2 equal" in words)
+    assert "9.99" not in text, "tasks are for another table"
+    assert f"python -m analysis.tables {tmp_path} --tasks" in words
+    assert "note: one dropped" in text
+    assert f"files: {tmp_path}/ (summary.json, cases.jsonl)" in words
+
+
+def test_summaries_of_earlier_versions_are_shown(tmp_path):
+    old = summary() | {"pairs": [{"first": "pld", "second": "ar"}]}
+    del old["against_best"]
+    for each in old["rows"]:
+        each.pop("end_to_end_speedup", None)
+    line = next(line for line in printed(old, tmp_path, 100).splitlines() if line[:3] == "pld")
+    assert line.split()[:7] == ["pld", "1.73", "1.46", "[1.31,", "1.60]", "–", "–"]
+
+
+def test_columns_that_find_no_room_are_named_and_the_headline_stays():
+    frame = pd.DataFrame(
+        [
+            {
+                "method": "pld",
+                **{f"word{i}": "characters" for i in range(9)},
+                "speedup [95 %]": "1.46",
+            }
+        ]
+    )
+    out = io.StringIO()
+    Console(file=out, width=80).print(FittedTable(frame))
+    assert "1.46" in out.getvalue()
+    head = "".join(out.getvalue().splitlines()[:2])
+    shown = [f"word{i}" in head for i in range(9)]
+    assert sorted(shown, reverse=True) == shown, "the last ones go first"
+    gone = ", ".join(f"word{i}" for i in range(9) if not shown[i])
+    assert gone
+    assert f"Not shown for lack of room: {gone}." in out.getvalue()
 
 
 def test_cases_that_were_not_timed_are_told_apart():

@@ -24,18 +24,38 @@ def save(network: PreTrainedModel, folder: Path) -> None:
     from safetensors.torch import save_file
 
     tied = {"lm_head.weight"} if network.config.tie_word_embeddings else set()
-    tensors: dict[str, torch.Tensor] = {}
-    for name, weight in network.state_dict().items():
-        if name in tied:
-            continue
-        values = weight.detach().float().cpu()
-        if values.dim() == 2:
-            scale = values.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
-            tensors[name + _SCALE] = scale[:, 0]
-            values = (values / scale).round().to(torch.int8)
-        tensors[name] = values.contiguous()
+    kept = {name: w for name, w in network.state_dict().items() if name not in tied}
     network.config.save_pretrained(folder)
-    save_file(tensors, folder / FILE)
+    save_file(rounded(kept), folder / FILE)
+
+
+def rounded(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights as they are kept: matrices as bytes, each with a ``.scale`` of its rows."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        values = weight.detach().cpu()
+        if values.is_floating_point():
+            values = values.float()
+            if values.dim() == 2:
+                scale = values.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+                tensors[name + _SCALE] = scale[:, 0]
+                values = (values / scale).round().to(torch.int8)
+        tensors[name] = values.contiguous()
+    return tensors
+
+
+def restored(stored: Mapping[str, torch.Tensor], file: Path) -> dict[str, torch.Tensor]:
+    """What ``rounded`` was given, in float32; other tensors as they are.
+
+    Raises:
+        WeightsNotFound: a scale is missing, of another length, or some number is not finite.
+    """
+    _check_scales(stored, file)
+    return {
+        name: (value * stored[name + _SCALE][:, None] if value.dtype == torch.int8 else value)
+        for name, value in stored.items()
+        if not name.endswith(_SCALE)
+    }
 
 
 def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -56,12 +76,7 @@ def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel
         stored = load_file(folder / FILE)
     except (SafetensorError, OSError) as error:
         raise WeightsNotFound(f"{folder / FILE} is damaged: {error!r}. Fetch it again.") from error
-    _check_scales(stored, folder / FILE)
-    state = {
-        name: (value * stored[name + _SCALE][:, None] if value.dtype == torch.int8 else value)
-        for name, value in stored.items()
-        if not name.endswith(_SCALE)
-    }
+    state = restored(stored, folder / FILE)
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     try:

@@ -19,6 +19,7 @@ from specbench.arrays import Array
 from specbench.config.schema import ModelConfig, RunConfig
 from specbench.errors import WeightsNotFound, first_line
 from specbench.models.checkpoints import bundled
+from specbench.storage.hashes import file_sha256
 
 if TYPE_CHECKING:
     from torch import nn
@@ -217,7 +218,7 @@ def weights_hash(folder: Path, cache_dir: Path) -> str:
     digest = hashlib.sha256()
     for pattern in _WEIGHT_FILES:
         for path in sorted(folder.glob(pattern)):
-            found = bundled.file_sha256(path, cache_dir / "hashes")
+            found = file_sha256(path, cache_dir / "hashes")
             digest.update(f"{path.name}:{found}\n".encode())
     return digest.hexdigest()
 

@@ -20,6 +20,7 @@ from torch import nn
 
 from specbench.decoding.protocols import TargetEmbeddings
 from specbench.errors import WeightsNotFound, first_line
+from specbench.models.checkpoints import int8
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ def read(folder: Path, names: Sequence[str]) -> Checkpoint:
     """Read the first of the files ``names`` that ``folder`` has, and its config.json.
 
     Files that end in ``.safetensors`` are read as such, all others as torch's, weights only.
+    Matrices that are kept as bytes with scales (``checkpoints/int8.py``) come as float32.
 
     Raises:
         WeightsNotFound: folder, config or weights are missing or damaged.
@@ -69,7 +71,7 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
 
     try:
         if file.suffix == ".safetensors":
-            return load_file(file)
+            return int8.restored(load_file(file), file)
         stored = torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
         raise WeightsNotFound(

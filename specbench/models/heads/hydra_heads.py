@@ -18,7 +18,7 @@ from specbench.models.heads import checkpoint
 from specbench.models.heads.decoder import DecoderLayer, RowCache
 from specbench.models.heads.layer_shape import LayerShape, read_shape
 
-FILES = ("hydra_lm_head.pt",)
+FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
 _PREFIX = "prefix_embeding_layer"  # sic
 # Persistent buffers and modules that were registered by accident; nothing reads them.
 _UNREAD = (
@@ -37,24 +37,28 @@ class PrefixLayer(nn.Module):
 
 
 class HydraHead(nn.Module):
-    """One head: a block that narrows, one that is run several times, and an LM head with bias."""
+    """One head: a block that narrows, one that is run several times, and an LM head with bias.
 
-    def __init__(self, depth: int, hidden: int, vocab: int, n_blocks: int) -> None:
+    Args:
+        vocab: of the LM head; None where the target's is shared.
+    """
+
+    def __init__(self, depth: int, hidden: int, vocab: int | None, n_blocks: int) -> None:
         super().__init__()
         self._repeats = n_blocks - 1
         width = (depth + 2) * hidden
         self.first = nn.Linear(width, hidden)
         self.first_residual = nn.Linear(width, hidden)
         self.block = nn.Linear(hidden, hidden) if self._repeats else None
-        self.lm_head = nn.Linear(hidden, vocab)
+        self.lm_head = None if vocab is None else nn.Linear(hidden, vocab)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
-        x = nn.functional.silu(self.first(z)) + self.first_residual(z)
+        """What the LM head reads, ``[n, hidden]``."""
+        x: torch.Tensor = nn.functional.silu(self.first(z)) + self.first_residual(z)
         for _ in range(self._repeats):
             assert self.block is not None
             x = x + nn.functional.silu(self.block(x))
-        logits: torch.Tensor = self.lm_head(x)
-        return logits
+        return x
 
 
 class Hydra(nn.Module):
@@ -62,13 +66,22 @@ class Hydra(nn.Module):
 
     Args:
         prefix: the shape of Hydra++'s prefix layer; None for plain Hydra.
+        own_lm_heads: whether each head has an LM head; else the target's is shared, as Medusa's
+            second format has it. No published checkpoint does: they are large where the vocabulary
+            is and the target is not.
     """
 
     target: TargetEmbeddings
     cache: RowCache | None
 
     def __init__(
-        self, target: TargetEmbeddings, *, n_heads: int, n_blocks: int, prefix: LayerShape | None
+        self,
+        target: TargetEmbeddings,
+        *,
+        n_heads: int,
+        n_blocks: int,
+        prefix: LayerShape | None,
+        own_lm_heads: bool = True,
     ) -> None:
         super().__init__()
         object.__setattr__(self, "target", target)  # no part of the head, see Medusa
@@ -77,7 +90,8 @@ class Hydra(nn.Module):
         self.prefix = None if prefix is None else PrefixLayer(prefix)
         vocab, size = target.embedding.shape
         self.heads = nn.ModuleList(
-            HydraHead(depth, size, vocab, n_blocks) for depth in range(n_heads)
+            HydraHead(depth, size, vocab if own_lm_heads else None, n_blocks)
+            for depth in range(n_heads)
         )
 
     def reserve(self, max_len: int) -> None:
@@ -120,12 +134,19 @@ class Hydra(nn.Module):
         Returns:
             Logits ``[n, vocab]`` of head d.
         """
+        states = self.states(prefix, paths)
+        head: Any = self.heads[paths.shape[1] - 1]
+        logits: torch.Tensor = (head.lm_head or self.target.logits)(states)
+        return logits
+
+    def states(self, prefix: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
+        """What the LM head reads, ``[n, hidden]``; ``prefix`` may be ``[n, hidden]`` too."""
         n, read = paths.shape
         tokens = self.target.embedding[paths].reshape(n, -1)
-        logits: torch.Tensor = self.heads[read - 1](
+        states: torch.Tensor = self.heads[read - 1](
             torch.cat([prefix.expand(n, -1), tokens], dim=1)
         )
-        return logits
+        return states
 
 
 def load(
@@ -163,16 +184,17 @@ def load(
             f"has {n_heads} heads (keys hydra_mlp.0…) of hydra_num_layers={n_blocks!r} blocks: it "
             "holds no Hydra head."
         )
+    own = any(key.startswith("hydra_lm_head.") for key in found.tensors)
     prefix = read_shape(target_config, "the target") if arch == "prefix-mlp" else None
     with torch.device("meta"):
-        hydra = Hydra(target, n_heads=n_heads, n_blocks=n_blocks, prefix=prefix)
-    names = _names(hydra, n_heads, n_blocks)
+        hydra = Hydra(target, n_heads=n_heads, n_blocks=n_blocks, prefix=prefix, own_lm_heads=own)
+    names = key_names(hydra, n_blocks)
     checkpoint.fill(hydra, names, found, dtype=dtype, device=device, ignored=_UNREAD)
     return hydra
 
 
-def _names(hydra: Hydra, n_heads: int, n_blocks: int) -> dict[str, str]:
-    """The module's name of each key.
+def key_names(hydra: Hydra, n_blocks: int) -> dict[str, str]:
+    """The module's name of each key of a file.
 
     With a prefix layer each block stands behind a dropout module, which takes a number of its own.
     Blocks from the second on are one module under several names.
@@ -180,15 +202,16 @@ def _names(hydra: Hydra, n_heads: int, n_blocks: int) -> dict[str, str]:
     dropout = hydra.prefix is not None
     numbers = [2 * block + 1 if dropout else block for block in range(n_blocks)]
     names: dict[str, str] = {}
-    for i in range(n_heads):
+    for i, head in enumerate(hydra.heads):
         for part in ("weight", "bias"):
             key = f"hydra_mlp.{i}.{numbers[0]}"
             names[f"{key}.linear.{part}"] = f"heads.{i}.first.{part}"
             names[f"{key}.res_connection.{part}"] = f"heads.{i}.first_residual.{part}"
             for number in numbers[1:]:
                 names[f"hydra_mlp.{i}.{number}.linear.{part}"] = f"heads.{i}.block.{part}"
-            key = f"hydra_lm_head.{i}.1" if dropout else f"hydra_lm_head.{i}"
-            names[f"{key}.{part}"] = f"heads.{i}.lm_head.{part}"
+            if head.lm_head is not None:
+                key = f"hydra_lm_head.{i}.1" if dropout else f"hydra_lm_head.{i}"
+                names[f"{key}.{part}"] = f"heads.{i}.lm_head.{part}"
     for name in hydra.state_dict():
         if name.startswith("prefix.layer."):
             names[name.replace("prefix.layer", f"{_PREFIX}.layers.0")] = name

@@ -8,7 +8,7 @@ together, and what makes the comparison with the best honest although the data p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import N_RESAMPLES, LogRatios
 from specbench.results.statistics.multiple import Against, against, against_best
 from specbench.results.statistics.summary import Sample
-from specbench.results.summary_schema import Pair
+from specbench.results.summary_schema import Pair, Standing
 
 DEFAULT_MARGIN = 0.02
 
@@ -145,3 +145,49 @@ def leaders_of(pairs: Sequence[Pair]) -> list[str]:
     if not rows:
         return [pair["first"] for pair in pairs]
     return [rows[0]["second"], *(row["first"] for row in rows if row["verdict"] != "slower")]
+
+
+def standings_of(pairs: Sequence[Pair]) -> dict[str, Standing]:
+    """How each label stands against the fastest method, of pairs as :func:`compare_pairs` gives.
+
+    Plain decoding has a stand where the fastest method was compared with it.
+    """
+    over = {pair["first"]: pair for pair in pairs if pair["family"] == BASELINE}
+    best = [pair for pair in pairs if pair["family"] != BASELINE]
+    if not pairs:
+        return {}
+    top = best[0]["second"] if best else pairs[0]["first"]
+    others = {pair["first"]: Standing(verdict=pair["verdict"], p=pair["p_holm"]) for pair in best}
+    if top not in over:
+        return standings(top, others)
+    plain = over[top]
+    over_plain = Standing(verdict=plain["verdict"], p=plain["p_holm"])
+    return standings(top, others, plain["second"], over_plain, behind=(plain["ratio"] or 1.0) < 1)
+
+
+def standings(
+    top: str,
+    others: Mapping[str, Standing],
+    plain: str | None = None,
+    over_plain: Standing | None = None,
+    *,
+    behind: bool = False,
+) -> dict[str, Standing]:
+    """Stands by label, of what is known of each pair.
+
+    Args:
+        top: the fastest method.
+        others: the other methods against it.
+        plain: the label of plain decoding; ``over_plain``: the fastest method against it;
+            ``behind``: that is the slower one here, whether or not it is shown to be.
+    """
+    found = dict(others)
+    verdict = over_plain["verdict"] if over_plain else ""
+    if plain is not None and over_plain is not None:
+        mirrored = {"faster": "slower", "slower": "faster"}.get(verdict, verdict)
+        found[plain] = Standing(verdict=mirrored, p=over_plain["p"])
+    shown = all(standing["verdict"] == "slower" for standing in found.values())
+    if behind and over_plain is not None and verdict != "slower":
+        return {top: over_plain, **found}
+    own = f"slower than {plain}" if verdict == "slower" else "best" if shown else "highest"
+    return {top: Standing(verdict=own, p=None), **found}

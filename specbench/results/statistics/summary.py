@@ -161,6 +161,7 @@ class Sample:
         over = {of: self.speedup(label, of) for of in {baseline, *plain.values(), None}}
         speedup, speedup_ci = over[baseline]
         geomean, geomean_ci = self._geomean(label, baseline)
+        end_to_end, end_to_end_ci = self._end_to_end(label, baseline)
         own = label if label in plain.values() else baseline
         verdicts = [verdict for _, verdict in pooled.verdicts[label]]
         return {
@@ -186,6 +187,8 @@ class Sample:
             "speedup_ci": speedup_ci,
             "geomean_speedup": geomean,
             "geomean_speedup_ci": geomean_ci,
+            "end_to_end_speedup": end_to_end,
+            "end_to_end_speedup_ci": end_to_end_ci,
             "speedup_eager": over[plain.get("eager")][0],
             "speedup_graph": over[plain.get("graph")][0],
             "speedup_eager_ci": over[plain.get("eager")][1],
@@ -218,7 +221,7 @@ class Sample:
         if self._estimator == "paired":
             return _decode_parts(totals)
         if self._estimator == "end_to_end":
-            return totals[..., TIMED_NEW], totals[..., WALL]
+            return _whole_parts(totals)
         exact = self._estimator == "specbench_exact"
         return _question_speeds(totals, SPEC_BENCH_NEW if exact else TIMED_NEW)
 
@@ -261,6 +264,19 @@ class Sample:
         value = geometric_mean((above[0] / above[1] * (below[1] / below[0])).tolist())
         return value, self._interval(self._case_means, value, label, reference)
 
+    def _end_to_end(
+        self, label: str, reference: str | None
+    ) -> tuple[float | None, Interval | None]:
+        """The speedup with the prompt's pass in the time and its token among the new ones."""
+        whole = self._whole
+        if reference not in whole.totals or not whole.cases:
+            return None, None
+        if reference == label:
+            return 1.0, None
+        above, below = (_whole_parts(whole.totals[x][0]) for x in (label, reference))
+        value = ratio_of_totals(*above) * ratio_of_totals(*reversed(below))
+        return value, self._interval(self._whole_speeds, value, label, reference)
+
     def _interval(
         self, found: LogRatios | None, value: float | None, label: str, reference: str | None = None
     ) -> Interval | None:
@@ -273,6 +289,17 @@ class Sample:
     def speeds(self) -> LogRatios | None:
         """Of every label the logarithm of its speed, over the timed cases."""
         return self._log_ratios(self._timed, list(self._all.totals), self._speed_parts)
+
+    @cached_property
+    def _whole(self) -> Pooled:
+        return self._with(_whole_parts)
+
+    @cached_property
+    def _whole_speeds(self) -> LogRatios | None:
+        """Of every label the logarithm of its speed end to end."""
+        if self._estimator == "end_to_end":
+            return self.speeds
+        return self._log_ratios(self._whole, list(self._all.totals), _whole_parts)
 
     @cached_property
     def mats(self) -> LogRatios | None:
@@ -300,6 +327,10 @@ class Sample:
 
 def _decode_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
     return totals[..., TIMED_COMMITTED], totals[..., DECODE]
+
+
+def _whole_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
+    return totals[..., TIMED_NEW], totals[..., WALL]
 
 
 def _mat_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:

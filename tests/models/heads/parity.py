@@ -71,8 +71,10 @@ def check_eagle3(folder, made, seeds=range(1)):
     close(head.to_target_ids(own), tensors["t2d"].nonzero()[:, 0])
 
 
-def check_hydra(folder, arch, seeds=range(1)):
+def check_hydra(folder, arch, seeds=range(1), own=True):
     config, tensors = tiny_heads.hydra(arch)
+    if not own:
+        tensors = {key: w for key, w in tensors.items() if not key.startswith("hydra_lm_head.")}
     tiny_heads.save(folder, config, tensors, "hydra_lm_head.pt")
     target = tiny_heads.target()
     head = hydra_heads.load(folder, target, tiny_heads.LAYER, **CPU64)
@@ -93,7 +95,7 @@ def check_hydra(folder, arch, seeds=range(1)):
             for depth in range(3):
                 paths = torch.randint(tiny_heads.VOCAB, (2, depth + 1), generator=generator)
                 logits = [
-                    plain_heads.hydra(tensors, plain, path, target.embedding, numbers)
+                    plain_heads.hydra(tensors, plain, path, target.embedding, numbers, target.head)
                     for path in paths.tolist()
                 ]
                 close(head(prefix, paths), torch.stack(logits))

@@ -86,8 +86,11 @@ def hydra_prefix(w, states, layer):
     return rms(out, w[f"{name}.norm.weight"], layer["rms_norm_eps"])
 
 
-def hydra(w, prefix, path, embedding, numbers):
-    """Logits behind one path; ``numbers``: those of the blocks in the keys."""
+def hydra(w, prefix, path, embedding, numbers, lm_head):
+    """Logits behind one path; ``numbers``: those of the blocks in the keys.
+
+    ``lm_head`` is the target's, for files that have none.
+    """
     i = len(path) - 1
     z = torch.cat([prefix, *(embedding[token] for token in path)])
     first = f"hydra_mlp.{i}.{numbers[0]}"
@@ -95,7 +98,7 @@ def hydra(w, prefix, path, embedding, numbers):
     for number in numbers[1:]:
         x = x + silu(linear(w, f"hydra_mlp.{i}.{number}.linear", x))
     last = f"hydra_lm_head.{i}.1" if f"hydra_lm_head.{i}.1.weight" in w else f"hydra_lm_head.{i}"
-    return linear(w, last, x)
+    return linear(w, last, x) if f"{last}.weight" in w else lm_head @ x
 
 
 def eagle(w, embedding, layer, ids, features, path):

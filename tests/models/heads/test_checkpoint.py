@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specbench.errors import ConfigurationError, WeightsNotFound
+from specbench.models.checkpoints import int8
 from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
 from specbench.models.heads.layer_shape import read_shape
 from tests.models.heads import parity, tiny_heads
@@ -181,6 +182,26 @@ def test_medusa_2_is_refused(tmp_path):
     tiny_heads.save(tmp_path, {}, {}, "pytorch_model-00001-of-00002.bin")
     with pytest.raises(WeightsNotFound, match="Medusa-2 trained the target too"):
         load(tmp_path, "medusa")
+
+
+@pytest.mark.parametrize("family", ["medusa", "eagle", "eagle3"])
+def test_matrices_kept_as_bytes_are_read(tmp_path, family):
+    make, name, _ = LOADERS[family]
+    config, tensors = make()
+    name = name.replace("pytorch_model.bin", "model.safetensors").replace(".pt", ".safetensors")
+    tiny_heads.save(tmp_path, config, int8.rounded(tensors), name)
+    ours = load(tmp_path, family)
+    whole = load(saved(tmp_path / "whole", family), family)
+    for key, weight in whole.state_dict().items():
+        half_a_step = weight.abs().amax(-1, keepdim=True) / 254
+        assert ((ours.state_dict()[key] - weight).abs() <= half_a_step + 1e-6).all(), key
+
+    stored = int8.rounded(tensors)
+    scale = next(key for key in stored if key.endswith(".scale"))
+    del stored[scale]
+    tiny_heads.save(tmp_path, config, stored, name)
+    with pytest.raises(WeightsNotFound, match=f"lacks {scale}"):
+        load(tmp_path, family)
 
 
 def test_shared_blocks_that_differ_are_refused(tmp_path):

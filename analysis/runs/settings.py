@@ -1,0 +1,102 @@
+"""What labels of one name differ in, over several runs: knobs first, then what else was set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from analysis.runs.load import Run
+from specbench.storage.jsonl import JsonObject
+
+# A label of a run.
+Labelled: TypeAlias = "tuple[Run, str]"
+# Of the settings that a manifest records, those that are none.
+NAMES = {"_target_", "name", "label", "version"}
+# Of a run's, those that say nothing of its labels, or nothing to a reader.
+_ASIDE = {*NAMES, "compare", "traces_sha", "surface_sha"}
+
+
+def varied_knobs(labels: Sequence[Labelled]) -> list[dict[str, object]]:
+    """Of each label of a run the knobs in which those of its name differ, with their values."""
+    found: list[dict[str, object]] = [{} for _ in labels]
+    for places in _by_label(labels).values():
+        each = [_without_names(run.knobs(label)) for run, label in (labels[i] for i in places)]
+        for i, own in zip(places, _apart(each), strict=True):
+            found[i] = own
+    return found
+
+
+def other_settings(labels: Sequence[Labelled]) -> list[dict[str, object]]:
+    """Of each label of a run what else its run was told, as far as the runs differ in that.
+
+    Keys are those that a user types; a label's own knobs are left out.
+    """
+    each = _apart([_flat(run.manifest.identity or {}) for run, _ in labels])
+    return [
+        {
+            key: value
+            for key, value in own.items()
+            if key.rpartition(".")[2] not in _ASIDE and not _is_own(run, label, key, value)
+        }
+        for (run, label), own in zip(labels, each, strict=True)
+    ]
+
+
+def _is_own(run: Run, label: str, key: str, value: object) -> bool:
+    group, _, knob = key.partition(".")
+    knobs = run.knobs(label)
+    return group == "method" and knob in knobs and knobs[knob] == value
+
+
+def setting_words(labels: Sequence[Labelled]) -> list[str]:
+    """Of each label of a run what tells it from those of its name, as it is typed.
+
+    ``leader_len=1, follower_len=3`` are the label's own knobs. Where labels have the same ones, as
+    a method that runs beside another one in a sweep, what else their runs were told is added:
+    ``method.leader_len=1``. "" where there is one of the name, or nothing differs.
+    """
+    words = [_typed(own) for own in varied_knobs(labels)]
+    for places in _by_label(labels).values():
+        if len({words[i] for i in places}) < len(places):
+            for i, more in zip(places, other_settings([labels[i] for i in places]), strict=True):
+                words[i] = ", ".join(filter(None, [words[i], _typed(more)]))
+    return words
+
+
+def _by_label(labels: Sequence[Labelled]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for i, (_, label) in enumerate(labels):
+        places.setdefault(label, []).append(i)
+    return {label: found for label, found in places.items() if len(found) > 1}
+
+
+def _apart(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Of settings by key those that are not the same in all."""
+    keys = dict.fromkeys(key for own in each for key in own)
+    differing = [key for key in keys if any(own.get(key) != each[0].get(key) for own in each)]
+    return [{key: own[key] for key in differing if key in own} for own in each]
+
+
+def _without_names(knobs: JsonObject) -> JsonObject:
+    return {key: value for key, value in knobs.items() if key not in NAMES}
+
+
+def _flat(node: Mapping[str, Any], above: str = "") -> dict[str, object]:
+    """Leaves of nested settings by their dotted keys."""
+    found: dict[str, object] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{above}{key}.")
+        else:
+            found[f"{above}{key}"] = value
+    return found
+
+
+def _typed(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={typed_value(value)}" for key, value in settings.items())
+
+
+def typed_value(value: object) -> str:
+    """A value as a user types it: ``true``, ``null``, text without quotes."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,185 @@
+"""What a trained head is taught: the target's states to read, and its next tokens to say.
+
+Texts are packed one behind the other. The head's own inference code reads them through
+``UnrolledCache``, which stands in for its KV cache and lets gradients through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from scripts.draft_model.texts import Texts, is_answer
+from specbench.kernels.attention import AttentionPlan
+from specbench.models.heads.decoder import Rows
+from specbench.models.heads.layer_shape import LayerShape
+
+CHOICES = 8  # of the target's likeliest next tokens: what a head is taught to say
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some texts, packed.
+
+    Attributes:
+        tokens: ``[n]``.
+        states: ``[n, layers, hidden]`` float32 of the target, the last one after its final norm.
+        places: ``[n]`` place of each token in its text.
+        last: ``[n]`` row of the last token of its text.
+        ids: ``[n, CHOICES]`` the target's likeliest next tokens.
+        probs: ``[n, CHOICES]`` float32; rows sum to one.
+        asked: ``[n]`` bool, whether the next token is one to learn.
+    """
+
+    tokens: torch.Tensor
+    states: torch.Tensor
+    places: torch.Tensor
+    last: torch.Tensor
+    ids: torch.Tensor
+    probs: torch.Tensor
+    asked: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def ahead(self, by: int) -> torch.Tensor:
+        """``[n]`` the row ``by`` tokens later, the text's last one where there are fewer."""
+        return torch.minimum(torch.arange(len(self)) + by, self.last)
+
+    def rows_for(self, step: int) -> torch.Tensor:
+        """Rows whose guess of this step (offset ``step + 2``) is asked for."""
+        said = torch.arange(len(self)) + 1 + step
+        return ((said <= self.last) & self.asked[said.clamp(max=len(self) - 1)]).nonzero()[:, 0]
+
+
+def pack(
+    texts: Texts,
+    chosen: Sequence[int],
+    layers: Sequence[int],
+    *,
+    prompt_share: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Batch:
+    """The chosen texts as a batch.
+
+    Args:
+        layers: which of ``texts.states`` the head reads, the final one last.
+        prompt_share: share of a prompt's positions that are learned too, drawn by ``generator``.
+    """
+    assert texts.states is not None
+    spans = [(int(texts.starts[i]), int(texts.starts[i + 1])) for i in chosen]
+    source = torch.cat([torch.arange(a, b) for a, b in spans])
+    lengths = torch.tensor([b - a for a, b in spans])
+    ends = lengths.cumsum(0)
+    last = torch.repeat_interleave(ends - 1, lengths)
+    places = torch.cat([torch.arange(int(n)) for n in lengths])
+    prompts = torch.repeat_interleave(texts.prompts[torch.tensor(chosen)], lengths)
+    # The last token of a prompt is where the answer's first is said.
+    asked = places >= prompts - 1
+    if prompt_share:
+        asked |= torch.rand(len(places), generator=generator) < prompt_share
+    asked &= torch.arange(len(places)) < last  # behind an answer the target was not asked
+    probs = texts.top_logprobs[source, :CHOICES].float().exp()
+    return Batch(
+        tokens=texts.tokens[source].long(),
+        states=texts.states[source][:, list(layers)].float(),
+        places=places,
+        last=last,
+        ids=texts.top_ids[source, :CHOICES].long(),
+        probs=probs / probs.sum(-1, keepdim=True).clamp(min=1e-9),
+        asked=asked,
+    )
+
+
+class UnrolledCache:
+    """The verbs of a head's ``RowCache`` over a batch: each pass is one more step for all rows.
+
+    A row sees the rows before it as they were in step 0, and its own guesses of the later steps:
+    what a chain drafted behind it would see. Step i of a row at place j stands at place j + i.
+    """
+
+    def __init__(self, batch: Batch, shape: LayerShape) -> None:
+        self._places = batch.places
+        self._shape = shape
+        n = len(batch)
+        numbers = torch.arange(n)
+        seen = (batch.last[:, None] == batch.last) & (numbers <= numbers[:, None])
+        self._own = torch.eye(n, dtype=torch.bool)
+        self._seen = seen[:, :0]
+        self._first = seen
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def committed_rows(self, n: int) -> Rows:
+        del self._keys[:], self._values[:]
+        self._seen = self._first
+        return self._rows(0)
+
+    def node_rows(self, parents: torch.Tensor) -> Rows:
+        self._seen = torch.cat([self._seen, self._own], dim=1)
+        return self._rows(len(self._keys))
+
+    def keep(self, rows: Rows) -> None:
+        """Keys stay as they came."""
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._keys.append(key)
+        self._values.append(value)
+        return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
+
+    def _rows(self, step: int) -> Rows:
+        frequencies, factor = self._shape.inverse_frequencies()
+        angles = torch.outer((self._places + step).double(), frequencies).repeat(1, 2)
+        mask = torch.zeros(self._seen.shape)
+        mask.masked_fill_(~self._seen, torch.finfo(torch.float32).min)
+        return Rows(
+            cache=self,  # type: ignore[arg-type]
+            cos=(angles.cos() * factor).float(),
+            sin=(angles.sin() * factor).float(),
+            plan=AttentionPlan(mask=mask[None, None]),
+            parents=None,
+        )
+
+
+def frequent(texts: Texts, vocab: int) -> torch.Tensor:
+    """``[vocab]`` all ids, by how often the target said them or was about to."""
+    answered = texts.tokens[is_answer(texts)].long()
+    count = 2 * torch.bincount(answered, minlength=vocab)
+    count += torch.bincount(texts.top_ids[:, :2].flatten().long(), minlength=vocab)
+    return torch.argsort(count, descending=True, stable=True)
+
+
+def least_squares(
+    pairs: Iterator[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight ``[out, in]`` and bias ``[out]`` of the best linear guess of y from x."""
+    gram = cross = None
+    for x, y in pairs:
+        x = torch.cat([x, torch.ones(len(x), 1)], dim=1)
+        gram = x.T @ x if gram is None else gram + x.T @ x
+        cross = x.T @ y if cross is None else cross + x.T @ y
+    assert gram is not None and cross is not None
+    ridge = 1e-2 * gram.diagonal() + 1e-6
+    found = torch.linalg.solve(gram + torch.diag(ridge), cross).T
+    return found[:, :-1].contiguous(), found[:, -1].contiguous()
+
+
+def accepted(right: np.ndarray, first: int, steps: int) -> tuple[int, int]:
+    """Tokens and steps of greedy decoding with chains over one text.
+
+    Args:
+        right: ``[n, steps]`` bool, whether the guess of step i from row j is the text's token
+            j + 2 + i.
+        first: place of the answer's first token, which the prompt's pass yields.
+    """
+    at, passes, n = first, 0, len(right)
+    while at < n - 1:
+        hits = right[at - 1, : min(steps, n - 1 - at)]
+        at += (int(hits.argmin()) if not hits.all() else len(hits)) + 1
+        passes += 1
+    return min(at, n - 1) - first, passes

@@ -1,0 +1,79 @@
+"""The first table of everything: which method to take, in six columns.
+
+Made of rows of ``summary.json`` alone, for the end of a run and for all that :mod:`analysis` makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
+from specbench.results.manifest import BASELINE
+from specbench.results.summary_schema import interval
+from specbench.results.wording import case_words, verdict_words
+
+if TYPE_CHECKING:
+    from specbench.results.summary_schema import Standing, SummaryRow
+    from specbench.storage.jsonl import JsonObject
+
+# After the method's name; a number whose interval is not asked for stands without it.
+MAT, SPEEDUP, END_TO_END = "MAT [95 %]", "speedup [95 %]", "end-to-end [95 %]"
+AGAINST, OUTPUTS = "against the best", "outputs"
+DECISION = ("MAT", SPEEDUP, "end-to-end", AGAINST, OUTPUTS)
+
+DECISION_TEXT = (
+    "end-to-end: speedup with the prompt's pass in the time. best: all others are shown slower; "
+    "highest: the fastest here, which not all others are shown slower than; undecided: the data "
+    "cannot part it from the fastest; p: corrected for the number of comparisons."
+)
+
+# What a standing says of the label itself, for a color.
+_LEADING = ("best", "highest", "undecided", "tie")
+
+
+def decision_cells(row: SummaryRow, standing: Standing | None) -> dict[str, Cell]:
+    """The five cells after the name, the numbers with their intervals.
+
+    Args:
+        row: of the whole run; one of an earlier version may lack some numbers.
+        standing: against the fastest method; None where it is not known.
+    """
+    leads = standing is not None and standing["verdict"] in _LEADING
+    return {
+        MAT: measured(row, "mat"),
+        SPEEDUP: replace(measured(row, "speedup"), leads=leads and row["method"] != BASELINE),
+        END_TO_END: measured(row, "end_to_end_speedup"),
+        AGAINST: against_cell(standing),
+        OUTPUTS: outputs_cell(row),
+    }
+
+
+def measured(row: SummaryRow, key: str) -> Estimate:
+    """A number with its interval; plain decoding's are 1 by definition, or of no interest."""
+    known = cast("JsonObject", row).get
+    if row["method"] == BASELINE:
+        return Estimate(known(key))
+    cases = row["n_cases"] if key == "mat" else known("n_timed", row["n_cases"])
+    return Estimate(known(key), interval(row, key), few=cases < FEWEST)
+
+
+def against_cell(standing: Standing | None) -> Cell:
+    """``slower, p 0.012``."""
+    if standing is None:
+        return ABSENT
+    words, p = standing["verdict"], standing["p"]
+    if words == "too few":
+        words, p = "too few cases", None
+    text = words if p is None else f"{words}, p {'<0.001' if p < 5e-4 else f'{p:.3f}'}"
+    return Fact(text, {AGAINST: standing["verdict"], f"p {AGAINST}": p})
+
+
+def case_cell(row: SummaryRow) -> Fact:
+    """Cases that MAT is about, and those that speeds are about."""
+    return Fact(case_words(row), {"cases": row["n_cases"], "timed": row["n_timed"]})
+
+
+def outputs_cell(row: SummaryRow) -> Cell:
+    """Turns by verdict."""
+    return Fact(verdict_words(row["lossless"]), dict(row["lossless"]))

@@ -1,0 +1,83 @@
+"""Labels of several runs are told apart by what was set, never by a hash or a folder's number."""
+
+import json
+import shutil
+
+import pytest
+
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import load_runs
+from analysis.runs.settings import setting_words, varied_knobs
+from analysis.runs.sweeps import sweeps
+from tests.analysis.folders import copy_run, edit_manifest
+
+
+@pytest.fixture
+def runs_of(results):
+    """Runs whose method, ``cacheback``, has other knobs each time, told other things besides."""
+
+    def made(*settings):
+        for number, (knobs, told) in enumerate(settings):
+            folder = results / f"cacheback-{number}{number}{number}"
+            copy_run(results / "one", folder, f"key{number}")
+            labels = json.loads((folder / "manifest.json").read_text())["labels"]
+            labels["cacheback"]["knobs"] |= knobs
+            identity = {"method": labels["cacheback"]["knobs"], **told}
+            edit_manifest(folder, labels=labels, identity=identity)
+        shutil.rmtree(results / "one")
+        return load_runs([results])
+
+    return made
+
+
+def words(runs, label):
+    return setting_words([(run, label) for run in runs])
+
+
+def test_labels_are_named_by_their_own_knobs_that_differ(runs_of):
+    runs = runs_of(
+        ({"leader_len": 1, "merge": True, "tables": None}, {}),
+        ({"leader_len": 2, "merge": True, "tables": None}, {}),
+        ({"leader_len": 2, "merge": False, "tables": [{"kind": "dynamic"}]}, {}),
+    )
+    assert words(runs, "cacheback") == [
+        "leader_len=1, merge=true, tables=null",
+        "leader_len=2, merge=true, tables=null",
+        'leader_len=2, merge=false, tables=[{"kind":"dynamic"}]',
+    ]
+    # One that only ran beside: what its runs were told, by the keys that were typed.
+    assert words(runs, "ar")[1] == "method.leader_len=2, method.merge=true, method.tables=null"
+    varied = varied_knobs([(run, "cacheback") for run in runs])
+    assert [found["leader_len"] for found in varied] == [1, 2, 2]
+    (comparison,) = make_comparisons(runs)
+    names = [comparison.name_of(entry) for entry in comparison.entries]
+    assert len(set(names)) == len(names)
+    assert not any("-000" in name or "key" in name for name in names)
+
+
+def test_one_run_s_labels_keep_their_names(runs_of):
+    runs = runs_of(({"leader_len": 1}, {"seed": 1}))
+    assert setting_words([(runs[0], label) for label in runs[0].labels]) == [""] * 4
+
+
+def test_other_settings_are_named_where_knobs_do_not_differ(runs_of):
+    runs = runs_of(
+        ({"leader_len": 1}, {"seed": 1, "engine": {"name": "eager"}, "compare": ["pld"]}),
+        ({"leader_len": 1}, {"seed": 2, "engine": {"name": "eager"}, "compare": []}),
+    )
+    assert words(runs, "cacheback") == ["seed=1", "seed=2"]
+
+
+def test_the_same_settings_twice_are_told_apart_by_their_folders(runs_of):
+    (comparison,) = make_comparisons(runs_of(*[({"leader_len": 1}, {"seed": 1})] * 2))
+    names = [comparison.name_of(entry) for entry in comparison.drafting]
+    assert "cacheback (cacheback-000)" in names
+
+
+def test_a_sweep_is_of_runs_that_were_told_the_same_besides(runs_of):
+    lengths = [(leader, seed) for leader in (1, 2, 3) for seed in (7, 8)]
+    told = [({"leader_len": leader}, {"seed": seed}) for leader, seed in lengths]
+    (comparison,) = make_comparisons(runs_of(*told))
+    found = {sweep.words: sorted(sweep.entries) for sweep in sweeps(comparison, "leader_len")}
+    # no_frozen is a label with the method's default, which is beside others no sweep.
+    assert found == {"seed 7": [(1,), (2,), (3,)], "seed 8": [(1,), (2,), (3,)]}

@@ -1,0 +1,231 @@
+"""Heads are trained through their own inference code, resume, and load from what is written."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.draft_model import head_families, head_lesson, head_loss
+from scripts.draft_model import train_heads as script
+from scripts.draft_model.texts import answers
+from specbench.models.embeddings import Embeddings
+from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
+from tests.conftest import tiny_model
+
+LAYERS = (0, 1, 1)
+CPU = {"dtype": torch.float32, "device": torch.device("cpu")}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_model("llama", dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def texts(target):
+    prompts = [[1, *range(a, a + 4)] for a in range(3, 19)]
+    greedy = [True] * len(prompts)
+    return answers(
+        target, prompts, greedy, eos_ids=frozenset(), limit=9, seed=0, layers=(*LAYERS, -1)
+    )
+
+
+def recipe_for(name, **changes):
+    return replace(
+        script.RECIPES[name],
+        **{"epochs": 4, "lr": 5e-3, "batch_tokens": 60, "layers": LAYERS, "vocab": 40} | changes,
+    )
+
+
+def pupil_for(target, texts, recipe):
+    ends = Embeddings(target)
+    common = head_lesson.frequent(texts, len(ends.embedding))
+    sample = [head_lesson.pack(texts, [0, 1, 2, 3], script.states_of(recipe))]
+    torch.manual_seed(0)
+    make = head_families.makers(LAYERS, recipe.vocab)[recipe.name]
+    return make(head_families.Teacher(ends, target.config.to_dict(), common, sample)), common
+
+
+def options_for(folder, *more):
+    return script.parse(["--work", str(folder), "--held", "1", *more])
+
+
+def learned(target, texts, recipe, folder, *more):
+    pupil, common = pupil_for(target, texts, recipe)
+    folder.mkdir(exist_ok=True)
+    rows = torch.arange(1, len(texts.prompts))
+    options = options_for(folder, *more)
+    return pupil, script.learn(pupil, texts, rows, [0], recipe, options, common)
+
+
+def loss_now(pupil, texts, recipe):
+    batch = head_lesson.pack(texts, list(range(1, 9)), script.states_of(recipe))
+    every = torch.arange(len(pupil.own_ids))
+    with torch.no_grad():
+        return float(head_loss.loss_of(pupil, batch, recipe.steps, others=every))
+
+
+def load(name, folder, target):
+    ends = Embeddings(target)
+    if name == "hydra":
+        return hydra_heads.load(folder, ends, target.config.to_dict(), **CPU)
+    return {"eagle": eagle, "eagle3": eagle3, "medusa": medusa}[name].load(folder, ends, **CPU)
+
+
+@pytest.mark.parametrize("name", script.RECIPES)
+def test_a_head_learns_resumes_and_loads_from_what_is_written(
+    name, target, texts, tmp_path, monkeypatch
+):
+    recipe = recipe_for(name)
+    monkeypatch.setattr(script, "STEPS_BETWEEN_SAVES", 4)
+    untaught, _ = pupil_for(target, texts, recipe)
+    whole, progress = learned(target, texts, recipe, tmp_path / "whole")
+    assert loss_now(whole, texts, recipe) < loss_now(untaught, texts, recipe)
+    assert [point["epoch"] for point in progress.curve] == list(range(recipe.epochs + 1))
+
+    step, steps = torch.optim.AdamW.step, 0
+
+    def stopped(self, *args, **kwargs):
+        nonlocal steps
+        steps += 1
+        if steps == 7:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            learned(target, texts, recipe, tmp_path / "cut")
+    resumed, again = learned(target, texts, recipe, tmp_path / "cut")
+    assert [p["top1"] for p in again.curve] == [p["top1"] for p in progress.curve]
+    for key, weight in whole.head.state_dict().items():
+        assert torch.equal(weight, resumed.head.state_dict()[key]), key
+
+    script.write_head(tmp_path / "head", whole, recipe, progress, {"texts": 16})
+    loaded = load(name, tmp_path / "head", target)
+    for key, weight in whole.head.state_dict().items():
+        half_a_step = weight.abs().amax(-1, keepdim=True) / 254
+        assert ((loaded.state_dict()[key] - weight).abs() <= half_a_step + 1e-6).all(), key
+    card = (tmp_path / "head" / "README.md").read_text()
+    facts = json.loads((tmp_path / "head" / "training.json").read_text())
+    assert facts["sha256"] in card and "epoch 4" in card
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_unrolled_guesses_are_those_of_a_drafting_head(name, target, texts):
+    """Row j's guess of step i is what a chain drafted behind the rows up to j gives."""
+    recipe = recipe_for(name)
+    pupil, _ = pupil_for(target, texts, recipe)
+    with torch.no_grad():
+        for parameter in pupil.head.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        batch = head_lesson.pack(texts, [3, 7], script.states_of(recipe))
+        found = pupil.guess(batch, 3, None)
+        for row in (2, 9, 16, 20):
+            start = row - int(batch.places[row])
+            read = slice(start, row + 1)
+            states = batch.states[read]
+            states = states[:, :-1].flatten(1) if name == "eagle3" else states[:, -1]
+            pupil.head.reserve(32, 4)
+            out = pupil.head.catch_up(batch.tokens[start + 1 : row + 2], states)[-1:]
+            for step in range(3):
+                said = pupil.head.norm(out) if name == "eagle3" else out
+                assert torch.allclose(found[step][row], said[0], atol=1e-4), (row, step)
+                token = batch.tokens[batch.ahead(2 + step)[row]][None]
+                out = pupil.head.extend(token, out, torch.tensor([step - 1]))
+
+
+def test_states_are_the_targets_own(target, texts):
+    for i in (0, 5):
+        a, b = int(texts.starts[i]), int(texts.starts[i + 1])
+        out = target(texts.tokens[a:b].long()[None], output_hidden_states=True)
+        theirs = torch.stack([out.hidden_states[n][0] for n in (*LAYERS, -1)], dim=1)
+        assert torch.allclose(texts.states[a : b - 1].float(), theirs[:-1], rtol=2e-3, atol=2e-3)
+        assert not texts.states[b - 1].any()
+
+
+def test_no_guess_leaves_its_text_or_goes_unanswered(texts):
+    batch = head_lesson.pack(texts, [2, 5, 8], [3])
+    for step in range(4):
+        rows = batch.rows_for(step)
+        assert (batch.last[rows + 1 + step] == batch.last[rows]).all()
+        assert (rows + 1 + step < batch.last[rows]).all()  # the last token's next is not known
+        assert (batch.places[rows + 1 + step] >= 4).all()  # answers alone
+        later = batch.tokens[batch.ahead(2 + step)][rows]
+        assert torch.equal(later, batch.ids[rows + 1 + step, 0])  # greedy texts
+    generator = torch.Generator().manual_seed(0)
+    more = head_lesson.pack(texts, [2, 5, 8], [3], prompt_share=1.0, generator=generator)
+    assert int(more.asked.sum()) == len(more) - 3
+
+
+def test_held_out_shares_are_of_rows_whose_earlier_guesses_were_right(texts):
+    """A head that is right in the first place alone, and one that always is."""
+    one_hot = torch.eye(int(texts.top_ids.max()) + 1)
+
+    def pupil(steps_right):
+        def guess(batch, steps, noise):
+            truth = [batch.ids[batch.ahead(1 + i), 0] for i in range(steps)]
+            said = [(ids + int(i >= steps_right)) % len(one_hot) for i, ids in enumerate(truth)]
+            return [one_hot[ids] for ids in said]
+
+        return head_families.Pupil(
+            torch.nn.Module(), guess, one_hot, torch.arange(len(one_hot)), lambda: None
+        )
+
+    first = head_loss.held_out(pupil(1), texts, [0, 1], [3])
+    assert first == {"top1": [1.0, 0.0, 0.0, 0.0], "chain_mat": 2.0}
+    every = head_loss.held_out(pupil(4), texts, [0, 1], [3])
+    assert every == {"top1": [1.0] * 4, "chain_mat": 4.0}  # 8 tokens in steps of 5 and 3
+
+
+@given(st.integers(1, 4), st.integers(1, 12), st.data())
+def test_steps_are_those_of_a_decoding_loop(steps, answer, data):
+    first = 3
+    n = first + answer
+    right = np.array(
+        data.draw(st.lists(st.lists(st.booleans(), min_size=steps, max_size=steps),
+                           min_size=n, max_size=n))
+    )  # fmt: skip
+    at, passes = first, 0
+    while at < n - 1:
+        step = 0
+        while step < steps and at + 1 + step < n and right[at - 1, step]:
+            step += 1
+        at, passes = min(at + step + 1, n - 1), passes + 1
+    assert head_lesson.accepted(right, first, steps) == (answer - 1, passes)
+
+
+def test_a_linear_start_finds_the_map_that_is_there():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 6, generator=generator)
+    weight, bias = torch.randn(3, 6, generator=generator), torch.tensor([1.0, -2.0, 0.5])
+    pairs = iter([(part, part @ weight.T + bias) for part in x.split(500)])
+    found, offset = head_lesson.least_squares(pairs)
+    assert torch.allclose(found, weight, atol=0.05) and torch.allclose(offset, bias, atol=0.05)
+
+
+def test_texts_kept_with_other_states_are_refused(texts, tmp_path, capsys):
+    from safetensors.torch import save_file
+
+    save_file(
+        {k: v for k, v in vars(texts).items() if v is not None},
+        tmp_path / "texts-0000.safetensors",
+        metadata={"style": "chat", "layers": "2,15,27,-1"},
+    )
+    options = ["--work", str(tmp_path), "--groups", "1", "--stage", "eagle", "--layers", "2,19,27"]
+    assert script.main(options) == 2
+    assert "2,15,27,-1" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_a_stage_that_runs_out_of_minutes_goes_on(target, texts, tmp_path):
+    recipe = recipe_for("medusa")
+    _, first = learned(target, texts, recipe, tmp_path, "--minutes", "0")
+    assert first.done == 0 and len(first.curve) == 1
+    assert first.curve[0]["epoch"] == 0
+    _, then = learned(target, texts, recipe, tmp_path)
+    assert then.done > 0 and [p["epoch"] for p in then.curve] == list(range(recipe.epochs + 1))
