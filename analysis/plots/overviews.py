@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from analysis.plots.budget import COST_TEXT, BudgetPoint, speedup_by_budget
 from analysis.plots.layout import Drawing
 from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
-from analysis.plots.sweeps import comparison_title
+from analysis.plots.sweeps import comparison_title, figure_name
 from analysis.plots.units import speedup_words, unit_of
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import rows_of_target_pass
@@ -62,7 +62,7 @@ def undecided_groups(entries: Sequence[ComparedLabel]) -> list[list[ComparedLabe
 
 def _ranked(comparison: Comparison, entry: ComparedLabel) -> Ranked:
     return Ranked(
-        display_name(comparison.name_of(entry)),
+        figure_name(comparison, entry),
         entry.method,
         entry.measured("speedup"),
         entry.measured("mat"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from specbench.arrays import FloatArray
 from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate
 from specbench.storage import jsonl
+from specbench.storage.hashes import file_sha256
 from specbench.storage.jsonl import JsonObject
 
 _RESAMPLES = 2000
@@ -120,8 +120,7 @@ def cost_of_pass(runner: JsonObject) -> tuple[dict[int, float], dict[str, object
     path = PROJECT / str(runner.get("surface") or "")
     if not path.is_file():
         return {}, {}
-    sha = hashlib.sha256(path.read_bytes()).hexdigest()
-    if sha[:16] != runner.get("surface_sha"):
+    if file_sha256(path)[:16] != runner.get("surface_sha"):
         return {}, {}
     surface = Surface.read(path)
     contexts = surface.passes["tree"].axes["context"]
