@@ -200,7 +200,7 @@ def picture(figure: Drawing) -> Picture:
     """The figure with its words beside it."""
     # Axes without a name are legends and color bars.
     named = [axes.get_title() or axes.get_ylabel() for axes in figure.axes]
-    shows = "; ".join(dict.fromkeys(filter(None, named)))
+    shows = "; ".join(dict.fromkeys(" ".join(name.split()) for name in named if name))
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     uri = "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
