@@ -74,6 +74,8 @@ def hydra_guess(head, ends, ids, states):
 
     def guess(path):
         read = [int(ids[-1]), *path]
-        return ranked(plain_heads.hydra(tensors, prefix, read, ends.embedding, [1, 3, 5]))
+        return ranked(
+            plain_heads.hydra(tensors, prefix, read, ends.embedding, [1, 3, 5], ends.head)
+        )
 
     return guess
