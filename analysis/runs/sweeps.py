@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from analysis.runs import settings
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.leaders import leaders
 from analysis.runs.settings import NAMES, other_settings
@@ -98,18 +99,9 @@ def _value(value: object) -> Value:
 
 
 def varied_knobs(comparison: Comparison) -> list[str]:
-    """The knobs in which labels of one method differ, in the order of the method's settings."""
-    by_method: dict[str, list[Mapping[str, object]]] = {}
-    for entry in comparison.drafting:
-        by_method.setdefault(entry.method, []).append(entry.knobs)
-    return list(
-        dict.fromkeys(
-            knob
-            for settings in by_method.values()
-            for knob in settings[0]
-            if knob not in NAMES and _differ([own.get(knob) for own in settings])
-        )
-    )
+    """The knobs in which labels of one name differ from run to run, in the order of a method's."""
+    labels = [(entry.run, entry.label) for entry in comparison.drafting]
+    return list(dict.fromkeys(knob for own in settings.varied_knobs(labels) for knob in own))
 
 
 def _differ(values: Sequence[object]) -> bool:
