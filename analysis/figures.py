@@ -98,15 +98,21 @@ def pictures_of(comparison: Comparison) -> Iterator[tuple[str, Drawing]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    parser = runs_parser("figures", "Figures of runs, as PNG, SVG and PDF.")
-    add = parser.add_argument
+    return with_runs(parser().parse_args(arguments), draw)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = runs_parser("figures", "Figures of runs, as PNG, SVG and PDF.")
+    add = made.add_argument
     add("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
     add("--width", choices=WIDTHS, help="of a paper's column or page; default: for a screen")
     add("--caption", action="store_true", help="title and caption in the pictures, not beside")
-    return with_runs(parser.parse_args(arguments), _draw)
+    return made
 
 
-def _draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
+def draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
+    """Write the runs' figures where the options of :func:`parser` say."""
     folder = options.output or options.runs[0] / "figures"
     with styled(options.width):
         for stem, figure in figures_of(runs):

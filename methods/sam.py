@@ -241,6 +241,7 @@ class SamEagle2(SuffixAutomatonDecoding):
             "total": 63,
             "depth": 5,
             "top_k": 8,
+            "vocabulary": None,
         }
     )
 

@@ -39,7 +39,7 @@ PREDICTED = "predicted"
 def record(comparison: Comparison) -> dict[str, Any]:
     """Of every label its numbers with intervals, and which labels the data cannot tell apart."""
     entries = [entry for entry in comparison.drafting if entry.overall["speedup"] is not None]
-    knobs = varied_knobs(comparison)
+    knobs = varied_knobs(comparison) if len(comparison.runs) > 1 else []
     groups = undecided_groups(entries)
     swept = sweeps(comparison, *knobs) if knobs else []
     cost, words = cost_of_pass(comparison.runs[0].manifest.config.get("runner") or {})

@@ -109,7 +109,7 @@ def sweep_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[str, 
     Heatmaps of speedup and of MAT where two knobs were varied, lines where one was; of more knobs
     the first two, with heatmaps for each setting of the others. Labels of one run are no sweep.
     """
-    knobs = varied_knobs(comparison)
+    knobs = varied_knobs(comparison) if len(comparison.runs) > 1 else []
     if not knobs:
         return
     found = [(comparison, sweep) for sweep in sweeps(comparison, *knobs[:2])]

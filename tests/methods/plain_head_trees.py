@@ -64,7 +64,7 @@ def eagle3_guess(head, ends, ids, states):
 
 def medusa_guess(head, ends, ids, states):
     _, tensors = head
-    logits = plain_heads.medusa(tensors, states[-1], 1)
+    logits = plain_heads.medusa(tensors, states[-1], 1, ends.head)
     return lambda path: ranked(logits[len(path)])
 
 
