@@ -70,6 +70,19 @@ def test_a_place_that_cannot_be_written_or_read_exits_2(results, capsys, tmp_pat
         assert re.search(r"error: .*(long|file)/?.* cannot be used: ", capsys.readouterr().err)
 
 
+def test_a_reader_that_has_seen_enough_is_no_error():
+    code = (
+        "import sys; from analysis.runs.command import reporting_errors\n"
+        "sys.exit(reporting_errors(lambda: print('x' * 10**6) or 0))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_incomplete_runs_are_named(results, capsys):
     shutil.copytree(results / "one", results / "two")
     (results / "two" / "DONE").unlink()
