@@ -21,6 +21,8 @@ from analysis.tabular.table import ResultTable
 from specbench.results.decision import (
     DECISION,
     DECISION_TEXT,
+    OUTPUTS,
+    SPEEDUP,
     case_cell,
     decision_cells,
     outputs_cell,
@@ -64,7 +66,9 @@ def comparison_table(*comparisons: Comparison, most: int | None = None) -> Resul
         stands = standings(comparison)
         for entry in _fastest(comparison, most, text):
             standing = stands.get((entry.run.path, entry.label))
-            name = {"method": comparison.name_of(entry)}
+            # Plain decoding has one row, whatever run it is of.
+            plain = entry.label == entry.run.baseline
+            name = {"method": entry.label if plain else comparison.name_of(entry)}
             rows.append({**where, **name, **_result_cells(entry, standing, comparison.tasks)})
             notes.append(entry.note(entry.label))
         # Per-task numbers of a claim would be taken for measured ones here.
@@ -139,7 +143,7 @@ def task_table(comparison: Comparison, title: str) -> ResultTable:
             "MAT [95 %]": entry.measured("mat", task),
             "speedup [95 %]": entry.measured("speedup", task),
             "end-to-end [95 %]": entry.measured("end_to_end_speedup", task),
-            "outputs": outputs_cell(row),
+            OUTPUTS: outputs_cell(row),
             **context_cells(row),
             "claimed speedup": claimed,
             "verdict": entry.verdict(task) if claimed.value is not None else "",
@@ -155,6 +159,7 @@ def task_table(comparison: Comparison, title: str) -> ResultTable:
     return ResultTable.of(title, text, rows, groups=2)
 
 
+_CLAIMED = ("claimed speedup", "claimed MAT", "verdict")
 _WHERE: Columns = {
     "model": lambda entry: entry.run.model,
     "data": lambda entry: entry.run.dataset,
@@ -211,7 +216,9 @@ def settings_table(
         notes.append(claim.note(claim.method))
     conditions = "\n".join(caption(comparison) for comparison in comparisons)
     caption_text = "\n".join(filter(None, [text, conditions]))
-    return ResultTable.of(title, caption_text, rows, with_rule(notes))
+    # Claims before what a narrow terminal can do without.
+    short = [*apart, *columns, "MAT", SPEEDUP, *_CLAIMED, "end-to-end", OUTPUTS, "cases"]
+    return ResultTable.of(title, caption_text, rows, with_rule(notes), short)
 
 
 def with_rule(notes: Sequence[str]) -> list[str]:
