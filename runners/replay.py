@@ -8,7 +8,6 @@ target's part of every time is predicted and the drafter's is measured here.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import EXACT, Replayer, replay_kind
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.manifest import BASELINE, ModelInfo
+from specbench.storage.hashes import file_sha256
 
 _GROUPS = ("model", "dataset", "generation")  # taken from the traces
 # Keys of them that may be typed differently: where things lie, and which cases are replayed.
@@ -104,7 +104,7 @@ class Replay(Runner):
         if cfg.runner.surface is not None:
             path = Path(cfg.runner.surface)
             CostSurface.read(path)
-            resolved.runner.surface_sha = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+            resolved.runner.surface_sha = file_sha256(path)[:16]
         try:
             check_values(resolved)
         except ConfigurationError as error:

@@ -32,6 +32,7 @@ from specbench.results.spec_bench_format import (
 from specbench.results.statistics.summary import summarize
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
+from specbench.storage.hashes import file_sha256
 
 _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.
 
@@ -136,7 +137,7 @@ def import_answers(options: argparse.Namespace) -> None:
             f"--baseline {options.baseline} is none of the labels {', '.join(labels)}."
         )
     baseline = options.baseline or (BASELINE if BASELINE in labels else None)
-    digests = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for _, path in files}
+    digests = {str(path): file_sha256(path) for _, path in files}
     run_key = hashlib.sha256("".join(digests.values()).encode()).hexdigest()[:16]
     records: list[CaseRecord] = []
     errors: list[dict[str, Any]] = []

@@ -20,7 +20,13 @@ from specbench.decoding.verify import GreedyVerifier, Verifier
 from specbench.kernels import autotune
 from specbench.models.draft.model import DraftModel
 from specbench.models.target import Target
-from tests.small_run import checkpoint, environment, questions, small  # noqa: F401 (fixtures)
+from tests.small_run import (  # noqa: F401 (fixtures)
+    checkpoint,
+    environment,
+    questions,
+    signals_arrive,
+    small,
+)
 from tests.tiny_checkpoint import TINY
 
 VOCAB = 48

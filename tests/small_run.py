@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -89,6 +90,17 @@ def small(checkpoint, questions, tmp_path_factory) -> list[str]:
         f"paths.results={tmp_path_factory.mktemp('results')}",
         f"cache_dir={cache}",
     ]
+
+
+@pytest.fixture
+def signals_arrive():
+    """Processes that a test starts get signals that this one ignores, behind ``nohup`` or ``&``."""
+    ignored = [s for s in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_IGN]
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_DFL)
+    yield
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ from specbench.results.names import DATASETS, MODELS, display_name
 # In points: the narrowest column and page among the usual styles, those of ACL's conferences.
 COLUMN_PT, PAGE_PT = 219.0, 455.0
 _ROWS = 40  # of a float; more do not fit a page
-_LONGEST = 3000  # characters below a table; where claims need more, theirs are comments
+_LONGEST = 2000  # characters below a table; where claims need more, theirs are comments
+_SLACK_PT = 4.0  # letters of small sizes are a little wider or narrower than reckoned here
 _SEPARATION_PT = 3.0  # on each side of a column
 _NARROWEST_PT = 40.0  # of a column whose text is broken
 # Width of the letters, as a part of those of 10 points: smaller ones are wider for their height.
@@ -64,10 +65,10 @@ def to_latex(tables: Sequence[ResultTable]) -> str:
 def _float(table: ResultTable, rows: pd.DataFrame, of: str, label: str, last: bool) -> str:
     """One float: caption above, grid, notes below the last one."""
     width, size, grid = _grid(table, rows)
-    environment = "table" if width <= COLUMN_PT else "table*"
+    environment = "table" if width <= COLUMN_PT - _SLACK_PT else "table*"
     leads = any(isinstance(c, Estimate) and c.leads for row in table.rows for c in row)
     notes = [*table.caption.split("\n"), *([_BOLD] if leads else []), *table.foot]
-    if width > PAGE_PT:  # many columns were asked for
+    if width > PAGE_PT - _SLACK_PT:  # many columns were asked for
         grid = f"\\resizebox{{\\linewidth}}{{!}}{{%\n{grid}}}\n"
     lines = [
         f"\\begin{{{environment}}}",
@@ -102,7 +103,7 @@ def _grid(table: ResultTable, rows: pd.DataFrame) -> tuple[float, str, str]:
         ]
         widths = _squeezed(natural, least)
         total = sum(widths) + 2 * _SEPARATION_PT * (len(widths) - 1)
-        if total <= PAGE_PT:
+        if total <= PAGE_PT - _SLACK_PT:
             break
     broken = [width < full for width, full in zip(widths, natural, strict=True)]
     specification = "".join(
@@ -137,7 +138,7 @@ def _grid(table: ResultTable, rows: pd.DataFrame) -> tuple[float, str, str]:
 def _squeezed(natural: Sequence[float], least: Sequence[float]) -> list[float]:
     """Widths for a page: the widest texts are broken into lines, as far as they may be."""
     widths = list(natural)
-    room = PAGE_PT - 2 * _SEPARATION_PT * (len(widths) - 1)
+    room = PAGE_PT - _SLACK_PT - 2 * _SEPARATION_PT * (len(widths) - 1)
     while sum(widths) > room:
         texts = [i for i, width in enumerate(widths) if width > least[i]]
         if not texts:
@@ -149,7 +150,8 @@ def _squeezed(natural: Sequence[float], least: Sequence[float]) -> list[float]:
 
 def _longest_word(heading: str, cells: Sequence[Cell], scale: float) -> float:
     texts = [*_lines(heading, cells), *map(str, cells)]
-    return max(_points(word, scale) for text in texts for word in text.split(" "))
+    longest = max(_points(word, scale) for text in texts for word in text.split(" "))
+    return longest + _SLACK_PT / 2
 
 
 def _lines(heading: str, cells: Sequence[Cell]) -> list[str]:

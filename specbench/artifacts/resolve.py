@@ -26,6 +26,7 @@ from specbench.decoding.structs import Artifact
 from specbench.errors import ArtifactError, NeedsNotMet
 from specbench.models import loading
 from specbench.storage.arrays import read_header
+from specbench.storage.hashes import file_sha256
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 
@@ -126,8 +127,7 @@ def default_path(
 
 def describe(path: Path) -> dict[str, Any]:
     """Facts about a file for a run's manifest: size, hash, and what its own header says."""
-    with path.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    digest = file_sha256(path)
     facts: dict[str, Any] = {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
     try:
         header = read_header(path)

@@ -7,7 +7,6 @@ and written back.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from specbench.results.records import DONE, MANIFEST, SCHEMA_VERSION
 from specbench.storage import jsonl
+from specbench.storage.hashes import file_sha256
 from specbench.storage.jsonl import JsonObject
 
 BASELINE = "ar"  # the label of plain decoding
@@ -49,11 +49,6 @@ class _Node:
                 continue
             found[f.name] = _plain(value)
         return found | self.extra
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -299,7 +294,7 @@ class RunManifest(_Node):
     def seal(self, folder: Path, names: Iterable[str]) -> None:
         """Note what a finished run's files are, those of them that are there."""
         there = [name for name in names if (folder / name).is_file()]
-        self.files = {name: _sha256(folder / name) for name in there}
+        self.files = {name: file_sha256(folder / name) for name in there}
 
     def check_files(self, folder: Path, names: Collection[str] = ()) -> None:
         """Refuse a finished folder whose files are not those that the run left.
@@ -313,7 +308,7 @@ class RunManifest(_Node):
             path = folder / name
             if names and name not in names:
                 continue
-            if not path.is_file() or _sha256(path) != digest:
+            if not path.is_file() or file_sha256(path) != digest:
                 state = "was changed" if path.is_file() else "is missing"
                 raise jsonl.RecordError(
                     f"{path} {state} after the run was done, so its numbers are not shown. Put the "

@@ -247,6 +247,17 @@ class TestFindClaim:
         found = find_claim(as_set(run, method, **knobs), method, method, load_claims())
         assert (found and found.value("mat")) == mat
 
+    @pytest.mark.parametrize(("model", "k", "r"), [("llama3_70b", 100, 7), ("llama2_70b", 50, 5)])
+    def test_card_is_asked_for_the_cache_and_ratio_of_its_draft_model(self, model, k, r):
+        claims = [
+            c for c in load_claims() if (c.method, c.exhibit, c.model) == ("card", "table1", model)
+        ]
+        assert claims
+        for one in claims:
+            assert one.fits({"correct": True, "k": k, "r": r})
+            assert not one.fits({"correct": True, "k": 20, "r": r})
+            assert not one.fits({"correct": True, "k": k, "r": 3})
+
     def test_what_a_source_ran_a_method_with_may_differ_by_source(self):
         usual = {
             c.paper: c.usual

@@ -12,8 +12,9 @@ import numpy as np
 
 from runners.session import interference_rule
 from specbench.config.schema import MeasureConfig
+from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.disturbed import first_measurements, without_rule
-from specbench.results.statistics.summary import summarize
+from specbench.results.statistics.summary import NO_CONTEXT, Sample
 from tests.runners.test_blocks import ToyCase
 from tests.runners.toy import make_job
 from tests.small_run import case_record
@@ -145,8 +146,8 @@ def _spread(n_steps):
 
 
 def _row(records, labels, label):
-    rows = summarize(records, labels, "ar", n_resamples=_RESAMPLES)
-    return next(row for row in rows if (row["task"], row["label"]) == ("overall", label))
+    sample = Sample(pool(records, labels), "paired", seed=0, n_resamples=_RESAMPLES)
+    return sample.row("overall", label, "ar", NO_CONTEXT)  # of all rows the one that is looked at
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ import pytest
 
 from tests.small_run import ROOT
 
+pytestmark = pytest.mark.usefixtures("signals_arrive")
+
 WORK = """
 import os, signal, sys, time
 from specbench.errors import ConfigurationError

