@@ -10,7 +10,6 @@ from analysis.runs.claims import Claim
 from analysis.runs.comparisons import (
     ComparedLabel,
     Comparison,
-    caption,
     captions_once,
     decoding_words,
     run_names,
@@ -213,7 +212,7 @@ def settings_table(
             }
         )
         notes.append(claim.note(claim.method))
-    conditions = "\n".join(caption(comparison) for comparison in comparisons)
+    conditions = "\n".join(captions_once(comparisons))
     caption_text = "\n".join(filter(None, [text, conditions]))
     # Claims before what a narrow terminal can do without.
     short = [*apart, *columns, "MAT", SPEEDUP, *_CLAIMED, "end-to-end", OUTPUTS, "cases"]

@@ -20,7 +20,7 @@ from specbench.results.names import DATASETS, MODELS, display_name
 
 # In points: the narrowest column and page among the usual styles, those of ACL's conferences.
 COLUMN_PT, PAGE_PT = 219.0, 455.0
-_ROWS = 40  # of a float; more do not fit a page
+_ROWS = 40  # of a float; more do not fit a page, nor half of them where cells are broken
 _LONGEST = 2000  # characters below a table; where claims need more, theirs are comments
 _SLACK_PT = 4.0  # letters of small sizes are a little wider or narrower than reckoned here
 _SEPARATION_PT = 3.0  # on each side of a column
@@ -53,9 +53,10 @@ def to_latex(tables: Sequence[ResultTable]) -> str:
         used[label] = used.get(label, 0) + 1
         label += f"_{used[label]}" if used[label] > 1 else ""
         table = table.in_full()
-        starts = range(0, max(1, len(table.frame)), _ROWS)
+        folded = "raggedright" in _grid(table, table.frame)[2]
+        starts = range(0, max(1, len(table.frame)), _ROWS // 2 if folded else _ROWS)
         for number, start in enumerate(starts, 1):
-            rows = table.frame.iloc[start : start + _ROWS]
+            rows = table.frame.iloc[start : start + starts.step]
             of = f" ({number} of {len(starts)})" if len(starts) > 1 else ""
             last = number == len(starts)
             parts.append(_float(table, rows, of, label if number == 1 else "", last))
