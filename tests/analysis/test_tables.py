@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from analysis import tables
+from analysis import figures, report, tables
 from analysis.papers.reproduction import task_label
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import load_runs
@@ -60,6 +60,15 @@ def test_a_damaged_file_exits_2(results, capsys):
     (results / "one" / "cases.jsonl").write_text("{}\n{}\n")
     assert tables.main([str(results)]) == 2
     assert "cases.jsonl, line 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [tables, figures, report])
+def test_a_place_that_cannot_be_written_or_read_exits_2(results, capsys, tmp_path, command):
+    (tmp_path / "file").touch()
+    long = str(tmp_path / ("long" * 100))
+    for words in ([long], [str(results), "-o", str(tmp_path / "file" / "x")]):
+        assert command.main(words) == 2
+        assert re.search(r"error: .*(long|file)/?.* cannot be used: ", capsys.readouterr().err)
 
 
 def test_incomplete_runs_are_named(results, capsys):
