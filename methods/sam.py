@@ -31,7 +31,7 @@ State kept: the dynamic automaton of one turn (a later turn's prompt repeats the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -225,6 +225,18 @@ class SuffixAutomatonDecoding(Composite):
             follow(self._static.arrays, self._cursor, text, 0, 8)
             grow_best_first(self._static.arrays, self._cursor[0], 1, 1)
             self._cursor[:] = 0
+
+
+@dataclass(kw_only=True, eq=False)
+class SamEagle2(SuffixAutomatonDecoding):
+    """SAM-Decoding with EAGLE-2 where the automaton knows little, as Spec-Bench runs it."""
+
+    name: str = "sam_eagle2"
+    version: int = 1
+    automata: str = "dynamic"
+    auxiliary: Any = field(
+        default_factory=lambda: {"method": "eagle2", "total": 63, "depth": 5, "top_k": 8}
+    )
 
 
 def _copy(state: DecodeState, begin: int, count: int) -> IntArray:

@@ -41,8 +41,7 @@ from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Nee
 from specbench.errors import ConfigurationError
 from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
 from specbench.index.tree.static_tree import (
-    SAM_TREE,
-    TOKEN_RECYCLING_TREE,
+    TREES,
     StaticTree,
     grow_tree,
     load_tree,
@@ -50,7 +49,6 @@ from specbench.index.tree.static_tree import (
 )
 
 _BREADTH, _DEPTH = 80, 6  # the paper's tree
-_TREES = {"template": TOKEN_RECYCLING_TREE, "sam_60": SAM_TREE}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -62,7 +60,8 @@ class TokenRecycling(Drafter):
         update: whose logits count for a token that occurs several times in one pass: ``last``,
             ``first`` or ``parallel`` (a fixed mixture).
         learn_prompt: fill the matrix from the logits of the prompt too.
-        tree: ``template``, the reference code's, or ``sam_60``; not with the three below.
+        tree: ``template``, the reference code's, ``sam_60``, or another method's
+            (``medusa_63``, ``eagle_25``); not with the three below.
         breadth: nodes of a grown tree (the paper's Figure 3 calls the number of nodes breadth);
             80 where only ``depth`` is given, null for the template.
         depth: levels of a grown tree; 6 where only ``breadth`` is given, null for the template.
@@ -87,7 +86,7 @@ class TokenRecycling(Drafter):
         super().__post_init__()
         self._require_positive("k")
         self._require_one_of("update", UPDATE_RULES)
-        self._require_one_of("tree", _TREES)
+        self._require_one_of("tree", TREES)
         self._tree = self._shape()
         if self._tree.n_ranks > self.k:
             raise ConfigurationError(
@@ -162,7 +161,7 @@ class TokenRecycling(Drafter):
                 )
             return self._made("levels", lambda: tree_of_levels(self.k, self.levels or []))
         if self.breadth is None and self.depth is None:
-            return load_tree(_TREES[self.tree])
+            return load_tree(TREES[self.tree])
         breadth = _BREADTH if self.breadth is None else self.breadth
         depth = _DEPTH if self.depth is None else self.depth
         self._require(depth >= 1, "depth", "at least 1")

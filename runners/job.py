@@ -38,6 +38,11 @@ class Entry:
         """The ``pair.draft`` node, which may name no model."""
         return (self.pair or PairConfig()).draft
 
+    @property
+    def heads(self) -> Mapping[str, str]:
+        """The ``pair.heads`` node: where trained heads are, by name."""
+        return (self.pair or PairConfig()).heads
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

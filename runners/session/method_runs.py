@@ -21,6 +21,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet, first_line
 from specbench.models import loading
+from specbench.models.heads import folder as head_folder
 from specbench.results.manifest import LabelInfo
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
@@ -104,6 +105,8 @@ def _build(entry: Entry, job: Job) -> Drafter:
         )
     if needs.draft_model:
         _check_draft(entry, job)
+    for name in needs.heads:
+        head_folder.find(name, entry.heads, job.config.model)
     if drafter.state_scope == "run" and job.shard[1] > 1:
         raise ConfigurationError(
             f"shard={job.config.shard} cannot be combined with state_scope=run (method="

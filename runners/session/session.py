@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from runners.job import Job
 from runners.session.build import batch_layouts, build_verifier, hidden_layers, make_target
+from runners.session.method_files import describe_files, find_artifacts, find_heads
 from runners.session.method_runs import MethodRun, fitting
 from specbench.arrays import IntArray
-from specbench.artifacts import resolve
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig, RunConfig
 from specbench.data.chat_templates import PromptTemplate
@@ -54,7 +54,7 @@ class Session:
 
     Args:
         tokenizer, template: of the prompts.
-        files: by label, the artifacts that its drafter reads.
+        files: by label, the artifacts that its drafter reads; ``heads``: folders of its heads.
         model: the target's network; ``target`` runs its passes.
         drafts: by label, its draft model and what the manifest says of it.
         max_len: tokens that the buffers hold.
@@ -67,6 +67,7 @@ class Session:
         tokenizer: PreTrainedTokenizerBase,
         template: PromptTemplate,
         files: Mapping[str, Mapping[str, Path]],
+        heads: Mapping[str, Mapping[str, Path]],
         model: LoadedModel,
         target: Target,
         drafts: Mapping[str, LoadedDraft],
@@ -76,7 +77,7 @@ class Session:
         self._max_new_tokens = config.generation.max_new_tokens
         self._tokenizer, self._template = tokenizer, template
         self._tokenizer_hash = loading.tokenizer_hash(tokenizer)
-        self._files = files
+        self._files, self._heads = files, heads
         self._model, self._target, self._drafts = model, target, drafts
         self._max_len = max_len
         self._max_nodes = max(run.drafter.needs.max_nodes for run in runs)
@@ -106,14 +107,13 @@ class Session:
         self._plain_drafter = Drafter(name="plain")
         for run in runs:
             draft = self._draft_of(run.label)
-            if layers := run.drafter.needs.hidden_layers:
-                target.hidden_states.check(layers, f"method={run.label}")
             context = DraftContext(
                 vocab_size=target.vocab_size,
                 eos_ids=model.eos_ids,
                 tokenizer_hash=self._tokenizer_hash,
                 max_len=model.context_length,
                 artifacts=files[run.label],
+                heads=heads[run.label],
                 seed=config.seed,
                 sampling=sampling,
                 target=target,
@@ -124,6 +124,9 @@ class Session:
             )
             with fitting(run.entry):
                 run.drafter.setup(context)
+            # Behind `setup`: a head's own configuration may say which states it reads.
+            if layers := run.drafter.needs.hidden_layers:
+                target.hidden_states.check(layers, f"method={run.label}")
 
     @property
     def context_length(self) -> int:
@@ -152,11 +155,7 @@ class Session:
             overlapping=self._overlapping,
             self_check=None if model.self_check is None else model.self_check.to_json(),
             threads=torch.get_num_threads(),
-            artefacts={
-                label: {name: dict(resolve.describe(path)) for name, path in files.items()}
-                for label, files in self._files.items()
-                if files
-            },
+            artefacts=describe_files(self._files, self._heads),
             drafts={label: info for label, (_, info) in self._drafts.items()},
             memory=self._memory,
             measured={label: dict(found) for label, found in self._measured.items() if found},
@@ -305,7 +304,8 @@ def load_session(
     config = job.config
     tokenizer = loading.load_tokenizer(config)
     template = PromptTemplate.from_config(tokenizer, config)
-    files = {run.label: _find_artifacts(config, run, tokenizer) for run in runs}
+    files = {run.label: find_artifacts(config, run, tokenizer) for run in runs}
+    heads = {run.label: find_heads(config, run) for run in runs}
     # Before the weights: a large target takes minutes to load.
     asked = [*(run.entry.draft for run in runs if run.drafter.needs.draft_model), *more_drafts]
     for i, draft in enumerate(asked):
@@ -334,21 +334,7 @@ def load_session(
         self_check=check,
     )
     drafts = _load_drafts(config, runs, target, tokenizer, max_len)
-    return kind(job, runs, tokenizer, template, files, model, target, drafts, max_len)
-
-
-def _find_artifacts(
-    config: RunConfig, run: MethodRun, tokenizer: PreTrainedTokenizerBase
-) -> Mapping[str, Path]:
-    needed = run.drafter.needs.artifacts
-    per_model = any(artifact.per_model for artifact in needed)
-    return resolve.resolve(
-        needed,
-        tokenizer=tokenizer,
-        bundled=config.model.embedded,
-        cache_dir=Path(config.cache_dir),
-        model_key=weights.model_key(config) if per_model else None,
-    )
+    return kind(job, runs, tokenizer, template, files, heads, model, target, drafts, max_len)
 
 
 def _load_drafts(

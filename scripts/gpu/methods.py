@@ -23,11 +23,7 @@ def names() -> list[str]:
 
 def build(name: str, **changed: Any) -> Drafter:
     """The drafter of a method's yaml, with some knobs changed; no pair file is looked at."""
-    knobs: dict[str, Any] = {}
-    own = _read(name)
-    for base in own.pop("defaults", ["_self_"]):
-        knobs |= own if base == "_self_" else _read(base)
-    knobs |= changed
+    knobs = _knobs(name) | changed
     knobs.pop("label", None)
     knobs = {k: v for k, v in knobs.items() if not str(v).startswith("${")}  # the run's
     for key in PART_KNOBS:
@@ -45,6 +41,15 @@ def setting(drafter: Drafter, changed: dict[str, Any]) -> str:
         words.append(f"total_draft_len={drafter.total_draft_len}")
     words += [f"{key}={getattr(drafter, key)}" for key in changed]
     return ", ".join([*words, *(f"toy {file.name}" for file in drafter.needs.artifacts)])
+
+
+def _knobs(name: str) -> dict[str, Any]:
+    """What the file says, over what the files say that it starts from."""
+    own = _read(name)
+    knobs: dict[str, Any] = {}
+    for base in own.pop("defaults", ["_self_"]):
+        knobs |= own if base == "_self_" else _knobs(base)
+    return knobs
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -41,8 +41,8 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
     starts from that method's defaults, not from the run's ``method.*`` overrides; under
     ``pair=none``, and for weights of the user's own, without the ``pair`` file, as the run itself.
-    Then the entry's own knobs are set. A draft model that was chosen for the run holds for all its
-    entries.
+    Then the entry's own knobs are set. A draft model and heads that were chosen for the run hold
+    for all its entries.
 
     Args:
         cfg: the run's configuration, which is left as it is.
@@ -75,6 +75,7 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     result.compare = []  # others' knobs may refer to those of the run's method
     chosen = next((c for c in (cfg, composed) if draft_weights(c.pair.draft, cfg.model)), composed)
     result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})
+    result.pair.heads = {**composed.pair.heads, **cfg.pair.heads}
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result

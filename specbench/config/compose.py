@@ -55,15 +55,12 @@ def chosen(name: str, values: Mapping[str, Any], default: Any = None) -> Any:
 def methods_that_need(what: str) -> list[str]:
     """Names of the methods whose ``needs`` has ``what`` set, under their own defaults.
 
-    A union is left out: it needs what the methods need that it is made of.
+    Methods made of others are left out: they need what those need.
     """
     folder = paths.CONF_DIR / "method"
     configs = [OmegaConf.load(folder / f"{name}.yaml") for name in option_names("method")]
-    return [
-        str(config.name)
-        for config in configs
-        if "drafters" not in config and getattr(get_class(config._target_)().needs, what)
-    ]
+    alone = [c for c in configs if "drafters" not in c and not OmegaConf.select(c, "auxiliary")]
+    return [str(c.name) for c in alone if getattr(get_class(c._target_)().needs, what)]
 
 
 def and_others(need: str, without: str, entries: Sequence[Any]) -> ListConfig:

@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from specbench import paths
+from specbench.config.compose import option_names
 from specbench.config.dataset_schema import SPECIAL_TOKENS
 
 # Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
@@ -45,9 +47,31 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
         for parent in parents:
             node = node.get(parent) or {}
         node.pop(last, None)
+    heads = plain["pair"].pop("heads", {})
+    used = _words(plain["method"], plain["compare"])
+    if kept := {name: place for name, place in heads.items() if name in used}:
+        plain["pair"]["heads"] = kept
     if plain["dataset"].get("special_tokens") == SPECIAL_TOKENS[0]:
         del plain["dataset"]["special_tokens"]  # folders from before the key have this one
     return {str(key): value for key, value in plain.items()}
+
+
+def _words(*nodes: Any) -> set[str]:
+    """Texts in the nodes, and in the files of the methods that they name."""
+    found: set[str] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+        elif isinstance(node, str) and node not in found:
+            found.add(node)
+            if node in option_names("method"):
+                file = paths.CONF_DIR / "method" / f"{node}.yaml"
+                waiting.append(OmegaConf.to_container(OmegaConf.load(file)))
+    return found
 
 
 def run_key(cfg: DictConfig) -> str:

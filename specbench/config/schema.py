@@ -146,11 +146,13 @@ class PairConfig:
 
     Attributes:
         draft: the draft model.
+        heads: trained heads, a folder or a hub id by the name that ``method.head`` has.
         tuned: whether knobs that a pair file sets for a method and model hold; pair=none says no.
     """
 
     tuned: bool = True
     draft: DraftConfig = field(default_factory=DraftConfig)
+    heads: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -40,6 +40,7 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
             (needs.draft_nodes or needs.max_nodes for needs in everyone if needs.draft_model),
             default=0,
         ),
+        heads=tuple(sorted({head for needs in everyone for head in needs.heads})),
         artifacts=(*own.artifacts, *artifacts),
         reference=any(needs.reference for needs in everyone),
         overlap=any(needs.overlap for needs in everyone),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specbench.arrays import Array, IntArray
 
@@ -54,6 +54,10 @@ class TargetInfo(Protocol):
 
     @property
     def embeddings(self) -> TargetEmbeddings: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Its configuration, in the words of a ``config.json``."""
 
     @property
     def max_nodes(self) -> int:

@@ -222,6 +222,7 @@ class Needs:
     hidden_layers: tuple[int, ...] = ()
     tree_hidden: bool = False  # also ``StepOutcome.tree_hidden``, of rejected rows
     draft_model: bool = False  # a second model, named by the ``pair`` group
+    heads: tuple[str, ...] = ()  # trained heads: names in ``pair.heads``, folders or hub ids
     artifacts: tuple[Artifact, ...] = ()  # files besides the model
     reference: bool = False  # the case's plain greedy output, handed over before ``begin`` (oracle)
     overlap: bool = False  # ``overlap`` is to be called while the target pass runs
@@ -253,3 +254,5 @@ class DraftContext:
     # Live, with a draft model: how many draft passes fit into a target pass, by a knob's name, rows
     # of the target's pass and rows of the draft's. Measured once per knob of a run, in ``setup``.
     latency_ratio: Callable[[str, int, int], int] | None = None
+    # folders of trained heads, by name as in ``needs.heads``
+    heads: Mapping[str, Path] = field(default_factory=dict)

@@ -109,6 +109,11 @@ class Target:
         return Embeddings(self.model)
 
     @property
+    def config(self) -> Mapping[str, Any]:
+        named: dict[str, Any] = self.model.config.get_text_config().to_dict()
+        return named
+
+    @property
     def devices(self) -> frozenset[torch.device]:
         return frozenset(self._layer_devices)
 

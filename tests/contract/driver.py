@@ -7,7 +7,7 @@ need more of the target than its tokens (`needs_a_target`) are played elsewhere,
 
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,12 +25,19 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from tests.conftest import tiny_draft, tiny_model
+from tests.models.heads import tiny_heads
 
 VOCABULARY = 60
 EOS = 2
 # Smaller than the paper's, where those are slow and of no use with so small a vocabulary.
 TOY_SIZES: dict[str, dict[str, object]] = {
     "card": {"k": 12, "r": 3},
+    "medusa": {"levels": [3, 2]},
+    "hydra": {"levels": [3, 2]},
+    "eagle": {"levels": [3, 2]},
+    "eagle2": {"total": 6, "depth": 1, "top_k": 3},
+    "eagle3": {"total": 6, "depth": 1, "top_k": 3},
+    "sam_eagle2": {"auxiliary": {"method": "eagle2", "total": 6, "depth": 1, "top_k": 3}},
     "ouroboros": {"gamma": 2, "ngram": 4, "window": 5, "guesses": 5},
 }
 
@@ -76,7 +83,7 @@ def with_draft_model() -> dict[str, Callable[[], Drafter]]:
 
 def needs_a_target(needs: Needs) -> bool:
     """Whether committed tokens (and the reference output) are not enough."""
-    return bool(needs.logits or needs.prompt_logits or needs.hidden_layers)
+    return bool(needs.logits or needs.prompt_logits)
 
 
 class WordTokenizer:
@@ -113,9 +120,21 @@ def toy_context(
         model_key="toy",
         progress=lambda *_: None,
     )
+    reads = bool(drafter.needs.heads)
+    heads = tiny_heads.save_each(cache_dir / "heads", vocab=VOCABULARY) if reads else {}
     draft = tiny_draft(drafter.needs, vocab_size=VOCABULARY) if drafter.needs.draft_model else None
     return DraftContext(
-        VOCABULARY, frozenset({EOS}), "toy", 512, files, seed, sampling, draft_model=draft
+        VOCABULARY,
+        frozenset({EOS}),
+        "toy",
+        512,
+        files,
+        seed,
+        sampling,
+        # Others that look at the target (its fingerprint) are not set up with one here.
+        target=tiny_heads.Ghost(VOCABULARY) if reads else None,
+        draft_model=draft,
+        heads=heads,
     )
 
 
@@ -180,6 +199,7 @@ def play(drafter: Drafter, prompt: IntArray, output: IntArray) -> Trace:
     if needs.reference:
         drafter.set_reference(output)
     state.commit(output[:1])
+    show_prompt(drafter, prompt)
     drafter.begin(state)
     while state.remaining:
         tree = drafter.propose(state)
@@ -194,10 +214,30 @@ def play(drafter: Drafter, prompt: IntArray, output: IntArray) -> Trace:
         trace.accepted.append(len(committed))
         state.step += 1
         state.commit(committed)
-        outcome = StepOutcome(tree, path, committed, None, finished=not state.remaining)
+        outcome = StepOutcome(
+            tree,
+            path,
+            committed,
+            None,
+            hidden=states_of_committed(drafter, state, len(committed)),
+            finished=not state.remaining,
+        )
         drafter.observe(state, outcome)
     drafter.end(state)
     return trace
+
+
+def show_prompt(drafter: Drafter, prompt: IntArray) -> None:
+    """The hidden states of the prompt, where a drafter asks for some."""
+    if layers := drafter.needs.hidden_layers:
+        drafter.observe_prompt_hidden(prompt, tiny_heads.states_of(prompt, layers))
+
+
+def states_of_committed(drafter: Drafter, state: DecodeState, count: int) -> Mapping | None:
+    """Those of the former root and of the tokens just committed, but the last one."""
+    layers = drafter.needs.hidden_layers
+    tokens = state.tokens[state.length - count - 1 : state.length - 1]
+    return tiny_heads.states_of(tokens, layers) if layers else None
 
 
 def toy_text(seed: int, length: int) -> IntArray:

@@ -61,7 +61,11 @@ def test_yaml_and_class_agree(name):
 
 def test_every_knob_is_documented(name):
     text = (CONF_DIR / "method" / f"{name}.yaml").read_text(encoding="utf-8")
-    doc = type(driver.instantiate(name)).__doc__ or ""
+    if other := re.search(
+        r"^defaults: \[([a-z]\w*)", text, re.MULTILINE
+    ):  # a method's, to start from
+        text += (CONF_DIR / "method" / f"{other.group(1)}.yaml").read_text(encoding="utf-8")
+    doc = "\n".join(cls.__doc__ or "" for cls in type(driver.instantiate(name)).__mro__)
     for knob in driver.compose_method(name).keys() - COMMON:
         assert re.search(rf"^{knob}:", text, re.MULTILINE), knob
         assert f"{knob}:" in doc, f"{knob} is missing in the class's docstring"
@@ -162,6 +166,7 @@ def test_observing_an_empty_outcome_is_harmless(make):
     if drafter.needs.reference:
         drafter.set_reference(turn[1])
     state.commit(turn[1][:1])
+    driver.show_prompt(drafter, turn[0])
     drafter.begin(state)
     drafter.observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, NO_TOKENS, None))
     driver.check_tree(drafter.propose(state), drafter.needs)
@@ -186,11 +191,13 @@ def test_drafts_survive_later_steps(make):
     if drafter.needs.reference:
         drafter.set_reference(output)
     state.commit(output[:1])
+    driver.show_prompt(drafter, prompt)
     drafter.begin(state)
     tree = drafter.propose(state)
     before = np.asarray(tree.tokens).copy(), tree.parents.copy()
     state.commit(output[1:4])
-    drafter.observe(state, StepOutcome(tree, NO_TOKENS, output[1:4], None))
+    hidden = driver.states_of_committed(drafter, state, 3)
+    drafter.observe(state, StepOutcome(tree, NO_TOKENS, output[1:4], None, hidden=hidden))
     drafter.propose(state)
     np.testing.assert_array_equal(tree.tokens, before[0])
     np.testing.assert_array_equal(tree.parents, before[1])

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from specbench.models.scores import Scores
+from tests.models.heads.tiny_heads import states_of
 
 
 def table(seed: int, vocab_size: int, spread: float = 1.5) -> torch.Tensor:
@@ -36,10 +37,11 @@ class TableTarget:
 
     def prefill(self, prompt, *, all_logits=False, hidden_layers=()):
         self.text = prompt.tolist()
+        hidden = states_of(prompt, hidden_layers) if hidden_layers else None
         if all_logits:  # before the first token stands itself
             before = [self.text[0], *self.text[:-1]]
-            return Scores(self.table[before, self.text])
-        return Scores(self.table[self.text[-2], self.text[-1]][None])
+            return Scores(self.table[before, self.text], hidden=hidden)
+        return Scores(self.table[self.text[-2], self.text[-1]][None], hidden=hidden)
 
     def forward(self, root, tree, *, hidden_layers=()):
         self.root = int(root)
@@ -48,7 +50,9 @@ class TableTarget:
             assert -1 <= parent < len(pairs) - 1
             pairs.append((pairs[parent + 1][1], token))
         before, last = zip(*pairs, strict=True)
-        return Scores(self.table[list(before), list(last)], depths=plain_depths(tree.parents))
+        hidden = states_of(last, hidden_layers) if hidden_layers else None
+        depths = plain_depths(tree.parents)
+        return Scores(self.table[list(before), list(last)], hidden=hidden, depths=depths)
 
     def commit(self, tree, path):
         self.text += [self.root, *(int(tree.tokens[i]) for i in path)]

@@ -18,13 +18,41 @@ from typing import TypeAlias
 import numpy as np
 
 from specbench.arrays import IntArray
-from specbench.errors import ArtifactError
+from specbench.errors import ArtifactError, ConfigurationError, unknown_name
 from specbench.paths import ASSETS
 
 RankPath: TypeAlias = tuple[int, ...]
 
 TOKEN_RECYCLING_TREE = ASSETS / "token_recycling_tree.json"
 SAM_TREE = ASSETS / "sam_token_recycling_tree.json"
+MEDUSA_TREE = ASSETS / "medusa_tree.json"
+EAGLE_TREE = ASSETS / "eagle_tree.json"
+# What ``method.tree`` calls them, in every method that takes one.
+TREES = {
+    "template": TOKEN_RECYCLING_TREE,
+    "sam_60": SAM_TREE,
+    "medusa_63": MEDUSA_TREE,
+    "eagle_25": EAGLE_TREE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The nodes of one depth, for a drafter that reads only nodes with children.
+
+    Attributes:
+        above: ``[n]`` each node's parent: its number among the nodes above that have children.
+        ranks: ``[n]`` which of its parent's candidates each is.
+        inner: ``[m]`` those of the nodes that have children.
+    """
+
+    above: IntArray
+    ranks: IntArray
+    inner: IntArray
+
+    @property
+    def n_ranks(self) -> int:
+        return 1 + int(self.ranks.max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +117,16 @@ class StaticTree:
     def level_sizes(self) -> list[int]:
         return [len(ranks) for _, ranks in self.levels]
 
+    def layers(self) -> list[Layer]:
+        found: list[Layer] = []
+        read = np.zeros(1, dtype=np.int64)  # places, in their own depth, of nodes with children
+        for depth, (above, ranks) in enumerate(self.levels, start=1):
+            last = depth == len(self.levels)
+            inner = above[:0] if last else np.unique(self.levels[depth][0])
+            found.append(Layer(np.searchsorted(read, above), ranks, inner))
+            read = inner
+        return found
+
 
 def load_tree(path: Path) -> StaticTree:
     """The tree in a JSON file with a list ``paths``.
@@ -100,6 +138,36 @@ def load_tree(path: Path) -> StaticTree:
         return StaticTree.from_paths(json.loads(path.read_text(encoding="utf-8"))["paths"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path} is no draft tree: {error}") from error
+
+
+def tree_of_knobs(tree: str, levels: Sequence[int] | None) -> StaticTree:
+    """The tree of ``method.tree``, one of `TREES`, or of ``method.levels`` where that is given.
+
+    Raises:
+        ConfigurationError: there is no such tree.
+    """
+    if levels is None:
+        if tree not in TREES:
+            raise unknown_name("method.tree", tree, TREES)
+        return load_tree(TREES[tree])
+    try:
+        return tree_of_levels(max(levels, default=1), levels)
+    except ValueError as error:
+        raise ConfigurationError(f"method.levels={levels} makes no tree: {error}.") from error
+
+
+def require_heads(tree: StaticTree, n_heads: int, where: Path) -> None:
+    """Refuse a tree with more levels than the file ``where`` has heads.
+
+    Raises:
+        ConfigurationError: says what to type.
+    """
+    if len(tree.levels) > n_heads:
+        raise ConfigurationError(
+            f"{where} has {n_heads} heads, and the tree of method.tree and method.levels has "
+            f"{len(tree.levels)} levels, one for each. Type method.levels=[...] with at most "
+            f"{n_heads} numbers of nodes."
+        )
 
 
 def most_nodes(k: int, depth: int) -> int:

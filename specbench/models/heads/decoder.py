@@ -1,4 +1,4 @@
-"""The decoder layer that heads have, and its own small KV cache of committed and guessed rows.
+"""The decoder layer that heads have, its own small KV cache, and what EAGLE's heads do with both.
 
 A pass is one of two: new committed rows behind the ones there are, or nodes of the draft tree that
 is being grown. Committed rows have the target's true states, nodes the head's own guesses, so a
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from specbench.decoding.protocols import TargetEmbeddings
 from specbench.decoding.tree import visibility
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.models.heads.layer_shape import LayerShape
@@ -210,3 +211,100 @@ class DecoderLayer(nn.Module):
         x = x + self.self_attn(self.input_layernorm(x), rows)
         out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
+
+
+class FeatureHead(nn.Module):
+    """Base of heads that go on in features: EAGLE-1 to EAGLE-3.
+
+    Entry j pairs the feature of token j (made of the target's states, or the head's own output of
+    the entry before) with the embedding of token j + 1; its output is the feature of token j + 1.
+
+    A class gives ``layers``, `_read` and ``logits``.
+
+    Attributes:
+        embedding: where it is not the target's.
+        target_ids: ``[own vocab]`` the target's id of each of the head's own; None where they
+            agree.
+    """
+
+    target: TargetEmbeddings
+    embedding: torch.Tensor | None
+    target_ids: torch.Tensor | None
+    cache: RowCache | None
+    layers: nn.ModuleList
+
+    def __init__(self, target: TargetEmbeddings, shape: LayerShape) -> None:
+        super().__init__()
+        # Past nn.Module's setter: a target that is a module must not become a part of its head.
+        object.__setattr__(self, "target", target)
+        self.shape = shape
+        self.embedding = self.target_ids = self.cache = None
+
+    def reserve(self, max_len: int, max_nodes: int) -> None:
+        """Make the cache, for texts and trees of these sizes; what it held is lost."""
+        weight = next(self.parameters())
+        self.cache = RowCache(
+            self.shape,
+            layers=len(self.layers),
+            max_len=max_len,
+            max_nodes=max_nodes,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+
+    def catch_up(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Read the rows committed since the last call; guessed nodes are dropped.
+
+        Args:
+            ids: ``[n]`` the target's id of the token *after* each row, the last one the root of
+                the next draft.
+            states: ``[n, width]`` the target's states of the rows. EAGLE-1: after its final norm.
+                EAGLE-3: of its layers, side by side from the lowest up.
+
+        Returns:
+            ``[n, hidden]`` guessed features; the last one leads to the tree's first level.
+
+        Raises:
+            ValueError: states of another width, or more rows than reserved.
+        """
+        assert self.cache is not None, "reserve() comes first"
+        return self._run(ids, self._feature(states), self.cache.committed_rows(len(ids)))
+
+    def extend(
+        self, ids: torch.Tensor, features: torch.Tensor, parents: torch.Tensor
+    ) -> torch.Tensor:
+        """Read nodes of the draft tree.
+
+        Args:
+            ids: ``[n]`` the target's ids of their tokens.
+            features: ``[n, hidden]`` the guessed feature of each one's parent.
+            parents: ``[n]`` numbers of nodes read before, in the order they were read; -1 is the
+                root.
+
+        Returns:
+            ``[n, hidden]`` the guessed features of the nodes.
+        """
+        assert self.cache is not None, "reserve() comes first"
+        return self._run(ids, features, self.cache.node_rows(parents))
+
+    def to_target_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids if self.target_ids is None else self.target_ids[ids]
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """``[..., own vocab]`` of guessed features."""
+        raise NotImplementedError
+
+    def _feature(self, states: torch.Tensor) -> torch.Tensor:
+        """What the layer reads in place of a guessed feature."""
+        return states
+
+    def _run(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
+        tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]
+        out = self._read(tokens, features, rows)
+        assert self.cache is not None
+        self.cache.keep(rows)
+        return out
+
+    def _read(self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """``[n, hidden]`` the layers' output."""
+        raise NotImplementedError

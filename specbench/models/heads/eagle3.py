@@ -14,7 +14,7 @@ from torch import nn
 
 from specbench.decoding.protocols import TargetEmbeddings
 from specbench.models.heads import checkpoint
-from specbench.models.heads.decoder import Attention, DecoderLayer, GatedMLP, RowCache, Rows
+from specbench.models.heads.decoder import Attention, DecoderLayer, FeatureHead, GatedMLP, Rows
 from specbench.models.heads.eagle3_config import Eagle3Config, read_config
 from specbench.models.heads.layer_shape import LayerShape
 
@@ -47,25 +47,13 @@ class JoiningLayer(nn.Module):
         return out
 
 
-class Eagle3(nn.Module):
-    """The head of one checkpoint. Entries and positions are those of `eagle.Eagle`.
-
-    Attributes:
-        target_ids: ``[draft vocab]`` the target's id of each of the head's own; None where they
-            agree.
-    """
-
-    target: TargetEmbeddings
-    embedding: torch.Tensor | None  # where it is not the target's
-    target_ids: torch.Tensor | None
-    cache: RowCache | None
+class Eagle3(FeatureHead):
+    """The head of one checkpoint."""
 
     def __init__(self, target: TargetEmbeddings, config: Eagle3Config) -> None:
-        super().__init__()
-        object.__setattr__(self, "target", target)  # no part of the head, see Medusa
+        super().__init__(target, config.shape)
         shape, joined = config.shape, config.n_states * config.target_hidden_size
         self.config = config
-        self.embedding = self.target_ids = self.cache = None
         self._joined = joined
         self.fc = nn.Linear(joined, shape.hidden_size, bias=False) if config.joins_states else None
         eps = shape.rms_norm_eps
@@ -81,44 +69,8 @@ class Eagle3(nn.Module):
         self.norm = nn.RMSNorm(shape.hidden_size, eps=eps)
         self.lm_head = nn.Linear(shape.hidden_size, config.draft_vocab_size, bias=False)
 
-    def reserve(self, max_len: int, max_nodes: int) -> None:
-        """Make the cache, for texts and trees of these sizes; what it held is lost."""
-        weight = self.lm_head.weight
-        self.cache = RowCache(
-            self.config.shape,
-            layers=len(self.layers),
-            max_len=max_len,
-            max_nodes=max_nodes,
-            dtype=weight.dtype,
-            device=weight.device,
-        )
-
-    def catch_up(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Read the rows committed since the last call; guessed nodes are dropped.
-
-        Args:
-            ids: ``[n]`` the target's id of the token *after* each row, the last one the root's.
-            states: ``[n, states * target's hidden]`` the target's states of the rows, side by side
-                from the lowest layer up.
-
-        Returns:
-            ``[n, hidden]`` guessed features; the last one leads to the tree's first level.
-
-        Raises:
-            ValueError: states of another width.
-        """
-        assert self.cache is not None, "reserve() comes first"
-        return self._run(ids, self._feature(states), self.cache.committed_rows(len(ids)))
-
-    def extend(
-        self, ids: torch.Tensor, features: torch.Tensor, parents: torch.Tensor
-    ) -> torch.Tensor:
-        """Read nodes of the draft tree, see `eagle.Eagle.extend`; ``ids`` are the target's."""
-        assert self.cache is not None, "reserve() comes first"
-        return self._run(ids, features, self.cache.node_rows(parents))
-
     def _feature(self, states: torch.Tensor) -> torch.Tensor:
-        """What the layer reads in place of a guessed feature; the norms here touch no guess."""
+        """As the base has it; the norms here touch no guess."""
         if states.shape[-1] != self._joined:
             raise ValueError(f"states are {states.shape[-1]} wide; the head joins {self._joined}")
         if self.fc is None:
@@ -132,14 +84,11 @@ class Eagle3(nn.Module):
         feature: torch.Tensor = self.fc(states)
         return feature
 
-    def _run(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
-        assert self.cache is not None
-        tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]
+    def _read(self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
         first, *others = self.layers
         out: torch.Tensor = first(tokens, features, rows)
         for layer in others:
             out = layer(out, rows)
-        self.cache.keep(rows)
         return self.norm(out) if self.config.norm_output else out
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
@@ -147,9 +96,6 @@ class Eagle3(nn.Module):
         normed = features if self.config.norm_output else self.norm(features)
         logits: torch.Tensor = self.lm_head(normed)
         return logits
-
-    def to_target_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        return ids if self.target_ids is None else self.target_ids[ids]
 
 
 def load(

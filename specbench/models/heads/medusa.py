@@ -41,25 +41,26 @@ class Medusa(nn.Module):
             nn.Linear(size, vocab, bias=False) for _ in range(n_heads if own_lm_heads else 0)
         )
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, n_heads: int | None = None) -> torch.Tensor:
         """Guesses behind each row.
 
         Args:
             hidden: ``[n, hidden]`` the target's states after its final norm.
+            n_heads: how many heads are run, from the first; None runs all.
 
         Returns:
             Logits ``[n, heads, vocab]``; head i guesses the token at offset i + 2 from the row's,
             since the next one is the target's own.
         """
-        states = self.states(hidden)
+        states = self.states(hidden, n_heads)
         if not self.lm_heads:
             return self.target.logits(torch.stack(states, dim=1))
-        return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=True)], dim=1)
+        return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=False)], dim=1)
 
-    def states(self, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """Of each head what its LM head reads, ``[n, hidden]``."""
+    def states(self, hidden: torch.Tensor, n_heads: int | None = None) -> list[torch.Tensor]:
+        """Of each of the first ``n_heads`` heads what its LM head reads, ``[n, hidden]``."""
         states = []
-        for block in self.blocks:
+        for block in self.blocks[:n_heads]:
             x = hidden
             for _ in range(self.n_blocks):
                 x = x + nn.functional.silu(block(x))

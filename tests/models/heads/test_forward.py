@@ -269,14 +269,16 @@ def test_a_mistake_in_hydra_does_not_pass(tmp_path, monkeypatch, mistake):
 
 
 def heads_in_another_order(patch):
-    planted(patch, medusa.Medusa, "forward",
-            lambda forward: lambda self, x: forward(self, x).roll(1, dims=1))  # fmt: skip
+    def make(forward):
+        return lambda self, x, n_heads=None: forward(self, x).roll(1, dims=1)[:, :n_heads]
+
+    planted(patch, medusa.Medusa, "forward", make)
 
 
 def norm_before_the_block(patch):
     norm = nn.RMSNorm(tiny_heads.HIDDEN, elementwise_affine=False)
     planted(patch, medusa.Medusa, "forward",
-            lambda forward: lambda self, x: forward(self, norm(x)))  # fmt: skip
+            lambda forward: lambda self, x, n=None: forward(self, norm(x), n))  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,283 @@
+"""EAGLE: a decoder layer goes on in the target's own states, and a tree is grown on its guesses.
+
+Papers: EAGLE "Speculative Sampling Requires Rethinking Feature Uncertainty", ICML 2024, arXiv
+    2401.15077; EAGLE-2 "Faster Inference of Language Models with Dynamic Draft Trees", EMNLP 2024,
+    arXiv 2406.16858; EAGLE-3, NeurIPS 2025, arXiv 2503.01840.
+Reference code studied: SafeAILab/EAGLE, branch v1 4a9cf3a (``cnets.py``, ``choices.py``) and main
+    cb7e084 (``cnets1.py``, ``cnets.py``: ``topK_genrate``); Spec-Bench fd2c1cd.
+Heads: ``specbench.models.heads`` (``eagle``, ``eagle3``). EAGLE-2 has EAGLE-1's weights.
+A step: the head reads the rows committed since, each with the next token's embedding; what it held
+    of guessed nodes is dropped. Its last output gives the first level. Then
+    eagle    each node of a fixed tree takes a fixed rank among its parent's candidates;
+    eagle2   the ``top_k`` best nodes of a level are read, each gives its ``top_k`` best children,
+             scored by the sum of log-probabilities along the path; of all nodes the best
+             ``total`` - 1 are drafted;
+    eagle3   as eagle2, with a head over states of three layers and a vocabulary of its own.
+Where ours differs, and why:
+    - At a temperature EAGLE-1 draws its children without replacement. Here, as in EAGLE-2, they are
+      the likeliest ones whatever the temperature: a function of the context, so the output is plain
+      sampling's, and scores are those of temperature 1.
+    - Of equal scores the node that was made first goes first, which keeps every parent of a chosen
+      node; there a child may be cut off.
+    - The first draft comes after the prompt's pass, as for every method here; no level is grown
+      that could not be committed any more.
+State kept: none beyond the head's cache and unread states, for a turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from specbench.decoding.device import to_device
+from specbench.decoding.head_drafter import HeadDrafter
+from specbench.decoding.protocols import TargetInfo
+from specbench.decoding.structs import (
+    AFTER_FINAL_NORM,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+)
+from specbench.index.tree.static_tree import tree_of_knobs
+from specbench.models.heads import eagle, eagle3
+from specbench.models.heads.decoder import FeatureHead
+from specbench.models.heads.layer_ids import default_ids
+
+
+@dataclass(kw_only=True, eq=False)
+class _Feature(HeadDrafter):
+    """What the three have in common: the head, and that it has read all that is committed."""
+
+    @property
+    def _levels(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def _nodes_read(self) -> int:
+        """Nodes that the head holds at once at most."""
+        raise NotImplementedError
+
+    def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
+        return eagle.load(folder, target.embeddings, dtype=target.dtype, device=target.device)
+
+    def _grow(self, feature: torch.Tensor, levels: int) -> DraftTree:
+        """The tree of ``levels`` levels; ``feature [1, hidden]`` leads to the first one."""
+        raise NotImplementedError
+
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        assert context.target is not None
+        self._head = self._load(context.heads[self.head], context.target)
+        self._device = context.target.device
+
+    @torch.inference_mode()
+    def begin(self, state: DecodeState) -> None:
+        if room := self._room(state):
+            self._head.reserve(room, self._nodes_read)
+        assert self._head.cache is not None
+        self._cache = self._head.cache
+        self._cache.truncate(0)
+        self._catch_up(state)
+
+    @torch.inference_mode()
+    def propose(self, state: DecodeState) -> DraftTree:
+        levels = min(self._levels, state.remaining - 1)
+        if levels < 1:
+            return DraftTree.empty()
+        self._catch_up(state)
+        return self._grow(self._feature, levels)
+
+    def _catch_up(self, state: DecodeState) -> None:
+        states = self._unread()
+        if states is None:
+            self._cache.drop_nodes()
+            return
+        # Each row goes with the token after it, the last one with the root.
+        start = self._cache.length + 1
+        ids = to_device(state.buffer[start : start + len(states)].copy(), self._device)
+        self._feature = self._head.catch_up(ids, states)[-1:]
+
+
+@dataclass(kw_only=True, eq=False)
+class Eagle(_Feature):
+    """Drafts a fixed tree.
+
+    Attributes:
+        head: the head's name in ``pair.heads``, a folder or a hub id.
+        tree: ``eagle_25``, the reference code's 25 nodes in 5 levels, or another method's
+            (``medusa_63``, ``template``, ``sam_60``).
+        levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
+    """
+
+    name: str = "eagle"
+    head: str = "eagle"
+    tree: str = "eagle_25"
+    levels: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tree = tree_of_knobs(self.tree, self.levels)
+
+    @property
+    def max_nodes(self) -> int:
+        return len(self._tree)
+
+    @property
+    def _levels(self) -> int:
+        return len(self._tree.levels)
+
+    @property
+    def _nodes_read(self) -> int:
+        return max(1, sum(len(layer.inner) for layer in self._tree.layers()))
+
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        # By level: parents among the rows read last, ranks, the nodes to read, and of each of
+        # these the number of its parent among all nodes that were read.
+        self._plan: list[tuple[torch.Tensor, ...]] = []
+        self._ranks = [layer.n_ranks for layer in self._tree.layers()]
+        numbers, count = np.full(1, -1), 0
+        for layer in self._tree.layers():
+            parts = layer.above, layer.ranks, layer.inner, numbers[layer.above[layer.inner]]
+            self._plan.append(tuple(torch.from_numpy(p).to(self._device) for p in parts))
+            numbers = count + np.arange(len(layer.inner))
+            count += len(layer.inner)
+
+    def _grow(self, feature: torch.Tensor, levels: int) -> DraftTree:
+        head, tokens = self._head, []
+        features = feature
+        for level, (above, ranks, inner, parents) in enumerate(self._plan[:levels]):
+            best = head.logits(features).topk(self._ranks[level], dim=-1).indices
+            tokens.append(head.to_target_ids(best[above, ranks]))
+            if level + 1 < levels:
+                features = head.extend(tokens[-1][inner], features[above[inner]], parents)
+        drafted = torch.cat(tokens)
+        on_host = self._device.type == "cpu"
+        return DraftTree(
+            drafted.numpy() if on_host else drafted, self._tree.parents[: len(drafted)]
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class Eagle2(_Feature):
+    """Drafts the likeliest nodes of a tree that is grown level by level.
+
+    Attributes:
+        head: the head's name in ``pair.heads``, a folder or a hub id.
+        total: rows of the target pass, the root among them.
+        depth: levels below the first: the tree has one more.
+        top_k: nodes read of each level, and children made of each.
+    """
+
+    name: str = "eagle2"
+    head: str = "eagle"
+    total: int = 60
+    depth: int = 5
+    top_k: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive("total", "top_k")
+        self._require(self.depth >= 0, "depth", "at least 0: one level")
+
+    @property
+    def max_nodes(self) -> int:
+        return max(1, min(self.total - 1, self.top_k + self.depth * self.top_k**2))
+
+    @property
+    def _levels(self) -> int:
+        return self.depth + 1 if self.total > 1 else 0
+
+    @property
+    def _nodes_read(self) -> int:
+        return max(1, self.depth * self.top_k)
+
+    def _grow(self, feature: torch.Tensor, levels: int) -> DraftTree:
+        head = self._head
+        scores, ids = self._children(feature)
+        k = scores.shape[1]
+        scores, ids = scores[0], head.to_target_ids(ids[0])
+        # Of all nodes, in the order in which they were made.
+        all_ids, all_scores = [ids], [scores]
+        parents = [torch.full_like(ids, -1)]
+        # Of the nodes to be read: their numbers among all, the feature and the number read of
+        # each one's parent.
+        best = torch.arange(k, device=self._device)
+        above = feature.expand(k, -1)
+        read = torch.full_like(best, -1)
+        made = k
+        for level in range(levels - 1):
+            out = head.extend(ids, above, read)
+            gained, children = self._children(out)
+            children = head.to_target_ids(children).flatten()
+            gained = (scores[:, None] + gained).flatten()
+            all_ids.append(children)
+            all_scores.append(gained)
+            parents.append(best.repeat_interleave(k))
+            chosen = _first(gained, k)
+            ids, scores, best = children[chosen], gained[chosen], made + chosen
+            row = chosen // k
+            above, read = out[row], level * k + row
+            made += k * k
+        # A child scores at most its parent's and was made later: the best ones are a tree.
+        kept = _first(torch.cat(all_scores), min(self.total - 1, made))
+        place = torch.full((made + 1,), -1, device=self._device)
+        place[kept] = torch.arange(len(kept), device=self._device)
+        drafted = torch.stack([torch.cat(all_ids)[kept], place[torch.cat(parents)[kept]]])
+        tokens, above_kept = drafted.cpu().numpy()  # the one copy of a draft
+        return DraftTree(tokens, above_kept)
+
+    def _children(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``[n, top_k]`` log-probabilities and own ids of each node's likeliest children."""
+        logits = self._head.logits(features)
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        k = min(self.top_k, logits.shape[-1])
+        best, ids = logits.topk(k, dim=-1)
+        # That of the likeliest ones alone is rounded less than a softmax over all.
+        return best - logits.logsumexp(-1, keepdim=True), ids
+
+
+def _first(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Numbers of the ``count`` largest, of equals the first, the largest first."""
+    return scores.argsort(descending=True, stable=True)[:count]
+
+
+@dataclass(kw_only=True, eq=False)
+class Eagle3(Eagle2):
+    """EAGLE-2's tree with a head over three states of the target.
+
+    Attributes:
+        depth: as for EAGLE-2; the paper's is 7, Spec-Bench's 5.
+        layer_ids: which states the head reads, numbered as transformers' ``hidden_states``; null:
+            as the head's configuration says, else the reference code's.
+    """
+
+    name: str = "eagle3"
+    head: str = "eagle3"
+    depth: int = 7
+    layer_ids: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Until `setup` has read the head's configuration this only says that there are some.
+        self._layers = tuple(self.layer_ids or (AFTER_FINAL_NORM,))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self._layers
+
+    def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
+        head = eagle3.load(
+            folder,
+            target.embeddings,
+            dtype=target.dtype,
+            device=target.device,
+            layer_ids=tuple(self.layer_ids) if self.layer_ids else None,
+        )
+        if head.config.joins_states:
+            self._layers = head.config.layer_ids or default_ids(target.n_layers)
+        return head

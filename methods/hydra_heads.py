@@ -1,0 +1,101 @@
+"""Hydra: Medusa's heads made to depend on each other, by reading the tokens drafted above.
+
+Paper: "Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding", COLM 2024, arXiv 2402.05109.
+Reference code studied: zankner/Hydra 3f39fbd (``hydra_model.py``, ``prefix_mlp_head.py``);
+    Spec-Bench fd2c1cd.
+Heads: ``specbench.models.heads.hydra_heads``: Hydra++, whose prefix layer reads the states of all
+    committed tokens, and plain Hydra, which reads the last one.
+A step: the prefix layer reads the rows committed since. Head d then guesses below the nodes of
+    depth d (0 is the root) from the prefix, the root's embedding and those of the tokens on the
+    node's path; nodes without children are not read. The tree is Medusa's, filled by parent.
+Where ours differs, and why:
+    - At a temperature the output is plain sampling's by default; the reference accepts what is
+      likely enough (``verifier=typical``, lossy, and labelled so).
+    - The first draft comes after the prompt's pass, as for every method here.
+State kept: none beyond the prefix layer's cache and unread states, for a turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specbench.decoding.device import to_device
+from specbench.decoding.head_drafter import HeadDrafter
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
+from specbench.index.tree.static_tree import require_heads, tree_of_knobs
+from specbench.models.heads import hydra_heads
+
+
+@dataclass(kw_only=True, eq=False)
+class Hydra(HeadDrafter):
+    """Drafts a fixed tree, head by head.
+
+    Attributes:
+        head: the heads' name in ``pair.heads``, a folder or a hub id.
+        tree: ``medusa_63``, the reference code's 63 nodes in 4 levels, or another method's
+            (``eagle_25``, ``template``, ``sam_60``).
+        levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
+    """
+
+    name: str = "hydra"
+    head: str = "hydra"
+    tree: str = "medusa_63"
+    levels: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tree = tree_of_knobs(self.tree, self.levels)
+
+    @property
+    def max_nodes(self) -> int:
+        return len(self._tree)
+
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        assert context.target is not None
+        target, folder = context.target, context.heads[self.head]
+        device = target.device
+        self._heads = hydra_heads.load(
+            folder, target.embeddings, target.config, dtype=target.dtype, device=device
+        )
+        require_heads(self._tree, len(self._heads.heads), folder)
+        self._device = device
+        layers = self._tree.layers()
+        self._n_ranks = [layer.n_ranks for layer in layers]
+        self._plan = [
+            tuple(torch.from_numpy(part).to(device) for part in (x.above, x.ranks, x.inner))
+            for x in layers
+        ]
+
+    @torch.inference_mode()
+    def begin(self, state: DecodeState) -> None:
+        if room := self._room(state):
+            self._heads.reserve(room)
+        if self._heads.cache is not None:
+            self._heads.cache.truncate(0)
+        self._catch_up()
+
+    @torch.inference_mode()
+    def propose(self, state: DecodeState) -> DraftTree:
+        levels = min(len(self._plan), state.remaining - 1)
+        if levels < 1:
+            return DraftTree.empty()
+        self._catch_up()
+        tokens = []
+        paths = to_device(torch.tensor([[state.root]]), self._device)
+        for level, (above, ranks, inner) in enumerate(self._plan[:levels]):
+            best = self._heads(self._prefix, paths).topk(self._n_ranks[level], dim=-1).indices
+            tokens.append(best[above, ranks])
+            paths = torch.cat([paths[above[inner]], tokens[-1][inner, None]], dim=1)
+        drafted = torch.cat(tokens)
+        on_host = self._device.type == "cpu"
+        return DraftTree(
+            drafted.numpy() if on_host else drafted, self._tree.parents[: len(drafted)]
+        )
+
+    def _catch_up(self) -> None:
+        states = self._unread()
+        if states is not None:
+            self._prefix = self._heads.catch_up(states)

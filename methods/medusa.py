@@ -1,0 +1,87 @@
+"""Medusa: heads on the target's last state, each guessing the token at another distance.
+
+Paper: "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", ICML
+    2024, arXiv 2401.10774.
+Reference code studied: FasterDecoding/Medusa e2a5d20 (``medusa_model_legacy.py``, ``utils.py``,
+    ``medusa_choices.py``); Spec-Bench fd2c1cd.
+Heads: ``specbench.models.heads.medusa``, those of Medusa-1, which leave the target as it is.
+A step: one product of all heads with the state of the last token before the root. The node at the
+    path of ranks (r1, ..., rd) holds candidate rd of head d, whatever stands above it: the tree is
+    a cartesian product, and nothing is computed along its branches.
+Where ours differs, and why:
+    - The reference accepts at a temperature what is likely enough (``verifier=typical``, lossy, and
+      labelled so). By default the output is plain sampling's here.
+    - The tree has parent indices; the reference pads its paths with id 0, which it can accept.
+    - The first draft comes after the prompt's pass, as for every method here.
+State kept: none beyond the last state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specbench.decoding.head_drafter import HeadDrafter
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
+from specbench.index.tree.static_tree import require_heads, tree_of_knobs
+from specbench.models.heads import medusa
+
+
+@dataclass(kw_only=True, eq=False)
+class Medusa(HeadDrafter):
+    """Drafts a fixed tree of the heads' candidates.
+
+    Attributes:
+        head: the heads' name in ``pair.heads``, a folder or a hub id.
+        tree: ``medusa_63``, the reference code's 63 nodes in 4 levels, or another method's
+            (``eagle_25``, ``template``, ``sam_60``).
+        levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
+    """
+
+    name: str = "medusa"
+    head: str = "medusa"
+    tree: str = "medusa_63"
+    levels: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tree = tree_of_knobs(self.tree, self.levels)
+
+    @property
+    def max_nodes(self) -> int:
+        return len(self._tree)
+
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        assert context.target is not None
+        target, folder = context.target, context.heads[self.head]
+        self._heads = medusa.load(
+            folder, target.embeddings, dtype=target.dtype, device=target.device
+        )
+        require_heads(self._tree, len(self._heads.blocks), folder)
+        depths = np.array([len(path) - 1 for path in self._tree.paths])
+        ranks = np.array([path[-1] for path in self._tree.paths])
+        self._on_host = target.device.type == "cpu"
+        self._depths = torch.from_numpy(depths).to(target.device)
+        self._ranks = torch.from_numpy(ranks).to(target.device)
+        self._ends = np.cumsum(self._tree.level_sizes)  # nodes down to each level
+        self._state: torch.Tensor | None = None
+
+    def begin(self, state: DecodeState) -> None:
+        self._state = None
+
+    @torch.inference_mode()
+    def propose(self, state: DecodeState) -> DraftTree:
+        unread = self._unread()
+        if unread is not None:
+            self._state = unread[-1:]
+        levels = min(len(self._ends), state.remaining - 1)
+        if self._state is None or levels < 1:
+            return DraftTree.empty()
+        n = int(self._ends[levels - 1])
+        logits = self._heads(self._state, levels)[0]
+        best = logits.topk(self._tree.n_ranks, dim=-1).indices
+        tokens = best[self._depths[:n], self._ranks[:n]]
+        return DraftTree(tokens.numpy() if self._on_host else tokens, self._tree.parents[:n])

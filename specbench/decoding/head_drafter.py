@@ -1,0 +1,96 @@
+"""Drafters with a trained head: what it has still to read of the target's hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    AFTER_FINAL_NORM,
+    DecodeState,
+    DraftContext,
+    Needs,
+    StepOutcome,
+)
+
+if TYPE_CHECKING:
+    from specbench.arrays import IntArray
+
+
+_LENGTH_STEP = 512  # caches grow by so many tokens, so that few sizes are ever made
+
+
+@dataclass(kw_only=True, eq=False)
+class HeadDrafter(Drafter):
+    """Base of drafters that guess from the target's hidden states of committed tokens.
+
+    The states wait here until the head reads them: in a union, or beside an automaton, it may not
+    be asked for several steps, and must read them all the same.
+
+    A class gives `max_nodes`, and `layers` where they are not the states after the final norm.
+
+    Attributes:
+        head: the head's name in ``pair.heads``, a folder or a hub id.
+    """
+
+    head: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(bool(self.head), "head", "a name in pair.heads, a folder or a hub id")
+        self._waiting: list[torch.Tensor] = []
+        self._reserved = 0
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of its largest tree."""
+        raise NotImplementedError
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The states that the head reads, from the lowest layer up."""
+        return (AFTER_FINAL_NORM,)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            tokens_only=False,
+            hidden_layers=self.layers,
+            heads=(self.head,),
+            max_nodes=self.max_nodes,
+        )
+
+    def setup(self, context: DraftContext) -> None:
+        self._reserved = 0
+
+    def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:
+        self._waiting = [self._joined(hidden)]
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        if outcome.hidden is not None:
+            self._waiting.append(self._joined(outcome.hidden))
+
+    def end(self, state: DecodeState) -> None:
+        self._waiting = []
+
+    def _room(self, state: DecodeState) -> int | None:
+        """Tokens that a head's cache must hold from now on; None where it holds as many."""
+        if len(state.buffer) <= self._reserved:
+            return None
+        self._reserved = -(-len(state.buffer) // _LENGTH_STEP) * _LENGTH_STEP
+        return self._reserved
+
+    def _joined(self, hidden: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        states = [hidden[layer] for layer in self.layers]
+        return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
+
+    def _unread(self) -> torch.Tensor | None:
+        """``[n, width]`` states that were not taken before, side by side; None for none."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return None
+        return waiting[0] if len(waiting) == 1 else torch.cat(waiting)

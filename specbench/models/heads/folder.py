@@ -1,0 +1,89 @@
+"""Where a trained head lies: a folder of the user's, one of the project's, or the hub's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from specbench.config.schema import DraftWeights, ModelConfig
+from specbench.errors import NeedsNotMet, WeightsNotFound
+from specbench.models.checkpoints import weights
+from specbench.paths import PROJECT
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+_REMEDY = "method.head=FOLDER or method.head=HUB_ID"
+_TRAIN = "python -m scripts.draft_model.train_heads"
+
+
+def find(
+    name: str, heads: Mapping[str, str], model: ModelConfig, *, fetch: bool = False
+) -> Path | None:
+    """The folder of the head that ``method.head`` calls ``name``.
+
+    Args:
+        heads: ``pair.heads``.
+        fetch: download what only the hub has; else it is asked whether it can be had.
+
+    Returns:
+        None for a head that the hub has and this machine has not.
+
+    Raises:
+        NeedsNotMet: nothing says which head is meant.
+        WeightsNotFound: it is not to be had; says what to type.
+    """
+    place = heads.get(name, name)
+    key = f"pair.heads.{name}" if name in heads else "method.head"
+    node = DraftWeights(name=f"the head of {model.name}", key=key, remedy=_REMEDY, id=place)
+    folder = _local(place)
+    if folder is not None:
+        return _checked(folder, key)
+    if "/" not in place:
+        raise NeedsNotMet(
+            f"no file in conf/pair names a head {name!r} for model={model.name}. Type {_REMEDY}."
+        )
+    cached = _cached(place)
+    if cached is not None:
+        return cached
+    weights.check_hub(node)
+    if not fetch:
+        return None
+    from huggingface_hub import snapshot_download
+
+    with weights.translated(node):
+        return Path(snapshot_download(place, allow_patterns=["config.json", *_WEIGHTS]))
+
+
+def weight_file(folder: Path) -> Path | None:
+    """The first file of weights in a folder."""
+    found = (path for pattern in _WEIGHTS for path in sorted(folder.glob(pattern)))
+    return next(found, None)
+
+
+def _local(place: str) -> Path | None:
+    """The folder that ``place`` names, which may be missing; None for a hub id."""
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    own = PROJECT / path
+    return own if own.is_dir() or weights.local_folder(ModelConfig(id=place)) else None
+
+
+def _checked(folder: Path, key: str) -> Path:
+    if folder.is_dir() and (folder / "config.json").is_file() and weight_file(folder) is not None:
+        return folder
+    typed = f"{_TRAIN}, or {_REMEDY}" if PROJECT in folder.parents else _REMEDY
+    raise WeightsNotFound(
+        f"{key}={folder} has no trained head (config.json and a weight file). Type {typed}."
+    )
+
+
+def _cached(place: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(place, "config.json")
+    except HFValidationError:
+        return None  # refused by name where the hub is asked
+    folder = Path(config).parent if isinstance(config, str) else None
+    return folder if folder is not None and weight_file(folder) is not None else None

@@ -1,0 +1,79 @@
+"""The trees of the head methods once more: from the keys of the heads' files, node by node.
+
+A tree is a list of paths of ids. Guesses come from ``tests.models.heads.plain_heads``, which
+computes each branch anew from all committed rows.
+"""
+
+import torch
+
+from tests.models.heads import plain_heads
+from tests.models.heads.tiny_heads import LAYER
+
+
+def ranked(logits, ids=None):
+    """``(id, log-probability)``, the likeliest first; ``ids``: what the logits are of."""
+    gained = torch.log_softmax(logits, -1).tolist()
+    order = sorted(range(len(gained)), key=lambda i: -gained[i])
+    return [(i if ids is None else int(ids[i]), gained[i]) for i in order]
+
+
+def static_tree(guess, rank_paths):
+    """``guess(path)`` gives `ranked` children below a path of ids."""
+    found = {(): ()}
+    for ranks in rank_paths:
+        above = found[ranks[:-1]]
+        found[ranks] = (*above, guess(above)[ranks[-1]][0])
+    return [found[ranks] for ranks in rank_paths]
+
+
+def dynamic_tree(guess, total, depth, top_k):
+    """EAGLE-2's, the best node first."""
+    nodes = [((i,), gained) for i, gained in guess(())[:top_k]]
+    layer = list(nodes)
+    for _ in range(depth):
+        below = [
+            ((*path, i), score + gained)
+            for path, score in layer
+            for i, gained in guess(path)[:top_k]
+        ]
+        nodes += below
+        layer = sorted(below, key=lambda node: -node[1])[:top_k]
+    return [path for path, _ in sorted(nodes, key=lambda node: -node[1])[: total - 1]]
+
+
+def eagle_guess(head, ends, ids, states):
+    config, tensors = head
+
+    def guess(path):
+        outs = plain_heads.eagle(tensors, ends.embedding, config, ids, states, path)
+        return ranked(ends.head @ outs[-1])
+
+    return guess
+
+
+def eagle3_guess(head, ends, ids, states):
+    config, tensors = head
+    own = [i for i, known in enumerate(tensors["t2d"].tolist()) if known]
+
+    def guess(path):
+        _, logits = plain_heads.eagle3(tensors, ends.embedding, config, ids, states, path)
+        return ranked(logits[-1], own)
+
+    return guess
+
+
+def medusa_guess(head, ends, ids, states):
+    _, tensors = head
+    logits = plain_heads.medusa(tensors, states[-1], 1)
+    return lambda path: ranked(logits[len(path)])
+
+
+def hydra_guess(head, ends, ids, states):
+    _, tensors = head
+    prefix = plain_heads.hydra_prefix(tensors, states, LAYER)
+
+    def guess(path):
+        read = [int(ids[-1]), *path]
+        return ranked(plain_heads.hydra(tensors, prefix, read, ends.embedding, [1, 3, 5]))
+
+    return guess

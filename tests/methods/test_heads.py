@@ -1,0 +1,351 @@
+"""Methods with trained heads: their trees, what they read, and that they change no output."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from methods.eagle import Eagle, Eagle2, Eagle3
+from methods.hydra_heads import Hydra
+from methods.medusa import Medusa
+from methods.pld import PromptLookup
+from methods.sam import SuffixAutomatonDecoding
+from methods.union import Union
+from specbench.decoding import head_drafter
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, StepOutcome
+from specbench.decoding.verify import RejectionVerifier
+from specbench.errors import ConfigurationError
+from specbench.index.tree.static_tree import TREES, load_tree
+from specbench.models.heads.layer_shape import read_shape
+from specbench.models.target import Target
+from tests.conftest import ARCHITECTURES, engine, tiny_model
+from tests.decoding import distributions as exact
+from tests.decoding.table_models import TableTarget
+from tests.methods import plain_head_trees as plain
+from tests.models.heads import test_forward, tiny_heads
+
+GHOST = tiny_heads.Ghost()
+IDS = (2, 4, 5)  # the reference code's states for the ghost's 8 layers
+# By name: a small drafter, the plain guesses, the plain tree.
+TREE = {
+    "medusa": (lambda: Medusa(levels=[3, 4, 2]), plain.medusa_guess, plain.static_tree),
+    "hydra": (lambda: Hydra(levels=[3, 4, 2]), plain.hydra_guess, plain.static_tree),
+    "eagle": (lambda: Eagle(levels=[3, 4, 2]), plain.eagle_guess, plain.static_tree),
+    "eagle2": (lambda: Eagle2(total=9, depth=2, top_k=3), plain.eagle_guess, plain.dynamic_tree),
+    "eagle3": (lambda: Eagle3(total=9, depth=2, top_k=3), plain.eagle3_guess, plain.dynamic_tree),
+}
+HEADS = {
+    "medusa": tiny_heads.medusa(),
+    "hydra": tiny_heads.hydra(n_heads=4),
+    "eagle": tiny_heads.eagle(),
+    "eagle2": tiny_heads.eagle(),
+    "eagle3": tiny_heads.eagle3(),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return tiny_heads.save_each(tmp_path_factory.mktemp("heads"))
+
+
+def paths_of(tree):
+    """Each node as its path of ids."""
+    found = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
+def plain_tree(name, drafter, text, states):
+    """What is to be drafted behind a text: every row goes with the token after it."""
+    _, guesses, grown = TREE[name]
+    guess = guesses(HEADS[name], GHOST.embeddings, text[1:], states)
+    if grown is plain.static_tree:
+        return plain.static_tree(guess, drafter._tree.paths)
+    return grown(guess, drafter.total, drafter.depth, drafter.top_k)
+
+
+def check_trees(name, folders, n_texts, n_steps=3):
+    """Over several steps of random texts, some of whose tokens were drafted."""
+    drafter = TREE[name][0]()
+    drafter.setup(DraftContext(tiny_heads.VOCAB, frozenset(), target=GHOST, heads=folders))
+    layers = IDS if name == "eagle3" else (AFTER_FINAL_NORM,)
+    for seed in range(n_texts):
+        random = np.random.default_rng(seed)
+        text = random.integers(0, tiny_heads.VOCAB, 4)
+        state = DecodeState(text[:3], 40)
+        given = drafter.needs.hidden_layers  # what the engine goes by
+        drafter.observe_prompt_hidden(text[:3], tiny_heads.states_of(text[:3], given))
+        state.commit(text[3:])
+        drafter.begin(state)
+        for _ in range(n_steps):
+            states = tiny_heads.states_of(state.tokens[:-1], layers)
+            joined = torch.cat([states[i] for i in layers], dim=-1)
+            tree = drafter.propose(state)
+            wanted = plain_tree(name, drafter, torch.from_numpy(state.tokens.copy()), joined)
+            assert paths_of(tree) == wanted
+            new = random.integers(0, tiny_heads.VOCAB, random.integers(1, 4))
+            read = state.tokens[-1:].tolist() + new[:-1].tolist()
+            state.commit(new)
+            path = np.arange(0)  # which nodes they were does not matter to a head
+            hidden = tiny_heads.states_of(read, given)
+            drafter.observe(state, StepOutcome(tree, path, new, None, hidden=hidden))
+        drafter.end(state)
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_trees_are_their_plain_restatement(name, folders):
+    check_trees(name, folders, n_texts=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TREE)
+def test_trees_are_their_plain_restatement_in_200_states(name, folders):
+    check_trees(name, folders, n_texts=50, n_steps=4)
+
+
+# -- mistakes of published engines, each planted ---------------------------------------------------
+
+
+def planted(patch, owner, name, make):
+    patch.setattr(owner, name, make(getattr(owner, name)))
+
+
+def rows_of_the_next_token(patch):
+    planted(patch, head_drafter.HeadDrafter, "_joined",
+            lambda join: lambda self, hidden: join(self, hidden).roll(-1, 0))  # fmt: skip
+
+
+def embedding_of_the_row_s_own_token(patch):
+    patch.setattr("methods.eagle.to_device", lambda ids, device: torch.as_tensor(np.roll(ids, 1)))
+
+
+def first_row_skipped(patch):
+    def make(observe):
+        return lambda self, prompt, hidden: observe(
+            self, prompt, {i: torch.cat([rows[1:], rows[-1:]]) for i, rows in hidden.items()}
+        )
+
+    planted(patch, head_drafter.HeadDrafter, "observe_prompt_hidden", make)
+
+
+def rows_of_a_step_not_read(patch):
+    patch.setattr(head_drafter.HeadDrafter, "observe", lambda self, state, outcome: None)
+
+
+def states_before_the_final_norm(patch):
+    patch.setattr(head_drafter.HeadDrafter, "layers", (7,))
+
+
+def layers_one_off(patch):
+    patch.setattr("methods.eagle.default_ids", lambda n: (3, 5, 6))
+
+
+def own_ids_as_the_target_s(patch):
+    patch.setattr("specbench.models.heads.decoder.FeatureHead.to_target_ids", lambda self, ids: ids)
+
+
+def scores_of_a_node_alone(patch):
+    planted(patch, Eagle2, "_children", lambda children: lambda self, features: (
+        lambda gained, ids: (gained - gained[:, :1], ids))(*children(self, features)))  # fmt: skip
+
+
+MISTAKES = [
+    ("medusa", states_before_the_final_norm),
+    ("medusa", test_forward.heads_in_another_order),
+    ("hydra", rows_of_a_step_not_read),
+    ("hydra", first_row_skipped),
+    ("hydra", test_forward.path_from_the_node_up),
+    ("eagle", rows_of_the_next_token),
+    ("eagle", embedding_of_the_row_s_own_token),
+    ("eagle", test_forward.kept_guessed_entries),
+    ("eagle", test_forward.node_position_one_on),
+    ("eagle", test_forward.another_theta),
+    ("eagle", test_forward.added_input_norm),
+    ("eagle2", first_row_skipped),
+    ("eagle2", test_forward.siblings_seen),
+    ("eagle2", scores_of_a_node_alone),
+    ("eagle3", layers_one_off),
+    ("eagle3", own_ids_as_the_target_s),
+    ("eagle3", test_forward.offsets_as_ids),
+    ("eagle3", test_forward.norm_before_lm_head_missing),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"), MISTAKES, ids=[f"{n}-{m.__name__}" for n, m in MISTAKES]
+)
+def test_a_mistake_does_not_pass(name, mistake, folders, monkeypatch):
+    mistake(monkeypatch)
+    with pytest.raises((AssertionError, IndexError)):
+        check_trees(name, folders, n_texts=3)
+
+
+# -- exactness -------------------------------------------------------------------------------------
+
+FEW = 12  # ids: so few that trees of random heads hold the target's choices
+PROMPT = np.array([5, 9, 5, 9, 7, 5, 9])
+WIDE = {
+    "medusa": lambda: Medusa(levels=[6, 8, 6, 4]),
+    "hydra": lambda: Hydra(levels=[6, 8, 6, 4]),
+    "eagle": lambda: Eagle(levels=[6, 8, 6, 4]),
+    "eagle2": lambda: Eagle2(total=25, depth=3, top_k=6),
+    "eagle3": lambda: Eagle3(total=25, depth=2, top_k=6, layer_ids=[0, 1, 2]),
+    "sam_eagle2": lambda: SuffixAutomatonDecoding(
+        auxiliary=Eagle2(total=20, depth=2, top_k=5), automata="dynamic", len_threshold=2,
+        max_predicts=6,
+    ),
+    "union": lambda: Union(
+        drafters=[PromptLookup(num_tokens=4), Eagle2(total=20, depth=2, top_k=5),
+                  Medusa(levels=[3])],
+        max_nodes=16, fill="priority",
+    ),
+}  # fmt: skip
+
+
+def check_exact(architecture, names, folder, monkeypatch):
+    monkeypatch.setattr(head_drafter, "_LENGTH_STEP", 4)  # the caches grow on the way
+    target = Target(tiny_model(architecture, vocab_size=FEW), max_len=64, max_nodes=32)
+    hidden = target.embeddings.embedding.shape[1]
+    layer = tiny_heads.of_shape(read_shape(target.config, architecture))
+    heads = tiny_heads.save_each(folder / architecture, hidden=hidden, vocab=FEW, **layer)
+    loop = engine(target)
+    for name in names:
+        drafter = WIDE[name]()
+        drafter.setup(DraftContext(FEW, frozenset(), max_len=64, target=target, heads=heads))
+        steps = 0
+        for prompt in (PROMPT[:3], np.concatenate([PROMPT, PROMPT]), PROMPT[1:]):
+            drafter.reset()
+            wanted = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=24).output_ids
+            result = loop.decode(prompt, drafter, max_new_tokens=24)
+            assert result.output_ids == wanted
+            steps += result.n_target_passes
+        assert steps < 0.95 * 3 * 23, name
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_output_is_plain_decoding_s(architecture, tmp_path, monkeypatch):
+    check_exact(architecture, WIDE, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_output_is_plain_decoding_s_on_every_architecture(architecture, tmp_path, monkeypatch):
+    for _ in range(3):
+        check_exact(architecture, WIDE, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["medusa", "hydra", "eagle", "eagle2"])  # eagle3's has more ids
+def test_sampled_texts_follow_the_target_s_distribution(name, tmp_path):
+    sampling = Sampling(1.0)
+    heads = tiny_heads.save_each(tmp_path, vocab=exact.VOCAB)
+    drafter, ghost = TREE[name][0](), tiny_heads.Ghost(exact.VOCAB)
+    drafter.setup(DraftContext(exact.VOCAB, frozenset(), target=ghost, heads=heads))
+    outputs, per_step = exact.turns(RejectionVerifier(sampling), drafter, 400, 8)
+    assert exact.worst_p(outputs, exact.distribution_of(sampling)) > exact.P_LEAST
+    assert exact.transitions_p(outputs, sampling) > exact.P_LEAST
+    assert per_step > 1.2
+
+
+# -- a head that is right, and edges ---------------------------------------------------------------
+
+
+class Permuted(tiny_heads.Ghost):
+    """Each token is followed by the next id; the embedding is one number per id."""
+
+    @property
+    def embeddings(self):
+        eye = torch.eye(tiny_heads.HIDDEN, dtype=torch.float64)
+        return tiny_heads.Ends(eye, eye.roll(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("make", "per_step"),
+    [
+        (partial(Eagle, levels=[1] * 5), 6),
+        (partial(Eagle2, total=20, depth=4, top_k=2), 6),
+        (partial(Eagle2, total=60, depth=0, top_k=1), 2),
+        (partial(Eagle2, total=1), 1),
+    ],
+)
+def test_a_perfect_head_is_accepted_to_the_end_of_its_tree(make, per_step, tmp_path):
+    config, tensors = tiny_heads.eagle()
+    size = tiny_heads.HIDDEN
+    for key, value in tensors.items():
+        if "o_proj" in key or "down_proj" in key or key == "fc.bias":
+            value.zero_()
+    tensors["fc.weight"] = torch.cat([torch.eye(size), torch.zeros(size, size)], 1).double()
+    tiny_heads.save(tmp_path, config, tensors, "pytorch_model.bin")
+    drafter = make()
+    ghost = Permuted(vocab_size=size)
+    drafter.setup(DraftContext(size, frozenset(), target=ghost, heads={"eagle": tmp_path}))
+    ids = torch.arange(size)
+    logits = torch.zeros(size, size, size)
+    logits[:, ids, (ids + 1) % size] = 9.0
+    n_new = 1 + 4 * per_step
+    result = engine(TableTarget(logits)).decode(np.array([3, 4]), drafter, max_new_tokens=n_new)
+    assert result.output_ids == [(5 + i) % size for i in range(n_new)]
+    assert result.committed_per_step == [per_step] * 4
+
+
+def test_equal_scores_cut_no_branch(tmp_path):
+    """All guesses alike: the nodes made first are kept, and each with its parent."""
+    config, tensors = tiny_heads.eagle()
+    tiny_heads.save(tmp_path, config, tensors, "pytorch_model.bin")
+
+    class Level(tiny_heads.Ghost):
+        @property
+        def embeddings(self):
+            ends = super().embeddings
+            return tiny_heads.Ends(ends.embedding, torch.zeros_like(ends.head))
+
+    for total, depth, top_k in ((60, 5, 10), (7, 2, 3), (500, 2, 3), (2, 5, 10), (40, 3, 1)):
+        drafter = Eagle2(total=total, depth=depth, top_k=top_k)
+        context = DraftContext(30, frozenset(), target=Level(), heads={"eagle": tmp_path})
+        drafter.setup(context)
+        state = DecodeState(PROMPT, 40)
+        drafter.observe_prompt_hidden(PROMPT, tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,)))
+        state.commit(PROMPT[:1])
+        drafter.begin(state)
+        tree = drafter.propose(state)
+        assert len(tree) == min(total - 1, top_k + depth * top_k**2)
+        assert len(tree) <= drafter.needs.max_nodes
+        assert (tree.parents < np.arange(len(tree))).all()
+        assert len(set(paths_of(tree))) == len(tree)
+
+
+def test_published_trees():
+    for name, levels in (("medusa_63", [10, 28, 23, 2]), ("eagle_25", [4, 8, 8, 3, 2])):
+        tree = load_tree(TREES[name])
+        assert tree.level_sizes == levels
+        smaller = {(*path[:-1], path[-1] - 1) for path in tree.paths if path[-1]}
+        assert smaller <= set(tree.paths)
+    inner = [len(layer.inner) for layer in load_tree(TREES["medusa_63"]).layers()]
+    assert inner == [10, 10, 1, 0]
+    assert [len(x.inner) for x in load_tree(TREES["eagle_25"]).layers()] == [4, 4, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Medusa(levels=[0]), r"method\.levels=\[0\] makes no tree"),
+        (lambda: Hydra(tree="medusa"), r"method\.tree.*medusa_63"),
+        (lambda: Eagle2(top_k=0), r"method\.top_k=0"),
+        (lambda: Eagle2(depth=-1), r"method\.depth=-1"),
+        (lambda: Eagle(head=""), r"method\.head=''"),
+    ],
+)
+def test_knobs_out_of_range_are_refused(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_a_tree_deeper_than_there_are_heads_is_refused(folders):
+    context = DraftContext(tiny_heads.VOCAB, frozenset(), target=GHOST, heads=folders)
+    for drafter, n in ((Medusa(levels=[1] * 6), 5), (Hydra(levels=[1] * 5), 4)):
+        with pytest.raises(ConfigurationError, match=f"has {n} heads"):
+            drafter.setup(context)
