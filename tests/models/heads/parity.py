@@ -99,9 +99,8 @@ def check_hydra(folder, arch, seeds=range(1), own=True):
     config, tensors = tiny_heads.hydra(arch)
     if not own:
         tensors = {key: w for key, w in tensors.items() if not key.startswith("hydra_lm_head.")}
-    tiny_heads.save(folder, config, tensors, "hydra_lm_head.pt")
     target = tiny_heads.target()
-    head = hydra_heads.load(folder, target, tiny_heads.LAYER, **CPU64)
+    head = load(saved(folder, "hydra", made=(config, tensors)), "hydra", target)
     prefixed = arch == "prefix-mlp"
     numbers = [1, 3, 5] if prefixed else [0, 1, 2]
     for seed in seeds:
