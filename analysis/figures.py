@@ -1,9 +1,12 @@
 """Figures of runs: ``python -m analysis.figures RUNS...``; PNG for screens, SVG, PDF for papers.
 
 Runs of an experiment become the figure of the paper that it stands for (:mod:`analysis.papers`).
-Other runs that agree in model, data and hardware share figures: a sweep over one knob or two is
-drawn along its knobs, a few labels as bars by task. ``--width column`` or ``page`` draws at the
-width of a paper's column or page. Words stand beside each picture in a file of their own.
+Other runs that agree in model, data and hardware share figures. A sweep over one knob or two is
+drawn along its knobs. Other labels are ranked, drawn prompt by prompt, against MAT and, where they
+are few, as bars by task. Several settings of a method are drawn by draft budget.
+
+``--width column`` or ``page`` draws at the width of a paper's column or page. Words stand beside
+each picture in a file of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from analysis.papers import by_reproduction
 from analysis.papers.reproduction import claimed_words, task_panel
 from analysis.plots.charts import bars
 from analysis.plots.layout import Drawing, save
+from analysis.plots.overviews import budget_picture, overview_pictures
 from analysis.plots.style import WIDTHS, styled
 from analysis.plots.sweeps import comparison_title, sweep_pictures
 from analysis.runs.command import runs_parser, with_runs
@@ -69,27 +73,46 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
         for part, picture in reproduction.figures(members):
             yield "_".join(filter(None, [reproduction.name, part])), picture
     for comparison in make_comparisons(others):
-        for name, drawn in sweep_pictures(comparison, caption(comparison)):
-            yield f"{comparison.model}_{comparison.dataset}_{name}", drawn
-        if len(comparison.drafting) > MOST:
-            continue
-        for name, draw in FIGURES.items():
-            figure = draw(comparison)
-            if figure is not None:
-                yield f"{comparison.model}_{comparison.dataset}_{name}", figure
+        for name, figure in pictures_of(comparison):
+            yield f"{comparison.model}_{comparison.dataset}_{name}", figure
+
+
+def pictures_of(comparison: Comparison) -> Iterator[tuple[str, Drawing]]:
+    """The figures of runs of no experiment, with what is added to their files' names."""
+    words = caption(comparison)
+    swept = False
+    for name, figure in sweep_pictures(comparison, words):
+        swept = True
+        yield name, figure
+    if not swept:
+        by_budget = budget_picture(comparison, words)
+        if by_budget is not None:
+            yield "budget", by_budget
+        yield from overview_pictures(comparison, words)
+        if len(comparison.drafting) <= MOST:
+            for name, draw in FIGURES.items():
+                bars_by_task = draw(comparison)
+                if bars_by_task is not None:
+                    yield name, bars_by_task
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    parser = runs_parser("figures", "Figures of runs, as PNG, SVG and PDF.")
-    add = parser.add_argument
+    return with_runs(parser().parse_args(arguments), draw)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = runs_parser("figures", "Figures of runs, as PNG, SVG and PDF.")
+    add = made.add_argument
     add("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
     add("--width", choices=WIDTHS, help="of a paper's column or page; default: for a screen")
     add("--caption", action="store_true", help="title and caption in the pictures, not beside")
-    return with_runs(parser.parse_args(arguments), _draw)
+    return made
 
 
-def _draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
+def draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
+    """Write the runs' figures where the options of :func:`parser` say."""
     folder = options.output or options.runs[0] / "figures"
     with styled(options.width):
         for stem, figure in figures_of(runs):

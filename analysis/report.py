@@ -18,7 +18,7 @@ from pathlib import Path
 
 import jinja2
 
-from analysis.figures import FIGURES
+from analysis.figures import pictures_of
 from analysis.papers import by_reproduction
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
@@ -188,11 +188,11 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
         tables = [
             t for t in (comparison_table(comparison), pairs_table(comparison)) if t is not None
         ]
-        figures = (draw(comparison) for draw in FIGURES.values())
+        pictures = [picture(figure) for _, figure in pictures_of(comparison)]
         yield Section(
             comparison.title + _TIMES[comparison.timing],
             tables,
-            [picture(f) for f in figures if f is not None],
+            pictures,
         )
 
 
@@ -200,7 +200,7 @@ def picture(figure: Drawing) -> Picture:
     """The figure with its words beside it."""
     # Axes without a name are legends and color bars.
     named = [axes.get_title() or axes.get_ylabel() for axes in figure.axes]
-    shows = "; ".join(dict.fromkeys(filter(None, named)))
+    shows = "; ".join(dict.fromkeys(" ".join(name.split()) for name in named if name))
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     uri = "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()

@@ -2,7 +2,7 @@
 
 LIVE is a measured run, REPLAY a replay of its outputs with a cost surface; labels are matched by
 name over the cases that both have. A residual is predicted over measured minus one. Exit code 1
-where the median of their absolute values exceeds ``--limit``.
+where the median of their absolute values exceeds ``--limit``. ``-o DIR`` draws them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,23 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from analysis.plots.agreement import Agreement, predicted_against_measured
+from analysis.plots.layout import Drawing, save
+from analysis.plots.style import styled
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
+from specbench.results.estimate import Estimate, Interval
+from specbench.results.names import display_name
 from specbench.results.statistics.summary import summarize
-from specbench.results.summary_schema import number
+from specbench.results.summary_schema import interval, number
 from specbench.results.tasks import OVERALL
 
 _LIMIT = 0.07
@@ -29,9 +35,15 @@ _LIMIT = 0.07
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """A label of both runs: its numbers as measured, and as the replay predicts them."""
+    """A label of both runs: its numbers as measured, and as the replay predicts them.
+
+    Attributes:
+        interval: 95 %, of the measured speedup.
+    """
 
     label: str
+    method: str
+    interval: Interval | None
     mat: tuple[float, float]
     speedup: tuple[float, float]
     tokens_per_s: tuple[float, float]
@@ -83,7 +95,8 @@ def residuals(live: Run, replay: Run) -> list[Residual]:
                 (number(both[0], key) or 0.0, number(both[1], key) or 0.0)
                 for key in ("mat", "speedup", "tokens_per_s")
             )
-            found.append(Residual(label, mat, speedup, speed))
+            method, bounds = both[0]["method"], interval(both[0], "speedup")
+            found.append(Residual(label, method, bounds, mat, speedup, speed))
     return found
 
 
@@ -109,12 +122,29 @@ def render(found: Sequence[Residual]) -> Table:
     return table
 
 
+def draw(found: Sequence[Residual], live: Run) -> Drawing:
+    """Predicted against measured speedups."""
+    rows = [
+        Agreement(
+            display_name(each.method),
+            each.method,
+            Estimate(each.speedup[0], each.interval),
+            each.speedup[1],
+        )
+        for each in found
+    ]
+    where = f"{display_name(live.model)} on {display_name(live.dataset)}"
+    words = f"Median absolute error: {median_error(found):.1%}. Hardware: {live.hardware}."
+    return predicted_against_measured(rows, f"Predicted and measured speedup ({where})", words)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = parser_of(__doc__)
     parser.add_argument("live", help="folder of the measured run")
     parser.add_argument("replay", help="folder of its replay with a cost surface")
     parser.add_argument("--limit", type=float, default=_LIMIT, help="of the median error")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="draw them, into DIR")
     options = parser.parse_args(arguments)
     return reporting_errors(lambda: _compare(options))
 
@@ -135,6 +165,10 @@ def _compare(options: argparse.Namespace) -> int:
         f"(wanted: at most {options.limit:.0%})",
         highlight=False,
     )
+    if options.output is not None:
+        with styled():
+            for path in save(draw(rows, runs[0]), options.output, "predicted_and_measured"):
+                console.print(str(path), highlight=False, soft_wrap=True)
     return 0 if error <= options.limit else 1
 
 

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import figures, tables
-from analysis.runs.command import runs_parser
+from analysis.runs.command import runs_parser, with_runs
+from analysis.runs.load import Run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,12 +20,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = runs_parser("sweep", "One table of the runs of a sweep, and their figures.")
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="DIR", required=True, help="where files go")
-    options = parser.parse_args(arguments)
-    runs, files = [*map(str, options.runs)], ["-o", str(options.output)]
-    runs += ["--incomplete"] if options.incomplete else []
-    code = tables.main(runs)
+    return with_runs(parser.parse_args(arguments), _summarize)
+
+
+def _summarize(runs: Sequence[Run], options: argparse.Namespace) -> int:
+    folders, files = [*map(str, options.runs)], ["-o", str(options.output)]
+    tables.show(runs, tables.parser().parse_args(folders))
     sys.stdout.write("files:\n")
-    return code or tables.main([*runs, *files]) or figures.main([*runs, *files])
+    tables.show(runs, tables.parser().parse_args([*folders, *files]))
+    return figures.draw(runs, figures.parser().parse_args([*folders, *files]))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from analysis.runs.comparisons import (
 )
 from analysis.runs.leaders import standings
 from analysis.runs.load import Run
+from analysis.runs.settings import typed_value, varied_knobs
 from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
 from analysis.tabular.table import (
     ResultTable,
@@ -45,8 +46,9 @@ from specbench.results.tasks import OVERALL
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 500
 
+# KNOBS: those in which labels of one name differ.
 _COLUMNS = (
-    "run model dtype dataset hardware synthetic timing task label method state_scope n_cases "
+    "run model dtype dataset hardware synthetic timing task label KNOBS method state_scope n_cases "
     "n_timed n_dropped n_disturbed mat mat_low mat_high tokens_per_s tokens_per_s_low "
     "tokens_per_s_high end_to_end_tokens_per_s estimator speedup speedup_low speedup_high "
     "speedup_without_rule end_to_end_speedup end_to_end_speedup_low end_to_end_speedup_high "
@@ -68,16 +70,30 @@ def records_sheet(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """A line per run, label and task, for a program."""
     names = run_names(run for comparison in comparisons for run in comparison.runs)
     stands = {k: v for comparison in comparisons for k, v in standings(comparison).items()}
+    knobs = [knob_columns(comparison) for comparison in comparisons]
+    varied = list(dict.fromkeys(knob for each in knobs for own in each for knob in own))
     frame = pd.DataFrame(
         {
             "run": names[entry.run.path],
+            **own,
             **_csv_cells(entry, task, row, stands.get((entry.run.path, entry.label))),
         }
-        for comparison in comparisons
-        for entry in comparison.entries
+        for comparison, each in zip(comparisons, knobs, strict=True)
+        for entry, own in zip(comparison.entries, each, strict=True)
         for task, row in entry.rows.items()
     )
-    return frame[_COLUMNS.split()]
+    before, after = (part.split() for part in _COLUMNS.split("KNOBS"))
+    return frame[[*before, *varied, *after]]
+
+
+def knob_columns(comparison: Comparison) -> list[dict[str, str]]:
+    """Of each entry the knobs in which those of its label differ, by column."""
+    found = varied_knobs([(entry.run, entry.label) for entry in comparison.entries])
+    taken = _COLUMNS.split()
+    return [
+        {f"method.{k}" if k in taken else k: typed_value(v) for k, v in own.items()}
+        for own in found
+    ]
 
 
 def _csv_cells(
@@ -115,8 +131,13 @@ _SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    parser = runs_parser("tables", "Tables of runs: which method to take; more on request.")
-    add = parser.add_argument
+    return with_runs(parser().parse_args(arguments), show)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = runs_parser("tables", "Tables of runs: which method to take; more on request.")
+    add = made.add_argument
     add("--wide", action="store_true", help="all columns, claimed values among them")
     add("--columns", metavar="A,B,...", help="these columns; names as in CSV files")
     add("--tasks", action="store_true", help="also MAT and speedup by task")
@@ -128,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--latex", action="store_true", help="print LaTeX (booktabs)")
     add("-o", "--output", type=Path, metavar="DIR", help="write files instead (default: all three)")
     add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
-    return with_runs(parser.parse_args(arguments), _show)
+    return made
 
 
 @dataclass(frozen=True)
@@ -161,7 +182,8 @@ class _Page:
         return _Page(tables, self.records[list(dict.fromkeys(kept))])
 
 
-def _show(runs: Sequence[Run], options: argparse.Namespace) -> int:
+def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
+    """Print the runs' tables, or write them where the options of :func:`parser` say."""
     # By file name; the runs that belong to no reproduction share one.
     pages: dict[str, _Page] = {}
     made, others = by_reproduction(runs)

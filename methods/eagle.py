@@ -45,6 +45,7 @@ from specbench.index.tree.static_tree import tree_of_knobs
 from specbench.models.heads import eagle, eagle3
 from specbench.models.heads.decoder import FeatureHead
 from specbench.models.heads.layer_ids import default_ids
+from specbench.models.heads.short_list import ends_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -61,7 +62,7 @@ class _Feature(HeadDrafter):
         raise NotImplementedError
 
     def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
-        return eagle.load(folder, target.embeddings, dtype=target.dtype, device=target.device)
+        raise NotImplementedError
 
     def _grow(self, feature: torch.Tensor, levels: int) -> DraftTree:
         """The tree of ``levels`` levels; ``feature [1, hidden]`` leads to the first one."""
@@ -110,12 +111,15 @@ class Eagle(_Feature):
         tree: ``eagle_25``, the reference code's 25 nodes in 5 levels, or another method's
             (``medusa_63``, ``template``, ``sam_60``).
         levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
+        vocabulary: folder of a draft model whose list of ids is drafted from alone; None drafts
+            from all ids.
     """
 
     name: str = "eagle"
     head: str = "eagle"
     tree: str = "eagle_25"
     levels: list[int] | None = None
+    vocabulary: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,6 +150,9 @@ class Eagle(_Feature):
             numbers = count + np.arange(len(layer.inner))
             count += len(layer.inner)
 
+    def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
+        return _first_head(folder, target, self.vocabulary)
+
     def _grow(self, feature: torch.Tensor, levels: int) -> DraftTree:
         head, tokens = self._head, []
         features = feature
@@ -161,8 +168,16 @@ class Eagle(_Feature):
         )
 
 
+def _first_head(folder: Path, target: TargetInfo, vocabulary: str | None) -> FeatureHead:
+    """EAGLE-1's and EAGLE-2's."""
+    ends, ids = ends_of(target, vocabulary)
+    head = eagle.load(folder, ends, dtype=target.dtype, device=target.device)
+    head.target_ids = ids
+    return head
+
+
 @dataclass(kw_only=True, eq=False)
-class Eagle2(_Feature):
+class _Grown(_Feature):
     """Drafts the likeliest nodes of a tree that is grown level by level.
 
     Attributes:
@@ -172,8 +187,6 @@ class Eagle2(_Feature):
         top_k: nodes read of each level, and children made of each.
     """
 
-    name: str = "eagle2"
-    head: str = "eagle"
     total: int = 60
     depth: int = 5
     top_k: int = 10
@@ -247,7 +260,24 @@ def _first(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @dataclass(kw_only=True, eq=False)
-class Eagle3(Eagle2):
+class Eagle2(_Grown):
+    """EAGLE's head, and a tree grown by its confidence.
+
+    Attributes:
+        vocabulary: folder of a draft model whose list of ids is drafted from alone; None drafts
+            from all ids.
+    """
+
+    name: str = "eagle2"
+    head: str = "eagle"
+    vocabulary: str | None = None
+
+    def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
+        return _first_head(folder, target, self.vocabulary)
+
+
+@dataclass(kw_only=True, eq=False)
+class Eagle3(_Grown):
     """EAGLE-2's tree with a head over three states of the target.
 
     Attributes:

@@ -26,6 +26,7 @@ from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
 from specbench.index.tree.static_tree import require_heads, tree_of_knobs
 from specbench.models.heads import hydra_heads
+from specbench.models.heads.short_list import ends_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -37,12 +38,15 @@ class Hydra(HeadDrafter):
         tree: ``medusa_63``, the reference code's 63 nodes in 4 levels, or another method's
             (``eagle_25``, ``template``, ``sam_60``).
         levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
+        vocabulary: folder of a draft model whose list of ids is drafted from alone, where the heads
+            share the target's LM head; None drafts from all ids.
     """
 
     name: str = "hydra"
     head: str = "hydra"
     tree: str = "medusa_63"
     levels: list[int] | None = None
+    vocabulary: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,9 +61,12 @@ class Hydra(HeadDrafter):
         assert context.target is not None
         target, folder = context.target, context.heads[self.head]
         device = target.device
+        ends, ids = ends_of(target, self.vocabulary)
         self._heads = hydra_heads.load(
-            folder, target.embeddings, target.config, dtype=target.dtype, device=device
+            folder, ends, target.config, dtype=target.dtype, device=device
         )
+        shared = all(head.lm_head is None for head in self._heads.heads)
+        self._ids = ids if shared else None
         require_heads(self._tree, len(self._heads.heads), folder)
         self._device = device
         layers = self._tree.layers()
@@ -87,7 +94,8 @@ class Hydra(HeadDrafter):
         paths = to_device(torch.tensor([[state.root]]), self._device)
         for level, (above, ranks, inner) in enumerate(self._plan[:levels]):
             best = self._heads(self._prefix, paths).topk(self._n_ranks[level], dim=-1).indices
-            tokens.append(best[above, ranks])
+            chosen = best[above, ranks]
+            tokens.append(chosen if self._ids is None else self._ids[chosen])
             paths = torch.cat([paths[above[inner]], tokens[-1][inner, None]], dim=1)
         drafted = torch.cat(tokens)
         on_host = self._device.type == "cpu"

@@ -27,6 +27,7 @@ from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
 from specbench.index.tree.static_tree import require_heads, tree_of_knobs
 from specbench.models.heads import medusa
+from specbench.models.heads.short_list import ends_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -38,12 +39,15 @@ class Medusa(HeadDrafter):
         tree: ``medusa_63``, the reference code's 63 nodes in 4 levels, or another method's
             (``eagle_25``, ``template``, ``sam_60``).
         levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
+        vocabulary: folder of a draft model whose list of ids is drafted from alone, where the heads
+            share the target's LM head; None drafts from all ids.
     """
 
     name: str = "medusa"
     head: str = "medusa"
     tree: str = "medusa_63"
     levels: list[int] | None = None
+    vocabulary: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,9 +61,9 @@ class Medusa(HeadDrafter):
         super().setup(context)
         assert context.target is not None
         target, folder = context.target, context.heads[self.head]
-        self._heads = medusa.load(
-            folder, target.embeddings, dtype=target.dtype, device=target.device
-        )
+        ends, ids = ends_of(target, self.vocabulary)
+        self._heads = medusa.load(folder, ends, dtype=target.dtype, device=target.device)
+        self._ids = None if self._heads.lm_heads else ids
         require_heads(self._tree, len(self._heads.blocks), folder)
         depths = np.array([len(path) - 1 for path in self._tree.paths])
         ranks = np.array([path[-1] for path in self._tree.paths])
@@ -84,4 +88,6 @@ class Medusa(HeadDrafter):
         logits = self._heads(self._state, levels)[0]
         best = logits.topk(self._tree.n_ranks, dim=-1).indices
         tokens = best[self._depths[:n], self._ranks[:n]]
+        if self._ids is not None:
+            tokens = self._ids[tokens]
         return DraftTree(tokens.numpy() if self._on_host else tokens, self._tree.parents[:n])

@@ -235,7 +235,14 @@ class SamEagle2(SuffixAutomatonDecoding):
     version: int = 1
     automata: str = "dynamic"
     auxiliary: Any = field(
-        default_factory=lambda: {"method": "eagle2", "total": 63, "depth": 5, "top_k": 8}
+        default_factory=lambda: {
+            "method": "eagle2",
+            "head": "eagle",
+            "total": 63,
+            "depth": 5,
+            "top_k": 8,
+            "vocabulary": None,
+        }
     )
 
 

@@ -1,4 +1,4 @@
-"""Make again every measured table and figure of the documents: ``make shown``.
+"""Make again every measured table and figure of the documents, and the gallery: ``make shown``.
 
 ``docs/shown.yaml`` names the records of each, and has a field in place of each measured number of a
 table. Tables are written into the documents; figures are drawn into the files that they show.
@@ -6,6 +6,7 @@ table. Tables are written into the documents; figures are drawn into the files t
 """
 
 import csv
+import functools
 import io
 import json
 import re
@@ -21,7 +22,8 @@ from PIL import Image
 from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
-from analysis.plots.units import PLAIN, speedup_words
+from analysis.plots.units import MAT, PLAIN, speedup_words
+from scripts import gallery
 from specbench.paths import PROJECT
 from specbench.results.estimate import FEWEST
 from specbench.results.manifest import BASELINE
@@ -29,6 +31,7 @@ from specbench.results.names import display_name
 from specbench.results.tasks import OVERALL
 
 DOCUMENTS = ("README.md", "docs/measurements.md")
+GALLERY = "docs/gallery.md"
 SHOWN = re.compile(r"(<!-- shown: (\w+) -->\n\n)((?:\|.*\n)+)")
 INTERVALS = (
     "Bars: 95 % intervals, bootstrap over prompts within categories, none for fewer than "
@@ -124,7 +127,7 @@ def with_tables(text: str) -> str:
     return SHOWN.sub(lambda found: found[1] + table(found[2]), text)
 
 
-def draw_bench(summary: Any) -> Drawing:
+def draw_bench(summary: Any, key: str = "speedup") -> Drawing:
     rows = {(row["label"], row["task"]): row for row in summary["rows"]}
     tasks = list(dict.fromkeys(task for _, task in rows))
     ticks = [f"{display_name(task)}\nn = {rows[BASELINE, task]['n_cases']}" for task in tasks]
@@ -133,21 +136,23 @@ def draw_bench(summary: Any) -> Drawing:
             display_name(label),
             label,
             [
-                Point(x, found["speedup"], _interval(found))
+                Point(x, found[key], _interval(found, f"{key}_ci"))
                 for x, task in enumerate(tasks)
                 if (found := rows[label, task])
             ],
         )
         for label in ("cacheback", "pld")
     ]
-    panel = Panel("", "", speedup_words("measured"), series, ticks, reference=(1.0, PLAIN))
+    unit, line = (MAT, None) if key == "mat" else (speedup_words("measured"), (1.0, PLAIN))
+    panel = Panel("", "", unit, series, ticks, line, bottom=1.0 if key == "mat" else None)
     caption = f"{summary['caption']} {INTERVALS} Two prompts a task say little."
-    return bars([panel], "Main job: SmolLM2-135M, 12 shipped prompts, 2 CPU cores", caption)
+    words = "Mean accepted tokens" if key == "mat" else "Speedup"
+    return bars([panel], f"{words} by task (SmolLM2-135M, 12 shipped prompts)", caption)
 
 
-def _interval(row: Any, cases: str = "n_cases") -> tuple[float, float] | None:
+def _interval(row: Any, key: str = "speedup_ci", cases: str = "n_cases") -> Any:
     """None for few cases: summaries of earlier versions have intervals of two."""
-    found = row.get("speedup_ci")
+    found = row.get(key)
     return tuple(found) if found and "" not in found and row.get(cases, 0) >= FEWEST else None
 
 
@@ -164,7 +169,7 @@ def draw_cacheback_figure3(tables: Any, page: str) -> Drawing:
             display_name(method),
             method,
             [
-                Point(x, found["speedup"], _interval(found, "cases"))
+                Point(x, found["speedup"], _interval(found, cases="cases"))
                 for x, task in enumerate(places)
                 if (found := rows[method, task])
             ],
@@ -202,25 +207,53 @@ def draw_growth(record: Any) -> Drawing:
     return curves([panels], "Drafting time by context and by store", caption)
 
 
-FIGURES = {
+FIGURES = gallery.FIGURES | {
+    "bench_mat": functools.partial(draw_bench, key="mat"),
     "bench_speedup": draw_bench,
     "cacheback_figure3": draw_cacheback_figure3,
     "growth": draw_growth,
 }
 
 
+def drawing(name: str) -> Drawing:
+    """A figure of the index, by its path."""
+    draw: Any = FIGURES[Path(name).stem]
+    with styled():
+        made: Drawing = draw(*(read(record) for record in index()["figures"][name]))
+    return made
+
+
 def figure(name: str) -> Image.Image:
     """A figure, in a palette: a third of the bytes that the repository has to carry."""
-    draw: Any = FIGURES[Path(name).stem]
     drawn = io.BytesIO()
     with styled():
-        draw(*(read(record) for record in index()["figures"][name])).savefig(drawn)
-    return Image.open(drawn).convert("RGB").quantize()
+        drawing(name).savefig(drawn, dpi=150)
+    return Image.open(drawn).convert("RGB").quantize(64)
+
+
+def gallery_page() -> str:
+    """The gallery: every picture with its words, its records and the commands that make it."""
+    parts = [index()["gallery"]["head"]]
+    for section in index()["gallery"]["sections"]:
+        parts += [f"## {section['title']}", section["text"]]
+        parts.append(f"```bash\n{section['command'].strip()}\n```")
+        for name in section["figures"]:
+            made = drawing(name)
+            path = name.removeprefix("docs/")
+            records = ", ".join(f"`{record}`" for record in index()["figures"][name])
+            words = "\n\n".join(line for line in made.caption.splitlines() if line)
+            parts += [
+                f"![{made.title}]({path})",
+                f"**{made.title}.** {words}",
+                f"Record: {records}.",
+            ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def main() -> int:
     for path in map(PROJECT.joinpath, DOCUMENTS):
         path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+    (PROJECT / GALLERY).write_text(gallery_page(), encoding="utf-8")
     for name in index()["figures"]:
         figure(name).save(PROJECT / name)
     return 0

@@ -1,10 +1,16 @@
-"""Where the project's own folders lie; the only module that derives them from its own place."""
+"""Where the project's own folders lie, which no other module derives from its own place."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF_DIR = PROJECT / "conf"
 ASSETS = PROJECT / "assets"
 SURFACES = PROJECT / "surfaces"
+
+
+def typed_path(text: str | Path) -> Path:
+    """A path as a user typed it; a ``~`` that stands for nobody's home stays."""
+    return Path(os.path.expanduser(text))

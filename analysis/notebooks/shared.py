@@ -20,6 +20,7 @@ import matplotlib
 from analysis.plots.charts import Point, Series
 from analysis.plots.layout import Drawing, save, write_words
 from analysis.plots.style import RC
+from analysis.plots.sweeps import figure_name
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.load import Run, usable_runs
 from specbench.results.estimate import Estimate
@@ -64,7 +65,7 @@ def drawn(
     entries, left_out = readable(comparison.drafting)
     return [
         Series(
-            comparison.name_of(entry),
+            figure_name(comparison, entry),
             entry.method,
             [Point.at(x, number) for x, number in numbers(entry.records)],
         )

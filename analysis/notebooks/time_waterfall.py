@@ -7,6 +7,7 @@
 # %%
 from analysis.notebooks import shared
 from analysis.plots.stacked_bars import stacked_bars
+from analysis.plots.sweeps import figure_name
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.estimates import STEP_PHASES, decoded_tokens, phase_s, pooled_ratio
 from specbench.results.estimate import Estimate
@@ -25,7 +26,7 @@ for comparison in make_comparisons(phased):
     rows = {}
     for entry in comparison.entries:
         own = [record for record in entry.timed_records if record.phase_s]
-        rows[comparison.name_of(entry)] = {p: milliseconds(own, p) for p in STEP_PHASES}
+        rows[figure_name(comparison, entry)] = {p: milliseconds(own, p) for p in STEP_PHASES}
     figure = stacked_bars(
         rows, "milliseconds per token", f"Time: {comparison.title}", caption(comparison), "{:.1f}"
     )

@@ -13,9 +13,9 @@ from analysis.papers.reproduction import (
     by_model,
     captions,
     claimed_comparisons,
-    figure_name,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.plots.sweeps import figure_name
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.estimates import pooled_ratio
 from analysis.runs.load import Run

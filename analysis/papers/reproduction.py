@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.plots.charts import Panel, Point, Series, bars
 from analysis.plots.layout import Drawing
-from analysis.plots.sweeps import comparison_title, sweep_heatmaps
+from analysis.plots.sweeps import comparison_title, figure_name, sweep_heatmaps
 from analysis.plots.units import MAT, PLAIN, speedup_words
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import (
@@ -141,12 +141,6 @@ def task_panel(comparison: Comparison, key: str) -> Panel:
         return Panel("", "", MAT, series, ticks, bottom=1.0)
     unit = speedup_words(comparison.timing)
     return Panel("", "", unit, series, ticks, reference=(1.0, PLAIN))
-
-
-def figure_name(comparison: Comparison, entry: ComparedLabel) -> str:
-    """What a legend calls a label: by its printed name where it has the method's own."""
-    words = comparison.words_of(entry)
-    return f"{display_name(entry.label)} ({words})" if words else display_name(entry.label)
 
 
 def after(place: str, where: str) -> str:

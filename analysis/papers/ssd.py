@@ -11,13 +11,12 @@ from analysis.papers.reproduction import (
     along,
     captions,
     claimed_comparisons,
-    figure_name,
     knob_column,
     label_column,
     settings_tables,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
-from analysis.plots.sweeps import comparison_title
+from analysis.plots.sweeps import comparison_title, figure_name
 from analysis.plots.units import MAT, PLAIN, speed_words, speedup_words
 from analysis.runs.acceptance import stream_parts
 from analysis.runs.claims import Claim

@@ -11,7 +11,6 @@ from analysis.papers.reproduction import (
     after,
     captions,
     claimed_comparisons,
-    figure_name,
     knob_column,
     label_column,
     settings_tables,
@@ -19,7 +18,7 @@ from analysis.papers.reproduction import (
 )
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.stacked_bars import stacked_bars
-from analysis.plots.sweeps import comparison_title
+from analysis.plots.sweeps import comparison_title, figure_name
 from analysis.plots.units import MAT, speed_words
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import phase_share

@@ -20,13 +20,13 @@ from analysis.plots.layout import (
     Drawing,
     canvas,
     finish,
+    in_column,
     legend_of,
     print_width,
     ratio_ticks,
 )
 from analysis.plots.style import (
     REFERENCE,
-    WIDTHS,
     bar_style,
     claimed_style,
     leading_style,
@@ -36,6 +36,7 @@ from specbench.results.estimate import Estimate, Interval
 
 HEADROOM = 1.6  # height of a picture over its tallest bar, at most
 _WIDEST = 9.4  # inches across, of a picture for a screen
+_TALLEST = 8.6  # inches of a page of print
 _ARROW_TEXT = "▲: an interval goes on beyond the picture."
 _ASIDE_TEXT = "Points of one place stand a little aside from each other."
 
@@ -109,8 +110,11 @@ class Panel:
 
 def bars(panels: Sequence[Panel], title: str, caption: str) -> Drawing:
     """Groups of bars at named places, one panel below the other."""
-    sizes = [(len(panel.series), len(panel.ticks or ())) for panel in panels]
-    inches = max(1.2 + 0.16 * series * places + 0.35 * places for series, places in sizes)
+    inches = max(
+        1.2 + max(0.16 * len(panel.series) + 0.35, 0.072 * _longest(names)) * len(names)
+        for panel in panels
+        for names in [panel.ticks or ()]
+    )
     figure = canvas(min(_WIDEST, max(5.0, inches)), (2.0 if print_width() else 2.5) * len(panels))
     all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     variants = _variants(panels)
@@ -159,15 +163,18 @@ def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> 
     _label(axes, panel)
 
 
+def _longest(names: Sequence[str]) -> int:
+    return max((len(line) for name in names for line in name.splitlines()), default=0)
+
+
 def _name_places(axes: Axes, names: Sequence[str]) -> None:
     """Names of the places 0, 1, …, slanted where they would run into each other."""
     figure: Any = axes.figure
     columns = axes.get_gridspec().ncols
     inches = (figure.get_figwidth() / columns - 0.7) / max(1, len(names))
-    longest = max((len(line) for name in names for line in name.splitlines()), default=0)
     axes.set_xticks(range(len(names)), names, fontsize="small")
     axes.set_xlim(-0.5, len(names) - 0.5)
-    if longest * 0.0067 * mpl.rcParams["font.size"] > inches:
+    if _longest(names) * 0.0067 * mpl.rcParams["font.size"] > inches:
         flat = [name.replace("\n", ", ") for name in names]
         axes.set_xticks(range(len(names)), flat, rotation=32, ha="right", rotation_mode="anchor")
 
@@ -186,11 +193,11 @@ def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawi
     Panels of a row that have the same unit on an axis have the same range there, too. A column of
     print has room for one panel only: there they stand below each other.
     """
-    if print_width() and print_width() == WIDTHS["column"]:
+    if in_column():
         panels = [[panel] for row in panels for panel in row]
     n_rows, n_columns = len(panels), max(len(row) for row in panels)
-    height = (1.9 if print_width() else 2.3) * n_rows
-    figure = canvas(min(_WIDEST, max(4.6, 3.1 * n_columns)), height)
+    height = min(1.9, _TALLEST / n_rows) if print_width() else 2.3
+    figure = canvas(min(_WIDEST, max(4.6, 3.1 * n_columns)), height * n_rows)
     table = figure.subplots(n_rows, n_columns, squeeze=False)
     variants = _variants(panel for row in panels for panel in row)
     cut = aside = False

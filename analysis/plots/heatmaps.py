@@ -116,7 +116,7 @@ def heatmaps(
         axes.set_yticks(range(len(grid.rows)), grid.rows)
         axes.tick_params(length=0)
         axes.set_title(grid.title, loc="left", fontsize="medium")
-        if place + across >= len(grids):
+        if across == 1 and place + 1 == len(grids):
             axes.set_xlabel(xlabel)
         if place % across == 0:
             axes.set_ylabel(ylabel)
@@ -124,6 +124,8 @@ def heatmaps(
         legend |= _mark_leading(axes, grid)
         if break_even is not None and low < break_even < high:
             legend |= _part(axes, np.array(values), break_even)
+    if across > 1:  # once: below each of narrow grids the words would run into each other
+        figure.supxlabel(xlabel, fontsize="medium")
     for axes in all_axes[len(grids) :]:
         axes.set_axis_off()
     bar = figure.colorbar(image, ax=all_axes, fraction=0.03, pad=0.02)

@@ -52,9 +52,20 @@ def print_width() -> float | None:
     return inches if inches in WIDTHS.values() else None
 
 
-def canvas(inches: float, height: float) -> Drawing:
-    """An empty figure of this size; in print as wide as its column or page."""
-    return Drawing(figsize=(print_width() or inches, height), layout="constrained")
+def canvas(inches: float, height: float, keep_shape: bool = False) -> Drawing:
+    """An empty figure of this size; in print as wide as its column or page.
+
+    With ``keep_shape`` its height shrinks with its width.
+    """
+    width = print_width() or inches
+    if keep_shape:
+        height *= min(1.0, width / inches)
+    return Drawing(figsize=(width, height), layout="constrained")
+
+
+def in_column() -> bool:
+    """Whether a column of print is drawn for, which has room for one pair of axes."""
+    return print_width() == WIDTHS["column"]
 
 
 def legend_of(all_axes: Sequence[Axes]) -> dict[str, Artist]:
@@ -93,8 +104,10 @@ def _by_rows(names: list[str], columns: int) -> list[str]:
 
 
 def ratio_ticks(axis: Axis) -> None:
-    """1, 2, 5, 10, … of a logarithmic axis, as plain numbers."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    """1, 2, 5, 10, … of a logarithmic axis, as plain numbers; more of them in a short one."""
+    low, high = sorted(axis.get_view_interval())
+    steps = (1.0, 2.0, 5.0) if high > 8 * low else (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)
+    axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(ScalarFormatter())
     axis.set_minor_locator(NullLocator())
 
@@ -107,6 +120,9 @@ def save(figure: Drawing, folder: Path, name: str, caption: bool = False) -> lis
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     drawn = write_words(figure) if caption else []
+    # Arranged once for all forms: that takes longer than drawing.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     for suffix, undated in _UNDATED.items():
         paths.append(folder / f"{name}.{suffix}")
         words = {"Title": figure.title} if suffix != "png" else {}

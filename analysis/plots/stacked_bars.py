@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatter, LogLocator
+from matplotlib.ticker import LogLocator
 
 from analysis.plots.layout import Drawing, canvas, finish, legend_of
 from analysis.plots.style import REFERENCE, part_style, row_marker
@@ -88,12 +88,12 @@ def _one_by_one(axes: Axes, rows: Rows, parts: list[str], xlabel: str) -> None:
             )  # fmt: skip
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(base=10))
-    axes.xaxis.set_major_formatter(LogFormatter(labelOnlyBase=True))
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yticks(range(len(parts)), parts)
     axes.set_ylim(len(parts) - 0.5, -0.5)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"{xlabel}, logarithmic")
+    axes.set_xlabel(f"{xlabel} (log)")
     handles = [
         Line2D([], [], color=REFERENCE, marker=row_marker(i), linestyle="none", label=name)
         for i, name in enumerate(rows)

@@ -59,6 +59,7 @@ _METHODS: dict[str, tuple[str, str, str]] = {
     "ngrammys/extended": (_WINE, "xx", "D"),
 }
 REFERENCE = "#333333"  # lines that are no method: borders, the height of plain decoding
+BAND = "#E4E4E4"  # what stands behind the numbers
 HEATMAP = "cividis"  # even steps of lightness, the same to any color vision and in grey
 # Parts of a whole, e.g. the phases of a step; a part is no method.
 _PARTS = (
@@ -155,6 +156,13 @@ def claimed_style(bound: str = "") -> Keywords:
         "path_effects": [Stroke(linewidth=3.2, foreground="white"), Normal()],
         "zorder": 4,
     }
+
+
+def dot_style(method: str, faint: bool = False) -> Keywords:
+    """Of a single point; ``faint`` ones are many."""
+    color, _, marker = _look(method)
+    look = {"color": color, "marker": marker, "linestyle": "none", "markersize": 6.0}
+    return look | ({"alpha": 0.6, "markersize": 5.5, "markeredgewidth": 0} if faint else {})
 
 
 def leading_style(best: bool) -> Keywords:

@@ -9,7 +9,7 @@ from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.layout import Drawing
 from analysis.plots.units import MAT, PLAIN, speedup_words, unit_of
-from analysis.runs.comparisons import Comparison
+from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.sweeps import Sweep, Value, sweeps, varied_knobs
 from specbench.results.names import display_name
 from specbench.results.wording import case_words
@@ -131,3 +131,9 @@ def sweep_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[str, 
 def comparison_title(comparison: Comparison) -> str:
     """``Vicuna-7B on Spec-Bench``."""
     return f"{display_name(comparison.model)} on {display_name(comparison.dataset)}"
+
+
+def figure_name(comparison: Comparison, entry: ComparedLabel) -> str:
+    """What a legend calls a label: its printed name, with the settings that set it apart."""
+    words, name = comparison.words_of(entry), display_name(entry.label)
+    return f"{name} ({words})" if words else name

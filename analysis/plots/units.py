@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-MAT = "MAT (tokens per target pass;\naxis from 1)"
+MAT = "MAT, axis from 1\n(tokens per target pass)"
 PLAIN = "plain decoding"  # of a line across, at 1.0
 
 _MAT_ALONE = "MAT (tokens per target pass)"
-_SPEEDUP = "speedup over plain decoding\n(ratio of tokens/s"
+_SPEEDUP = "speedup\n(ratio of tokens/s)"
 
 
 def speedup_words(timing: str) -> str:
     """Of an axis; a picture without its caption must still say that it was not measured."""
-    return f"{_SPEEDUP}, predicted)" if timing == "predicted" else f"{_SPEEDUP})"
+    return f"predicted {_SPEEDUP}" if timing == "predicted" else _SPEEDUP
 
 
 def speed_words(timing: str) -> str:

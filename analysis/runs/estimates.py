@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from analysis.runs.load import Run
 from specbench.arrays import FloatArray
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.records import PHASES, CaseRecord
@@ -118,3 +119,20 @@ def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
         return found
     low, high = found.interval
     return replace(found, interval=(max(1.0, low), high))  # a pass yields a token at least
+
+
+def prompt_speedups(run: Run, label: str) -> list[float]:
+    """Tokens/s of a label over the baseline's, of each case that both were timed on."""
+    totals: dict[tuple[str, str], tuple[int, float]] = {}
+    for record in timed_turns(run.records, run.labels):
+        if record.label in (label, run.baseline):
+            place = (record.label, record.case_id)
+            tokens, seconds = totals.get(place, (0, 0.0))
+            totals[place] = tokens + decoded_tokens(record), seconds + record.decode_s
+    found = []
+    for case in dict.fromkeys(case for _, case in totals):
+        of = [totals.get((name, case), (0, 0.0)) for name in (label, run.baseline or "")]
+        if all(tokens > 0 and seconds > 0 for tokens, seconds in of):
+            (own, own_s), (plain, plain_s) = of
+            found.append((own / own_s) / (plain / plain_s))
+    return found

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from specbench.arrays import FloatArray
+from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate
 from specbench.storage import jsonl
+from specbench.storage.hashes import file_sha256
+from specbench.storage.jsonl import JsonObject
 
 _RESAMPLES = 2000
+_CONTEXT = 256  # cached tokens of the passes whose cost is shown, or the nearest that were timed
 
 
 @dataclass(frozen=True)
@@ -86,3 +91,38 @@ class Surface:
                 value = float(np.median(samples[i, j]) / np.median(one))
                 cells[k, w] = Estimate(value, (float(low), float(high)) if known else None)
         return cells
+
+    def cost_of_rows(self, context: int) -> dict[int, float]:
+        """By tokens of a tree pass its time over that of one token, at so many cached tokens.
+
+        The medians made monotone, as predictions have them: more tokens never cost less.
+        """
+        tree = self.passes["tree"]
+        column = tree.axes["context"].index(context)
+        medians = np.median(tree.samples_s, axis=-1)[:, column]
+        fitted = np.exp(isotonic_regression(np.log(medians)).x)
+        ratios = fitted / fitted[0]
+        return dict(zip(tree.axes["rows"], ratios.tolist(), strict=True))
+
+
+def cost_of_pass(runner: JsonObject) -> tuple[dict[int, float], dict[str, object]]:
+    """What a pass of so many tokens costs by the surface that a replay was predicted with.
+
+    Nothing where the run was measured, or its file has gone or changed.
+
+    Args:
+        runner: the node of the run's configuration.
+
+    Returns:
+        Time over that of one token by tokens, and the words that say at which context and by
+        which file.
+    """
+    path = PROJECT / str(runner.get("surface") or "")
+    if not path.is_file():
+        return {}, {}
+    if file_sha256(path)[:16] != runner.get("surface_sha"):
+        return {}, {}
+    surface = Surface.read(path)
+    contexts = surface.passes["tree"].axes["context"]
+    context = min(contexts, key=lambda tokens: abs(tokens - _CONTEXT))
+    return surface.cost_of_rows(context), {"context": context, "source": path.name}

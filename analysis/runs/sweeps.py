@@ -11,6 +11,7 @@ from typing import TypeAlias
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.leaders import leaders
 from analysis.runs.settings import NAMES, other_settings
+from analysis.runs.settings import varied_knobs as knobs_by_label
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
 from specbench.results.summary_schema import number
@@ -98,16 +99,20 @@ def _value(value: object) -> Value:
 
 
 def varied_knobs(comparison: Comparison) -> list[str]:
-    """The knobs in which labels of one method differ, in the order of the method's settings."""
+    """The knobs in which labels of one name differ, in the order of the method's settings.
+
+    Where every label has a name of its own, those in which labels of one method do.
+    """
+    found = knobs_by_label([(entry.run, entry.label) for entry in comparison.drafting])
     by_method: dict[str, list[Mapping[str, object]]] = {}
     for entry in comparison.drafting:
         by_method.setdefault(entry.method, []).append(entry.knobs)
-    return list(
+    return list(dict.fromkeys(knob for own in found for knob in own)) or list(
         dict.fromkeys(
             knob
-            for settings in by_method.values()
-            for knob in settings[0]
-            if knob not in NAMES and _differ([own.get(knob) for own in settings])
+            for each in by_method.values()
+            for knob in each[0]
+            if knob not in NAMES and _differ([own.get(knob) for own in each])
         )
     )
 

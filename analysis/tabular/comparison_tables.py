@@ -64,7 +64,8 @@ def comparison_table(*comparisons: Comparison, most: int | None = None) -> Resul
         stands = standings(comparison)
         for entry in _fastest(comparison, most, text):
             standing = stands.get((entry.run.path, entry.label))
-            name = {"method": comparison.name_of(entry)}
+            plain = entry.label == entry.run.baseline  # that of one run stands for all
+            name = {"method": entry.label if plain else comparison.name_of(entry)}
             rows.append({**where, **name, **_result_cells(entry, standing, comparison.tasks)})
             notes.append(entry.note(entry.label))
         # Per-task numbers of a claim would be taken for measured ones here.
@@ -257,14 +258,19 @@ def natural(text: str) -> list[tuple[str, int]]:
 
 
 def rows_once(comparison: Comparison) -> list[ComparedLabel]:
-    """The comparison's entries; the baseline, which every run of a sweep has, only once."""
+    """The comparison's entries; the baseline, which every run of a sweep has, only once.
+
+    A label that several runs have is in the order of its settings.
+    """
     plain = [entry for entry in comparison.entries if entry.label == entry.run.baseline]
-    return [e for e in comparison.entries if e.label != e.run.baseline or e is plain[0]]
+    once = [e for e in comparison.entries if e.label != e.run.baseline or e is plain[0]]
+    labels = [entry.label for entry in once]
+    return sorted(once, key=lambda e: (labels.index(e.label), natural(comparison.words_of(e))))
 
 
 def pairs_table(comparison: Comparison) -> ResultTable | None:
     """The methods of each run against ar and the fastest; None where no run has two of them."""
-    names = run_names(comparison.runs) if len(comparison.runs) > 1 else {}
+    names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
     rows: list[dict[str, Cell]] = []
     for run in comparison.runs:
         pairs = compare_pairs(run.records, run.labels, run.baseline, run.seed, comparison.estimator)
@@ -274,9 +280,8 @@ def pairs_table(comparison: Comparison) -> ResultTable | None:
             few = pair["verdict"] == "too few"
             rows.append(
                 {
-                    **({"run": names[run.path]} if names else {}),
-                    "first": pair["first"],
-                    "second": pair["second"],
+                    "first": names.get((run.path, pair["first"]), pair["first"]),
+                    "second": names.get((run.path, pair["second"]), pair["second"]),
                     "ratio [95 %]": Estimate(pair["ratio"], pair["ratio_ci"], 3, few),
                     "p": Fact(p_words(pair["p_holm"]), {"p": pair["p_holm"]}),
                     "first is": Fact(pair_words(pair), {"first is": pair["verdict"]}),

@@ -19,6 +19,7 @@ from specbench.data import cases
 from specbench.data.cases import Case
 from specbench.errors import OutputRefused, first_line
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest, Start
+from specbench.results.records import MANIFEST
 from specbench.storage.jsonl import RecordError
 from specbench.system import environment
 
@@ -65,6 +66,39 @@ def add_start(manifest: RunManifest, n_done: int, n_redone: int) -> None:
 def close(manifest: RunManifest, status: str, exit_code: int | None) -> None:
     """Note how the process ended: ``complete``, ``interrupted`` or ``failed``."""
     manifest.status, manifest.exit_code, manifest.ended_at = status, exit_code, _now()
+
+
+def check_plan(old: RunManifest, job: Job) -> None:
+    """Refuse a manifest whose values are not those that its run key stands for.
+
+    Raises:
+        RecordError: names the values.
+    """
+    there: dict[str, Any] = {name: getattr(old, name) for name in ("baseline", "seed", "n_cases")}
+    here: dict[str, Any] = {
+        "baseline": job.baseline,
+        "seed": job.config.seed,
+        "n_cases": len(job.cases),
+    }
+    there |= {"labels": list(old.labels), "config": _part(old.config, job.identity)}
+    here |= {"labels": list(job.labels), "config": dict(job.identity)}
+    if differing := config_diff(there, here):
+        raise RecordError(
+            f"{job.folder / MANIFEST} is damaged: it is not of the run that its run_key names:\n"
+            + "\n".join(differing)
+            + "\nRestore the file, or measure anew with fresh=true."
+        )
+
+
+def _part(config: Any, of: Mapping[str, Any]) -> Any:
+    """What a configuration says of the keys in ``of``."""
+    if not isinstance(config, Mapping):
+        return config
+    return {
+        key: _part(value, of[key]) if isinstance(of[key], Mapping) else value
+        for key, value in config.items()
+        if key in of
+    }
 
 
 def check_resume(old: RunManifest, machine: Mapping[str, Any], force: bool) -> bool:

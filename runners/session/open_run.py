@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from runners.job import CaseBlock, Job
 from runners.run_folder import folder
-from runners.run_folder.manifest import add_start, begin, check_questions, check_resume, close
+from runners.run_folder.manifest import (
+    add_start,
+    begin,
+    check_plan,
+    check_questions,
+    check_resume,
+    close,
+)
 from runners.session import interference_rule
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.results import records
@@ -75,6 +82,7 @@ def _open_manifest(job: Job, runs: Sequence[MethodRun]) -> RunManifest:
         return begin(job, {run.label: run.describe() for run in runs}, machine)
     folder.check_owner(job.folder, job.run_key, job.identity)
     manifest = RunManifest.read(job.folder)
+    check_plan(manifest, job)
     check_questions(manifest, job.config, job.cases, job.folder)
     if check_resume(manifest, machine, force=job.config.resume == "force"):
         manifest.forced_resume = True

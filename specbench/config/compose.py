@@ -25,7 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.schema import RUNNERS, RunConfig
-from specbench.errors import ConfigurationError
+from specbench.errors import ConfigurationError, unknown_name
 
 
 def option_names(group: str) -> list[str]:
@@ -118,10 +118,12 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         overrides: what that was composed of; a ``pair`` among them stays.
 
     Raises:
-        ConfigurationError: both ``model.id`` and ``model.path`` name weights.
+        ConfigurationError: both ``model.id`` and ``model.path`` name weights; or a ``pair`` or
+            ``local`` file that was typed does not exist.
     """
+    _check_optional(overrides)
     path = cfg.model.path
-    place = str(cfg.model.id if path is None else Path(path).expanduser().absolute())
+    place = str(cfg.model.id if path is None else paths.typed_path(path).absolute())
     if not has_yaml(cfg.model.name):
         return cfg  # it has a name of its own
     file = OmegaConf.load(paths.CONF_DIR / "model" / f"{cfg.model.name}.yaml")
@@ -139,6 +141,14 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     return cfg
 
 
+def _check_optional(overrides: Sequence[str]) -> None:
+    """Hydra passes over a missing file of an optional group, also where its name was typed."""
+    for text in overrides:
+        typed = re.fullmatch(r"\+{0,2}(pair|local)=([\w.-]*)", text)
+        if typed and typed[2] not in (names := option_names(typed[1])):
+            raise unknown_name(typed[1], typed[2], names)
+
+
 def has_yaml(model: str) -> bool:
     """Whether ``model=NAME`` is a choice, and not the own name of some weights."""
     return (paths.CONF_DIR / "model" / f"{model}.yaml").is_file()
@@ -147,8 +157,9 @@ def has_yaml(model: str) -> bool:
 def own_name(place: str) -> str:
     """The last part of a folder's path or of a hub id; more of it where a yaml has that name."""
     if place.startswith((".", "~")):
-        place = os.path.abspath(Path(place).expanduser())
-    parts = [re.sub(r"[^\w.+-]", "_", part) for part in Path(place).parts if part != os.sep]
+        place = os.path.abspath(paths.typed_path(place))
+    named = [part for part in Path(place).parts if part != os.sep] or ["root"]
+    parts = [re.sub(r"[^\w.+-]", "_", part) for part in named]
     names = ("_".join(parts[-n:]) for n in range(1, len(parts) + 1))
     return next((name for name in names if not has_yaml(name)), f"own_{parts[-1]}")
 

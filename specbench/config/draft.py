@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
 from specbench.errors import ConfigurationError
-from specbench.paths import PROJECT
+from specbench.paths import PROJECT, typed_path
 
 
 def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None:
@@ -34,7 +33,7 @@ def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None
         cache_dir=model.cache_dir,
     )
     if draft.path:
-        path = Path(draft.path).expanduser()
+        path = typed_path(draft.path)
         own = PROJECT / path
         found.id = str(path.absolute() if path.exists() or not own.exists() else own)
     elif not draft.id:

@@ -23,12 +23,16 @@ _QUOTING = (
     "'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'."
 )
 
+_OVER_NULL = (
+    "OmegaConf lays no mapping over null: write it into a yaml of your own, as hub and rows stand "
+    "in conf/dataset/mbpp.yaml, and type dataset=NAME."
+)
+
 # What Hydra and OmegaConf say by bare built-in exceptions.
 _BARE = {
     "Config group override must be": "A group cannot be null on the command line: type its "
     "option `none` (pair=none, logger=none), or leave it out with ~GROUP.",
-    "Unexpected type for root": "An override sets a key below a value that is null: type the "
-    "whole mapping, e.g. 'dataset.hub={id: NAME}'.",
+    "Unexpected type for root": f"An override sets a key below a value that is null. {_OVER_NULL}",
 }
 
 _PLUGINS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
@@ -43,6 +47,9 @@ def translate_hydra_error(error: BaseException) -> ConfigurationError | None:
     for beginning, advice in _BARE.items():
         if str(error).startswith(beginning):
             return ConfigurationError(f"{_first_line(error)}. {advice}")
+    null = re.search(r"full_key: (\S+)\s+reference_type=Optional", str(error))
+    if isinstance(error, AttributeError) and null:
+        return ConfigurationError(f"{null[1]} is null here. {_OVER_NULL}")
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return None
     for link in _chain(error):

@@ -18,7 +18,7 @@ from typing import Any
 
 from specbench.config.dataset_schema import ColumnsConfig, DatasetConfig, RowsConfig
 from specbench.errors import DatasetError, nearest, unknown_name
-from specbench.paths import ASSETS
+from specbench.paths import ASSETS, typed_path
 from specbench.results.tasks import OVERALL, task_of
 from specbench.storage.jsonl import parse_json
 
@@ -118,7 +118,7 @@ def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | No
         DatasetError: there is neither a file nor a hub id, or a named place does not exist.
     """
     if dataset.path is not None:
-        path = Path(str(dataset.path)).expanduser()
+        path = typed_path(dataset.path)
         if not path.is_file():
             raise DatasetError(
                 f"dataset.path={path} is no file. Type dataset.path=FILE with one JSON object a "
@@ -133,7 +133,7 @@ def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | No
     if dataset.shipped:
         return ASSETS / str(dataset.file)
     if data_dir is not None:
-        folder = Path(str(data_dir)).expanduser()
+        folder = typed_path(data_dir)
         if not folder.is_dir():
             raise DatasetError(f"data_dir={folder} is no folder. Type data_dir=FOLDER.")
         if (folder / str(dataset.file)).is_file():
@@ -252,7 +252,7 @@ def _shots(dataset: DatasetConfig, data_dir: str | Path | None) -> str:
     """The worked examples that the chosen prompt form has, as one text; "" where it has none."""
     if "{shots}" not in dataset.prompts.get(dataset.prompt_form, ""):
         return ""
-    path = Path(str(data_dir)).expanduser() / str(dataset.shots) if data_dir is not None else None
+    path = typed_path(data_dir) / str(dataset.shots) if data_dir is not None else None
     if path is None or not path.is_file():
         looked = "data_dir is not set" if path is None else f"not in data_dir={data_dir}"
         raise DatasetError(

@@ -140,15 +140,18 @@ def load_model(
             network = int8.load(place, dtype=dtype, attention=str(model.attention))
         else:
             own = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
-            network = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 place,
                 dtype=dtype,
                 attn_implementation=offered_attention(own, str(model.attention)),
                 trust_remote_code=False,
                 weights_only=True,
+                output_loading_info=True,
                 **options,
                 **spread,
             )
+            network, info = loaded
+            weights.check_loaded(model, info, getattr(own, "num_hidden_layers", None))
     if spread:
         _check_room(model, network)
     else:
@@ -252,11 +255,16 @@ def _loaded(
 
 
 def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
-    ids: set[int] = set()
+    ids: list[int] = []
     for source in (network.config, network.generation_config, tokenizer):
         value = getattr(source, "eos_token_id", None)
-        ids.update([] if value is None else value if isinstance(value, list) else [value])
-    return frozenset(int(i) for i in ids)
+        ids += [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) for i in ids):
+        raise ConfigurationError(
+            f"{network.name_or_path}: eos_token_id of config.json or generation_config.json is no "
+            f"token id and no list of them ({ids!r:.60}). Mend it there."
+        )
+    return frozenset(ids)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import numpy as np
 from specbench.arrays import IntArray
 from specbench.errors import ConfigurationError, first_line
 from specbench.results.manifest import BASELINE, RunManifest
-from specbench.results.record_checks import check_candidates, check_ids, check_turn
+from specbench.results.record_checks import check_candidates, check_ids, check_packed
 from specbench.results.records import CANDIDATES, CASES, DONE, MANIFEST, read_records
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
@@ -42,6 +42,15 @@ _MODEL_FACTS = (
     "template_sha",
     "weights_hash",
 )
+_TEXT, _NUMBER = (str, "a text"), (int, "a whole number")
+_ASKED = {  # of a header
+    **dict.fromkeys(("config.model.name", "config.dataset.name"), _TEXT),
+    **dict.fromkeys(("run_key", "prompt_set_hash", "model.tokenizer_hash"), _TEXT),
+    **dict.fromkeys(("config.generation.max_new_tokens", "config.seed"), _NUMBER),
+    **dict.fromkeys(("model.vocab_size", "model.context_length"), _NUMBER),
+    "model.eos_ids": (list, "a list of token ids"),
+    "failed": (list, "a list of cases"),
+}
 # Machine paths and sources inside the configuration's nodes.
 _PLACES = ("cache_dir", "path", "source", "fetch")
 
@@ -190,6 +199,7 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
             "config": {key: config[key] for key in ("model", "dataset", "generation", "seed")},
             "run_key": manifest.run_key,
             "prompt_set_hash": manifest.prompt_set_hash,
+            "failed": [],
         }
         _check_header(header)
     except KeyError as error:
@@ -316,11 +326,8 @@ def _read_pack(path: Path) -> tuple[dict[str, Any], list[Turn]]:
 
 
 def _turn(line: dict[str, Any]) -> Turn:
-    check_turn({"repeat": 0, **line})
-    check_ids("prompt_ids", line["prompt_ids"])
-    check_ids("output_ids", line["output_ids"])
+    check_packed(line)
     if line["candidates"] is not None:
-        check_candidates({"repeat": 0, **line, "top": line["candidates"]})
         line["candidates"] = np.asarray(line["candidates"], dtype=np.int64)
     for name in ("prompt_ids", "output_ids"):
         line[name] = np.asarray(line[name], dtype=np.int64)
@@ -328,17 +335,13 @@ def _turn(line: dict[str, Any]) -> Turn:
 
 
 def _check_header(header: Mapping[str, Any]) -> None:
-    """That a replay finds what it asks of a pack or a manifest; else a KeyError or a TypeError."""
-    model, config = header["model"], header["config"]
-    for key in ("model", "dataset"):
-        str(config[key]["name"])
-    int(config["generation"]["max_new_tokens"])
-    int(config["seed"])
-    int(model["vocab_size"])
-    int(model["context_length"])
-    frozenset(model["eos_ids"])
-    for key in ("run_key", "prompt_set_hash"):
-        if not isinstance(header[key], str):
-            raise TypeError(f"{key} is {header[key]!r}")
-    if not isinstance(model["tokenizer_hash"], str):
-        raise TypeError(f"tokenizer_hash is {model['tokenizer_hash']!r}")
+    """That a replay finds what it asks of a pack or a manifest; else a ValueError names the key."""
+    for path, (kind, said) in _ASKED.items():
+        value: Any = header
+        for key in path.split("."):
+            if not isinstance(value, Mapping) or key not in value:
+                raise ValueError(f"there is no {path}")
+            value = value[key]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{path} is {value!r:.60}, not {said}")
+    check_ids("model.eos_ids", header["model"]["eos_ids"])

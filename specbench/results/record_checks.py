@@ -148,10 +148,26 @@ def check_candidates(line: JsonObject) -> None:
     """A line of ``candidates.jsonl``; raises a ValueError that names the field."""
     check_turn(line)
     rows = _list(line, "top")
+    if not rows:
+        raise ValueError("top is empty")
     for row in rows:
         _check_whole("top", row, 0)
     if len({len(row) for row in rows}) > 1:
         raise ValueError("the rows of top are not equally long")
+
+
+def check_packed(line: JsonObject) -> None:
+    """A turn of a trace pack; raises a ValueError that names the field."""
+    check_turn({"repeat": 0, **line})
+    for name in ("method", "task", "category"):
+        if not isinstance(_field(line, name), str):
+            raise ValueError(f"{name} is {line[name]!r}, not a text")
+    for name in ("stream_index", "seed"):
+        _check_count(name, _field(line, name))
+    for name in ("prompt_ids", "output_ids"):
+        check_ids(name, _list(line, name))
+    if _field(line, "candidates") is not None:
+        check_candidates({"repeat": 0, **line, "top": line["candidates"]})
 
 
 def check_ids(name: str, values: object) -> None:

@@ -5,12 +5,11 @@ import html
 import json
 import re
 
-import matplotlib as mpl
 import pytest
 
 from analysis import publish, report, tables
 from analysis.figures import figures_of
-from analysis.plots.style import RC
+from analysis.plots.style import styled
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.drafting import phase_share
 from analysis.runs.load import load_runs
@@ -54,8 +53,8 @@ def speedup_without_rule(folder):
 def test_in_tables_figures_and_report(folder, capsys):
     pld = speedup_without_rule(folder)
     assert tables.main([str(folder), "--markdown"]) == 0
-    with mpl.rc_context(RC):
-        words = [text.get_text() for _, f in figures_of(load_runs([folder])) for text in f.texts]
+    with styled():
+        words = [figure.caption for _, figure in figures_of(load_runs([folder]))]
     page = html.unescape(report.page(load_runs([folder])))
     shown = [capsys.readouterr().out, " ".join(" ".join(words).split()), page]
     for text in shown:

@@ -14,7 +14,7 @@ from PIL import Image
 from analysis import dashboards, figures, publish, report, tables
 from analysis.papers import REPRODUCTIONS, by_reproduction
 from analysis.papers.reproduction import claimed_words, no_figures, task_panel
-from analysis.plots import charts, heatmaps
+from analysis.plots import budget, charts, heatmaps, ranking
 from analysis.plots.style import styled
 from analysis.runs import comparisons, estimates
 from analysis.runs.comparisons import make_comparisons
@@ -88,8 +88,8 @@ def test_no_figure_has_both_and_no_golden_bar_bears_a_claim(runs, monkeypatch):
         drawn.append((title, caption))
         real(figure, title, caption, legend)
 
-    monkeypatch.setattr(charts, "finish", finish)
-    monkeypatch.setattr(heatmaps, "finish", finish)
+    for module in (charts, heatmaps, ranking, budget):
+        monkeypatch.setattr(module, "finish", finish)
     with styled():
         stems = [stem for stem, _ in figures.figures_of(runs)]
     assert len(set(stems)) == len(stems)
@@ -127,7 +127,7 @@ def test_no_part_of_a_report_has_both(runs, monkeypatch):
         monkeypatch.setattr(report, name, keep)
     no_pictures = [dataclasses.replace(each, figures=no_figures) for each in REPRODUCTIONS]
     monkeypatch.setattr("analysis.papers.REPRODUCTIONS", no_pictures)
-    monkeypatch.setattr(report, "FIGURES", {})
+    monkeypatch.setattr(report, "pictures_of", lambda _: ())
     # A few of each kind: a section stands for every table that is looked at above.
     chosen = ("cacheback_table1", "cacheback_figure4", "ngrammys_figure2")
     page = report.page([run for run in runs if run.experiment in chosen])
@@ -187,7 +187,7 @@ def test_nothing_that_is_sent_of_a_predicted_run_has_a_measured_one_s_key(
 ):
     pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
     Image.new("RGB", (1, 1)).save(tmp_path / "dot.png")
-    monkeypatch.setattr(publish, "save", lambda *_: [tmp_path / "dot.png"])
+    monkeypatch.setattr(publish, "save", lambda *_, **__: [tmp_path / "dot.png"])
     keys = []
     (run,) = [run for run in runs if run.path.name == "synthetic"]
     for each in (run, predicted(run)):

@@ -3,8 +3,10 @@
 import json
 import shutil
 
+import pandas as pd
 import pytest
 
+from analysis import sweep
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from analysis.runs.settings import setting_words, varied_knobs
@@ -81,3 +83,22 @@ def test_a_sweep_is_of_runs_that_were_told_the_same_besides(runs_of):
     found = {sweep.words: sorted(sweep.entries) for sweep in sweeps(comparison, "leader_len")}
     # no_frozen is a label with the method's default, which is beside others no sweep.
     assert found == {"seed 7": [(1,), (2,), (3,)], "seed 8": [(1,), (2,), (3,)]}
+
+
+def test_a_sweep_over_two_knobs_ends_in_a_table_and_heatmaps(runs_of, results, capsys, monkeypatch):
+    monkeypatch.setattr("analysis.figures.FIGURES", {})  # bars by task take long and are not asked
+    runs_of(*[({"leader_len": ll, "follower_len": fl}, {}) for ll in (1, 2) for fl in (10, 9)])
+    home = results / "sweep-leader_len-follower_len"
+    assert sweep.main([str(results), "-o", str(home)]) == 0
+    out = capsys.readouterr().out
+    rows = [line.partition(")")[0] for line in out.splitlines() if line.startswith("cacheback (")]
+    assert rows == [
+        f"cacheback (leader_len={ll}, follower_len={fl}" for ll in (1, 2) for fl in (9, 10)
+    ]
+    for name in ("speedup", "mat"):
+        path = home / f"vicuna7b_specbench_leader_len_follower_len_{name}.png"
+        assert path.stat().st_size > 5_000
+        assert str(path) in out
+    sheet = pd.read_csv(home / "tables.csv").query("task == 'overall' and label == 'cacheback'")
+    cells = sheet[["leader_len", "follower_len"]].astype(int).values.tolist()
+    assert sorted(cells) == [[1, 9], [1, 10], [2, 9], [2, 10]]

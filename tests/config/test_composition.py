@@ -346,6 +346,12 @@ def test_pair_is_own_else_draft_else_nothing(tmp_path, monkeypatch):
     assert compose_entry(own, "ar").method.name == "ar"
 
 
+@pytest.mark.parametrize("typed", ["pair=draft_smollm2_135", "+pair=nosuch", "local=nosuch"])
+def test_a_file_of_an_optional_group_that_was_typed_must_exist(typed):
+    with pytest.raises(ConfigurationError, match=r"unknown (pair|local)"):
+        compose([typed])
+
+
 def test_pair_name_where_neither_exists_is_the_own_one():
     assert pair_name("pld", "mistral7b") == "pld_mistral7b"
 
@@ -363,6 +369,8 @@ def test_pair_name_where_neither_exists_is_the_own_one():
         # Not even a folder of a paper's name is known to hold the paper's model.
         (["model=vicuna7b", "model.id=/weights/vicuna7b"], "weights_vicuna7b"),
         (["model=local", "model.path=/vicuna7b"], "own_vicuna7b"),
+        (["model=local", "model.path=/"], "root"),
+        (["model=local", "model.path='~nobody/x'"], "x"),
         (["model=vicuna7b", "model.id=lmsys/vicuna-7b-v1.3"], "vicuna7b"),
     ],
 )

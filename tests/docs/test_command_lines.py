@@ -107,7 +107,7 @@ def parses(module, arguments, monkeypatch):
         importlib.import_module(module).main()
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", [*LINES, *lines_of("docs/gallery.md")])
 def test_every_command_of_the_documents_is_one_that_exists(line, monkeypatch):
     for _, words in commands(line):
         if words[0] == "make":

@@ -6,7 +6,17 @@ import matplotlib as mpl
 import pytest
 from PIL import Image, ImageChops
 
-from scripts.shown import DOCUMENTS, FIGURES, SHOWN, figure, index, read, with_tables
+from scripts.shown import (
+    DOCUMENTS,
+    FIGURES,
+    GALLERY,
+    SHOWN,
+    figure,
+    gallery_page,
+    index,
+    read,
+    with_tables,
+)
 from specbench.paths import PROJECT
 from specbench.results.manifest import BASELINE
 
@@ -26,7 +36,7 @@ def text(name: str) -> str:
 def images() -> list[str]:
     """Pictures that the documents show, as paths below the root."""
     found = []
-    for name in DOCUMENTS:
+    for name in (*DOCUMENTS, GALLERY):
         folder = (PROJECT / name).parent
         links = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text(name))
         found += [str((folder / link).resolve().relative_to(PROJECT)) for link in links]
@@ -66,8 +76,22 @@ def test_documents_say_under_which_rule_about_disturbed_turns_their_runs_were_ti
 def test_index_code_and_documents_name_the_same_tables_and_figures():
     names = [found[2] for name in DOCUMENTS for found in SHOWN.finditer(text(name))]
     assert sorted(names) == sorted(index()["tables"])
-    assert sorted(images()) == sorted(index()["figures"])
+    assert set(images()) == set(index()["figures"])
     assert len(FIGURES) == len(index()["figures"])
+
+
+def test_the_gallery_says_what_its_records_and_commands_are():
+    assert text(GALLERY) == gallery_page(), "run `make shown`"
+    assert f"]({GALLERY})" in text("README.md")
+    for section in index()["gallery"]["sections"]:
+        assert section["figures"], section["title"]
+    kinds = ("_speedup.png)", "_mat.png)", "ranked.png)", "prompts.png)", "budget.png)")
+    assert all(kind in text(GALLERY) for kind in kinds)
+
+
+@pytest.mark.parametrize("name", index()["figures"])
+def test_pictures_in_the_repository_are_small(name):
+    assert (PROJECT / name).stat().st_size <= 100_000
 
 
 @pytest.mark.skipif(

@@ -64,7 +64,7 @@ def eagle3_guess(head, ends, ids, states):
 
 def medusa_guess(head, ends, ids, states):
     _, tensors = head
-    logits = plain_heads.medusa(tensors, states[-1], 1)
+    logits = plain_heads.medusa(tensors, states[-1], 1, ends.head)
     return lambda path: ranked(logits[len(path)])
 
 
@@ -74,6 +74,8 @@ def hydra_guess(head, ends, ids, states):
 
     def guess(path):
         read = [int(ids[-1]), *path]
-        return ranked(plain_heads.hydra(tensors, prefix, read, ends.embedding, [1, 3, 5]))
+        return ranked(
+            plain_heads.hydra(tensors, prefix, read, ends.embedding, [1, 3, 5], ends.head)
+        )
 
     return guess

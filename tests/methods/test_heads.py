@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from methods.eagle import Eagle, Eagle2, Eagle3
 from methods.hydra_heads import Hydra
@@ -19,6 +20,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftConte
 from specbench.decoding.verify import RejectionVerifier
 from specbench.errors import ConfigurationError
 from specbench.index.tree.static_tree import TREES, load_tree
+from specbench.models.draft.loading import ID_MAP_FILE
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, engine, tiny_model
@@ -316,6 +318,39 @@ def test_equal_scores_cut_no_branch(tmp_path):
         assert len(tree) <= drafter.needs.max_nodes
         assert (tree.parents < np.arange(len(tree))).all()
         assert len(set(paths_of(tree))) == len(tree)
+
+
+def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
+    ids = torch.tensor([-1, 3, 9, 4, 17, 22, 28])  # -1 stands for all the others
+    save_file({"ids": ids}, tmp_path / ID_MAP_FILE)
+    heads = {
+        "medusa": (tiny_heads.medusa(own=False), "medusa_lm_head.pt"),
+        "eagle": (tiny_heads.eagle(), "pytorch_model.bin"),
+    }
+    for name, (head, file) in heads.items():
+        tiny_heads.save(tmp_path / name, *head, file)
+    context = DraftContext(
+        30, frozenset(), target=GHOST, heads={name: tmp_path / name for name in heads}
+    )
+    own = ids[1:]
+    for make, guesses in ((Medusa, plain.medusa_guess), (Eagle, plain.eagle_guess)):
+        drafter = make(levels=[2, 3], vocabulary=str(tmp_path))
+        drafter.setup(context)
+        state = DecodeState(PROMPT, 40)
+        states = tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,))
+        drafter.observe_prompt_hidden(PROMPT, states)
+        state.commit(PROMPT[:1])
+        drafter.begin(state)
+        ends = tiny_heads.Ends(GHOST.embeddings.embedding, GHOST.embeddings.head)
+        text = torch.from_numpy(state.tokens[1:].copy())
+        guess = guesses(heads[drafter.head][0], ends, text, states[AFTER_FINAL_NORM])
+        listed = lambda path, guess=guess: [c for c in guess(path) if c[0] in own]  # noqa: E731
+        assert paths_of(drafter.propose(state)) == plain.static_tree(listed, drafter._tree.paths)
+    with pytest.raises(ConfigurationError, match=r"method\.vocabulary=.*null"):
+        Eagle(vocabulary=str(tmp_path / "medusa")).setup(context)
+    save_file({"ids": torch.tensor([4, 31])}, tmp_path / ID_MAP_FILE)
+    with pytest.raises(ConfigurationError, match="another vocabulary"):
+        Eagle(vocabulary=str(tmp_path)).setup(context)
 
 
 def test_published_trees():

@@ -286,6 +286,36 @@ def test_truncated_weights(tmp_path, folder):
         loading.load_model(config(tmp_path, f"model.id={folder}"))
 
 
+def test_stop_tokens_that_are_no_ids_are_refused(tmp_path, folder):
+    path = folder / "generation_config.json"
+    for wrong in ("x", [[2]], 2.5):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": wrong}))
+        with pytest.raises(ConfigurationError, match="eos_token_id"):
+            loading.load_model(config(tmp_path, f"model.id={folder}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("config.json", {"num_hidden_layers": 5}, "weights that its config.json asks for are miss"),
+        ("config.json", {"num_hidden_layers": 1}, "has 1 layers, its weights more"),
+        ("config.json", {"num_hidden_layers": "2"}, "no weights for model.id="),
+        ("config.json", {"num_attention_heads": 3}, "no weights for model.id="),
+        ("config.json", {"intermediate_size": 20}, "no weights for model.id="),
+        ("config.json", [], "config.json is damaged"),
+        ("generation_config.json", None, "generation_config.json is damaged"),
+        ("tokenizer_config.json", [], "tokenizer_config.json is damaged"),
+    ],
+)
+def test_settings_that_are_damaged_or_do_not_suit_the_weights(tmp_path, folder, name, change, said):
+    text = json.dumps(json.loads((folder / name).read_text()) | change) if change else "[]"
+    (folder / name).write_text('{"eos' if change is None else text)
+    cfg = config(tmp_path, f"model.id={folder}")
+    with pytest.raises(WeightsNotFound, match=said):
+        loading.load_tokenizer(cfg)
+        loading.load_model(cfg)
+
+
 def test_missing_tokenizer(tmp_path, folder):
     for path in folder.glob("tokenizer*"):
         path.unlink()

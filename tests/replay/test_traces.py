@@ -119,6 +119,56 @@ def test_what_cannot_be_replayed_is_refused(run, tmp_path):
         load_traces(run)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("config.seed", None, "config.seed is None, not a whole number"),
+        ("config.seed", "x", "config.seed is 'x', not a whole number"),
+        ("config.generation", [], "there is no config.generation.max_new_tokens"),
+        ("config.model", {"shape_config": {"vocab_size": 50}}, "there is no config.model.name"),
+        ("model.context_length", True, "context_length is True"),
+        ("model.tokenizer_hash", None, "tokenizer_hash is None, not a text"),
+        ("model.eos_ids", None, "model.eos_ids is None, not a list"),
+        ("run_key", 5, "run_key is"),
+    ],
+)
+def test_the_damaged_key_is_named(run, tmp_path, place, value, said):
+    pack = tmp_path / "pack.jsonl"
+    write_pack(load_traces(run), pack)
+    for path, source in ((run / MANIFEST, run), (pack, pack)):
+        first, *rest = path.read_text().splitlines()
+        header = json.loads(first)
+        *above, key = place.split(".")
+        node = header
+        for name in above:
+            node = node[name]
+        node[key] = value
+        path.write_text("\n".join([json.dumps(header), *rest]))
+        with pytest.raises(RecordError, match=said) as refusal:
+            load_traces(source)
+        assert str(path) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("stream_index", [], "stream_index is"),
+        ("seed", None, "seed is None"),
+        ("task", 1, "task is 1, not a text"),
+        ("candidates", [], "top is empty"),
+        ("output_ids", [2**40], "output_ids goes"),
+    ],
+)
+def test_the_damaged_line_of_a_pack_is_named(run, tmp_path, field, value, said):
+    pack = tmp_path / "pack.jsonl"
+    write_pack(load_traces(run), pack)
+    lines = pack.read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | {field: value})
+    pack.write_text("\n".join(lines))
+    with pytest.raises(RecordError, match=rf"pack.jsonl, line 3: .*{said}"):
+        load_traces(pack)
+
+
 def test_ids_survive_as_whole_numbers(run, tmp_path):
     write_pack(load_traces(run), tmp_path / "pack.jsonl")
     assert load_traces(tmp_path / "pack.jsonl").find("ar", "a", 0).prompt_ids.dtype == np.int64

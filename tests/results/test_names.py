@@ -6,8 +6,8 @@ from specbench.results.names import DATASETS, METHODS, MODELS, TASKS, display_na
 from specbench.results.tasks import OVERALL
 from specbench.results.tasks import TASKS as SPEC_BENCH_TASKS
 
-# Twins that a run adds itself, and unions that a user writes with `label=`.
-MADE_BY_RUNS = {"ar_eager", "sam_eagle2"}
+# Twins that a run adds itself.
+MADE_BY_RUNS = {"ar_eager"}
 
 
 def yaml_names(group: str) -> set[str]:

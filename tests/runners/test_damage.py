@@ -126,6 +126,7 @@ def damage(path, rng):
     return f"{path.name}, line {at + 1}: {done}"
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("n", [50, pytest.param(2000, marks=pytest.mark.slow)])
 def test_no_damage_ends_in_a_traceback(job, finished, tmp_path, n):
     rng = random.Random(n)
@@ -180,6 +181,23 @@ def test_a_line_of_another_run_or_there_twice_is_refused(job, run, change, said)
     with pytest.raises(RecordError, match=rf"{path}, {said}.*fresh=true") as refusal:
         resume(job, run)
     assert refusal.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"config": None}, "config.baseline: there absent, here True"),
+        ({"labels": None}, r"labels: there \[\], here \['ar', 'pld'\]"),
+        ({"seed": 5}, "seed: there 5, here 0"),
+        ({"config": {"repeats": 2}}, "config.repeats: there 2, here 1"),
+    ],
+)
+def test_a_manifest_of_another_run_than_its_key_names_is_refused(job, run, change, said):
+    if change.get("config"):
+        change = {"config": RunManifest.read(run).config | change["config"]}
+    edit_manifest(run, **change)
+    with pytest.raises(RecordError, match=rf"(?s){run / records.MANIFEST} is damaged.*  {said}"):
+        resume(job, run)
 
 
 def test_files_of_a_finished_run_that_were_changed_are_told(job, run, tmp_path):

@@ -306,6 +306,12 @@ def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path,
         if (row["task"], row["label"]) == ("overall", "pld")
     ]
     assert len(set(mats)) > 1
+    # One table and one figure for all of them, by another process: this one imports no analysis.
+    assert "sweep of 3 jobs: 3 done" in done.stdout
+    for n in (1, 2, 3):
+        assert f"pld (num_tokens={n})" in done.stdout
+    (home,) = (tmp_path / "sweep").glob("sweep-num_tokens-*")
+    assert {path.suffix for path in home.iterdir()} >= {".csv", ".md", ".tex", ".png"}
 
 
 def test_interpolations_in_a_foreign_manifest_are_text(again, live, tmp_path):

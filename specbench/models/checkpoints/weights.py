@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,8 +18,10 @@ import numpy as np
 
 from specbench.arrays import Array
 from specbench.config.schema import ModelConfig, RunConfig
-from specbench.errors import WeightsNotFound, first_line
+from specbench.errors import SpecBenchError, WeightsNotFound, first_line
 from specbench.models.checkpoints import bundled
+from specbench.paths import typed_path
+from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ _REMEDY = "model=local model.path=/path/to/folder, or model=smollm2_135m, which 
 _HUB_TIMEOUT_S = 5
 
 _SAMPLED = 4  # values of each parameter
+
+# transformers passes over one of these that it cannot read, and over the stop tokens in it.
+_SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
@@ -48,7 +54,7 @@ def is_bundled(model: ModelConfig) -> bool:
 def local_folder(model: ModelConfig) -> Path | None:
     """The folder that ``model.id`` names, which may be missing; None for a hub id."""
     text = str(model.id)
-    folder = Path(text).expanduser()
+    folder = typed_path(text)
     looks_local = text.startswith((".", "/", "~", "\\")) or text.count("/") > 1
     return folder if folder.is_dir() or looks_local or folder.is_absolute() else None
 
@@ -94,6 +100,12 @@ def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> 
         raise refuse("there is no such folder")
     if not (folder / "config.json").is_file():
         raise refuse("there is no config.json in it")
+    for name in _SETTINGS:
+        if (folder / name).is_file():
+            try:
+                jsonl.read_json(folder / name)
+            except jsonl.RecordError as error:
+                raise refuse(f"{name} is damaged ({first_line(error)})") from error
     if not any(path for pattern in _WEIGHT_FILES for path in folder.glob(pattern)):
         raise refuse("there are no weights in it")
     for index in folder.glob("*.index.json"):
@@ -105,6 +117,28 @@ def check_folder(folder: Path, key: str = "model.id", remedy: str = _REMEDY) -> 
         missing = sorted(name for name in shards if not (folder / name).is_file())
         if missing:
             raise refuse(f"{index.name} names {', '.join(missing)}, which are missing")
+
+
+def check_loaded(model: ModelConfig, loaded: Mapping[str, Any], layers: int | None) -> None:
+    """Refuse a model of which transformers drew weights at random, or left layers out.
+
+    Args:
+        model: its node.
+        loaded: what ``from_pretrained`` says with ``output_loading_info``.
+        layers: how many its config says, where it does.
+    """
+    if missing := sorted(loaded["missing_keys"]):
+        raise _not_found(
+            model,
+            f"{len(missing)} weights that its config.json asks for are missing, e.g. {missing[0]}",
+        )
+    own = re.compile(r"(?:model\.|transformer\.)*(?:layers|h)\.(\d+)\.")  # no vision tower's
+    numbers = {name: own.match(name) for name in loaded["unexpected_keys"]}
+    beyond = [name for name, found in numbers.items() if found and int(found[1]) >= (layers or 0)]
+    if layers is not None and beyond:
+        raise _not_found(
+            model, f"its config.json has {layers} layers, its weights more ({min(beyond)})"
+        )
 
 
 def commit(model: ModelConfig) -> str | None:
@@ -186,17 +220,22 @@ def _not_found(model: ModelConfig, reason: str) -> WeightsNotFound:
 
 @contextmanager
 def translated(model: ModelConfig) -> Iterator[None]:
-    """Turn what the hub, the network or a broken file raises into WeightsNotFound."""
+    """Turn what the hub, the network or a broken file raises into WeightsNotFound.
+
+    A config that contradicts itself or its weights ends in any of Python's errors.
+    """
     import pickle
 
     from safetensors import SafetensorError
+    from torch import OutOfMemoryError
 
     try:
         yield
+    except (SpecBenchError, MemoryError, OutOfMemoryError):
+        raise
     except (SafetensorError, pickle.UnpicklingError) as error:
         raise _not_found(model, f"a weight file is corrupt or unsafe ({error})") from error
-    except (OSError, ValueError) as error:
-        # What the hub's and transformers' own errors for missing files derive from.
+    except Exception as error:
         raise _not_found(model, first_line(error)) from error
 
 

@@ -21,6 +21,11 @@ class Ends:
 
     embedding: torch.Tensor
     head: torch.Tensor
+    lm_head_bias = None
+
+    @property
+    def lm_head(self):
+        return self.head
 
     def logits(self, states):
         return states @ self.head.T

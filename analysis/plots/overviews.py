@@ -1,0 +1,82 @@
+"""Pictures of everything that a comparison has: ranked, by prompt, by MAT, by draft budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from analysis.plots.budget import COST_TEXT, BudgetPoint, speedup_by_budget
+from analysis.plots.layout import Drawing
+from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
+from analysis.plots.sweeps import comparison_title, figure_name
+from analysis.plots.units import speedup_words, unit_of
+from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.drafting import rows_of_target_pass
+from analysis.runs.estimates import prompt_speedups
+from analysis.runs.leaders import leaders
+from analysis.runs.surfaces import cost_of_pass
+from specbench.results.names import display_name
+
+_SETTINGS = 3  # of one method, from which a line along its budgets is drawn
+_MOST = 40  # rows of a picture that can be read
+
+
+def overview_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[str, Drawing]]:
+    """The pictures with what is added to their files' names, for labels that have a speedup."""
+    entries = [e for e in comparison.drafting if e.overall["speedup"] is not None]
+    if not entries:
+        return
+    where = comparison_title(comparison)
+    units = (speedup_words(comparison.timing), unit_of("mat", comparison.timing))
+    groups = undecided_groups(entries)
+    rows = [_ranked(comparison, entry) for group in groups for entry in group][:_MOST]
+    if len(entries) > 1:
+        bands = [len(group) for group in groups]
+        yield "ranked", ranked(rows, bands, units, f"All methods, ranked ({where})", caption)
+        title = f"MAT against speedup ({where})"
+        yield "mat_speedup", mat_against_speedup(rows[:16], units, title, caption)
+    if any(row.prompts for row in rows):
+        yield "prompts", prompts(rows, units[0], f"Speedup prompt by prompt ({where})", caption)
+
+
+def budget_picture(comparison: Comparison, caption: str) -> Drawing | None:
+    """Speedup by draft budget of methods that ran with several; None without one."""
+    entries = [e for e in comparison.drafting if e.overall["speedup"] is not None]
+    lines = {key: found for key, found in _by_budget(entries).items() if len(found) >= _SETTINGS}
+    if not lines:
+        return None
+    cost, words = cost_of_pass(comparison.runs[0].manifest.config.get("runner") or {})
+    text = f"{COST_TEXT.format(**words)}\n{caption}" if cost else caption
+    title = f"Speedup against draft budget ({comparison_title(comparison)})"
+    return speedup_by_budget(lines, cost, speedup_words(comparison.timing), title, text)
+
+
+def undecided_groups(entries: Sequence[ComparedLabel]) -> list[list[ComparedLabel]]:
+    """The labels that may be the fastest, then those of the rest that may be its fastest, etc."""
+    left, groups = list(entries), []
+    while left:
+        leading = leaders(left, "speedup")
+        groups.append(sorted(leading, key=lambda entry: -(entry.overall["speedup"] or 0.0)))
+        left = [entry for entry in left if entry not in leading]
+    return groups
+
+
+def _ranked(comparison: Comparison, entry: ComparedLabel) -> Ranked:
+    return Ranked(
+        figure_name(comparison, entry),
+        entry.method,
+        entry.measured("speedup"),
+        entry.measured("mat"),
+        prompt_speedups(entry.run, entry.label),
+    )
+
+
+def _by_budget(
+    entries: Sequence[ComparedLabel],
+) -> Mapping[tuple[str, str], list[BudgetPoint]]:
+    found: dict[tuple[str, str], list[BudgetPoint]] = {}
+    for entry in entries:
+        tokens = rows_of_target_pass(entry).value
+        if tokens is not None:
+            point = BudgetPoint(tokens, entry.measured("speedup"))
+            found.setdefault((display_name(entry.method), entry.method), []).append(point)
+    return found

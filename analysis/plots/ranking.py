@@ -1,0 +1,179 @@
+"""All methods in one picture: ranked with their intervals, prompt by prompt, and against MAT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from analysis.plots.charts import HEADROOM
+from analysis.plots.layout import Drawing, canvas, finish, in_column, ratio_ticks
+from analysis.plots.style import BAND, REFERENCE, dot_style
+from specbench.results.estimate import Estimate
+
+_ROW = 0.24  # inches of a row
+_COSTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # of a step, in steps of plain decoding
+RANKED_TEXT = (
+    "Best first. Bands: methods that the data cannot tell from the first of the band (multiple "
+    "comparisons with the best, each band by itself). The dashed line is plain decoding."
+)
+PROMPTS_TEXT = (
+    "A dot is a prompt: its tokens/s over plain decoding's on it. The bar is the speedup over all "
+    "of them with its 95 % interval. The dashed line is plain decoding."
+)
+COST_TEXT = (
+    "Grey lines: what a step costs in steps of plain decoding, drafting included; a method moves "
+    "along one as more of its tokens are accepted, and down as its steps take longer."
+)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A method's numbers over the whole of a run.
+
+    Attributes:
+        name: as shown; ``method`` decides the color.
+        prompts: speedup on each prompt.
+    """
+
+    name: str
+    method: str
+    speedup: Estimate
+    mat: Estimate
+    prompts: Sequence[float] = field(default=())
+
+
+def ranked(
+    rows: Sequence[Ranked], bands: Sequence[int], units: tuple[str, str], title: str, caption: str
+) -> Drawing:
+    """Speedups with intervals, best first, and MAT beside.
+
+    Args:
+        rows: in the order in which they are drawn.
+        bands: how many rows belong to each group of undecided ones, from the top.
+        units: of speedup and of MAT.
+    """
+    panels = 2 if in_column() else 1  # one below the other
+    figure = canvas(7.0, panels * (0.75 + _ROW * len(rows)))
+    shape = {"nrows": 2, "ncols": 1} if in_column() else {"ncols": 2, "width_ratios": (3, 2)}
+    left, right = figure.subplots(**shape, sharey=True)
+    top = -0.5
+    for i, count in enumerate(bands):
+        for axes in (left, right):
+            if i % 2 == 0:
+                axes.axhspan(top, top + count, color=BAND, linewidth=0, zorder=0)
+        top += count
+    for place, row in enumerate(rows):
+        _dot(left, place, row.method, row.speedup)
+        _dot(right, place, row.method, row.mat)
+    _rows(left, [row.name for row in rows])
+    _limit(left, [row.speedup for row in rows], 1.0)
+    _limit(right, [row.mat for row in rows], 1.0)
+    left.axvline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
+    left.set_xlabel(units[0])
+    right.set_xlabel(units[1])
+    finish(figure, title, f"{RANKED_TEXT}\n{caption}")
+    return figure
+
+
+def prompts(rows: Sequence[Ranked], unit: str, title: str, caption: str) -> Drawing:
+    """Every prompt as a dot, a row for each method; the axis is logarithmic, as ratios are."""
+    figure = canvas(7.0, 0.75 + 1.2 * _ROW * len(rows))
+    axes = figure.subplots()
+    values = [value for row in rows for value in row.prompts if value > 0]
+    for place, row in enumerate(rows):
+        found = [value for value in row.prompts if value > 0]
+        # Spread evenly over the row's height in an order that has no meaning.
+        order = np.random.default_rng(len(found)).permutation(len(found))
+        heights = place + 0.56 * ((order + 0.5) / max(1, len(found)) - 0.5)
+        axes.plot(found, heights, **dot_style(row.method, faint=True))
+        if row.speedup.value is not None:
+            axes.plot(
+                [row.speedup.value] * 2, [place - 0.36, place + 0.36], color="black", linewidth=2.0
+            )
+        if row.speedup.interval:
+            axes.plot(row.speedup.interval, [place] * 2, color="black", linewidth=1.0)
+    _rows(axes, [row.name for row in rows])
+    axes.set_xscale("log")
+    if values:
+        axes.set_xlim(min([*values, 1.0]) / 1.08, 1.08 * max([*values, 1.0]))
+    ratio_ticks(axes.xaxis)
+    axes.axvline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
+    axes.set_xlabel(unit)
+    finish(figure, title, f"{PROMPTS_TEXT}\n{caption}")
+    return figure
+
+
+def mat_against_speedup(
+    rows: Sequence[Ranked], units: tuple[str, str], title: str, caption: str
+) -> Drawing:
+    """A dot per method at its MAT and speedup, over lines of equal cost of a step.
+
+    ``units``: of speedup and of MAT.
+    """
+    figure = canvas(6.4, 4.2, keep_shape=True)
+    axes = figure.subplots()
+    known = [row for row in rows if row.speedup.value and row.mat.value]
+    xs, ys = [row.mat.value or 1.0 for row in known], [row.speedup.value or 1.0 for row in known]
+    right, top = 1.06 * max([*xs, 1.5]), 1.08 * max([*ys, 1.2])
+    bottom = min(0.9, 0.92 * min([*ys, 1.0]))
+    for cost in _COSTS:
+        if right / cost < bottom:
+            break
+        axes.plot([1.0, right], [1.0 / cost, right / cost], color=BAND, linewidth=1.2, zorder=0)
+        edge = (right, right / cost) if right / cost <= top else (top * cost, top)
+        axes.annotate(
+            f"{cost:g}×", edge, xytext=(3, 0) if edge[0] == right else (0, 2),
+            textcoords="offset points", fontsize="small", color=REFERENCE,
+            ha="left" if edge[0] == right else "center",
+            va="center" if edge[0] == right else "bottom", annotation_clip=False,
+        )  # fmt: skip
+    for row, x, y in zip(known, xs, ys, strict=True):
+        bounds = [(row.mat, x), (row.speedup, y)]
+        across, up = (
+            [[value - e.interval[0]], [e.interval[1] - value]] if e.interval else None
+            for e, value in bounds
+        )
+        axes.errorbar(
+            [x], [y], xerr=across, yerr=up, elinewidth=0.5, label=row.name,
+            **dot_style(row.method),
+        )  # fmt: skip
+    axes.axhline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
+    axes.set_xlim(1.0, right)
+    axes.set_ylim(bottom, top)
+    axes.grid(visible=False)
+    axes.set_xlabel(units[1])
+    axes.set_ylabel(units[0])
+    handles, names = axes.get_legend_handles_labels()
+    finish(figure, title, f"{COST_TEXT}\n{caption}", dict(zip(names, handles, strict=True)))
+    return figure
+
+
+def _dot(axes: Axes, place: int, method: str, cell: Estimate) -> None:
+    if cell.value is None:
+        return
+    axes.plot([cell.value], [place], **dot_style(method), zorder=3)
+    if cell.interval:
+        axes.plot(cell.interval, [place] * 2, color=dot_style(method)["color"], linewidth=1.4)
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+
+
+def _limit(axes: Axes, cells: Sequence[Estimate], known: float) -> None:
+    """Room for all values, and for intervals unless they are so long that they flatten the rest."""
+    values = [known, *(cell.value for cell in cells if cell.value is not None)]
+    ends = [end for cell in cells for end in cell.interval or ()]
+    low = max(min(values + ends), min(values) / HEADROOM)
+    high = min(max(values + ends), max(values) * HEADROOM)
+    room = 0.04 * max(high - low, 0.1)
+    axes.set_xlim(low - room, high + room)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))

@@ -1,0 +1,220 @@
+"""Sweeps and overviews are drawn with the numbers and verdicts of their tables."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from analysis import residuals
+from analysis.figures import pictures_of
+from analysis.plots.agreement import Agreement, predicted_against_measured
+from analysis.plots.budget import BudgetPoint, speedup_by_budget
+from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.plots.overviews import undecided_groups
+from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.estimates import prompt_speedups
+from analysis.runs.leaders import leaders
+from analysis.runs.load import load_runs, usable_runs
+from analysis.runs.surfaces import PassTimes, Surface, cost_of_pass
+from analysis.runs.sweeps import sweeps, varied_knobs
+from specbench.paths import PROJECT
+from specbench.results.estimate import Estimate
+from tests.analysis.folders import EXPERIMENTS, RECORDS
+
+SURFACE = "surfaces/smollm2_135m-cpu-epyc-1thread.json"
+UNITS = ("speedup", "MAT")
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return make_comparisons(load_runs([RECORDS]))[0]
+
+
+@pytest.fixture(scope="module")
+def swept():
+    """Runs of N-Grammys over k and w on one data set."""
+    runs, _ = usable_runs([EXPERIMENTS / "ngrammys_figure3"])
+    return make_comparisons([run for run in runs if run.dataset == "gsm8k"])[0]
+
+
+def grid(values, leading=()):
+    cells = {(i, j): Estimate(v) for i, line in enumerate(values) for j, v in enumerate(line)}
+    return HeatmapGrid.of("", cells, leading)
+
+
+# --- heatmaps -------------------------------------------------------------------------------------
+
+
+def test_rows_grow_upwards_and_numbers_stand_in_their_order():
+    cells = {(knob, 1): Estimate(float(knob)) for knob in (10, 2, 5)}
+    axes = heatmaps([HeatmapGrid.of("", cells)], "x", "y", "u", "t", "c").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["2", "5", "10"]
+    assert not axes.yaxis_inverted()
+    assert [text.get_text() for text in axes.texts] == ["2.00", "5.00", "10.0"]
+
+
+def test_knobs_may_be_words():
+    cells = {(word, 0.5): Estimate(1.0) for word in ("mixed", "context")}
+    assert HeatmapGrid.of("", cells).rows == ["context", "mixed"]
+
+
+def test_the_best_cell_is_framed_and_those_that_may_be_as_good_have_a_dot():
+    figure = heatmaps([grid([[1, 2], [3, 4]], [(1, 1), (1, 0)])], "x", "y", "u", "t", "c")
+    axes = figure.axes[0]
+    (frame,) = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    x, y = frame.get_x() + frame.get_width() / 2, frame.get_y() + frame.get_height() / 2
+    assert (round(x), round(y)) == (1, 1)
+    (dots,) = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [(round(x - 0.3), round(y - 0.3)) for x, y in dots.get_xydata()] == [(0, 1)]
+    assert "multiple comparisons with the best" in figure.caption
+
+
+@pytest.mark.parametrize(
+    ("values", "edges"),
+    [
+        ([[0.5, 1.5], [1.5, 1.5]], {(0.5, 0.0), (0.0, 0.5)}),
+        ([[1.0, 0.9], [1.2, 0.8]], {(0.5, 0.0), (0.5, 1.0)}),
+        ([[1.1, 1.2], [1.2, 1.3]], set()),
+        ([[0.9, float("nan")], [0.8, 1.3]], {(0.5, 1.0)}),
+    ],
+)
+def test_a_line_parts_gains_from_losses(values, edges):
+    axes = heatmaps([grid(values)], "x", "y", "u", "t", "c", break_even=1.0).axes[0]
+    assert {tuple(line.get_xydata().mean(axis=0)) for line in axes.lines} == edges
+
+
+# --- a sweep of one's own -------------------------------------------------------------------------
+
+
+def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept):
+    assert varied_knobs(swept) == ["k", "w"]
+    drawn = dict(pictures_of(swept))
+    assert list(drawn) == ["k_w_speedup", "k_w_mat"]
+    (sweep,) = sweeps(swept, "k", "w")
+    for key in ("speedup", "mat"):
+        axes = drawn[f"k_w_{key}"].axes[0]
+        table = [[sweep.entries[k, w].overall[key] for w in (2, 6)] for k in (1, 5)]
+        assert np.allclose(axes.images[0].get_array(), table)
+        best = max(sweep.entries, key=lambda cell: sweep.entries[cell].overall[key])
+        assert sweep.leading(key)[0] == best
+    assert "k and w (Mistral-7B on GSM8K)" in drawn["k_w_mat"].title
+
+
+def test_one_knob_ends_in_lines_with_the_best_ringed(swept):
+    runs = [run for run in swept.runs if run.knobs("ngrammys").get("w") == 2]
+    (line,) = make_comparisons(runs)
+    ((name, figure),) = pictures_of(line)
+    assert name == "k"
+    speedup = figure.axes[0]
+    values = {e.knobs["k"]: e.overall["speedup"] for e in line.drafting}
+    (drawn,) = [c.lines[0] for c in speedup.containers]
+    assert dict(zip(*drawn.get_data(), strict=True)) == pytest.approx(values)
+    ring = next(line for line in speedup.lines if line.get_label() == "best")
+    rings = [line for line in speedup.lines if line.get_markersize() == ring.get_markersize()]
+    best = max(values, key=values.get)
+    assert (best, values[best]) in [tuple(p) for r in rings for p in r.get_xydata()]
+
+
+def test_labels_of_one_run_are_no_sweep(comparison):
+    """Cacheback runs here with two tables."""
+    assert varied_knobs(comparison)
+    names = [name for name, _ in pictures_of(comparison)]
+    assert names == ["ranked", "mat_speedup", "prompts", "speedup_by_task", "mat"]
+
+
+# --- overviews ------------------------------------------------------------------------------------
+
+
+def test_groups_begin_with_the_leaders_and_hold_everyone_once(comparison):
+    groups = undecided_groups(comparison.drafting)
+    labels = [entry.label for group in groups for entry in group]
+    assert sorted(labels) == sorted(entry.label for entry in comparison.drafting)
+    first = leaders(comparison.drafting, "speedup")
+    assert {entry.label for entry in groups[0]} == {entry.label for entry in first}
+
+
+def test_prompts_are_the_cases_own_ratios(comparison):
+    run = comparison.runs[0]
+    found = prompt_speedups(run, "pld")
+    expected = []
+    timed = {e.label: e.timed_records for e in comparison.entries if e.label in ("pld", "ar")}
+    for case in dict.fromkeys(record.case_id for record in timed["pld"]):
+        speeds = []
+        for label in ("pld", "ar"):
+            own = [r for r in timed[label] if r.case_id == case]
+            speeds.append(sum(r.n_new - 1 for r in own) / sum(r.decode_s for r in own))
+        expected.append(speeds[0] / speeds[1])
+    assert found == pytest.approx(expected)
+    row = Ranked("PLD", "pld", Estimate(1.5), Estimate(1.7), found)
+    (dots, *_) = prompts([row], "speedup", "t", "c").axes[0].lines
+    assert sorted(dots.get_xdata()) == pytest.approx(sorted(expected))
+
+
+def test_ranks_are_drawn_from_the_top_with_their_bands():
+    rows = [
+        Ranked(name, "pld", Estimate(value, (value - 0.1, value + 0.1)), Estimate(2.0))
+        for name, value in (("first", 1.9), ("second", 1.8), ("third", 1.2))
+    ]
+    speedup, mat = ranked(rows, [2, 1], UNITS, "t", "c").axes
+    assert [label.get_text() for label in speedup.get_yticklabels()] == ["first", "second", "third"]
+    assert speedup.yaxis_inverted()
+    (band,) = speedup.patches
+    assert (band.get_y(), band.get_height()) == (-0.5, 2)
+    assert (speedup.get_xlabel(), mat.get_xlabel()) == UNITS
+
+
+def test_lines_of_equal_cost_are_mat_over_speedup():
+    rows = [Ranked("PLD", "pld", Estimate(1.5), Estimate(2.0))]
+    axes = mat_against_speedup(rows, UNITS, "t", "c").axes[0]
+    costs = [text.get_text() for text in axes.texts]
+    assert costs[0] == "1×"
+    for text, line in zip(costs, axes.lines, strict=False):
+        x, y = line.get_xydata()[-1]
+        assert x / y == pytest.approx(float(text.rstrip("×")))
+
+
+def test_speedup_by_budget_stands_before_the_cost_of_a_pass():
+    points = [BudgetPoint(8.0, Estimate(1.4)), BudgetPoint(2.0, Estimate(1.2, (1.1, 1.3)))]
+    figure = speedup_by_budget({("PLD", "pld"): points}, {1: 1.0, 8: 1.5}, "speedup", "t", "c")
+    front, behind = figure.axes
+    assert list(front.containers[0].lines[0].get_xdata()) == [2.0, 8.0]
+    assert front.get_zorder() > behind.get_zorder()
+    assert len(speedup_by_budget({("PLD", "pld"): points}, {}, "s", "t", "c").axes) == 1
+
+
+def test_the_cost_of_a_pass_never_falls():
+    """Two tokens were timed as faster than one: noise, which predictions smooth away too."""
+    times = np.array([10.0, 8.0, 12.0, 20.0])[:, None, None] * np.ones((1, 1, 3))
+    tree = PassTimes({"rows": [1, 2, 4, 8], "context": [256]}, times)
+    cost = Surface({"tree": tree}, {}).cost_of_rows(256)
+    assert cost[1] == cost[2] == 1.0
+    assert 1.0 < cost[4] < cost[8]
+
+
+def test_the_cost_is_that_of_the_file_that_the_run_was_predicted_with():
+    sha = hashlib.sha256((PROJECT / SURFACE).read_bytes()).hexdigest()[:16]
+    cost, words = cost_of_pass({"surface": SURFACE, "surface_sha": sha})
+    assert cost[1] == 1.0
+    assert words["source"] in SURFACE
+    assert cost_of_pass({"surface": SURFACE, "surface_sha": "another"}) == ({}, {})
+    assert cost_of_pass({"surface": "gone.json", "surface_sha": sha}) == ({}, {})
+    assert cost_of_pass({}) == ({}, {})
+
+
+def test_a_prediction_that_is_right_stands_on_the_diagonal():
+    rows = [Agreement("PLD", "pld", Estimate(1.5, (1.2, 1.9)), 1.5)]
+    axes = predicted_against_measured(rows, "t", "c").axes[0]
+    point = next(line for line in axes.lines if line.get_label() == "PLD")
+    assert point.get_xydata().tolist() == [[1.5, 1.5]]
+    assert "predicted" in axes.get_ylabel()
+    assert "measured" in axes.get_xlabel()
+
+
+def test_residuals_are_drawn_with_the_measured_interval(comparison):
+    found = [residuals.Residual("pld", "pld", (1.2, 1.9), (1.7, 1.7), (1.5, 1.6), (9.0, 9.5))]
+    figure = residuals.draw(found, comparison.runs[0])
+    assert figure.title == "Predicted and measured speedup (Vicuna-7B on Spec-Bench)"
+    bars = [line.get_xdata() for line in figure.axes[0].lines]
+    assert any(list(xs) == [1.2, 1.9] for xs in bars)

@@ -1,0 +1,74 @@
+"""Where trained heads are looked for, and what is said of one that is not there."""
+
+import pytest
+
+from specbench.config.compose import compose, typed
+from specbench.config.run_key import run_key
+from specbench.config.schema import ModelConfig
+from specbench.errors import NeedsNotMet, WeightsNotFound
+from specbench.models.heads import folder
+from tests.models.heads import tiny_heads
+
+MODEL = ModelConfig(name="vicuna7b")
+
+
+@pytest.fixture
+def home(tmp_path):
+    tiny_heads.save(tmp_path / "own", *tiny_heads.eagle(), "pytorch_model.bin")
+    return tmp_path
+
+
+def test_a_folder_is_found_by_its_path_and_by_its_name(home, monkeypatch):
+    own = home / "own"
+    assert folder.find(str(own), {}, MODEL) == own
+    assert folder.find("eagle", {"eagle": str(own)}, MODEL) == own
+    assert folder.weight_file(own) == own / "pytorch_model.bin"
+    monkeypatch.setattr(folder, "PROJECT", home)
+    assert folder.find("eagle", {"eagle": "own"}, MODEL) == own
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "error", "message"),
+    [
+        ("eagle", {}, NeedsNotMet, "names a head 'eagle' for model=vicuna7b.*method.head="),
+        ("./none", {}, WeightsNotFound, "method.head=.*none has no trained head.*FOLDER"),
+        ("eagle", {"eagle": "assets/none/eagle"}, WeightsNotFound,
+         "pair.heads.eagle=.*assets/none/eagle.*scripts.draft_model.train_heads"),
+        ("eagle", {"eagle": "someone/EAGLE"}, WeightsNotFound, "hf download someone/EAGLE"),
+        ("some one/EAGLE", {}, WeightsNotFound, "no id of the hub"),
+    ],
+)  # fmt: skip
+def test_a_head_that_is_not_there_is_refused_with_what_to_type(name, heads, error, message):
+    with pytest.raises(error, match=message):
+        folder.find(name, heads, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("vicuna7b", {"medusa", "hydra", "eagle"}),
+        ("vicuna13b", {"medusa", "hydra", "eagle", "eagle3"}),
+        ("vicuna33b", {"medusa", "hydra", "eagle"}),
+        ("llama2_7b", {"eagle"}),
+        ("llama2_13b", {"eagle"}),
+        ("llama2_70b", {"eagle"}),
+        ("llama3_8b", {"eagle", "eagle3"}),
+        ("smollm2_135m", {"medusa", "hydra", "eagle", "eagle3"}),
+    ],
+)
+def test_models_with_heads(model, names):
+    heads = typed(compose(["method=pld", f"model={model}"])).pair.heads
+    assert set(heads) == names
+    own = model == "smollm2_135m"
+    assert all((place.startswith("assets/") if own else "/" in place) for place in heads.values())
+
+
+def test_only_methods_that_read_a_head_have_it_in_their_key():
+    def moved(*words):
+        return run_key(compose([*words, "pair.heads.eagle=other/EAGLE"])) != run_key(compose(words))
+
+    assert not moved("method=pld")
+    assert not moved("method=medusa")
+    assert moved("method=eagle2")
+    assert moved("method=pld", "compare=[sam_eagle2]")
+    assert moved("method=union", "method.drafters=[pld,{method: eagle}]")
