@@ -5,7 +5,7 @@
 #   RESULTS      folder that `make tables` and `make figures` use (default: results)
 #   DATA_DIR     folder with data files for `make tables`; without it the demo prompts stand in
 #   GPU          folder below docs/measurements that `make gpu-check` writes (default: gpu)
-#   ARGS         more arguments for bench, tables, draft-model, gpu-check and the test targets
+#   ARGS         more arguments for bench, tables, figures, draft-model, gpu-check and the test targets
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -94,7 +94,7 @@ tables: $(STAMP) ## Every table and figure of the papers: runs what is missing, 
 	$(PY) scripts/reproduce.py --results $(RESULTS) $(if $(DATA_DIR),data_dir=$(DATA_DIR)) $(ARGS)
 
 figures: $(STAMP) ## Figures of all runs below RESULTS, drawn again
-	$(PY) -m analysis.figures $(RESULTS)
+	$(PY) -m analysis.figures $(RESULTS) $(ARGS)
 
 shown: $(STAMP) ## Tables and figures of the documents, made again from their records
 	$(PY) -m scripts.shown

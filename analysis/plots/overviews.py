@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.plots.budget import COST_TEXT, BudgetPoint, speedup_by_budget
@@ -13,6 +14,7 @@ from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import rows_of_target_pass
 from analysis.runs.estimates import prompt_speedups
 from analysis.runs.leaders import leaders
+from analysis.runs.settings import NAMES
 from analysis.runs.surfaces import cost_of_pass
 from specbench.results.names import display_name
 
@@ -41,7 +43,7 @@ def overview_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[st
 def budget_picture(comparison: Comparison, caption: str) -> Drawing | None:
     """Speedup by draft budget of methods that ran with several; None without one."""
     entries = [e for e in comparison.drafting if e.overall["speedup"] is not None]
-    lines = {key: found for key, found in _by_budget(entries).items() if len(found) >= _SETTINGS}
+    lines = _by_budget(entries)
     if not lines:
         return None
     cost, words = cost_of_pass(comparison.runs[0].manifest.config.get("runner") or {})
@@ -73,10 +75,14 @@ def _ranked(comparison: Comparison, entry: ComparedLabel) -> Ranked:
 def _by_budget(
     entries: Sequence[ComparedLabel],
 ) -> Mapping[tuple[str, str], list[BudgetPoint]]:
+    """Of each method with several settings a point for each label."""
     found: dict[tuple[str, str], list[BudgetPoint]] = {}
+    settings: dict[str, set[str]] = {}
     for entry in entries:
         tokens = rows_of_target_pass(entry).value
         if tokens is not None:
             point = BudgetPoint(tokens, entry.measured("speedup"))
             found.setdefault((display_name(entry.method), entry.method), []).append(point)
-    return found
+            known = {key: value for key, value in entry.knobs.items() if key not in NAMES}
+            settings.setdefault(entry.method, set()).add(json.dumps(known, sort_keys=True))
+    return {key: points for key, points in found.items() if len(settings[key[1]]) >= _SETTINGS}

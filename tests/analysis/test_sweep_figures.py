@@ -1,6 +1,7 @@
 """Sweeps and overviews are drawn with the numbers and verdicts of their tables."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from analysis.figures import pictures_of
 from analysis.plots.agreement import Agreement, predicted_against_measured
 from analysis.plots.budget import BudgetPoint, speedup_by_budget
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
-from analysis.plots.overviews import undecided_groups
+from analysis.plots.overviews import budget_picture, undecided_groups
 from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import prompt_speedups
@@ -119,7 +120,6 @@ def test_one_knob_ends_in_lines_with_the_best_ringed(swept):
 
 def test_labels_of_one_run_are_no_sweep(comparison):
     """Cacheback runs here with two tables."""
-    assert varied_knobs(comparison)
     names = [name for name, _ in pictures_of(comparison)]
     assert names == ["ranked", "mat_speedup", "prompts", "speedup_by_task", "mat"]
 
@@ -182,6 +182,22 @@ def test_speedup_by_budget_stands_before_the_cost_of_a_pass():
     assert list(front.containers[0].lines[0].get_xdata()) == [2.0, 8.0]
     assert front.get_zorder() > behind.get_zorder()
     assert len(speedup_by_budget({("PLD", "pld"): points}, {}, "s", "t", "c").axes) == 1
+
+
+def test_one_setting_measured_again_and_again_is_no_line_of_budgets(comparison):
+    (run,) = comparison.runs
+    again = [replace(run, path=run.path.with_name(f"{i}")) for i in range(3)]
+    assert budget_picture(make_comparisons(again)[0], "") is None
+    (pld,) = [entry for entry in comparison.drafting if entry.label == "pld"]
+    several = [replace(pld, run=_with_knob(run, n)) for n in (2, 4, 8)]
+    figure = budget_picture(replace(comparison, entries=several), "")
+    assert [c.get_label() for c in figure.axes[0].containers] == ["PLD"]
+
+
+def _with_knob(run, num_tokens):
+    info = run.manifest.labels["pld"]
+    info = replace(info, knobs={**info.knobs, "num_tokens": num_tokens})
+    return replace(run, manifest=replace(run.manifest, labels={"pld": info}))
 
 
 def test_the_cost_of_a_pass_never_falls():
