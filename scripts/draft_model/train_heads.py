@@ -137,8 +137,8 @@ def learn(
         progress.minutes = before + (time.perf_counter() - began) / 60
         if done in ends and len(progress.curve) == ends[done]:
             score = held_out(pupil, texts, test, layers)
-            loss = {"loss": round(progress.loss, 3)} if done else {}
-            progress.curve.append({"epoch": ends[done], **loss, **score})
+            mean = {"loss": round(progress.loss, 3)} if done else {}
+            progress.curve.append({"epoch": ends[done], **mean, **score})
             print(f"{recipe.name}: {progress.curve[-1]}, {progress.minutes:.1f} min", flush=True)
         over = (time.perf_counter() - began) / 60 > options.minutes
         if over or done == len(plans) or done % STEPS_BETWEEN_SAVES == 0:
