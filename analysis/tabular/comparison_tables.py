@@ -10,7 +10,6 @@ from analysis.runs.claims import Claim
 from analysis.runs.comparisons import (
     ComparedLabel,
     Comparison,
-    caption,
     captions_once,
     decoding_words,
     run_names,
@@ -21,6 +20,8 @@ from analysis.tabular.table import ResultTable
 from specbench.results.decision import (
     DECISION,
     DECISION_TEXT,
+    OUTPUTS,
+    SPEEDUP,
     case_cell,
     decision_cells,
     outputs_cell,
@@ -55,7 +56,12 @@ def comparison_table(*comparisons: Comparison, most: int | None = None) -> Resul
         comparisons: of one timing.
         most: of a comparison's methods, the fastest; the caption says how many there are.
     """
-    apart = {name: of for name, of in _APART.items() if len({of(c) for c in comparisons}) > 1}
+    several = [*_APART][:2] if len(comparisons) > 1 else []  # a model and its data go together
+    apart = {
+        name: of
+        for name, of in _APART.items()
+        if name in several or len({of(c) for c in comparisons}) > 1
+    }
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     text = [*captions_once(comparisons), DECISION_TEXT]
@@ -72,8 +78,9 @@ def comparison_table(*comparisons: Comparison, most: int | None = None) -> Resul
         for claim in comparison.not_run:
             rows.append({**where, "method": claim.method, **_not_run_cells(claim)})
             notes.append(claim.note(claim.method))
+    title = comparisons[0].title if len(comparisons) == 1 else "Methods compared"
     return ResultTable.of(
-        comparisons[0].title if len(comparisons) == 1 else "Methods compared",
+        f"{title}: predicted times" if comparisons[0].timing == "predicted" else title,
         "\n".join(text),
         rows,
         with_rule(notes),
@@ -140,7 +147,7 @@ def task_table(comparison: Comparison, title: str) -> ResultTable:
             "MAT [95 %]": entry.measured("mat", task),
             "speedup [95 %]": entry.measured("speedup", task),
             "end-to-end [95 %]": entry.measured("end_to_end_speedup", task),
-            "outputs": outputs_cell(row),
+            OUTPUTS: outputs_cell(row),
             **context_cells(row),
             "claimed speedup": claimed,
             "verdict": entry.verdict(task) if claimed.value is not None else "",
@@ -156,6 +163,7 @@ def task_table(comparison: Comparison, title: str) -> ResultTable:
     return ResultTable.of(title, text, rows, groups=2)
 
 
+_CLAIMED = ("claimed speedup", "claimed MAT", "verdict")
 _WHERE: Columns = {
     "model": lambda entry: entry.run.model,
     "data": lambda entry: entry.run.dataset,
@@ -210,9 +218,11 @@ def settings_table(
             }
         )
         notes.append(claim.note(claim.method))
-    conditions = "\n".join(caption(comparison) for comparison in comparisons)
+    conditions = "\n".join(captions_once(comparisons))
     caption_text = "\n".join(filter(None, [text, conditions]))
-    return ResultTable.of(title, caption_text, rows, with_rule(notes))
+    # Claims before what a narrow terminal can do without.
+    short = [*apart, *columns, "MAT", SPEEDUP, *_CLAIMED, "end-to-end", OUTPUTS, "cases"]
+    return ResultTable.of(title, caption_text, rows, with_rule(notes), short)
 
 
 def with_rule(notes: Sequence[str]) -> list[str]:

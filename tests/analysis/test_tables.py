@@ -17,7 +17,8 @@ from analysis.papers.reproduction import task_label
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import load_runs
 from analysis.tabular.comparison_tables import settings_table, task_table
-from analysis.tabular.table import ResultTable, csv_text, sheet, to_latex, to_markdown, to_rich
+from analysis.tabular.latex import to_latex
+from analysis.tabular.table import ResultTable, csv_text, sheet, to_markdown, to_rich
 from tests.analysis.folders import edit_manifest, edit_records
 
 METHODS = ("cacheback", "no_frozen", "pld")
@@ -95,7 +96,7 @@ def test_incomplete_runs_are_named(results, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flag", "start"), [("--markdown", "### "), ("--csv", "run,"), ("--latex", "\\begin{table}")]
+    ("flag", "start"), [("--markdown", "### "), ("--csv", "run,"), ("--latex", "\\begin{table*}")]
 )
 def test_forms_on_standard_output(results, capsys, flag, start):
     assert tables.main([str(results), flag]) == 0
@@ -159,6 +160,9 @@ def test_shards_of_a_run_share_a_table(results):
         keep_cases(results / name, lambda record, rest=rest: int(record["case_id"]) % 2 == rest)
     (comparison,) = make_comparisons(load_runs([results]))
     assert [run.path.name for run in comparison.runs] == ["one", "two"]
+    # They have no case in common, so no method of one is compared with one of the other.
+    stands = tables.comparison_table(comparison).in_short().frame["against the best"].map(str)
+    assert set(stands) == {"highest", "too few cases"}
 
 
 def test_rows_that_only_the_run_tells_apart_name_it(results):
@@ -290,6 +294,66 @@ def test_spec_bench_s_estimator_on_request(results, capsys):
     assert [row["speedup"] for row in theirs] != [row["speedup"] for row in paired]
 
 
+@pytest.fixture
+def two_models(results):
+    shutil.copytree(results / "one", results / "two")
+    edit_records(results / "two", lambda record: {**record, "model": "mistral7b"})
+    return results
+
+
+def test_several_models_stand_in_one_table_that_fits(two_models):
+    table = tables.comparison_table(*make_comparisons(load_runs([two_models]))).in_short()
+    for width in (80, 100, 120, 200):
+        console = Console(width=width, file=io.StringIO())
+        console.print(to_rich(table))
+        lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+        assert max(map(len, lines)) <= width
+        heads = [lines.index(f"{model}, specbench") for model in ("mistral7b", "vicuna7b")]
+        assert heads[0] < heads[1]
+        for head in heads:
+            (line,) = [each for each in lines[head : head + 6] if each.startswith("cacheback ")]
+            assert line.split()[1:6] == ["2.28", "1.92", "[1.81,", "2.03]", "1.89"]
+
+
+def test_several_models_are_columns_for_a_program_and_a_head_in_a_paper(two_models, capsys):
+    assert {row["model"] for row in csv_rows(capsys, two_models)} == {"mistral7b", "vicuna7b"}
+    assert tables.main([str(two_models), "--latex", "--markdown"]) == 0
+    text = capsys.readouterr().out
+    assert r"\multicolumn{6}{@{}l}{\textit{Mistral-7B, Spec-Bench}}" in text
+    assert text.count(r"\textbf{1.92}") == 2, "the best of each model"
+    assert "| model     | data      | method" in text
+
+
+def test_columns_are_chosen_by_the_names_of_csv_files(results, capsys):
+    rows = csv_rows(capsys, results, "--columns", "end_to_end_speedup,claimed_mat")
+    assert [*rows[0]] == [
+        "run", "model", "dataset", "task", "label", "end_to_end_speedup", "end_to_end_speedup_low",
+        "end_to_end_speedup_high", "claimed_mat",
+    ]  # fmt: skip
+    assert tables.main([str(results), "--columns", "claimed_mat, tokens_per_s"]) == 0
+    shown = capsys.readouterr().out
+    assert re.split(r" {2,}", shown.splitlines()[1].strip()) == [
+        "method", "claimed MAT", "tokens/s [95 %]",
+    ]  # fmt: skip
+    assert "token_recycling" in shown, "claimed and not run"
+    assert tables.main([str(results), "--columns", "mat,speedups"]) == 2
+    said = capsys.readouterr().err
+    assert "--columns speedups: no such column" in said
+    assert "against_the_best, outputs" in said
+
+
+def test_all_columns_and_the_tasks_are_there_on_request(results, capsys):
+    assert tables.main([str(results), "--wide"]) == 0
+    wide = capsys.readouterr().out
+    for words in ("geo. mean [95 %]", "MT speedup [95 %]", "claimed on", "not run"):
+        assert words in wide
+    assert "over graph ar" not in wide, "nothing was run there"
+    assert tables.main([str(results), "--tasks"]) == 0
+    by_task = capsys.readouterr().out.partition("vicuna7b on specbench: by task")[2]
+    assert "summarization, n = 3" in by_task
+    assert "speedups over ar" in by_task
+
+
 def test_a_run_without_baseline(results):
     edit_manifest(results / "one", baseline=None)
     keep_cases(results / "one", lambda record: record["label"] != "ar")
@@ -318,7 +382,8 @@ PAGE = ResultTable.of(
 def test_latex_is_escaped():
     text = to_latex([PAGE])
     assert r"no\_frozen & 1 [0.9, 1.1] \textbar{} -- \\" in text
-    assert r"\caption{50 \% \& more n\#1}" in text
+    assert r"\caption{a\_b}\label{tab:a_b}" in text
+    assert r"{\footnotesize 50 \% \& more n\#1}" in text
 
 
 def test_markdown_keeps_its_columns():
