@@ -80,7 +80,7 @@ def test_a_complete_folder_is_printed_and_nothing_is_measured(execute, tmp_path,
     first = (out / records.CASES).read_bytes()
     capsys.readouterr()
     assert execute(f"output_dir={out}", launch=no_work) == 0
-    assert "overall" in capsys.readouterr().out
+    assert "speedup" in capsys.readouterr().out
     assert (out / records.CASES).read_bytes() == first
     assert execute(f"output_dir={out}", "fresh=true", "dataset.limit=1") == 0
     assert (tmp_path / "run-2" / records.DONE).exists()
