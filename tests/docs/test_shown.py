@@ -22,15 +22,7 @@ from specbench.paths import PROJECT
 from specbench.results.manifest import BASELINE
 
 # One picture of each kind in the fast suite; the others take half a second each.
-QUICK = {
-    "bench_speedup",
-    "cacheback_figure3",
-    "growth",
-    "ranked",
-    "prompts",
-    "kw_speedup",
-    "budget",
-}
+QUICK = {"bench_speedup", "cacheback_figure3", "growth", "ranked", "kw_speedup"}
 TABLE = re.compile(r"(?:^|\n)([^\n]*)\n\n(\|(?:.*\n)+?)(?!\|)")
 DECIMALS = "<!-- decimals: of the files linked in each row -->"
 # What a document says while a summary that it shows is of the rule before.
