@@ -30,4 +30,7 @@ def main(cfg: DictConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(dispatch.run_application(main))
+    code = dispatch.run_application(main)
+    if code > 128:  # stopped: a second signal must not change the code
+        stopping.hold()
+    sys.exit(code)

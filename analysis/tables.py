@@ -29,12 +29,12 @@ from analysis.runs.leaders import standings
 from analysis.runs.load import Run
 from analysis.runs.settings import typed_value, varied_knobs
 from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
+from analysis.tabular.latex import to_latex
 from analysis.tabular.table import (
     ResultTable,
     column_name,
     csv_text,
     sheet,
-    to_latex,
     to_markdown,
     to_rich,
 )

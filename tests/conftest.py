@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -20,6 +21,7 @@ from specbench.decoding.verify import GreedyVerifier, Verifier
 from specbench.kernels import autotune
 from specbench.models.draft.model import DraftModel
 from specbench.models.target import Target
+from specbench.paths import CONF_DIR
 from tests.small_run import (  # noqa: F401 (fixtures)
     checkpoint,
     environment,
@@ -107,6 +109,28 @@ def pytest_collection_finish() -> None:
     """What was imported and collected lives to the end: the collector need not walk it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def conf_is_read_once():
+    """Hydra would read and parse two dozen files for each of a thousand compositions."""
+    try:
+        from hydra._internal.config_repository import ConfigRepository
+    except ImportError:  # where a GPU is checked
+        yield
+        return
+    read, load = {}, ConfigRepository.load_config
+
+    def load_config(self, config_path):
+        if str(CONF_DIR) not in [source.path for source in self.get_sources()]:
+            return load(self, config_path)  # a test's own files, which it may change
+        if config_path not in read:
+            read[config_path] = pickle.dumps(load(self, config_path))
+        return pickle.loads(read[config_path])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigRepository, "load_config", load_config)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ def _tables(runs: Sequence[Run]) -> list[ResultTable]:
     rows = [_row(entry, inside.get(_place(entry))) for entry in entries]
     claims = [(entry, claim) for entry in entries for claim in _claims(entry)]
     return [
-        ResultTable.of("Draft models: gains and resources", text, rows),
+        ResultTable.of("Draft models: gains and resources", text, rows, short=_SHORT),
         ResultTable.of(
             "Draft models: claimed and measured",
             captions(comparisons, _CLAIMS_TEXT),
@@ -61,6 +61,12 @@ def _tables(runs: Sequence[Run]) -> list[ResultTable]:
             [VERDICT_RULE, VERDICT_WORDS],
         ),
     ]
+
+
+_SHORT = (
+    "method", "MAT", "speedup [95 %]", "draft share", "hit rate", "draft passes", "draft tokens",
+    "devices", "memory, GB", "outputs",
+)  # fmt: skip
 
 
 def _place(entry: ComparedLabel) -> tuple[Any, ...]:
@@ -159,7 +165,7 @@ def _claim_row(entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
         "claimed on": claim.hardware,
         "GPUs": ABSENT if claim.gpu is None else str(claim.gpu_count),
         **_claimed_loads(claim),
-        "source": f"{claim.paper}, {claim.source}",
+        "claimed in": f"{claim.paper}, {claim.source}",
         "verdict": verdict,
     }
 

@@ -21,7 +21,7 @@ from analysis.papers.reproduction import (
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
 from analysis.runs.claims import Claim, claim_of_setting
-from analysis.runs.comparisons import ComparedLabel, Comparison, caption
+from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.estimates import over_repeats
 from analysis.runs.leaders import leaders
 from analysis.runs.ledger import load_claims
@@ -170,7 +170,7 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
             }
         )
         notes.append(claim.note(_claimed_setting(claim), "quoted" if claim.quoted else "claimed"))
-    text = "\n".join([_TABLE1_TEXT, *(caption(comparison) for comparison in comparisons)])
+    text = captions(comparisons, _TABLE1_TEXT)
     return [ResultTable.of("N-Grammys, Table 1", text, rows, with_rule(notes))]
 
 

@@ -14,7 +14,7 @@ from analysis.runs.claims import Claim
 from analysis.runs.comparisons import (
     ComparedLabel,
     Comparison,
-    caption,
+    captions_once,
     conditions,
     make_comparisons,
 )
@@ -184,9 +184,7 @@ def heatmap_pictures(
 
 def captions(comparisons: Iterable[Comparison], *before: str, speedup: bool = True) -> str:
     """What stands below a figure: a few words of its own, then each comparison's conditions."""
-    return "\n".join(
-        [*filter(None, before), *(caption(comparison, speedup) for comparison in comparisons)]
-    )
+    return "\n".join([*filter(None, before), *captions_once(comparisons, speedup)])
 
 
 def drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,9 +55,18 @@ def with_runs(
 
 
 def reporting_errors(work: Callable[[], int]) -> int:
-    """The exit code of a command's work; an error of the project goes to stderr with its own."""
+    """The exit code of a command's work; an error of the project goes to stderr with its own.
+
+    So does a file or folder that cannot be read or written: 2, or 1 where the disk is full.
+    """
     try:
         return work()
+    except OSError as error:
+        if error.filename is None:
+            raise
+        reason = f"{error.filename} cannot be used: {error.strerror}"
+        sys.stderr.write(f"error: {reason}. Name another file or folder, or make room.\n")
+        return 1 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 2
     except SpecBenchError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -249,11 +249,11 @@ def caption(comparison: Comparison, speedup: bool = True) -> str:
     return " ".join(_sentences(comparison, speedup))
 
 
-def captions_once(comparisons: Sequence[Comparison]) -> list[str]:
+def captions_once(comparisons: Iterable[Comparison], speedup: bool = True) -> list[str]:
     """A caption for each comparison, and a last line of what holds for all."""
-    each = [_sentences(comparison) for comparison in comparisons]
-    if len(each) == 1:
-        return [" ".join(each[0])]
+    each = [_sentences(comparison, speedup) for comparison in comparisons]
+    if len(each) < 2:
+        return [" ".join(sentences) for sentences in each]
     shared = [said for said in each[0] if all(said in other for other in each)]
     own = [" ".join(said for said in one if said not in shared) for one in each]
     return [*own, " ".join(["All:", *shared])] if shared else own

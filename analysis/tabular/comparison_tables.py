@@ -10,7 +10,6 @@ from analysis.runs.claims import Claim
 from analysis.runs.comparisons import (
     ComparedLabel,
     Comparison,
-    caption,
     captions_once,
     decoding_words,
     run_names,
@@ -21,6 +20,8 @@ from analysis.tabular.table import ResultTable
 from specbench.results.decision import (
     DECISION,
     DECISION_TEXT,
+    OUTPUTS,
+    SPEEDUP,
     case_cell,
     decision_cells,
     outputs_cell,
@@ -140,7 +141,7 @@ def task_table(comparison: Comparison, title: str) -> ResultTable:
             "MAT [95 %]": entry.measured("mat", task),
             "speedup [95 %]": entry.measured("speedup", task),
             "end-to-end [95 %]": entry.measured("end_to_end_speedup", task),
-            "outputs": outputs_cell(row),
+            OUTPUTS: outputs_cell(row),
             **context_cells(row),
             "claimed speedup": claimed,
             "verdict": entry.verdict(task) if claimed.value is not None else "",
@@ -156,6 +157,7 @@ def task_table(comparison: Comparison, title: str) -> ResultTable:
     return ResultTable.of(title, text, rows, groups=2)
 
 
+_CLAIMED = ("claimed speedup", "claimed MAT", "verdict")
 _WHERE: Columns = {
     "model": lambda entry: entry.run.model,
     "data": lambda entry: entry.run.dataset,
@@ -210,9 +212,11 @@ def settings_table(
             }
         )
         notes.append(claim.note(claim.method))
-    conditions = "\n".join(caption(comparison) for comparison in comparisons)
+    conditions = "\n".join(captions_once(comparisons))
     caption_text = "\n".join(filter(None, [text, conditions]))
-    return ResultTable.of(title, caption_text, rows, with_rule(notes))
+    # Claims before what a narrow terminal can do without.
+    short = [*apart, *columns, "MAT", SPEEDUP, *_CLAIMED, "end-to-end", OUTPUTS, "cases"]
+    return ResultTable.of(title, caption_text, rows, with_rule(notes), short)
 
 
 def with_rule(notes: Sequence[str]) -> list[str]:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from specbench.results.decision import AGAINST, DECISION
 from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.fitted_table import INTERVAL, FittedTable, in_short
 
 # Columns that tables show on request only, and their CSV files always.
 _FURTHER = (
     "tokens/s [95 %]", "geo. mean [95 %]", "over eager ar [95 %]", "over graph ar [95 %]",
-    "bandwidth share", "J/token", "claimed tokens/s", "claimed on", "measured on", "source",
+    "bandwidth share", "J/token", "claimed tokens/s", "claimed on", "measured on",
+    "claimed in",
 )  # fmt: skip
 # The one number that is never shown without its interval.
 _HEADLINE = "speedup [95 %]"
@@ -62,20 +64,27 @@ class ResultTable:
         return cls(title, caption, frame, notes, short, groups)
 
     def in_short(self) -> ResultTable:
-        """Its first columns, and the rows that say something there."""
-        return self.only(
-            self.short
-            or [
-                name if name == _HEADLINE else name.removesuffix(INTERVAL)
-                for name in map(str, self.frame)
-                if name not in _FURTHER
-            ]
-        )
+        """Its first columns, and the rows that say something there.
+
+        The six of the decision are there even where nothing is known.
+        """
+        said = [str(name) for name in self.in_full().frame]
+        short = self.short or [
+            name if name == _HEADLINE else name.removesuffix(INTERVAL)
+            for name in said
+            if name not in _FURTHER
+        ]
+        kept = {*said, *(name.removesuffix(INTERVAL) for name in said)}
+        kept |= {*DECISION} if AGAINST in self.short else set()
+        return self.only([name for name in short if name in kept])
 
     def in_full(self) -> ResultTable:
         """All columns that hold something."""
-        said = self.frame.map(lambda cell: str(cell) not in (ABSENT, ""))
-        return replace(self, frame=self.frame.loc[:, said.any() | (len(self.frame) == 0)])
+        if self.frame.empty:
+            return self
+        said = self.frame.map(lambda cell: str(cell) not in (ABSENT, "")).any()
+        said.iloc[: self.groups + 1] = True
+        return replace(self, frame=self.frame.loc[:, said])
 
     def only(self, headings: Sequence[str]) -> ResultTable:
         """Some of its columns, after those that name a row, and the rows with something there."""
@@ -215,29 +224,3 @@ def csv_cell(text: str) -> str:
     except ValueError:
         return f"'{text}"
     return text
-
-
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-        "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-        "–": "--", "×": r"$\times$", "<": "$<$", ">": "$>$", "|": r"\textbar{}", "\n": " ",
-    }
-)  # fmt: skip
-
-
-def to_latex(tables: Sequence[ResultTable]) -> str:
-    """For a paper; needs the booktabs package."""
-    parts = []
-    for table in tables:
-        words = table.frame.map(_latex).rename(columns=_latex).style.hide(axis="index")
-        grid = words.to_latex(hrules=True, column_format="l" * table.frame.shape[1])
-        caption = _latex(" ".join([table.caption, *table.foot]))
-        parts.append(
-            f"\\begin{{table}}\n\\centering\n{grid}\\caption{{{caption}}}\n\\end{{table}}\n"
-        )
-    return "\n".join(parts)
-
-
-def _latex(cell: object) -> str:
-    return str(cell).translate(_LATEX)

@@ -70,11 +70,16 @@ def unwinding(*, again: bool = False) -> Iterator[None]:
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """Inside, stop signals wait; a process that is started inherits that, see `release`."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    hold()
     try:
         yield
     finally:
         release()
+
+
+def hold() -> None:
+    """Have stop signals wait, for good at a process's end: there Python drops its handlers."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def release() -> None:

@@ -51,6 +51,10 @@ def unwritable(path: Path | str, error: OSError) -> OutputRefused | DiskError:
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskError(f"cannot write {path}: {reason}. Make room and run the command again.")
+    if error.errno == errno.ENAMETOOLONG:
+        return OutputRefused(
+            f"{path} is too long a path. Type a shorter one: the folder or file, or method.label."
+        )
     return OutputRefused(
         f"output_dir={path} cannot be used: {reason}. Give a folder that can be created and "
         "written: output_dir=DIR."

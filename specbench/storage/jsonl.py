@@ -7,6 +7,7 @@ be recognised as cut off.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
 
 # What a file holds before it becomes a typed value.
 JsonObject: TypeAlias = dict[str, Any]
@@ -28,6 +29,9 @@ _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 class RecordError(ConfigurationError):
     """A file of a run folder cannot be read as what it should be (file, line, reason)."""
+
+
+_NO_PLACE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class DiskError(SpecBenchError):
@@ -234,10 +238,19 @@ def _write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def reporting(path: Path) -> Iterator[None]:
-    """Turn an OSError on a result file into a DiskError that names the file."""
+    """Turn an OSError on a result file into one of ours that names the file.
+
+    Raises:
+        OutputRefused: the path cannot be a file's.
+        DiskError: what else failed.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno in _NO_PLACE:
+            raise OutputRefused(
+                f"cannot write {path}: {error.strerror}. Name another file or folder."
+            ) from error
         raise DiskError(
             f"cannot write {path}: {error.strerror or error}. What was measured so far is kept; "
             "make room and run the same command again to go on from there."

@@ -62,7 +62,7 @@ def runs() -> list[Run]:
 
 def says(text: str) -> set[str]:
     """Which times a caption speaks of, by its comparisons' lines."""
-    lines = [line for line in text.splitlines() if " cases" in line]
+    lines = [line for line in text.splitlines() if " cases" in line and line[:4] != "All:"]
     return {"predicted" if PREDICTED in line else "measured" for line in lines}
 
 

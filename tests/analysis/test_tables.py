@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from analysis import tables
+from analysis import figures, report, tables
 from analysis.papers.reproduction import task_label
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import load_runs
 from analysis.tabular.comparison_tables import settings_table, task_table
-from analysis.tabular.table import ResultTable, csv_text, sheet, to_latex, to_markdown, to_rich
+from analysis.tabular.latex import to_latex
+from analysis.tabular.table import ResultTable, csv_text, sheet, to_markdown, to_rich
 from tests.analysis.folders import edit_manifest, edit_records
 
 METHODS = ("cacheback", "no_frozen", "pld")
@@ -61,6 +62,15 @@ def test_a_damaged_file_exits_2(results, capsys):
     assert "cases.jsonl, line 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [tables, figures, report])
+def test_a_place_that_cannot_be_written_or_read_exits_2(results, capsys, tmp_path, command):
+    (tmp_path / "file").touch()
+    long = str(tmp_path / ("long" * 100))
+    for words in ([long], [str(results), "-o", str(tmp_path / "file" / "x")]):
+        assert command.main(words) == 2
+        assert re.search(r"error: .*(long|file)/?.* cannot be used: ", capsys.readouterr().err)
+
+
 def test_incomplete_runs_are_named(results, capsys):
     shutil.copytree(results / "one", results / "two")
     (results / "two" / "DONE").unlink()
@@ -73,7 +83,7 @@ def test_incomplete_runs_are_named(results, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flag", "start"), [("--markdown", "### "), ("--csv", "run,"), ("--latex", "\\begin{table}")]
+    ("flag", "start"), [("--markdown", "### "), ("--csv", "run,"), ("--latex", "\\begin{table*}")]
 )
 def test_forms_on_standard_output(results, capsys, flag, start):
     assert tables.main([str(results), flag]) == 0
@@ -137,6 +147,9 @@ def test_shards_of_a_run_share_a_table(results):
         keep_cases(results / name, lambda record, rest=rest: int(record["case_id"]) % 2 == rest)
     (comparison,) = make_comparisons(load_runs([results]))
     assert [run.path.name for run in comparison.runs] == ["one", "two"]
+    # They have no case in common, so no method of one is compared with one of the other.
+    stands = tables.comparison_table(comparison).in_short().frame["against the best"].map(str)
+    assert set(stands) == {"highest", "too few cases"}
 
 
 def test_rows_that_only_the_run_tells_apart_name_it(results):
@@ -296,7 +309,8 @@ PAGE = ResultTable.of(
 def test_latex_is_escaped():
     text = to_latex([PAGE])
     assert r"no\_frozen & 1 [0.9, 1.1] \textbar{} -- \\" in text
-    assert r"\caption{50 \% \& more n\#1}" in text
+    assert r"\caption{a\_b}\label{tab:a_b}" in text
+    assert r"{\footnotesize 50 \% \& more n\#1}" in text
 
 
 def test_markdown_keeps_its_columns():

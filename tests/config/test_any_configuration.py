@@ -78,7 +78,7 @@ def usable(cfg: DictConfig) -> bool:
     return True
 
 
-@settings(QUICK, max_examples=40)
+@settings(QUICK, max_examples=16)
 @given(data=st.data())
 def test_a_value_anywhere_is_taken_or_refused(data):
     taken_or_refused(data)

@@ -92,24 +92,23 @@ def test_an_unknown_state_scope_is_refused(name):
         driver.instantiate(name, state_scope="forever")
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_trees_are_valid_whatever_the_text(make, seed):
+def test_trees_are_valid_whatever_the_text(make):
     drafter = make()
-    for n_prompt, n_new in ((1, 5), (2, 30), (40, 60), (300, 20)):
-        prompt, output = driver.toy_turn(seed, n_prompt, n_new)
-        trace = driver.play(drafter, prompt, output)
-        assert sum(trace.accepted) == n_new - 1
+    for seed in range(2 if drafter.needs.draft_model else 4):  # which takes passes of a model
+        for n_prompt, n_new in ((1, 5), (2, 30), (40, 60), (300, 20)):
+            prompt, output = driver.toy_turn(seed, n_prompt, n_new)
+            trace = driver.play(drafter, prompt, output)
+            assert sum(trace.accepted) == n_new - 1
+        drafter.reset()
 
 
 def test_reset_forgets(make):
     drafter = make()
     turn, other = driver.toy_turn(0), driver.toy_turn(1)
     first = driver.play(drafter, *turn)
-    for meanwhile in (turn, other):
-        driver.play(drafter, *meanwhile)
-        drafter.reset()
-        assert driver.play(drafter, *turn) == first
-        drafter.reset()
+    driver.play(drafter, *other)
+    drafter.reset()
+    assert driver.play(drafter, *turn) == first
 
 
 def steps_of(drafter, logits, prompt):

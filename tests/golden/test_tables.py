@@ -8,14 +8,19 @@ After a change that is meant to move a number or a word, look at the difference 
 make, and commit it together with the change.
 """
 
+import re
 import runpy
+import shutil
+import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from analysis import tables
 from analysis.papers import REPRODUCTIONS
 from analysis.runs.load import load_runs
+from analysis.tabular.latex import COLUMN_PT, PAGE_PT
 
 HERE = Path(__file__).parent
 
@@ -53,6 +58,64 @@ def artifacts(tmp_path_factory):
     out = tmp_path_factory.mktemp("artifacts")
     assert tables.main([str(HERE / "experiments"), "-o", str(out)]) == 0
     return out
+
+
+def grids(text):
+    """Rows of each table of LaTeX source, as their cells."""
+    for body in re.findall(r"\\begin\{tabular\}.*?\\toprule\n(.*?)\\bottomrule", text, re.S):
+        lines = [line.removesuffix(" \\\\") for line in body.splitlines() if line.endswith("\\\\")]
+        yield [re.split(r"(?<!\\) & ", line) for line in lines if not line.startswith("\\multi")]
+
+
+def test_latex_tables_are_whole_and_fit(artifacts):
+    """What can be seen without a TeX: rows of equal length, widths by the letters' metrics."""
+    floats = 0
+    for path in [*artifacts.glob("*.tex"), HERE / "tables" / "tables.tex"]:
+        text = path.read_text()
+        assert text.count("\\begin{table") == text.count("\\end{table")
+        assert "resizebox" not in text, f"{path.name} is wider than a page"
+        labels = re.findall(r"\\label\{(.*?)\}", text)
+        assert len(set(labels)) == len(labels) > 0
+        assert all(len(caption) < 90 for caption in re.findall(r"\\caption\{(.*?)\}", text))
+        for rows in grids(text):
+            assert len({len(row) for row in rows}) == 1, path.name
+            assert not any(cell == "token\\_recycling" for row in rows for cell in row)
+            floats += 1
+    assert floats >= len(REPRODUCTIONS)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
+def test_latex_tables_compile_into_two_columns(artifacts, tmp_path):
+    """On a page as narrow as ACL's; TeX itself says whether one is too wide or too long."""
+    pages = [*sorted(artifacts.glob("*.tex")), HERE / "tables" / "tables.tex"]
+    body = "".join(f"\\input{{{page}}}\\clearpage\n" for page in pages)
+    (tmp_path / "all.tex").write_text(
+        "\\documentclass[10pt,twocolumn]{article}\n\\usepackage{booktabs,array,graphicx}\n"
+        f"\\textwidth={PAGE_PT}pt\\columnsep={PAGE_PT - 2 * COLUMN_PT}pt\n"
+        f"\\columnwidth={COLUMN_PT}pt\n"
+        f"\\begin{{document}}\n{body}\\end{{document}}\n"
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+    said = done.stdout.decode("latin-1")
+    assert done.returncode == 0, said[-2000:]
+    assert "Overfull" not in said
+    assert "too large" not in said
+
+
+def test_csv_files_are_one_sheet_of_plain_numbers(artifacts):
+    words = re.compile(
+        r"table|method|model|dataset|setting|run|part|source|outputs|against_the_best|verdict|"
+        r"claimed_(on|in|for|.*_qualifier)|measured_on|devices|temperature|update|label|task|"
+        r"dtype|hardware|synthetic|timing|state_scope|estimator|claimed_(model|hardware|source)"
+    )
+    for path in [*artifacts.glob("*.csv"), HERE / "tables" / "tables.csv"]:
+        frame = pd.read_csv(path)
+        assert len(frame)
+        assert not [name for name in frame if name.endswith((".1", "_")) or name != name.lower()]
+        for name in frame:
+            if not words.fullmatch(name) and frame[name].notna().any():
+                assert pd.api.types.is_numeric_dtype(frame[name]), (path.name, name)
 
 
 @pytest.mark.parametrize("artifact", REPRODUCTIONS, ids=lambda artifact: artifact.name)

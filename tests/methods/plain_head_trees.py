@@ -4,6 +4,8 @@ A tree is a list of paths of ids. Guesses come from ``tests.models.heads.plain_h
 computes each branch anew from all committed rows.
 """
 
+import functools
+
 import torch
 
 from tests.models.heads import plain_heads
@@ -19,7 +21,7 @@ def ranked(logits, ids=None):
 
 def static_tree(guess, rank_paths):
     """``guess(path)`` gives `ranked` children below a path of ids."""
-    found = {(): ()}
+    found, guess = {(): ()}, functools.cache(guess)
     for ranks in rank_paths:
         above = found[ranks[:-1]]
         found[ranks] = (*above, guess(above)[ranks[-1]][0])

@@ -104,6 +104,7 @@ def test_trees_are_their_plain_restatement(name, folders):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", TREE)
 def test_trees_are_their_plain_restatement_in_200_states(name, folders):
     check_trees(name, folders, n_texts=50, n_steps=4)
@@ -234,6 +235,7 @@ def test_output_is_plain_decoding_s(architecture, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_output_is_plain_decoding_s_on_every_architecture(architecture, tmp_path, monkeypatch):
     for _ in range(3):
@@ -241,6 +243,7 @@ def test_output_is_plain_decoding_s_on_every_architecture(architecture, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["medusa", "hydra", "eagle", "eagle2"])  # eagle3's has more ids
 def test_sampled_texts_follow_the_target_s_distribution(name, tmp_path):
     sampling = Sampling(1.0)

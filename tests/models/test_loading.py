@@ -450,6 +450,10 @@ def test_a_converted_file_that_was_changed_is_refused(fake_wheel, tmp_path, monk
     with pytest.raises(WeightsNotFound, match=rf"{weights_file}.*Type rm -r {folder} ") as refusal:
         convert(tmp_path / "cache")
     assert refusal.value.exit_code == 2
+    (hashes,) = folder.parent.glob("*.sha256.json")
+    hashes.write_text("[]")
+    with pytest.raises(WeightsNotFound, match=rf"{hashes} holds no .*Type rm -r {folder} "):
+        convert(tmp_path / "cache")
     for path in (folder, *folder.parent.glob("*.json")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert convert(tmp_path / "cache") == folder

@@ -149,6 +149,26 @@ def test_a_terminal_s_signal_while_the_child_starts_is_no_traceback(script, tmp_
     wait_gone(started[0].pid)
 
 
+LATE = """
+import os, signal, sys
+from runners.launch import stopping
+
+class Late:  # is deleted when Python has dropped its handlers
+    def __del__(self, kill=os.kill, pid=os.getpid(), signum=signal.SIGTERM):
+        kill(pid, signum)
+
+late = Late()
+stopping.end_at_once()
+stopping.hold()
+sys.exit(130)
+"""
+
+
+def test_a_second_signal_while_python_ends_leaves_the_code(environment):
+    done = subprocess.run([sys.executable, "-c", LATE], env=environment, cwd=ROOT, timeout=60)
+    assert done.returncode == 130
+
+
 def spawned(child):
     """Whether it is the measuring process, and not multiprocessing's own helper."""
     with contextlib.suppress(psutil.Error):

@@ -86,6 +86,8 @@ def test_fresh_takes_the_first_free_name(tmp_path):
 
 def test_a_path_below_a_regular_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
+    with pytest.raises(OutputRefused, match=r"is too long a path\. Type a shorter one"):
+        folder.make_folder(tmp_path / ("long" * 100))
     with pytest.raises(OutputRefused, match=r"output_dir=.*file/run cannot be used"):
         folder.make_folder(tmp_path / "file" / "run")
 

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from specbench.errors import OutputRefused
 from specbench.storage import jsonl
 
 
@@ -63,6 +64,13 @@ def test_a_full_disk_leaves_only_whole_groups(tmp_path, monkeypatch):
     assert path.read_text() == '{"group":1}\n'
     jsonl.append_jsonl(path, [{"group": 2}])
     assert jsonl.read_jsonl(path) == ([{"group": 1}, {"group": 2}], False)
+
+
+def test_a_path_that_cannot_be_a_file_s_is_no_disk_s_fault(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "x.json", tmp_path / ("long" * 100)):
+        with pytest.raises(OutputRefused, match="Name another file or folder"):
+            jsonl.write_text(path, "x") if path != tmp_path else jsonl.append_jsonl(path, [{}])
 
 
 def test_replacing_a_file_fails_without_touching_the_old_one(tmp_path, monkeypatch):

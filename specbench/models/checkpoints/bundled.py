@@ -100,14 +100,16 @@ def _check(folder: Path, memo_dir: Path) -> None:
     place = _hashes_of(folder)
     if not place.is_file():  # converted before hashes were kept
         _note(folder, place)
-    for name, digest in jsonl.read_json(place).items():
+    again = f"Type rm -r {folder} {place}: the next run converts it again, in half a minute."
+    try:
+        noted = jsonl.read_json(place)
+    except jsonl.RecordError as error:
+        raise WeightsNotFound(f"{error} {again}") from error
+    for name, digest in noted.items():
         path = folder / name
         if not path.is_file() or file_sha256(path, memo_dir) != digest:
             state = "was changed" if path.is_file() else "is missing"
-            raise WeightsNotFound(
-                f"{path} {state} since the bundled model was converted. Type rm -r {folder} "
-                f"{place}: the next run converts it again, in half a minute."
-            )
+            raise WeightsNotFound(f"{path} {state} since the bundled model was converted. {again}")
 
 
 def _convert(gguf: Path, digest: str, folder: Path) -> None:

@@ -9,6 +9,31 @@ EXACT = {"rtol": 0.0, "atol": 1e-9}
 CPU64 = {"dtype": torch.float64, "device": torch.device("cpu")}
 
 
+LOADERS = {
+    "medusa": (tiny_heads.medusa, "medusa_lm_head.pt", medusa.load),
+    "hydra": (tiny_heads.hydra, "hydra_lm_head.pt", hydra_heads.load),
+    "eagle": (tiny_heads.eagle, "pytorch_model.bin", eagle.load),
+    "eagle3": (tiny_heads.eagle3, "model.safetensors", eagle3.load),
+    "speculators": (tiny_heads.speculators, "model.safetensors", eagle3.load),
+}
+
+
+def load(folder, family, target=None, **kwargs):
+    _, _, read = LOADERS[family]
+    layer = (tiny_heads.LAYER,) if family == "hydra" else ()
+    return read(folder, target or tiny_heads.target(), *layer, **CPU64, **kwargs)
+
+
+def saved(folder, family, change=None, made=None):
+    """Write a family's checkpoint, or one ``made`` otherwise, changed by ``change``."""
+    make, name, _ = LOADERS[family]
+    config, tensors = made or make()
+    if change:
+        change(config, tensors)
+    tiny_heads.save(folder, config, tensors, name)
+    return folder
+
+
 def close(ours, plain):
     torch.testing.assert_close(ours, torch.as_tensor(plain), **EXACT)
 
@@ -38,11 +63,11 @@ def steps(head, width, seed, vocab=tiny_heads.VOCAB, n_steps=2):
 
 
 def check_eagle(folder, seeds=range(1), save=True, **options):
-    config, tensors = tiny_heads.eagle(**options)
+    config, tensors = made = tiny_heads.eagle(**options)
     if save:
-        tiny_heads.save(folder, config, tensors, "pytorch_model.bin")
+        saved(folder, "eagle", made=made)
     target = tiny_heads.target()
-    head = eagle.load(folder, target, **CPU64)
+    head = load(folder, "eagle", target)
     for seed in seeds:
         for ids, states, rows, nodes in steps(head, tiny_heads.HIDDEN, seed):
             for path, feature in nodes[::3]:
@@ -54,9 +79,8 @@ def check_eagle(folder, seeds=range(1), save=True, **options):
 
 def check_eagle3(folder, made, seeds=range(1)):
     config, tensors = made
-    tiny_heads.save(folder, config, tensors, "model.safetensors")
     target = tiny_heads.target()
-    head = eagle3.load(folder, target, **CPU64)
+    head = load(saved(folder, "eagle3", made=made), "eagle3", target)
     width = tensors["fc.weight"].shape[1]
     for seed in seeds:
         for ids, states, rows, nodes in steps(head, width, seed):
@@ -75,9 +99,8 @@ def check_hydra(folder, arch, seeds=range(1), own=True):
     config, tensors = tiny_heads.hydra(arch)
     if not own:
         tensors = {key: w for key, w in tensors.items() if not key.startswith("hydra_lm_head.")}
-    tiny_heads.save(folder, config, tensors, "hydra_lm_head.pt")
     target = tiny_heads.target()
-    head = hydra_heads.load(folder, target, tiny_heads.LAYER, **CPU64)
+    head = load(saved(folder, "hydra", made=(config, tensors)), "hydra", target)
     prefixed = arch == "prefix-mlp"
     numbers = [1, 3, 5] if prefixed else [0, 1, 2]
     for seed in seeds:
@@ -106,7 +129,7 @@ def check_medusa(folder, n_blocks, own):
     name = "medusa_lm_head.pt" if own else "medusa_lm_head.safetensors"
     tiny_heads.save(folder, config, tensors, name)
     target = tiny_heads.target()
-    heads = medusa.load(folder, target, **CPU64)
+    heads = load(folder, "medusa", target)
     hidden = torch.randn(3, tiny_heads.HIDDEN, dtype=torch.float64)
     ours = heads(hidden)
     assert ours.shape == (3, 5, tiny_heads.VOCAB)

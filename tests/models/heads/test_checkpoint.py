@@ -5,33 +5,9 @@ import torch
 
 from specbench.errors import ConfigurationError, WeightsNotFound
 from specbench.models.checkpoints import int8
-from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
 from specbench.models.heads.layer_shape import read_shape
 from tests.models.heads import parity, tiny_heads
-
-LOADERS = {
-    "medusa": (tiny_heads.medusa, "medusa_lm_head.pt", medusa.load),
-    "hydra": (tiny_heads.hydra, "hydra_lm_head.pt", hydra_heads.load),
-    "eagle": (tiny_heads.eagle, "pytorch_model.bin", eagle.load),
-    "eagle3": (tiny_heads.eagle3, "model.safetensors", eagle3.load),
-    "speculators": (tiny_heads.speculators, "model.safetensors", eagle3.load),
-}
-
-
-def load(folder, family, target=None, **kwargs):
-    _, _, read = LOADERS[family]
-    layer = (tiny_heads.LAYER,) if family == "hydra" else ()
-    return read(folder, target or tiny_heads.target(), *layer, **parity.CPU64, **kwargs)
-
-
-def saved(folder, family, change=None):
-    """Write a family's checkpoint, changed by ``change(config, tensors)``."""
-    make, name, _ = LOADERS[family]
-    config, tensors = make()
-    if change:
-        change(config, tensors)
-    tiny_heads.save(folder, config, tensors, name)
-    return folder
+from tests.models.heads.parity import LOADERS, load, saved
 
 
 def drop(key):

@@ -296,8 +296,7 @@ def test_a_mistake_in_medusa_does_not_pass(tmp_path, monkeypatch, mistake):
 
 
 def made_eagle(folder, **kwargs):
-    tiny_heads.save(folder, *tiny_heads.eagle(), "model.safetensors")
-    head = eagle.load(folder, tiny_heads.target(), **parity.CPU64)
+    head = parity.load(parity.saved(folder, "eagle"), "eagle")
     head.reserve(**kwargs)
     return head
 
@@ -326,8 +325,7 @@ def test_a_shorter_text_begins_where_the_old_one_agrees(tmp_path):
 
 
 def test_states_of_another_width_are_refused(tmp_path):
-    tiny_heads.save(tmp_path, *tiny_heads.eagle3(), "model.safetensors")
-    head = eagle3.load(tmp_path, tiny_heads.target(), **parity.CPU64)
+    head = parity.load(parity.saved(tmp_path, "eagle3"), "eagle3")
     head.reserve(4, 1)
     with pytest.raises(ValueError, match="24 wide; the head joins 36"):
         head.catch_up(torch.zeros(1, dtype=torch.int64), torch.zeros(1, 24, dtype=torch.float64))
@@ -335,9 +333,8 @@ def test_states_of_another_width_are_refused(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_head_runs_in_the_targets_dtype(tmp_path, dtype):
-    tiny_heads.save(tmp_path, *tiny_heads.eagle(), "model.safetensors")
     ends = tiny_heads.target()
-    exact = eagle.load(tmp_path, ends, **parity.CPU64)
+    exact = parity.load(parity.saved(tmp_path, "eagle"), "eagle", ends)
     low = tiny_heads.Ends(ends.embedding.to(dtype), ends.head.to(dtype))
     rounded = eagle.load(tmp_path, low, dtype=dtype, device=torch.device("cpu"))
     features = torch.randn(5, tiny_heads.HIDDEN, dtype=torch.float64)
@@ -354,10 +351,8 @@ def test_a_head_runs_in_the_targets_dtype(tmp_path, dtype):
 
 def test_a_head_that_was_trained_on_the_next_layer_is_noticed(tmp_path, caplog):
     """Of a text whose next tokens the states of layers 3, 5, 7 alone give away."""
-    config, tensors = tiny_heads.eagle3()
-    tiny_heads.save(tmp_path, config, tensors, "model.safetensors")
     ends = tiny_heads.target()
-    head = eagle3.load(tmp_path, ends, **parity.CPU64)
+    head = parity.load(parity.saved(tmp_path, "eagle3"), "eagle3", ends)
     head.reserve(40, 1)
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(11, 32, tiny_heads.HIDDEN, dtype=torch.float64, generator=generator)
