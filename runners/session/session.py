@@ -196,7 +196,8 @@ class Session:
 
         Those of the text that its ``eval.py`` writes, less one for the BOS token of its models.
         """
-        return len(self._tokenizer(self.text(output_ids).strip()).input_ids) - 1
+        # An answer of an end token alone is no text, and where no BOS is added no id.
+        return max(0, len(self._tokenizer(self.text(output_ids).strip()).input_ids) - 1)
 
     def decode(
         self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None

@@ -1,5 +1,7 @@
 """What the labels of a run share, where one of them runs on an engine of its own."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -231,3 +233,16 @@ def test_the_memory_s_fastest_read_is_that_of_all_the_run_s_starts(small, tmp_pa
     assert jsonl.read_json(tmp_path / records.MANIFEST)["model"]["read_bytes_per_s"] == 1e18
     notes = jsonl.read_json(tmp_path / records.SUMMARY)["notes"]
     assert "at 0% of this machine's read bandwidth (1000000000 GB/s): under 50%" in " ".join(notes)
+
+
+def test_an_answer_without_text_counts_no_tokens():
+    """As one of the end token alone; its record would be refused as damaged."""
+
+    class Wordless(session.Session):
+        def __init__(self):
+            self._tokenizer = lambda text: SimpleNamespace(input_ids=text.split())
+
+        def text(self, output_ids):
+            return " " * len(output_ids)
+
+    assert Wordless().retokenized([2]) == 0
