@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,7 +61,12 @@ def reporting_errors(work: Callable[[], int]) -> int:
     So does a file or folder that cannot be read or written: 2, or 1 where the disk is full.
     """
     try:
-        return work()
+        code = work()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever reads, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         if error.filename is None:
             raise

@@ -56,7 +56,12 @@ def comparison_table(*comparisons: Comparison, most: int | None = None) -> Resul
         comparisons: of one timing.
         most: of a comparison's methods, the fastest; the caption says how many there are.
     """
-    apart = {name: of for name, of in _APART.items() if len({of(c) for c in comparisons}) > 1}
+    several = [*_APART][:2] if len(comparisons) > 1 else []  # a model and its data go together
+    apart = {
+        name: of
+        for name, of in _APART.items()
+        if name in several or len({of(c) for c in comparisons}) > 1
+    }
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
     text = [*captions_once(comparisons), DECISION_TEXT]
@@ -73,8 +78,9 @@ def comparison_table(*comparisons: Comparison, most: int | None = None) -> Resul
         for claim in comparison.not_run:
             rows.append({**where, "method": claim.method, **_not_run_cells(claim)})
             notes.append(claim.note(claim.method))
+    title = comparisons[0].title if len(comparisons) == 1 else "Methods compared"
     return ResultTable.of(
-        comparisons[0].title if len(comparisons) == 1 else "Methods compared",
+        f"{title}: predicted times" if comparisons[0].timing == "predicted" else title,
         "\n".join(text),
         rows,
         with_rule(notes),

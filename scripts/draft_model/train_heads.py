@@ -57,7 +57,7 @@ class Recipe:
     steps: int  # guesses per row: heads, or unrolled steps
     seed: int = 0
     batch_tokens: int = 512
-    prompt_share: float = 0.25  # of a prompt's positions that are learned, drawn anew each time
+    prompt_share: float = 0.5  # of a prompt's positions that are learned, drawn anew each time
     candidates: int = 4096  # most frequent ids in each softmax, besides the batch's own
     drawn: int = 1024  # and drawn ones
     layers: tuple[int, ...] = (2, 19, 27)  # states that EAGLE-3 reads
@@ -66,8 +66,8 @@ class Recipe:
 
 # Rates far above the papers' 3e-5 … 1e-4, which are for widths of 4096 and more, and for days.
 RECIPES = {
-    "eagle": Recipe("eagle", epochs=5, lr=1e-3, steps=1),
-    "medusa": Recipe("medusa", epochs=3, lr=1e-3, steps=4),
+    "eagle": Recipe("eagle", epochs=8, lr=1e-3, steps=1),
+    "medusa": Recipe("medusa", epochs=4, lr=1e-3, steps=4),
     "eagle3": Recipe("eagle3", epochs=4, lr=1e-3, steps=3),
     "hydra": Recipe("hydra", epochs=3, lr=5e-4, steps=4),
 }
@@ -137,7 +137,8 @@ def learn(
         progress.minutes = before + (time.perf_counter() - began) / 60
         if done in ends and len(progress.curve) == ends[done]:
             score = held_out(pupil, texts, test, layers)
-            progress.curve.append({"epoch": ends[done], "loss": round(progress.loss, 3), **score})
+            mean = {"loss": round(progress.loss, 3)} if done else {}
+            progress.curve.append({"epoch": ends[done], **mean, **score})
             print(f"{recipe.name}: {progress.curve[-1]}, {progress.minutes:.1f} min", flush=True)
         over = (time.perf_counter() - began) / 60 > options.minutes
         if over or done == len(plans) or done % STEPS_BETWEEN_SAVES == 0:
@@ -206,7 +207,9 @@ def write_head(
     with jsonl.replacing(folder / name) as partial:
         save_file(int8.rounded(tensors), partial)
     (folder / FACTS).unlink(missing_ok=True)
-    about = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(recipe).items()}
+    about = asdict(recipe) | {"layers": list(recipe.layers)}
+    if recipe.name != "eagle3":
+        del about["layers"], about["vocab"]
     about |= {
         "parameters": sum(p.numel() for p in pupil.head.parameters()),
         "batches_done": progress.done,
@@ -225,7 +228,7 @@ def write_head(
 
 
 def train(options: argparse.Namespace, names: list[str]) -> None:
-    texts, _ = read_texts(options.work, options.groups)
+    texts, styles = read_texts(options.work, options.groups)
     with safe_open(group_file(options.work, 0), "pt") as opened:
         stored = opened.metadata().get("layers")
     if stored != ",".join(map(str, _kept(options))):
@@ -242,11 +245,13 @@ def train(options: argparse.Namespace, names: list[str]) -> None:
     test = torch.nonzero(held)[:, 0].tolist()[: options.held]
     facts = {
         "texts": len(texts.prompts),
+        "styles": sorted(set(styles)),
         "texts_learnt": len(rows),
         "tokens": len(texts.tokens),
         "answer_tokens": int(is_answer(texts).sum()),
         "texts_sha256": hashlib.sha256(texts.tokens.numpy().tobytes()).hexdigest(),
         "held_out_texts": len(test),
+        "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
     for name in names:

@@ -71,6 +71,19 @@ def test_a_place_that_cannot_be_written_or_read_exits_2(results, capsys, tmp_pat
         assert re.search(r"error: .*(long|file)/?.* cannot be used: ", capsys.readouterr().err)
 
 
+def test_a_reader_that_has_seen_enough_is_no_error():
+    code = (
+        "import sys; from analysis.runs.command import reporting_errors\n"
+        "sys.exit(reporting_errors(lambda: print('x' * 10**6) or 0))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_incomplete_runs_are_named(results, capsys):
     shutil.copytree(results / "one", results / "two")
     (results / "two" / "DONE").unlink()
@@ -279,6 +292,66 @@ def test_spec_bench_s_estimator_on_request(results, capsys):
     assert {row["estimator"] for row in theirs} == {"specbench"}
     assert [row["mat"] for row in theirs] == [row["mat"] for row in paired]
     assert [row["speedup"] for row in theirs] != [row["speedup"] for row in paired]
+
+
+@pytest.fixture
+def two_models(results):
+    shutil.copytree(results / "one", results / "two")
+    edit_records(results / "two", lambda record: {**record, "model": "mistral7b"})
+    return results
+
+
+def test_several_models_stand_in_one_table_that_fits(two_models):
+    table = tables.comparison_table(*make_comparisons(load_runs([two_models]))).in_short()
+    for width in (80, 100, 120, 200):
+        console = Console(width=width, file=io.StringIO())
+        console.print(to_rich(table))
+        lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+        assert max(map(len, lines)) <= width
+        heads = [lines.index(f"{model}, specbench") for model in ("mistral7b", "vicuna7b")]
+        assert heads[0] < heads[1]
+        for head in heads:
+            (line,) = [each for each in lines[head : head + 6] if each.startswith("cacheback ")]
+            assert line.split()[1:6] == ["2.28", "1.92", "[1.81,", "2.03]", "1.89"]
+
+
+def test_several_models_are_columns_for_a_program_and_a_head_in_a_paper(two_models, capsys):
+    assert {row["model"] for row in csv_rows(capsys, two_models)} == {"mistral7b", "vicuna7b"}
+    assert tables.main([str(two_models), "--latex", "--markdown"]) == 0
+    text = capsys.readouterr().out
+    assert r"\multicolumn{6}{@{}l}{\textit{Mistral-7B, Spec-Bench}}" in text
+    assert text.count(r"\textbf{1.92}") == 2, "the best of each model"
+    assert "| model     | data      | method" in text
+
+
+def test_columns_are_chosen_by_the_names_of_csv_files(results, capsys):
+    rows = csv_rows(capsys, results, "--columns", "end_to_end_speedup,claimed_mat")
+    assert [*rows[0]] == [
+        "run", "model", "dataset", "task", "label", "end_to_end_speedup", "end_to_end_speedup_low",
+        "end_to_end_speedup_high", "claimed_mat",
+    ]  # fmt: skip
+    assert tables.main([str(results), "--columns", "claimed_mat, tokens_per_s"]) == 0
+    shown = capsys.readouterr().out
+    assert re.split(r" {2,}", shown.splitlines()[1].strip()) == [
+        "method", "claimed MAT", "tokens/s [95 %]",
+    ]  # fmt: skip
+    assert "token_recycling" in shown, "claimed and not run"
+    assert tables.main([str(results), "--columns", "mat,speedups"]) == 2
+    said = capsys.readouterr().err
+    assert "--columns speedups: no such column" in said
+    assert "against_the_best, outputs" in said
+
+
+def test_all_columns_and_the_tasks_are_there_on_request(results, capsys):
+    assert tables.main([str(results), "--wide"]) == 0
+    wide = capsys.readouterr().out
+    for words in ("geo. mean [95 %]", "MT speedup [95 %]", "claimed on", "not run"):
+        assert words in wide
+    assert "over graph ar" not in wide, "nothing was run there"
+    assert tables.main([str(results), "--tasks"]) == 0
+    by_task = capsys.readouterr().out.partition("vicuna7b on specbench: by task")[2]
+    assert "summarization, n = 3" in by_task
+    assert "speedups over ar" in by_task
 
 
 def test_a_run_without_baseline(results):

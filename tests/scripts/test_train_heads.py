@@ -1,5 +1,6 @@
 """Heads are trained through their own inference code, resume, and load from what is written."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -229,3 +230,24 @@ def test_a_stage_that_runs_out_of_minutes_goes_on(target, texts, tmp_path):
     assert first.curve[0]["epoch"] == 0
     _, then = learned(target, texts, recipe, tmp_path)
     assert then.done > 0 and [p["epoch"] for p in then.curve] == list(range(recipe.epochs + 1))
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in script.HEADS_FOLDER.iterdir()))
+def test_a_shipped_head_is_the_one_on_its_card(name):
+    folder = script.HEADS_FOLDER / name
+    facts = json.loads((folder / "training.json").read_text())
+    weights = next(folder.glob("*.safetensors"))
+    assert hashlib.sha256(weights.read_bytes()).hexdigest() == facts["sha256"]
+    assert facts["sha256"] in (folder / "README.md").read_text()
+
+    class Ends:
+        embedding = torch.empty(49152, 576, device="meta")
+
+    read = {"eagle": eagle, "eagle3": eagle3, "medusa": medusa}[name]
+    head = read.load(folder, Ends(), **CPU)
+    assert sum(p.numel() for p in head.parameters()) == facts["parameters"]
+
+
+def test_shipped_heads_are_small():
+    sizes = [p.stat().st_size for p in script.HEADS_FOLDER.rglob("*.safetensors")]
+    assert 0 < sum(sizes) <= 40_000_000

@@ -201,13 +201,17 @@ def of_shape(shape):
 
 
 def save_each(folder, hidden=HIDDEN, vocab=VOCAB, **layer):
-    """One head of each kind, for `DraftContext.heads`: folders by name."""
+    """One head of each kind, for `DraftContext.heads`: folders by name.
+
+    EAGLE-3's only where its ids fit into the vocabulary.
+    """
     made = {
         "medusa": (medusa(hidden=hidden, vocab=vocab), "medusa_lm_head.pt"),
         "hydra": (hydra(n_heads=4, hidden=hidden, vocab=vocab, **layer), "hydra_lm_head.pt"),
         "eagle": (eagle(hidden=hidden), "pytorch_model.bin"),
-        "eagle3": (eagle3(hidden, vocab), "model.safetensors"),
     }
+    if vocab > DRAFT_VOCAB:
+        made["eagle3"] = eagle3(hidden, vocab), "model.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
     for name, (head, file) in made.items():
         if not (folder / name / file).exists():
