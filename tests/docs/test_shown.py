@@ -1,6 +1,7 @@
 """Measured tables and figures of the documents are those of their records (``make shown``)."""
 
 import re
+from pathlib import Path
 
 import matplotlib as mpl
 import pytest
@@ -20,6 +21,8 @@ from scripts.shown import (
 from specbench.paths import PROJECT
 from specbench.results.manifest import BASELINE
 
+# One picture of each kind in the fast suite; the others take half a second each.
+QUICK = {"bench_speedup", "cacheback_figure3", "growth", "ranked", "kw_speedup"}
 TABLE = re.compile(r"(?:^|\n)([^\n]*)\n\n(\|(?:.*\n)+?)(?!\|)")
 DECIMALS = "<!-- decimals: of the files linked in each row -->"
 # What a document says while a summary that it shows is of the rule before.
@@ -98,7 +101,13 @@ def test_pictures_in_the_repository_are_small(name):
     f"matplotlib=={mpl.__version__}\n" not in text("constraints.txt"),
     reason="another matplotlib than constraints.txt has: letters differ by pixels",
 )
-@pytest.mark.parametrize("name", index()["figures"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if Path(name).stem in QUICK else pytest.mark.slow)
+        for name in index()["figures"]
+    ],
+)
 def test_figures_are_those_of_their_records(name):
     with Image.open(PROJECT / name) as picture:
         shown = picture.convert("RGB")

@@ -294,7 +294,7 @@ def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path,
             sys.executable, "-c", code, "-m", *plain, "runner=replay", f"runner.traces={live}",
             "method.num_tokens=1,2,3", f"output_dir={tmp_path}/sweep",
         ],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     folders = sorted(path.parent for path in (tmp_path / "sweep").rglob(records.DONE))
