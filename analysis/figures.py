@@ -43,7 +43,8 @@ def _task_bars(comparison: Comparison, key: str) -> Drawing | None:
     panel = task_panel(comparison, key)
     if not panel.series:
         return None
-    words = [caption(comparison, speedup=key == "speedup"), claimed_words([comparison], key)]
+    timed = key == "speedup"
+    words = [caption(comparison, timed, timed), claimed_words([comparison], key)]
     title = f"{_TITLES[key]} ({comparison_title(comparison)})"
     return bars([panel], title, "\n".join(filter(None, words)))
 
@@ -81,7 +82,7 @@ def pictures_of(comparison: Comparison) -> Iterator[tuple[str, Drawing]]:
     """The figures of runs of no experiment, with what is added to their files' names."""
     words = caption(comparison)
     swept = False
-    for name, figure in sweep_pictures(comparison, words):
+    for name, figure in sweep_pictures(comparison):
         swept = True
         yield name, figure
     if not swept:
@@ -114,10 +115,14 @@ def parser() -> argparse.ArgumentParser:
 def draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
     """Write the runs' figures where the options of :func:`parser` say."""
     folder = options.output or options.runs[0] / "figures"
+    forms: list[str] = []
     with styled(options.width):
         for stem, figure in figures_of(runs):
-            for path in save(figure, folder, stem, options.caption):
-                sys.stdout.write(f"{path}\n")
+            paths = save(figure, folder, stem, options.caption)
+            if not forms:
+                forms = [path.suffix.removeprefix(".") for path in paths]
+                sys.stdout.write(f"figures in {folder}, each as {', '.join(forms)}:\n")
+            sys.stdout.write(f"  {stem}\n")
     return 0
 
 

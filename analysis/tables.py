@@ -72,10 +72,12 @@ def records_sheet(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     stands = {k: v for comparison in comparisons for k, v in standings(comparison).items()}
     knobs = [knob_columns(comparison) for comparison in comparisons]
     varied = list(dict.fromkeys(knob for each in knobs for own in each for knob in own))
+    varied += ["settings"] if any(comparison.told for comparison in comparisons) else []
     frame = pd.DataFrame(
         {
             "run": names[entry.run.path],
             **own,
+            **({"settings": comparison.told} if comparison.told else {}),
             **_csv_cells(entry, task, row, stands.get((entry.run.path, entry.label))),
         }
         for comparison, each in zip(comparisons, knobs, strict=True)

@@ -175,16 +175,19 @@ def heatmap_pictures(
         found = [(each, sweep) for each in members for sweep in sweeps(each, *knobs)]
         entries = [entry for _, sweep in found for entry in sweep.entries.values()]
         claimed = claimed_in_cells(entries, key, *knobs)
-        words = captions(members, text, claimed, speedup=key == "speedup")
+        timed = key == "speedup"
+        words = captions(members, text, claimed, speedup=timed, times=timed)
         where = comparison_title(members[0]) if len(members) == 1 else display_name(model)
         figure = sweep_heatmaps(found, knobs, key, after(place, where), words, names)
         if figure is not None:
             yield model, figure
 
 
-def captions(comparisons: Iterable[Comparison], *before: str, speedup: bool = True) -> str:
+def captions(
+    comparisons: Iterable[Comparison], *before: str, speedup: bool = True, times: bool = True
+) -> str:
     """What stands below a figure: a few words of its own, then each comparison's conditions."""
-    return "\n".join([*filter(None, before), *captions_once(comparisons, speedup)])
+    return "\n".join([*filter(None, before), *captions_once(comparisons, speedup, times)])
 
 
 def drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from analysis.plots.layout import (
     CLAIMED,
+    LEADING,
     Drawing,
     canvas,
     finish,
@@ -250,7 +251,7 @@ def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) ->
             found = next(point for point in points if point.x == place)
             look = leading_style(best=rank == 0)
             axes.plot([place + offset], [found.y or 0.0], **look)
-            axes.plot([], [], label=_LEADING[min(rank, 1)], **look)
+            axes.plot([], [], label=LEADING[min(rank, 1)], **look | {"markersize": 6.5})
     if panel.log is not None:
         axes.set_xscale("log", base=panel.log)
         shown = places[:: math.ceil(len(places) / 8)]
@@ -262,9 +263,6 @@ def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) ->
         _name_places(axes, panel.ticks)
     _label(axes, panel)
     return aside > 0
-
-
-_LEADING = ("best", "may be as good")
 
 
 def _short(place: float, base: float) -> str:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 _CHARACTERS_PER_INCH = 18
+# In a legend, of the best point of a line and of others.
+LEADING = ("best", "may be as good")
 # In a legend, by bound.
 CLAIMED = {"": "claimed", "upper": "claimed at most", "lower": "claimed at least"}
 # Of each form what would differ from day to day or tell the program's version.
@@ -74,7 +76,7 @@ def legend_of(all_axes: Sequence[Axes]) -> dict[str, Artist]:
     for axes in all_axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
-    last = (PLAIN, *CLAIMED.values())
+    last = (*LEADING, PLAIN, *CLAIMED.values())
     return dict(sorted(handles.items(), key=lambda item: item[0] in last))
 
 

@@ -20,6 +20,7 @@ from specbench.results.names import display_name
 
 _SETTINGS = 3  # of one method, from which a line along its budgets is drawn
 _MOST = 40  # rows of a picture that can be read
+_DOTS = 16  # with names, that can be told apart
 
 
 def overview_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[str, Drawing]]:
@@ -27,17 +28,24 @@ def overview_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[st
     entries = [e for e in comparison.drafting if e.overall["speedup"] is not None]
     if not entries:
         return
-    where = comparison_title(comparison)
+    where, words = comparison_title(comparison), caption
     units = (speedup_words(comparison.timing), unit_of("mat", comparison.timing))
     groups = undecided_groups(entries)
-    rows = [_ranked(comparison, entry) for group in groups for entry in group][:_MOST]
+    rows = [_ranked(comparison, entry) for group in groups for entry in group]
+    rows, caption = rows[:_MOST], _of(caption, _MOST, len(entries))
     if len(entries) > 1:
         bands = [len(group) for group in groups]
         yield "ranked", ranked(rows, bands, units, f"All methods, ranked ({where})", caption)
         title = f"MAT against speedup ({where})"
-        yield "mat_speedup", mat_against_speedup(rows[:16], units, title, caption)
+        text = _of(words, _DOTS, len(entries))
+        yield "mat_speedup", mat_against_speedup(rows[:_DOTS], units, title, text)
     if any(row.prompts for row in rows):
         yield "prompts", prompts(rows, units[0], f"Speedup prompt by prompt ({where})", caption)
+
+
+def _of(caption: str, most: int, count: int) -> str:
+    """The caption, which says so where a picture has but some of the methods."""
+    return f"The {most} first of {count} are drawn.\n{caption}" if count > most else caption
 
 
 def budget_picture(comparison: Comparison, caption: str) -> Drawing | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -69,7 +70,8 @@ def ranked(
     for place, row in enumerate(rows):
         _dot(left, place, row.method, row.speedup)
         _dot(right, place, row.method, row.mat)
-    _rows(left, [row.name for row in rows])
+    for axes in (left, right):
+        _rows(axes, [row.name for row in rows])
     _limit(left, [row.speedup for row in rows], 1.0)
     _limit(right, [row.mat for row in rows], 1.0)
     left.axvline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
@@ -118,7 +120,8 @@ def mat_against_speedup(
     axes = figure.subplots()
     known = [row for row in rows if row.speedup.value and row.mat.value]
     xs, ys = [row.mat.value or 1.0 for row in known], [row.speedup.value or 1.0 for row in known]
-    right, top = 1.06 * max([*xs, 1.5]), 1.08 * max([*ys, 1.2])
+    right = _end([*xs, 1.5], [row.mat for row in known])
+    top = _end([*ys, 1.2], [row.speedup for row in known])
     bottom = min(0.9, 0.92 * min([*ys, 1.0]))
     for cost in _COSTS:
         if right / cost < bottom:
@@ -131,16 +134,16 @@ def mat_against_speedup(
             ha="left" if edge[0] == right else "center",
             va="center" if edge[0] == right else "bottom", annotation_clip=False,
         )  # fmt: skip
+    drawn: Counter[str] = Counter()
     for row, x, y in zip(known, xs, ys, strict=True):
+        look = dot_style(row.method, variant=drawn[row.method])
+        drawn[row.method] += 1
         bounds = [(row.mat, x), (row.speedup, y)]
         across, up = (
             [[value - e.interval[0]], [e.interval[1] - value]] if e.interval else None
             for e, value in bounds
         )
-        axes.errorbar(
-            [x], [y], xerr=across, yerr=up, elinewidth=0.5, label=row.name,
-            **dot_style(row.method),
-        )  # fmt: skip
+        axes.errorbar([x], [y], xerr=across, yerr=up, elinewidth=0.5, label=row.name, **look)
     axes.axhline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
     axes.set_xlim(1.0, right)
     axes.set_ylim(bottom, top)
@@ -150,6 +153,13 @@ def mat_against_speedup(
     handles, names = axes.get_legend_handles_labels()
     finish(figure, title, f"{COST_TEXT}\n{caption}", dict(zip(names, handles, strict=True)))
     return figure
+
+
+def _end(values: Sequence[float], cells: Sequence[Estimate]) -> float:
+    """Of an axis: room for all values, and for intervals unless they are very long."""
+    ends = [cell.interval[1] for cell in cells if cell.interval]
+    highest = max(values)
+    return max(1.07 * highest, min(1.02 * max(ends, default=0.0), 1.25 * highest))
 
 
 def _dot(axes: Axes, place: int, method: str, cell: Estimate) -> None:

@@ -118,13 +118,16 @@ def _look(method: str) -> tuple[str, str, str]:
 def bar_style(method: str, variant: int = 0) -> dict[str, str]:
     """Of a bar; ``variant`` counts the entries of a method in the figure, from 0."""
     color, hatch, _ = _look(method)
-    white = _TINTS[variant % len(_TINTS)]
-    tinted = to_hex([white + (1 - white) * part for part in to_rgb(color)])
     return {
-        "facecolor": tinted if white else color,
+        "facecolor": _tinted(color, variant),
         "hatch": hatch + _VARIANTS[variant // len(_TINTS) % len(_VARIANTS)],
         "edgecolor": REFERENCE,
     }
+
+
+def _tinted(color: str, variant: int) -> str:
+    white = _TINTS[variant % len(_TINTS)]
+    return to_hex([white + (1 - white) * part for part in to_rgb(color)]) if white else color
 
 
 def line_style(method: str, variant: int = 0, claimed: bool = False) -> Keywords:
@@ -158,10 +161,13 @@ def claimed_style(bound: str = "") -> Keywords:
     }
 
 
-def dot_style(method: str, faint: bool = False) -> Keywords:
-    """Of a single point; ``faint`` ones are many."""
+def dot_style(method: str, faint: bool = False, variant: int = 0) -> Keywords:
+    """Of a single point; ``faint`` ones are many, ``variant`` as for :func:`bar_style`."""
     color, _, marker = _look(method)
-    look = {"color": color, "marker": marker, "linestyle": "none", "markersize": 6.0}
+    marker = _MARKERS[(_MARKERS.index(marker) + variant // len(_TINTS)) % len(_MARKERS)]
+    look: Keywords = {"color": color, "marker": marker, "linestyle": "none", "markersize": 6.0}
+    if variant:
+        look["markerfacecolor"] = _tinted(color, variant)
     return look | ({"alpha": 0.6, "markersize": 5.5, "markeredgewidth": 0} if faint else {})
 
 

@@ -9,7 +9,7 @@ from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.layout import Drawing
 from analysis.plots.units import MAT, PLAIN, speedup_words, unit_of
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, Comparison, caption
 from analysis.runs.sweeps import Sweep, Value, sweeps, varied_knobs
 from specbench.results.names import display_name
 from specbench.results.wording import case_words
@@ -23,7 +23,7 @@ def sweep_heatmaps(
     knobs: tuple[str, str],
     key: str,
     title: str,
-    caption: str,
+    text: str,
     names: Mapping[str, str] | None = None,
 ) -> Drawing | None:
     """Heatmaps over any two knobs on one color scale; None without numbers.
@@ -36,7 +36,7 @@ def sweep_heatmaps(
             ``knobs``: a heatmap each.
         knobs: that of the vertical axis, then that of the horizontal one.
         key: ``speedup`` or ``mat``.
-        caption: conditions of the comparisons.
+        text: the caption, conditions of the comparisons.
         names: of the axes, by knob; by default the knob's own.
     """
     several = len({id(comparison) for comparison, _ in found}) > 1
@@ -53,7 +53,7 @@ def sweep_heatmaps(
     down, across = (names.get(knob, knob) if names else knob for knob in knobs)
     unit = unit_of(key, found[0][0].timing)
     even = 1.0 if key == "speedup" else None
-    return heatmaps(grids, across, down, unit, title, caption, break_even=even)
+    return heatmaps(grids, across, down, unit, title, text, break_even=even)
 
 
 def _short_title(comparison: Comparison) -> str:
@@ -62,7 +62,7 @@ def _short_title(comparison: Comparison) -> str:
 
 
 def sweep_lines(
-    found: Sequence[Found], knob: str, title: str, caption: str, name: str = ""
+    found: Sequence[Found], knob: str, title: str, text: str, name: str = ""
 ) -> Drawing | None:
     """Speedup and MAT along one knob, a line for each sweep; None without numbers.
 
@@ -72,7 +72,7 @@ def sweep_lines(
     Args:
         found: of one comparison, as for :func:`sweep_heatmaps`.
         knob: what varies; ``name`` is that of the axis, by default the knob's own.
-        caption: conditions of the comparison.
+        text: the caption, conditions of the comparison.
     """
     timing = found[0][0].timing
     values = list(dict.fromkeys(v for _, sweep in found for (v,) in sweep.entries))
@@ -89,7 +89,7 @@ def sweep_lines(
                     bottom=1.0 if key == "mat" else None,
                 )
             )  # fmt: skip
-    return curves([panels], title, caption) if panels else None
+    return curves([panels], title, text) if panels else None
 
 
 def _line(comparison: Comparison, sweep: Sweep, key: str, places: Mapping[Value, float]) -> Series:
@@ -103,7 +103,7 @@ def _line(comparison: Comparison, sweep: Sweep, key: str, places: Mapping[Value,
     )
 
 
-def sweep_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[str, Drawing]]:
+def sweep_pictures(comparison: Comparison) -> Iterator[tuple[str, Drawing]]:
     """What a user's own sweep ends in, each with what is added to its file's name.
 
     Heatmaps of speedup and of MAT where two knobs were varied, lines where one was; of more knobs
@@ -118,19 +118,21 @@ def sweep_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[str, 
     methods = ", ".join(dict.fromkeys(display_name(sweep.method) for _, sweep in found))
     title = f"{methods}: {{}} by {' and '.join(knobs[:2])} ({comparison_title(comparison)})"
     if len(knobs) == 1:
-        drawn = sweep_lines(found, knobs[0], title.format("speedup and MAT"), caption)
+        drawn = sweep_lines(found, knobs[0], title.format("speedup and MAT"), caption(comparison))
         if drawn is not None:
             yield knobs[0], drawn
         return
     for key, words in (("speedup", "speedup"), ("mat", "MAT")):
-        drawn = sweep_heatmaps(found, (knobs[0], knobs[1]), key, title.format(words), caption)
+        timed = key == "speedup"
+        text = caption(comparison, timed, timed)
+        drawn = sweep_heatmaps(found, (knobs[0], knobs[1]), key, title.format(words), text)
         if drawn is not None:
             yield f"{knobs[0]}_{knobs[1]}_{key}", drawn
 
 
 def comparison_title(comparison: Comparison) -> str:
     """``Vicuna-7B on Spec-Bench``."""
-    return f"{display_name(comparison.model)} on {display_name(comparison.dataset)}"
+    return comparison.title_of(display_name(comparison.model), display_name(comparison.dataset))
 
 
 def figure_name(comparison: Comparison, entry: ComparedLabel) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from analysis.runs.claims import Claim, claims_not_run, find_claim
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
-from analysis.runs.settings import setting_words
+from analysis.runs.settings import run_words, setting_words
 from analysis.runs.verdicts import Judge
 from specbench.results.decision import measured
 from specbench.results.estimate import FEWEST, Estimate
@@ -103,12 +103,17 @@ class ComparedLabel:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that share model, questions and conditions: one table."""
+    """Runs that share model, questions and conditions: one table.
+
+    ``told``: what its runs were told otherwise than those of another one on the same model and
+    data, ``dataset.path=b.jsonl``; "" where there is none.
+    """
 
     runs: Sequence[Run]
     entries: Sequence[ComparedLabel]
     not_run: Sequence[Claim]
     estimator: str
+    told: str = ""
 
     @property
     def model(self) -> str:
@@ -124,7 +129,11 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        return f"{self.model} on {self.dataset}"
+        return self.title_of(self.model, self.dataset)
+
+    def title_of(self, model: str, data: str) -> str:
+        """Its title with these names for its model and data."""
+        return ", ".join(filter(None, [f"{model} on {data}", self.told]))
 
     @property
     def drafting(self) -> list[ComparedLabel]:
@@ -182,7 +191,22 @@ def make_comparisons(
         comparisons.append(
             Comparison(members, entries, claims_not_run(members[0], methods, claims), kind)
         )
-    return comparisons
+    return _told_apart(comparisons)
+
+
+def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons, those of one model, data and machine with what was told them otherwise."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, comparison in enumerate(comparisons):
+        run = comparison.runs[0]
+        same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.timing)
+        alike.setdefault((*same, comparison.estimator), []).append(i)
+    made = list(comparisons)
+    for places in alike.values():
+        words = run_words([comparisons[i].runs for i in places])
+        for i, told in zip(places, words, strict=True):
+            made[i] = replace(comparisons[i], told=told)
+    return made
 
 
 def conditions(run: Run) -> tuple[Any, ...]:
@@ -241,17 +265,19 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
     return entries
 
 
-def caption(comparison: Comparison, speedup: bool = True) -> str:
+def caption(comparison: Comparison, speedup: bool = True, times: bool = True) -> str:
     """Model, data, state, hardware, number of cases, verdict on losslessness, code.
 
-    Speedups are explained where what stands above shows some.
+    Speedups are explained where what stands above shows some, and so are times.
     """
-    return " ".join(_sentences(comparison, speedup))
+    return " ".join(_sentences(comparison, speedup, times))
 
 
-def captions_once(comparisons: Iterable[Comparison], speedup: bool = True) -> list[str]:
+def captions_once(
+    comparisons: Iterable[Comparison], speedup: bool = True, times: bool = True
+) -> list[str]:
     """A caption for each comparison, and a last line of what holds for all."""
-    each = [_sentences(comparison, speedup) for comparison in comparisons]
+    each = [_sentences(comparison, speedup, times) for comparison in comparisons]
     if len(each) < 2:
         return [" ".join(sentences) for sentences in each]
     shared = [said for said in each[0] if all(said in other for other in each)]
@@ -264,10 +290,11 @@ def decoding_words(run: Run) -> str:
     return "greedy" if run.temperature == 0 else f"temperature {run.temperature:g}"
 
 
-def _sentences(comparison: Comparison, speedup: bool = True) -> list[str]:
+def _sentences(comparison: Comparison, speedup: bool = True, times: bool = True) -> list[str]:
     first = comparison.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
-    made_up += TIMES[first.timing]
+    hidden = first.timing == "predicted" and not times
+    made_up += "Steps of a replay. " if hidden else TIMES[first.timing]
     if first.imported:
         made_up += f"IMPORTED from {first.imported}'s files: not run here, no tokens to audit. "
     rows = sorted((entry.overall for entry in comparison.entries), key=lambda row: row["n_timed"])
@@ -276,10 +303,11 @@ def _sentences(comparison: Comparison, speedup: bool = True) -> list[str]:
     repeats = sorted({1 + max(record.repeat for record in run.records) for run in comparison.runs})
     limit = first.max_new_tokens
     dropped = _lost(comparison, "n_dropped")
-    noisy = _lost(comparison, "n_disturbed")
+    noisy = _lost(comparison, "n_disturbed") if times else 0
     speed = SPEEDUPS[comparison.estimator]
     return [
-        f"{made_up}{first.model} ({first.dtype}, {decoding_words(first)}) on {first.dataset}: "
+        f"{made_up}{first.model} ({first.dtype}, {decoding_words(first)}) on {first.dataset}"
+        + (f", {comparison.told}: " if comparison.told else ": ")
         + f"{cases} cases"
         + (f" of at most {limit} new tokens a turn" if limit else "")
         + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
@@ -287,19 +315,19 @@ def _sentences(comparison: Comparison, speedup: bool = True) -> list[str]:
         + (f", {noisy}{_of_runs(comparison)} with a disturbed turn " if noisy else "")
         + (_how_counted(comparison) if noisy else "")
         + ".",
-        *disturbed_words(comparison, speedup),
+        *(disturbed_words(comparison, speedup) if times else []),
         f"Hardware: {first.hardware}.",
         f"State kept per {_scopes(comparison)}.",
         f"Lossless: {_lossless(comparison)}.",
         *([f"{speed}."] if speedup and first.timing != "none" else []),
-        interval_words(repeats[-1], _counts(comparison)),
-        *_slow_baseline(comparison),
+        interval_words(repeats[-1], _counts(comparison, times)),
+        *(_slow_baseline(comparison) if times else []),
         f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
     ]
 
 
-def _counts(comparison: Comparison) -> list[int]:
-    key = "mat" if comparison.runs[0].timing == "none" else "speedup"
+def _counts(comparison: Comparison, times: bool) -> list[int]:
+    key = "speedup" if times and comparison.runs[0].timing != "none" else "mat"
     return [n_of(row, key) for entry in comparison.entries for row in entry.rows.values()]
 
 
@@ -390,4 +418,4 @@ def _lossless(comparison: Comparison) -> str:
         if entry.label != entry.run.baseline:
             for kind, count in entry.overall["lossless"].items():
                 totals[kind] = totals.get(kind, 0) + count
-    return verdict_words(totals)
+    return verdict_words(totals, counted=False)

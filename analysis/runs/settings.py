@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from analysis.runs.load import Run
@@ -15,6 +16,8 @@ Labelled: TypeAlias = "tuple[Run, str]"
 NAMES = {"_target_", "name", "label", "version"}
 # Of a run's, those that say nothing of its labels, or nothing to a reader.
 _ASIDE = {*NAMES, "compare", "traces_sha", "surface_sha"}
+# Those of a run's settings that decide its questions and under which conditions it answers them.
+_CONDITIONS = {"dataset", "generation", "verifier", "seed"}
 
 
 def varied_knobs(labels: Sequence[Labelled]) -> list[dict[str, object]]:
@@ -62,6 +65,43 @@ def setting_words(labels: Sequence[Labelled]) -> list[str]:
             for i, more in zip(places, other_settings([labels[i] for i in places]), strict=True):
                 words[i] = ", ".join(filter(None, [words[i], _typed(more)]))
     return words
+
+
+def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Of each group of runs what questions or conditions set it apart from others, as it is typed.
+
+    ``dataset.path=b.jsonl``; methods and their knobs are what labels say.
+    """
+    if len(groups) < 2:
+        return [""] * len(groups)
+    shared = [_shared([_flat(_of_run(run)) for run in runs]) for runs in groups]
+    return [_typed(_short_paths(own, shared)) for own in _apart(shared)]
+
+
+def _of_run(run: Run) -> Mapping[str, Any]:
+    own = run.manifest.identity or {}
+    return {key: value for key, value in own.items() if key in _CONDITIONS}
+
+
+def _shared(each: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    first, *others = each
+    return {
+        key: value
+        for key, value in first.items()
+        if key.rpartition(".")[2] not in _ASIDE and all(o.get(key) == value for o in others)
+    }
+
+
+def _short_paths(
+    own: Mapping[str, object], others: Sequence[Mapping[str, object]]
+) -> dict[str, object]:
+    """A path by its last part where no other one has the same."""
+    found = dict(own)
+    for key, value in own.items():
+        paths = {str(other[key]) for other in others if other.get(key) is not None}
+        if key.endswith(".path") and len({Path(path).name for path in paths}) == len(paths):
+            found[key] = Path(str(value)).name if value is not None else None
+    return found
 
 
 def _by_label(labels: Sequence[Labelled]) -> dict[str, list[int]]:

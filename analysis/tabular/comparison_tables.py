@@ -102,6 +102,7 @@ def _fastest(comparison: Comparison, most: int | None, text: list[str]) -> list[
 _APART: Mapping[str, Callable[[Comparison], str]] = {
     "model": lambda comparison: comparison.model,
     "data": lambda comparison: comparison.dataset,
+    "settings": lambda comparison: comparison.told,
     "dtype": lambda comparison: comparison.runs[0].dtype,
     "hardware": lambda comparison: comparison.runs[0].hardware,
     "decoding": lambda comparison: decoding_words(comparison.runs[0]),

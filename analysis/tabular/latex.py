@@ -171,7 +171,10 @@ def _lines(heading: str, cells: Sequence[Cell]) -> list[str]:
 def _named(heading: str, cell: Cell) -> Cell:
     if heading == "run":
         return _with_names(str(cell))
-    return display_name(cell) if heading in _NAMED and isinstance(cell, str) else cell
+    if heading not in _NAMED or not isinstance(cell, str):
+        return cell
+    name, beside, settings = cell.partition(" (")
+    return f"{display_name(name)}{beside}{settings}"
 
 
 def _points(cell: Cell, scale: float) -> float:

@@ -9,11 +9,13 @@ from matplotlib.patches import Rectangle
 
 from analysis import residuals
 from analysis.figures import pictures_of
+from analysis.plots import overviews
 from analysis.plots.agreement import Agreement, predicted_against_measured
 from analysis.plots.budget import BudgetPoint, speedup_by_budget
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.overviews import budget_picture, undecided_groups
 from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
+from analysis.plots.style import leading_style
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import prompt_speedups
 from analysis.runs.leaders import leaders
@@ -101,6 +103,9 @@ def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept):
         best = max(sweep.entries, key=lambda cell: sweep.entries[cell].overall[key])
         assert sweep.leading(key)[0] == best
     assert "k and w (Mistral-7B on GSM8K)" in drawn["k_w_mat"].title
+    assert "PREDICTED times" in drawn["k_w_speedup"].caption
+    assert "PREDICTED" not in drawn["k_w_mat"].caption, "there are no times in it"
+    assert "Steps of a replay." in drawn["k_w_mat"].caption
 
 
 def test_one_knob_ends_in_lines_with_the_best_ringed(swept):
@@ -112,10 +117,12 @@ def test_one_knob_ends_in_lines_with_the_best_ringed(swept):
     values = {e.knobs["k"]: e.overall["speedup"] for e in line.drafting}
     (drawn,) = [c.lines[0] for c in speedup.containers]
     assert dict(zip(*drawn.get_data(), strict=True)) == pytest.approx(values)
-    ring = next(line for line in speedup.lines if line.get_label() == "best")
-    rings = [line for line in speedup.lines if line.get_markersize() == ring.get_markersize()]
+    size = leading_style(best=True)["markersize"]
+    rings = [line for line in speedup.lines if line.get_markersize() == size]
     best = max(values, key=values.get)
     assert (best, values[best]) in [tuple(p) for r in rings for p in r.get_xydata()]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[0] == "N-Grammys", "methods before marks"
 
 
 def test_labels_of_one_run_are_no_sweep(comparison):
@@ -173,6 +180,26 @@ def test_lines_of_equal_cost_are_mat_over_speedup():
     for text, line in zip(costs, axes.lines, strict=False):
         x, y = line.get_xydata()[-1]
         assert x / y == pytest.approx(float(text.rstrip("×")))
+
+
+def test_dots_of_one_method_look_different_and_intervals_end_in_the_picture():
+    rows = [
+        Ranked(name, "pld", Estimate(1.5, (1.4, 1.7)), Estimate(2.0, (1.8, 2.3)))
+        for name in ("PLD", "PLD, longer", "PLD, longest", "PLD, other")
+    ]
+    axes = mat_against_speedup(rows, UNITS, "t", "c").axes[0]
+    dots = [container.lines[0] for container in axes.containers]
+    looks = {(dot.get_marker(), str(dot.get_markerfacecolor())) for dot in dots}
+    assert len(looks) == len(rows)
+    assert axes.get_xlim()[1] > 2.3
+    assert axes.get_ylim()[1] > 1.7
+
+
+def test_a_picture_that_leaves_methods_out_says_so(comparison, monkeypatch):
+    monkeypatch.setattr(overviews, "_DOTS", 2)
+    drawn = dict(overviews.overview_pictures(comparison, "c"))
+    assert "The 2 first of 3 are drawn." in drawn["mat_speedup"].caption
+    assert "are drawn" not in drawn["ranked"].caption
 
 
 def test_speedup_by_budget_stands_before_the_cost_of_a_pass():

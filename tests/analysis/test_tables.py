@@ -19,6 +19,8 @@ from analysis.runs.load import load_runs
 from analysis.tabular.comparison_tables import settings_table, task_table
 from analysis.tabular.latex import to_latex
 from analysis.tabular.table import ResultTable, csv_text, sheet, to_markdown, to_rich
+from specbench.results.estimate import Estimate
+from specbench.results.wording import verdict_words
 from tests.analysis.folders import edit_manifest, edit_records
 
 METHODS = ("cacheback", "no_frozen", "pld")
@@ -151,6 +153,23 @@ def test_other_prompts_under_the_same_ids_do_not_share_a_table(results):
     shutil.copytree(results / "one", results / "other")
     edit_records(results / "other", lambda record: {**record, "prompt_ids": [7, 8, 9]})
     assert len(make_comparisons(load_runs([results]))) == 2
+
+
+def test_questions_from_several_files_are_told_apart_by_what_was_typed(results, capsys):
+    for name, path, token in (("one", "/there/a.jsonl", 7), ("two", "/there/b.jsonl", 8)):
+        if name == "two":
+            shutil.copytree(results / "one", results / "two")
+        edit_manifest(results / name, identity={"dataset": {"name": "jsonl", "path": path}})
+        prompt = {"dataset": "jsonl", "prompt_ids": [token] * 3, "n_prompt": 3}
+        edit_records(results / name, lambda record, prompt=prompt: record | prompt)
+    comparisons = make_comparisons(load_runs([results]))
+    assert {each.title for each in comparisons} == {
+        f"vicuna7b on jsonl, dataset.path={name}.jsonl" for name in "ab"
+    }
+    heads = {tuple(row[:3]) for row in tables.comparison_table(*comparisons).rows}
+    assert heads == {("vicuna7b", "jsonl", f"dataset.path={name}.jsonl") for name in "ab"}
+    told = [row["settings"] for row in csv_rows(capsys, results)]
+    assert set(told) == {"dataset.path=a.jsonl", "dataset.path=b.jsonl"}
 
 
 def test_shards_of_a_run_share_a_table(results):
@@ -377,6 +396,18 @@ def test_csv_has_the_claim_of_each_task(results, capsys):
 PAGE = ResultTable.of(
     "a_b", "50 % & more", [{"method": "no_frozen", "x": "1 [0.9, 1.1] | –"}], ["n#1"]
 )
+
+
+def test_a_name_with_settings_is_printed_as_one_without():
+    rows = [{"method": "cacheback (leader_len=1)", "MAT": Estimate(2.0)}]
+    assert r"Cacheback (leader\_len=1) &" in to_latex([ResultTable.of("t", "c", rows)])
+
+
+def test_a_caption_says_that_nothing_was_audited_without_counting():
+    assert verdict_words({"not_audited": 84}, counted=False) == "not audited"
+    found = verdict_words({"equal": 3, "not_audited": 84}, counted=False)
+    assert found == "3 equal, others not audited"
+    assert verdict_words({"equal": 3, "not_audited": 84}) == "3 equal, 84 not audited"
 
 
 def test_latex_is_escaped():

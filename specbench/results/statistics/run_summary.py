@@ -143,8 +143,7 @@ def _disturbance(
         left_out = len(noisy) - counted
         notes.append(
             f"{len(noisy)} of {len(blocks)} cases stayed disturbed (disturbed_by in the records "
-            f"says why); {left_out or 'none'} of them {'count' if left_out > 1 else 'counts'} in "
-            "no time, for any label."
+            f"says why); {_left_out_words(left_out, len(noisy))}."
             + (
                 f" THE MACHINE WAS TOO BUSY: at most {LEFT_OUT_SHARE:.0%} of the cases are left "
                 "out. Labels were interleaved, so ratios suffer less than tokens/s."
@@ -159,6 +158,13 @@ def _disturbance(
             "others while turns were measured: times are disturbed (cpu_steal in the records)."
         )
     return notes
+
+
+def _left_out_words(left_out: int, noisy: int) -> str:
+    """What became of so many disturbed cases."""
+    if not left_out:
+        return f"{'its' if noisy == 1 else 'their'} times count all the same"
+    return f"{left_out} of them {'is' if left_out == 1 else 'are'} left out of every label's times"
 
 
 def _rule(limits: Mapping[str, float | None]) -> str:
