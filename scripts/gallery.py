@@ -47,6 +47,7 @@ def record(comparison: Comparison) -> dict[str, Any]:
         "title": comparison_title(comparison),
         "timing": comparison.timing,
         "caption": caption(comparison),
+        "mat_caption": caption(comparison, speedup=False, times=False),
         "knobs": knobs,
         "cost": {"words": words, "by_rows": cost},
         "leading": {
@@ -136,7 +137,8 @@ def _heatmap(found: Any, key: str) -> Drawing:
     words = "speedup" if key == "speedup" else "MAT"
     title = f"{method}: {words} by {down} and {across} ({found['title']})"
     unit, even = unit_of(key, found["timing"]), 1.0 if key == "speedup" else None
-    return heatmaps([grid], across, down, unit, title, found["caption"], break_even=even)
+    text = found["caption" if key == "speedup" else "mat_caption"]
+    return heatmaps([grid], across, down, unit, title, text, break_even=even)
 
 
 def draw_heatmap_speedup(found: Any) -> Drawing:

@@ -18,7 +18,7 @@ from specbench.results.estimate import Estimate
 _ROW = 0.24  # inches of a row
 _COSTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # of a step, in steps of plain decoding
 RANKED_TEXT = (
-    "Best first. Bands: methods that the data cannot tell from the first of the band (multiple "
+    "Band by band, best first. A band: methods that the data cannot tell from its first (multiple "
     "comparisons with the best, each band by itself). The dashed line is plain decoding."
 )
 PROMPTS_TEXT = (
