@@ -141,9 +141,11 @@ def _disturbance(
         labels = [row["label"] for row in rows if row["task"] == OVERALL]
         counted = len(noisy_blocks(timed_turns(records, labels)))
         left_out = len(noisy) - counted
+        which = "" if counted == 0 else f" of {left_out} of them"
         notes.append(
             f"{len(noisy)} of {len(blocks)} cases stayed disturbed (disturbed_by in the records "
-            f"says why); {_left_out_words(left_out, len(noisy))}."
+            "says why); "
+            + (f"the times{which} count for no label." if left_out else "their times count.")
             + (
                 f" THE MACHINE WAS TOO BUSY: at most {LEFT_OUT_SHARE:.0%} of the cases are left "
                 "out. Labels were interleaved, so ratios suffer less than tokens/s."
@@ -158,13 +160,6 @@ def _disturbance(
             "others while turns were measured: times are disturbed (cpu_steal in the records)."
         )
     return notes
-
-
-def _left_out_words(left_out: int, noisy: int) -> str:
-    """What became of so many disturbed cases."""
-    if not left_out:
-        return f"{'its' if noisy == 1 else 'their'} times count all the same"
-    return f"{left_out} of them {'is' if left_out == 1 else 'are'} left out of every label's times"
 
 
 def _rule(limits: Mapping[str, float | None]) -> str:
