@@ -24,8 +24,9 @@ from analysis.plots.layout import Drawing, save
 from analysis.plots.overviews import budget_picture, overview_pictures
 from analysis.plots.style import WIDTHS, styled
 from analysis.plots.sweeps import comparison_title, sweep_pictures
+from analysis.runs.captions import caption
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import Comparison, caption, make_comparisons
+from analysis.runs.comparisons import Comparison, make_comparisons
 from analysis.runs.load import Run
 
 

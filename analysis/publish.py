@@ -23,8 +23,9 @@ from analysis import cost_surfaces
 from analysis.figures import mean_accepted_tokens, speedup_by_task
 from analysis.plots.layout import save
 from analysis.plots.style import styled
+from analysis.runs.captions import caption
 from analysis.runs.command import reporting_errors
-from analysis.runs.comparisons import Comparison, caption, make_comparisons
+from analysis.runs.comparisons import Comparison, make_comparisons
 from analysis.runs.load import SURFACE, Run, load_runs, load_surfaces
 from specbench.errors import ResultsError
 from specbench.results import summary_schema

@@ -22,8 +22,9 @@ from analysis.figures import pictures_of
 from analysis.papers import by_reproduction
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
+from analysis.runs.captions import disturbed_words
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import Comparison, by_timing, disturbed_words, make_comparisons
+from analysis.runs.comparisons import Comparison, by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import (

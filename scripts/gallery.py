@@ -22,7 +22,8 @@ from analysis.plots.overviews import undecided_groups
 from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
 from analysis.plots.sweeps import comparison_title
 from analysis.plots.units import MAT, PLAIN, speedup_words, unit_of
-from analysis.runs.comparisons import Comparison, caption, make_comparisons
+from analysis.runs.captions import caption
+from analysis.runs.comparisons import Comparison, make_comparisons
 from analysis.runs.drafting import rows_of_target_pass
 from analysis.runs.estimates import prompt_speedups
 from analysis.runs.load import load_runs

@@ -8,7 +8,8 @@
 from analysis.notebooks import shared
 from analysis.plots.stacked_bars import stacked_bars
 from analysis.plots.sweeps import figure_name
-from analysis.runs.comparisons import caption, make_comparisons
+from analysis.runs.captions import caption
+from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import STEP_PHASES, decoded_tokens, phase_s, pooled_ratio
 from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord

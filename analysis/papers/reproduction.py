@@ -10,14 +10,9 @@ from analysis.plots.charts import Panel, Point, Series, bars
 from analysis.plots.layout import Drawing
 from analysis.plots.sweeps import comparison_title, figure_name, sweep_heatmaps
 from analysis.plots.units import MAT, PLAIN, speedup_words
+from analysis.runs.captions import captions_once
 from analysis.runs.claims import Claim
-from analysis.runs.comparisons import (
-    ComparedLabel,
-    Comparison,
-    captions_once,
-    conditions,
-    make_comparisons,
-)
+from analysis.runs.comparisons import ComparedLabel, Comparison, conditions, make_comparisons
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.sweeps import sweeps

@@ -10,7 +10,8 @@ from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.layout import Drawing
 from analysis.plots.units import MAT, PLAIN, speedup_words, unit_of
-from analysis.runs.comparisons import ComparedLabel, Comparison, caption
+from analysis.runs.captions import caption
+from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.sweeps import Sweep, Value, sweeps, swept_knobs
 from specbench.errors import ResultsError
 from specbench.results.names import display_name

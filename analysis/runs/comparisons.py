@@ -1,4 +1,4 @@
-"""Runs that may stand in one table: rows, claims, and the caption that belongs below."""
+"""Runs that may stand in one table, with their rows and claims, told apart from others."""
 
 from __future__ import annotations
 
@@ -19,20 +19,15 @@ from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.records import TIMINGS, CaseRecord
 from specbench.results.statistics.aggregate import (
-    LEFT_OUT_SHARE,
     counted_turns,
     timed_turns,
 )
-from specbench.results.statistics.disturbed import disturbance, disturbance_words
-from specbench.results.statistics.roofline import IMPOSSIBLE, SLOW_BASELINE, baseline_context
+from specbench.results.statistics.disturbed import disturbance
+from specbench.results.statistics.roofline import baseline_context
 from specbench.results.statistics.summary import summarize, task_order
-from specbench.results.summary_schema import Disturbance, SummaryRow, n_of, number
+from specbench.results.summary_schema import Disturbance, SummaryRow, n_of
 from specbench.results.tasks import OVERALL
-from specbench.results.wording import SPEEDUPS, TIMES, cases_words, interval_words, verdict_words
 from specbench.storage.jsonl import JsonObject
-
-# A limit that runs had whose rule also looked at a label's own times and threads.
-_EARLIER = "waiting"
 
 
 @dataclass(frozen=True)
@@ -263,157 +258,3 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
         claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], claims)
         entries.append(ComparedLabel(run, label, own, claim, judge, disturbed))
     return entries
-
-
-def caption(comparison: Comparison, speedup: bool = True, times: bool = True) -> str:
-    """Model, data, state, hardware, number of cases, verdict on losslessness, code.
-
-    Speedups are explained where what stands above shows some, and so are times.
-    """
-    return " ".join(_sentences(comparison, speedup, times))
-
-
-def captions_once(
-    comparisons: Iterable[Comparison], speedup: bool = True, times: bool = True
-) -> list[str]:
-    """A caption for each comparison, and a last line of what holds for all."""
-    each = [_sentences(comparison, speedup, times) for comparison in comparisons]
-    if len(each) < 2:
-        return [" ".join(sentences) for sentences in each]
-    shared = [said for said in each[0] if all(said in other for other in each)]
-    own = [" ".join(said for said in one if said not in shared) for one in each]
-    return [*own, " ".join(["All:", *shared])] if shared else own
-
-
-def decoding_words(run: Run) -> str:
-    """``greedy``, or at which temperature."""
-    return "greedy" if run.temperature == 0 else f"temperature {run.temperature:g}"
-
-
-def _sentences(comparison: Comparison, speedup: bool = True, times: bool = True) -> list[str]:
-    first = comparison.runs[0]
-    made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
-    hidden = first.timing == "predicted" and not times
-    made_up += "Steps of a replay. " if hidden else TIMES[first.timing]
-    if first.imported:
-        made_up += f"IMPORTED from {first.imported}'s files: not run here, no tokens to audit. "
-    cases = cases_words(entry.overall for entry in comparison.entries)
-    repeats = sorted({1 + max(record.repeat for record in run.records) for run in comparison.runs})
-    limit = first.max_new_tokens
-    dropped = _lost(comparison, "n_dropped")
-    noisy = _lost(comparison, "n_disturbed") if times else 0
-    speed = SPEEDUPS[comparison.estimator]
-    return [
-        f"{made_up}{first.model} ({first.dtype}, {decoding_words(first)}) on {first.dataset}"
-        + (f", {comparison.told}: " if comparison.told else ": ")
-        + cases
-        + (f" of at most {limit} new tokens a turn" if limit else "")
-        + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
-        + (f", {dropped} dropped because one label failed" if dropped else "")
-        + (f", {noisy}{_of_runs(comparison)} with a disturbed turn " if noisy else "")
-        + (_how_counted(comparison) if noisy else "")
-        + ".",
-        *(disturbed_words(comparison, speedup) if times else []),
-        f"Hardware: {first.hardware}.",
-        f"State kept per {_scopes(comparison)}.",
-        f"Lossless: {_lossless(comparison)}.",
-        *([f"{speed}."] if speedup and first.timing != "none" else []),
-        interval_words(repeats[-1], _counts(comparison, times)),
-        *(_slow_baseline(comparison) if times else []),
-        f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
-    ]
-
-
-def _counts(comparison: Comparison, times: bool) -> list[int]:
-    key = "speedup" if times and comparison.runs[0].timing != "none" else "mat"
-    return [n_of(row, key) for entry in comparison.entries for row in entry.rows.values()]
-
-
-def _slow_baseline(comparison: Comparison) -> list[str]:
-    """Warnings: a baseline under half the memory's speed, or faster than any read measured."""
-    shares: dict[str, list[tuple[str, float]]] = {}
-    for entry in comparison.entries:
-        if entry.label == entry.run.baseline:
-            found = [(task, row["bandwidth_share"]) for task, row in entry.rows.items()]
-            by = baseline_context(entry.run.manifest).by
-            shares.setdefault(by, []).extend((task, s) for task, s in found if s is not None)
-    warnings = []
-    for by, reached in shares.items():
-        if slow := [share for task, share in reached if task == OVERALL and share < SLOW_BASELINE]:
-            warnings.append(
-                f"SLOW BASELINE: ar takes {_span(slow)} of the {by} bandwidth, under "
-                f"{SLOW_BASELINE:.0%}, so a part of each speedup is its slowness."
-            )
-        if any(share >= IMPOSSIBLE for _, share in reached):
-            warnings.append(
-                f"BANDWIDTH DISTURBED: no {by} was measured that is as fast as ar's own passes: "
-                "the share is one of ar's fastest task."
-            )
-    return warnings
-
-
-def _span(shares: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
-
-
-def _lost(comparison: Comparison, kind: str) -> int:
-    """Cases lost over all runs; all labels of a run lose the same ones."""
-    by_run = {entry.run.path: number(entry.overall, kind) or 0 for entry in comparison.entries}
-    return int(sum(by_run.values()))
-
-
-def _of_runs(comparison: Comparison) -> str:
-    """What cases over all runs are counted out of, where there are several runs."""
-    if len(comparison.runs) == 1:
-        return ""
-    cases = {str(entry.run.path): int(entry.overall["n_cases"]) for entry in comparison.entries}
-    return f" of {sum(cases.values())} in {len(cases)} runs"
-
-
-def _how_counted(comparison: Comparison) -> str:
-    """What became of disturbed cases, by :mod:`specbench.results.statistics.summary`."""
-    if any(entry.overall["disturbed_counted"] for entry in comparison.entries):
-        return (
-            f"(at most {LEFT_OUT_SHARE:.0%} of a run's cases not timed, those first whose labels "
-            "were disturbed most unequally)"
-        )
-    return "not timed"
-
-
-def disturbed_words(comparison: Comparison, speedup: bool = True) -> list[str]:
-    """What the rule about disturbed turns did to the runs, and their speedups without it."""
-    by_run = {entry.run.path: entry.disturbed for entry in comparison.entries}
-    speedups = [
-        (comparison.name_of(e), e.overall["speedup"], e.disturbed["without_rule"][e.label])
-        for e in comparison.entries
-        if speedup and e.disturbed is not None and e.label != e.run.baseline
-    ]
-    words = disturbance_words(by_run.values(), speedups)
-    rules = [run.manifest.setting("measure", "disturbed") or {} for run in comparison.runs]
-    if words and any(_EARLIER in rule for rule in rules):
-        words.append(
-            "Some were called disturbed by an earlier version's rule, for which a label's own slow "
-            "steps and waiting threads sufficed, and measured again by it."
-        )
-    return words
-
-
-def _scopes(comparison: Comparison) -> str:
-    by_scope: dict[str, list[str]] = {}
-    for entry in comparison.entries:
-        if entry.label == entry.run.baseline:
-            continue
-        labels = by_scope.setdefault(str(entry.overall["state_scope"]), [])
-        if entry.label not in labels:
-            labels.append(entry.label)
-    parts = [f"{scope} ({', '.join(labels)})" for scope, labels in sorted(by_scope.items())]
-    return "; ".join(parts) or "nothing but ar was run"
-
-
-def _lossless(comparison: Comparison) -> str:
-    totals: dict[str, int] = {}
-    for entry in comparison.entries:
-        if entry.label != entry.run.baseline:
-            for kind, count in entry.overall["lossless"].items():
-                totals[kind] = totals.get(kind, 0) + count
-    return verdict_words(totals, counted=False)

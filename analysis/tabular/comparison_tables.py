@@ -6,14 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from analysis.runs.captions import captions_once, decoding_words
 from analysis.runs.claims import Claim
-from analysis.runs.comparisons import (
-    ComparedLabel,
-    Comparison,
-    captions_once,
-    decoding_words,
-    run_names,
-)
+from analysis.runs.comparisons import ComparedLabel, Comparison, run_names
 from analysis.runs.leaders import standings
 from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.table import ResultTable

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from analysis import figures, report, tables
 from analysis.papers.reproduction import task_label
-from analysis.runs.comparisons import caption, make_comparisons
+from analysis.runs.captions import caption
+from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from analysis.runs.verdicts import VERDICT_RULE
 from analysis.tabular.comparison_tables import settings_table, task_table

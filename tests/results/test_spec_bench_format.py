@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.runs.comparisons import caption, make_comparisons
+from analysis.runs.captions import caption
+from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from scripts import spec_bench
 from specbench.errors import ConfigurationError, OutputRefused, WeightsNotFound
