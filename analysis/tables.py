@@ -231,7 +231,7 @@ def _names(typed: str, pages: Iterable[_Page]) -> list[str]:
     """
     names = [name.strip() for name in typed.split(",") if name.strip()]
     valid = list(dict.fromkeys(name for page in pages for name in page.columns))
-    for name in names:
+    for name in names or [typed]:
         if name not in valid:
             raise ResultsError(
                 f"--columns {name}: no such column. There are: {', '.join(valid)}. Without "

@@ -27,7 +27,7 @@ from analysis.runs.drafting import rows_of_target_pass
 from analysis.runs.estimates import prompt_speedups
 from analysis.runs.load import load_runs
 from analysis.runs.surfaces import cost_of_pass
-from analysis.runs.sweeps import sweeps, varied_knobs
+from analysis.runs.sweeps import sweeps, swept_knobs
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
 from specbench.results.names import display_name
@@ -39,7 +39,7 @@ PREDICTED = "predicted"
 def record(comparison: Comparison) -> dict[str, Any]:
     """Of every label its numbers with intervals, and which labels the data cannot tell apart."""
     entries = [entry for entry in comparison.drafting if entry.overall["speedup"] is not None]
-    knobs = varied_knobs(comparison) if len(comparison.runs) > 1 else []
+    knobs = swept_knobs(comparison) if len(comparison.runs) > 1 else []
     groups = undecided_groups(entries)
     swept = sweeps(comparison, *knobs) if knobs else []
     cost, words = cost_of_pass(comparison.runs[0].manifest.config.get("runner") or {})

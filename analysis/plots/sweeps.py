@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -10,9 +11,12 @@ from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.layout import Drawing
 from analysis.plots.units import MAT, PLAIN, speedup_words, unit_of
 from analysis.runs.comparisons import ComparedLabel, Comparison
-from analysis.runs.sweeps import Sweep, Value, sweeps, varied_knobs
+from analysis.runs.sweeps import Sweep, Value, sweeps, swept_knobs
+from specbench.errors import ResultsError
 from specbench.results.names import display_name
 from specbench.results.wording import case_words
+
+_log = logging.getLogger(__name__)
 
 # A sweep with the comparison that it was found in.
 Found: TypeAlias = "tuple[Comparison, Sweep]"
@@ -107,12 +111,18 @@ def sweep_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[str, 
     """What a user's own sweep ends in, each with what is added to its file's name.
 
     Heatmaps of speedup and of MAT where two knobs were varied, lines where one was; of more knobs
-    the first two, with heatmaps for each setting of the others. Labels of one run are no sweep.
+    the first two, with heatmaps for each setting of the others. Labels of one run are no sweep. Of
+    a setting that was measured twice nothing says which run is meant: a warning names both, and
+    nothing is drawn.
     """
-    knobs = varied_knobs(comparison) if len(comparison.runs) > 1 else []
+    knobs = swept_knobs(comparison) if len(comparison.runs) > 1 else []
     if not knobs:
         return
-    found = [(comparison, sweep) for sweep in sweeps(comparison, *knobs[:2])]
+    try:
+        found = [(comparison, sweep) for sweep in sweeps(comparison, *knobs[:2])]
+    except ResultsError as error:  # other figures of the same folders are worth drawing
+        _log.warning("no figure of a sweep: %s", error)
+        return
     if not found:
         return
     methods = ", ".join(dict.fromkeys(display_name(sweep.method) for _, sweep in found))

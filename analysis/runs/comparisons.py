@@ -28,7 +28,7 @@ from specbench.results.statistics.roofline import IMPOSSIBLE, SLOW_BASELINE, bas
 from specbench.results.statistics.summary import summarize, task_order
 from specbench.results.summary_schema import Disturbance, SummaryRow, n_of, number
 from specbench.results.tasks import OVERALL
-from specbench.results.wording import SPEEDUPS, TIMES, case_words, interval_words, verdict_words
+from specbench.results.wording import SPEEDUPS, TIMES, cases_words, interval_words, verdict_words
 from specbench.storage.jsonl import JsonObject
 
 # A limit that runs had whose rule also looked at a label's own times and threads.
@@ -270,9 +270,7 @@ def _sentences(comparison: Comparison, speedup: bool = True) -> list[str]:
     made_up += TIMES[first.timing]
     if first.imported:
         made_up += f"IMPORTED from {first.imported}'s files: not run here, no tokens to audit. "
-    rows = sorted((entry.overall for entry in comparison.entries), key=lambda row: row["n_timed"])
-    counts = list(dict.fromkeys(map(case_words, rows)))
-    cases = counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    cases = cases_words(entry.overall for entry in comparison.entries)
     repeats = sorted({1 + max(record.repeat for record in run.records) for run in comparison.runs})
     limit = first.max_new_tokens
     dropped = _lost(comparison, "n_dropped")
@@ -280,7 +278,7 @@ def _sentences(comparison: Comparison, speedup: bool = True) -> list[str]:
     speed = SPEEDUPS[comparison.estimator]
     return [
         f"{made_up}{first.model} ({first.dtype}, {decoding_words(first)}) on {first.dataset}: "
-        + f"{cases} cases"
+        + cases
         + (f" of at most {limit} new tokens a turn" if limit else "")
         + (f", {' or '.join(map(str, repeats))} repeats" if repeats != [1] else "")
         + (f", {dropped} dropped because one label failed" if dropped else "")

@@ -21,8 +21,8 @@ def varied_knobs(labels: Sequence[Labelled]) -> list[dict[str, object]]:
     """Of each label of a run the knobs in which those of its name differ, with their values."""
     found: list[dict[str, object]] = [{} for _ in labels]
     for places in _by_label(labels).values():
-        each = [_without_names(run.knobs(label)) for run, label in (labels[i] for i in places)]
-        for i, own in zip(places, _apart(each), strict=True):
+        each = [without_names(run.knobs(label)) for run, label in (labels[i] for i in places)]
+        for i, own in zip(places, apart(each), strict=True):
             found[i] = own
     return found
 
@@ -32,7 +32,7 @@ def other_settings(labels: Sequence[Labelled]) -> list[dict[str, object]]:
 
     Keys are those that a user types; a label's own knobs are left out.
     """
-    each = _apart([_flat(run.manifest.identity or {}) for run, _ in labels])
+    each = apart([_flat(run.manifest.identity or {}) for run, _ in labels])
     return [
         {
             key: value
@@ -71,14 +71,15 @@ def _by_label(labels: Sequence[Labelled]) -> dict[str, list[int]]:
     return {label: found for label, found in places.items() if len(found) > 1}
 
 
-def _apart(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+def apart(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Of settings by key those that are not the same in all."""
     keys = dict.fromkeys(key for own in each for key in own)
     differing = [key for key in keys if any(own.get(key) != each[0].get(key) for own in each)]
     return [{key: own[key] for key in differing if key in own} for own in each]
 
 
-def _without_names(knobs: JsonObject) -> JsonObject:
+def without_names(knobs: JsonObject) -> JsonObject:
+    """Knobs alone, without what calls a label or its method."""
     return {key: value for key, value in knobs.items() if key not in NAMES}
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.leaders import leaders
-from analysis.runs.settings import NAMES, other_settings
-from analysis.runs.settings import varied_knobs as knobs_by_label
+from analysis.runs.settings import apart, other_settings, varied_knobs, without_names
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
 from specbench.results.summary_schema import number
@@ -67,7 +66,7 @@ def sweeps(comparison: Comparison, *knobs: str) -> list[Sweep]:
         if not set(knobs) <= own.keys():
             continue
         cell = tuple(_value(own.pop(knob)) for knob in knobs)
-        fixed = {key: value for key, value in own.items() if key not in NAMES} | told
+        fixed = without_names(own) | told
         setting = json.dumps({"method": entry.method, **fixed}, sort_keys=True)
         first = found.setdefault(setting, {}).setdefault(cell, entry)
         if first is not entry:
@@ -78,18 +77,9 @@ def sweeps(comparison: Comparison, *knobs: str) -> list[Sweep]:
             )
     several = {setting: cells for setting, cells in found.items() if len(cells) > 1}
     settings = [json.loads(setting) for setting in several]
-    differing = [
-        key
-        for key in dict.fromkeys(key for setting in settings for key in setting)
-        if _differ([setting.get(key) for setting in settings])
-    ]
     return [
-        Sweep(
-            setting["method"],
-            ", ".join(f"{key} {setting[key]}" for key in differing if key in setting),
-            cells,
-        )
-        for setting, cells in zip(settings, several.values(), strict=True)
+        Sweep(setting["method"], ", ".join(f"{key} {own[key]}" for key in own), cells)
+        for setting, own, cells in zip(settings, apart(settings), several.values(), strict=True)
     ]
 
 
@@ -98,24 +88,16 @@ def _value(value: object) -> Value:
     return value if known else json.dumps(value)  # type: ignore[return-value]
 
 
-def varied_knobs(comparison: Comparison) -> list[str]:
-    """The knobs in which labels of one name differ, in the order of the method's settings.
+def swept_knobs(comparison: Comparison) -> list[str]:
+    """What a picture of the sweep has as axes, in the order of the method's settings.
 
-    Where every label has a name of its own, those in which labels of one method do.
+    The knobs in which labels of one name differ; where every label has a name of its own, those in
+    which labels of one method do.
     """
-    found = knobs_by_label([(entry.run, entry.label) for entry in comparison.drafting])
-    by_method: dict[str, list[Mapping[str, object]]] = {}
-    for entry in comparison.drafting:
-        by_method.setdefault(entry.method, []).append(entry.knobs)
-    return list(dict.fromkeys(knob for own in found for knob in own)) or list(
-        dict.fromkeys(
-            knob
-            for each in by_method.values()
-            for knob in each[0]
-            if knob not in NAMES and _differ([own.get(knob) for own in each])
-        )
-    )
-
-
-def _differ(values: Sequence[object]) -> bool:
-    return any(value != values[0] for value in values)
+    found = varied_knobs([(entry.run, entry.label) for entry in comparison.drafting])
+    if not any(found):
+        by_method: dict[str, list[dict[str, object]]] = {}
+        for entry in comparison.drafting:
+            by_method.setdefault(entry.method, []).append(without_names(entry.knobs))
+        found = [own for each in by_method.values() for own in apart(each)]
+    return list(dict.fromkeys(knob for own in found for knob in own))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from specbench.results.decision import AGAINST, DECISION
 from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.fitted_table import INTERVAL, FittedTable, in_short
@@ -112,8 +113,10 @@ class ResultTable:
 
 
 def to_rich(table: ResultTable) -> FittedTable:
-    """For a terminal."""
-    return FittedTable(table.frame, table.title, table.caption, table.groups)
+    """For a terminal; of the foot what holds for all rows, not where each claim is from."""
+    shared = [note for note in table.foot if note in (VERDICT_RULE, VERDICT_WORDS, _FEW, _ALIKE)]
+    text = "\n".join([table.caption, *shared])
+    return FittedTable(table.frame, table.title, text, table.groups)
 
 
 def to_markdown(tables: Sequence[ResultTable]) -> str:

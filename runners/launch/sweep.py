@@ -106,6 +106,6 @@ def _failure(outcome: JobOutcome, varied: Sequence[str]) -> str:
     if outcome.error:
         return f"failed: {job}: {outcome.error}\n"
     return (
-        f"failed: {job}: cases failed or outputs differ from plain decoding's; they are in "
-        f"{outcome.folder}/{records.ERRORS} and in the table\n"
+        f"failed: {job}: cases failed ({records.ERRORS}) or outputs differ from plain decoding's "
+        f"(verdict bug in {records.CASES}), in {outcome.folder}\n"
     )

@@ -34,7 +34,7 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
             f"{folder / SUMMARY} is no summary of a run ({first_line(error)}). Delete "
             f"{folder / DONE} and repeat the run's command, which writes it anew."
         ) from error
-    files = [name for name in _SHOWN_FILES if (folder / name).exists()]
+    files = [name for name in _SHOWN_FILES if _has_something(folder / name)]
     console.print(
         f"by task: python -m analysis.tables {folder} --tasks; all columns: --wide; pairs: --pairs",
         markup=False,
@@ -44,6 +44,10 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
     console.print(
         f"files: {folder}/ ({', '.join(files)})", markup=False, highlight=False, soft_wrap=True
     )
+
+
+def _has_something(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def _print_summary(summary: Summary, folder: Path, console: Console) -> None:

@@ -12,7 +12,7 @@ from specbench.storage.jsonl import JsonObject
 class SummaryRow(TypedDict):
     """What a label reached on a task, or over the whole run (``overall``).
 
-    None stands for what cannot be had: no baseline, no case left, an interval from one case.
+    None stands for what cannot be had: no baseline, no case left, an interval of too few cases.
 
     Attributes:
         n_cases: cases that MAT and verdicts are about; ``n_timed``: those that speeds are about.

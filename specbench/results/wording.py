@@ -8,6 +8,7 @@ from specbench.results.estimate import ABSENT, FEWEST
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord
 from specbench.results.summary_schema import Pair, SummaryRow
+from specbench.results.tasks import OVERALL
 
 # What concerns a reader most comes first.
 _VERDICTS = {
@@ -47,6 +48,15 @@ def case_words(row: SummaryRow) -> str:
     if row.get("timing") == "none" or n_timed == n_cases:
         return str(n_cases)
     return f"{n_cases} ({n_timed} timed)"
+
+
+def cases_words(rows: Iterable[SummaryRow]) -> str:
+    """``12 cases``; ``9 to 12 (11 timed) cases`` where the rows are not of as many."""
+    by_number = sorted(rows, key=lambda row: row.get("n_timed", row["n_cases"]))
+    counts = list(dict.fromkeys(map(case_words, by_number)))
+    if counts == ["1"]:
+        return "1 case"
+    return f"{counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} cases"
 
 
 def pair_words(pair: Pair) -> str:
@@ -104,14 +114,16 @@ def verdict_words(counts: Mapping[str, int]) -> str:
 def run_caption(
     records: Sequence[CaseRecord], manifest: RunManifest, rows: Sequence[SummaryRow]
 ) -> str:
-    """What belongs below a run's own table: model, data, state kept, sampling."""
+    """What belongs below a run's own table: model, data, cases, state kept, sampling."""
     scopes = {record.label: record.state_scope for record in records}
     kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
     predicted = any(record.timing == "predicted" for record in records)
     model, dataset = manifest.setting("model", "name"), manifest.setting("dataset", "name")
+    cases = cases_words(row for row in rows if row["task"] == OVERALL)
     parts = [
         ("PREDICTED times, not measured ones. " if predicted else "")
-        + f"{model} on {dataset}, repeats={manifest.config['repeats']}. State kept per {kept}."
+        + f"{model} on {dataset}: {cases}, repeats={manifest.config['repeats']}. "
+        f"State kept per {kept}."
     ]
     if (estimator := manifest.config["estimator"]) != "paired":
         parts.append(f"{SPEEDUPS[estimator]}.")

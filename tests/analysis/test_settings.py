@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis import sweep
+from analysis.plots.sweeps import sweep_pictures
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from analysis.runs.settings import setting_words, varied_knobs
@@ -83,6 +84,12 @@ def test_a_sweep_is_of_runs_that_were_told_the_same_besides(runs_of):
     found = {sweep.words: sorted(sweep.entries) for sweep in sweeps(comparison, "leader_len")}
     # no_frozen is a label with the method's default, which is beside others no sweep.
     assert found == {"seed 7": [(1,), (2,), (3,)], "seed 8": [(1,), (2,), (3,)]}
+
+
+def test_a_setting_measured_twice_leaves_other_figures_to_be_drawn(runs_of, caplog):
+    (comparison,) = make_comparisons(runs_of(*[({"leader_len": ll}, {}) for ll in (1, 2, 2)]))
+    assert not list(sweep_pictures(comparison, "words"))
+    assert "leader_len 2 was run twice with the same settings" in caplog.text
 
 
 def test_a_sweep_over_two_knobs_ends_in_a_table_and_heatmaps(runs_of, results, capsys, monkeypatch):

@@ -19,7 +19,7 @@ from analysis.runs.estimates import prompt_speedups
 from analysis.runs.leaders import leaders
 from analysis.runs.load import load_runs, usable_runs
 from analysis.runs.surfaces import PassTimes, Surface, cost_of_pass
-from analysis.runs.sweeps import sweeps, varied_knobs
+from analysis.runs.sweeps import sweeps, swept_knobs
 from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate
 from tests.analysis.folders import EXPERIMENTS, RECORDS
@@ -90,7 +90,7 @@ def test_a_line_parts_gains_from_losses(values, edges):
 
 
 def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept):
-    assert varied_knobs(swept) == ["k", "w"]
+    assert swept_knobs(swept) == ["k", "w"]
     drawn = dict(pictures_of(swept))
     assert list(drawn) == ["k_w_speedup", "k_w_mat"]
     (sweep,) = sweeps(swept, "k", "w")

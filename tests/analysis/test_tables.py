@@ -16,6 +16,7 @@ from analysis import figures, report, tables
 from analysis.papers.reproduction import task_label
 from analysis.runs.comparisons import caption, make_comparisons
 from analysis.runs.load import load_runs
+from analysis.runs.verdicts import VERDICT_RULE
 from analysis.tabular.comparison_tables import settings_table, task_table
 from analysis.tabular.latex import to_latex
 from analysis.tabular.table import ResultTable, csv_text, sheet, to_markdown, to_rich
@@ -340,6 +341,7 @@ def test_columns_are_chosen_by_the_names_of_csv_files(results, capsys):
     said = capsys.readouterr().err
     assert "--columns speedups: no such column" in said
     assert "against_the_best, outputs" in said
+    assert tables.main([str(results), "--columns", " ,"]) == 2, "nothing is no column"
 
 
 def test_all_columns_and_the_tasks_are_there_on_request(results, capsys):
@@ -347,6 +349,7 @@ def test_all_columns_and_the_tasks_are_there_on_request(results, capsys):
     wide = capsys.readouterr().out
     for words in ("geo. mean [95 %]", "MT speedup [95 %]", "claimed on", "not run"):
         assert words in wide
+    assert VERDICT_RULE in " ".join(wide.split()), "no verdict without its rule"
     assert "over graph ar" not in wide, "nothing was run there"
     assert tables.main([str(results), "--tasks"]) == 0
     by_task = capsys.readouterr().out.partition("vicuna7b on specbench: by task")[2]

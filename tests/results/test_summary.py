@@ -467,10 +467,19 @@ class TestRunSummary:
     def test_it_is_json_and_says_what_was_run(self):
         found = self.summary()
         assert json.loads(json.dumps(found)) is not None
-        expected = "m on d, repeats=1. State kept per ar: prompt, pld: prompt, sam: prompt."
+        expected = (
+            "m on d: 8 cases, repeats=1. State kept per ar: prompt, pld: prompt, sam: prompt."
+        )
         assert found["caption"].startswith(expected)
         assert "not what differs from run to run" in found["caption"]
         assert found["notes"] == []
+
+    def test_the_caption_says_of_how_many_cases_the_numbers_are(self):
+        cases = [c for i in "abcd" for c in pair(i)]
+        labels: dict[str, dict[str, object]] = {"ar": {}, "pld": {}}
+        cases[-1] = replace(cases[-1], status="disturbed")
+        assert self.of(cases, labels=labels)["caption"].startswith("m on d: 4 (3 timed) cases,")
+        assert self.of(pair("a"), labels=labels)["caption"].startswith("m on d: 1 case,")
 
     def test_phases_are_told_below_the_table(self):
         (note,) = self.summary(phase_s={"verify": 3.0, "draft": 1.0})["notes"]

@@ -78,7 +78,7 @@ def test_failed_jobs_are_named_by_what_was_varied_and_how_to_go_on(commands, tmp
     assert "sweep of 4 jobs: 2 done" in out
     assert "failed: method.num_tokens=2: the measuring process was killed by SIGKILL.\n" in out
     assert "failed: method.num_tokens=0: at least 1\n" in out
-    assert f"{tmp_path}/c/errors.jsonl" in out
+    assert f"(verdict bug in cases.jsonl), in {tmp_path}/c\n" in out
     assert "method.num_tokens=1:" not in out
     assert "type the same command again" in out
     # The table shows what there is.

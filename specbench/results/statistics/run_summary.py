@@ -141,10 +141,11 @@ def _disturbance(
         labels = [row["label"] for row in rows if row["task"] == OVERALL]
         counted = len(noisy_blocks(timed_turns(records, labels)))
         left_out = len(noisy) - counted
+        which = "" if counted == 0 else f" of {left_out} of them"
         notes.append(
             f"{len(noisy)} of {len(blocks)} cases stayed disturbed (disturbed_by in the records "
-            f"says why); {left_out or 'none'} of them {'count' if left_out > 1 else 'counts'} in "
-            "no time, for any label."
+            "says why); "
+            + (f"the times{which} count for no label." if left_out else "their times count.")
             + (
                 f" THE MACHINE WAS TOO BUSY: at most {LEFT_OUT_SHARE:.0%} of the cases are left "
                 "out. Labels were interleaved, so ratios suffer less than tokens/s."
