@@ -28,6 +28,7 @@ from analysis.runs.comparisons import Comparison, by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import (
+    TITLE_TIMES,
     claimed_cell,
     comparison_table,
     context_cells,
@@ -44,8 +45,6 @@ from specbench.results.statistics.summary import ESTIMATORS
 # Methods or settings of one comparison in the summary.
 _MOST = 8
 TEMPLATE = "report.html.jinja"
-# Of a title, by where the times below it come from.
-_TIMES = {"measured": "", "predicted": ": predicted times", "none": ": steps without times"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
 
 def _titled(title: str, comparisons: Sequence[Comparison]) -> str:
     """The title of a table over comparisons of one timing."""
-    return title + _TIMES[comparisons[0].timing if comparisons else "measured"]
+    return title + TITLE_TIMES[comparisons[0].timing if comparisons else "measured"]
 
 
 def lead(runs: Sequence[Run]) -> str:
@@ -183,7 +182,7 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
     made, others = by_reproduction(runs)
     for reproduction, members in made:
         pictures = [picture(figure) for _, figure in reproduction.figures(members)]
-        title = reproduction.place + _TIMES[members[0].timing]
+        title = reproduction.place + TITLE_TIMES[members[0].timing]
         yield Section(title, list(reproduction.tables(members)), pictures)
     for comparison in make_comparisons(others, estimator):
         tables = [
@@ -191,7 +190,7 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
         ]
         pictures = [picture(figure) for _, figure in pictures_of(comparison)]
         yield Section(
-            comparison.title + _TIMES[comparison.timing],
+            comparison.title + TITLE_TIMES[comparison.timing],
             tables,
             pictures,
         )

@@ -201,6 +201,8 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
         if options.pairs:
             tables += filter(None, map(pairs_table, comparisons))
         stem = "tables_predicted" if group[0].timing == "predicted" else "tables"
+        if stem in pages:  # of measured runs; these are steps without times
+            stem = "tables_steps"
         pages[stem] = _Page(tables, records_sheet(comparisons))
     if options.columns is not None:
         names = _names(options.columns, pages.values())

@@ -33,6 +33,11 @@ from tests.tiny_checkpoint import TINY
 
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")
+# For what an architecture only carries: two of them always, the others with the slow tests.
+CARRIERS = tuple(
+    name if name in ("llama", "mistral_window") else pytest.param(name, marks=pytest.mark.slow)
+    for name in ARCHITECTURES
+)
 
 _SPECIFIC = {
     "mistral": {"sliding_window": None},

@@ -75,7 +75,7 @@ def comparison_table(*comparisons: Comparison, most: int | None = None) -> Resul
             notes.append(claim.note(claim.method))
     title = comparisons[0].title if len(comparisons) == 1 else "Methods compared"
     return ResultTable.of(
-        f"{title}: predicted times" if comparisons[0].timing == "predicted" else title,
+        title + TITLE_TIMES[comparisons[0].timing],
         "\n".join(text),
         rows,
         with_rule(notes),
@@ -93,6 +93,8 @@ def _fastest(comparison: Comparison, most: int | None, text: list[str]) -> list[
     return [e for e in entries if e.label == e.run.baseline or e in by_speed[:most]]
 
 
+# Of a title, by where the times below it come from.
+TITLE_TIMES = {"measured": "", "predicted": ": predicted times", "none": ": steps without times"}
 # What tells several comparisons in one table apart.
 _APART: Mapping[str, Callable[[Comparison], str]] = {
     "model": lambda comparison: comparison.model,

@@ -364,6 +364,18 @@ def test_columns_are_chosen_by_the_names_of_csv_files(results, capsys):
     assert tables.main([str(results), "--columns", " ,"]) == 2, "nothing is no column"
 
 
+def test_steps_without_times_take_no_measured_run_s_place(results, tmp_path, capsys):
+    shutil.copytree(results / "one", results / "steps")
+    untimed = dict.fromkeys(("prefill_s", "decode_s", "drafter_setup_s", "wall_s"), 0.0)
+    edit_records(results / "steps", lambda record: {**record, **untimed, "timing": "none"})
+    assert {row["timing"] for row in csv_rows(capsys, results)} == {"measured", "none"}
+    assert tables.main([str(results), "--markdown"]) == 0
+    assert "### vicuna7b on specbench: steps without times" in capsys.readouterr().out
+    assert tables.main([str(results), "--csv", "-o", str(tmp_path / "out")]) == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"tables.csv", "tables_steps.csv"}
+
+
 def test_all_columns_and_the_tasks_are_there_on_request(results, capsys):
     assert tables.main([str(results), "--wide"]) == 0
     wide = capsys.readouterr().out

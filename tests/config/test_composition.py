@@ -481,7 +481,14 @@ def test_all_promised_models_are_there():
     assert set(option_names("model")) - {"local"} == set(PARAMETERS)
 
 
-@pytest.mark.parametrize("name", sorted(PARAMETERS))
+# One of each family always; building the others, up to 72 billion parameters, takes their time.
+FAMILIES = {"vicuna7b", "llama3_8b", "mistral7b", "phi3_mini", "qwen25_7b", "qwen3_8b"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in FAMILIES else pytest.param(n, marks=pytest.mark.slow) for n in sorted(PARAMETERS)],
+)
 def test_shape_config_builds_the_published_architecture(name):
     model = compose([f"model={name}"]).model
     numbers = OmegaConf.to_container(model.shape_config)

@@ -16,13 +16,13 @@ from specbench.decoding.verify import MatchVerifier, RejectionVerifier
 from specbench.models.loading import load_model, load_tokenizer
 from specbench.models.scores import Scores
 from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, VOCAB, engine
+from tests.conftest import CARRIERS, VOCAB, engine
 from tests.decoding.distributions import P_LEAST, worst_p
 from tests.decoding.table_models import plain_depths
 from tests.decoding.test_engine import Adversary
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.5, top_p=0.9, top_k=12)], ids=str)
 def test_any_tree_leaves_a_seeds_output_untouched(architecture, sampling, make_target):
     """Drafts that were not drawn: what plain sampling with the same seed emits, token by token."""

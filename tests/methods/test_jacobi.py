@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from methods.jacobi import Jacobi
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
-from tests.conftest import ARCHITECTURES, VOCAB
+from tests.conftest import CARRIERS, VOCAB
 from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
 
@@ -149,7 +149,7 @@ def test_a_repeating_target_is_predicted():
     assert [len(tokens) for tokens, _ in steps][:3] == [6, 6, 6]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @settings(
     max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -7,7 +7,7 @@ from methods.lookahead import Lookahead
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.index.ngram.lookahead_window import tree_shape
 from specbench.index.ngram.pool import NgramPool
-from tests.conftest import ARCHITECTURES, VOCAB
+from tests.conftest import CARRIERS, VOCAB
 from tests.methods.lookahead_reference import PlainLookahead
 from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
@@ -218,7 +218,7 @@ def test_some_guess_is_accepted_and_the_bonus_is_lost_only_where_asked():
 # -- on the engine ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @settings(
     max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

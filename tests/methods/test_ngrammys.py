@@ -15,7 +15,7 @@ from specbench.index.ngram import bigram_table
 from specbench.index.ngram.bigram_table import BigramTable
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
+from tests.conftest import CARRIERS, VOCAB, tiny_model
 from tests.methods.toy_turns import decode, pairs, plain
 
 # After token t come t + 1, t + 2, … of ten.
@@ -327,7 +327,7 @@ def test_the_script_builds_a_table(tmp_path, monkeypatch, capsys):
     assert script.main([*command, "--batch", "0"]) == 2
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @pytest.mark.parametrize(
     "knobs",
     [

@@ -14,7 +14,7 @@ from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ArtifactError, ConfigurationError
 from specbench.index.suffix.datastore import Datastore
 from specbench.storage.arrays import read_header
-from tests.conftest import ARCHITECTURES, VOCAB
+from tests.conftest import CARRIERS, VOCAB
 from tests.methods.toy_turns import decode, plain
 from tests.methods.toy_turns import pairs as pairs_of
 
@@ -304,7 +304,7 @@ def test_the_script_builds_from_earlier_outputs(tmp_path, toy_models, monkeypatc
     assert json.loads(json.dumps(read_header(out)["corpus"]["runs"])) == ["one"]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 def test_output_is_that_of_plain_decoding(architecture, make_target, rng, tmp_path):
     target = make_target(architecture)
     prompt = rng.integers(0, VOCAB, 12)

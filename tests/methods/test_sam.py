@@ -18,7 +18,7 @@ from specbench.decoding.structs import (
     StepOutcome,
 )
 from specbench.errors import ArtifactError, ConfigurationError
-from tests.conftest import ARCHITECTURES, VOCAB
+from tests.conftest import CARRIERS, VOCAB
 from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
 DYNAMIC, STATIC, AUXILIARY = 0, 1, 2
@@ -294,7 +294,7 @@ def test_what_it_drafts_never_changes_the_answer(seed, static):
         assert len(steps) < 30  # a text that repeats itself is drafted well
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @pytest.mark.parametrize("auxiliary", [None, PromptLookup])
 def test_lossless_on_tiny_models(architecture, auxiliary, make_target, static, rng):
     target = make_target(architecture)

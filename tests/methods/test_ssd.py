@@ -13,7 +13,7 @@ from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ArtifactError
 from specbench.index.suffix.array import SEPARATOR, build_suffix_array
 from specbench.index.suffix.ring import RingIndex, Staleness, TokenRing
-from tests.conftest import ARCHITECTURES, VOCAB
+from tests.conftest import CARRIERS, VOCAB
 from tests.methods.toy_turns import decode, plain
 from tests.small_run import case_record
 
@@ -316,7 +316,7 @@ def test_a_warm_start_of_another_model_is_refused(tmp_path):
         ready({"warm_start": tmp_path / "x"}, warm_start="x")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @pytest.mark.parametrize("rebuild", ["sync", "background"])
 def test_output_is_that_of_plain_decoding(architecture, rebuild, make_target, rng):
     target = make_target(architecture)

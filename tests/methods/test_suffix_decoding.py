@@ -7,7 +7,7 @@ from methods.suffix_decoding import SuffixDecoding
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.index.suffix.tree import SuffixTree
 from specbench.index.suffix.tree_kernels import FREED, TAIL, speculate
-from tests.conftest import ARCHITECTURES, VOCAB
+from tests.conftest import CARRIERS, VOCAB
 from tests.methods.suffix_reference import PlainSuffixTree
 from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
@@ -301,7 +301,7 @@ def test_what_it_drafts_never_changes_the_answer(seed, draft):
     assert len(steps) < 30
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @pytest.mark.parametrize("draft", ["path", "tree"])
 def test_lossless_on_tiny_models(architecture, draft, make_target, rng):
     target = make_target(architecture)

@@ -20,7 +20,7 @@ from specbench.index.tree.static_tree import (
     load_tree,
     tree_of_levels,
 )
-from tests.conftest import ARCHITECTURES, VOCAB
+from tests.conftest import CARRIERS, VOCAB
 from tests.methods.toy_turns import decode, plain
 
 RULES = ("last", "first", "parallel")
@@ -350,7 +350,7 @@ def test_more_candidates_than_tokens_are_refused():
 # -- on the engine ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @settings(
     max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -24,7 +24,7 @@ from specbench.decoding.structs import (
     StepOutcome,
 )
 from specbench.errors import ConfigurationError
-from tests.conftest import ARCHITECTURES, VOCAB
+from tests.conftest import CARRIERS, VOCAB
 from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
 
@@ -320,7 +320,7 @@ def test_what_it_drafts_never_changes_the_answer(seed, fill):
     assert len(steps) < 30
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 def test_lossless_on_tiny_models(architecture, make_target, rng):
     target = make_target(architecture)
     prompt = np.tile(rng.integers(0, VOCAB, 6), 2)
