@@ -25,6 +25,7 @@ NOT_RUN = {
     "model=mistral7b": "weights from the hub",
     "python -m scripts.draft_model.train  ": "trains for hours",
     "draft_model.train --threads": "trains for hours",
+    "draft_model.train_heads": "trains for hours",
     "draft_model.train --time": "times passes, which a shared machine cannot",
 }
 # What makes a line quick enough to run: words put behind those that it has.
