@@ -30,7 +30,10 @@ from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.tasks import OVERALL
 
-DOCUMENTS = ("README.md", "docs/measurements.md")
+DOCUMENTS = (
+    "README.md",
+    *sorted(str(page.relative_to(PROJECT)) for page in (PROJECT / "docs/measurements").glob("*.md")),
+)
 GALLERY = "docs/gallery.md"
 SHOWN = re.compile(r"(<!-- shown: (\w+) -->\n\n)((?:\|.*\n)+)")
 INTERVALS = (

@@ -15,9 +15,14 @@ from scripts import check_env
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
-    *("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/draft_model.md", "docs/house.md"),
+    *("README.md", "docs/config.md", "docs/metrics.md", "docs/run_folder.md"),
+    *("docs/replay.md", "docs/papers.md"),
+    *("CONTRIBUTING.md", "docs/design.md", "docs/draft_model.md", "docs/house.md"),
     *("docs/measurements.md", "docs/pitfalls.md", "surfaces/README.md"),
     "assets/draft_smollm2_135m/README.md",
+)
+MEASURED = sorted(
+    str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "measurements").glob("*.md")
 )
 # What readers write themselves: their machine's settings, and the examples of how to add a method.
 READERS_OWN = re.compile(
@@ -131,7 +136,7 @@ def test_readme_lists_the_choices_that_exist(group):
     assert choices_listed(f"{group.title()}s") == choices_that_exist(group)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *MEASURED])
 def test_paths_and_links_in_documents_exist(document):
     found = re.findall(r"\]\(([^)#:]+)\)", text(document))
     base = (ROOT / document).parent
@@ -147,7 +152,7 @@ def test_paths_and_links_in_documents_exist(document):
     assert not missing
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *MEASURED])
 def test_modules_that_documents_run_exist(document):
     pattern = r"python -m ((?:specbench|runners|analysis|scripts)\.[\w.]+)"
     for name in re.findall(pattern, text(document)):
@@ -155,8 +160,10 @@ def test_modules_that_documents_run_exist(document):
         assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), name
 
 
-def test_measurements_say_machine_command_and_date():
-    sections = re.split(r"^## ", text("docs/measurements.md"), flags=re.M)[1:]
+@pytest.mark.parametrize("document", MEASURED)
+def test_measurements_say_machine_command_and_date(document):
+    sections = re.split(r"^## ", text(document), flags=re.M)[1:]
+    assert sections
     for section in sections:
         title = section.splitlines()[0]
         for word in ("Machine", "Command", "Date"):
