@@ -32,7 +32,7 @@ from specbench.results.tasks import OVERALL
 
 DOCUMENTS = (
     "README.md",
-    *sorted(str(page.relative_to(PROJECT)) for page in (PROJECT / "docs/measurements").glob("*.md")),
+    *sorted(str(page.relative_to(PROJECT)) for page in PROJECT.glob("docs/measurements/*.md")),
 )
 GALLERY = "docs/gallery.md"
 SHOWN = re.compile(r"(<!-- shown: (\w+) -->\n\n)((?:\|.*\n)+)")
