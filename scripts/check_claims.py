@@ -62,6 +62,7 @@ def _size(claim: Claim) -> str:
 _BOARD_NAMES = {
     "eagle": r"EAGLE", "eagle2": "EAGLE-?2", "eagle3": "EAGLE-?3", "hydra": "Hydra",
     "lookahead": "Lookahead", "medusa": "Medusa", "pld": "PLD", "rest": "REST", "sps": "SpS",
+    "sam_eagle2": r"(SAMD|SAM-Decoding)\\?\[EAGLE2\\?\]",
     "token_recycling": r"(?:Recycling|Tokey Recycle)",
 }  # fmt: skip
 _BY_TASK = [("speedup", task) for task in TASKS]
@@ -71,7 +72,7 @@ _BOARD_COLUMNS = _BY_TASK + _whole("mat", "speedup")
 def _board_row(claim: Claim) -> str:
     name = _BOARD_NAMES.get(claim.method)
     if claim.method == "sam":
-        part = {"eagle2": "EAGLE2", "token_recycling": "Token Recycle"}
+        part = {"token_recycling": "Token Recycle"}
         found = claim.knobs.get("auxiliary")
         auxiliary = part.get(str(found["name"] if isinstance(found, dict) else found))
         name = "(SAMD|SAM-Decoding)" + (rf"\\?\[{auxiliary}\\?\]" if auxiliary else "")

@@ -16,6 +16,8 @@ from specbench.results.tasks import OVERALL
 from specbench.storage.jsonl import JsonObject
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
+MEAN = "mean"  # a column: what the source prints as the mean of the columns before it
+_ROUNDING = 0.0051  # half of a printed mean's last digit
 QUALIFIERS = ("up to", "about", "more than", "less than")
 
 
@@ -31,6 +33,8 @@ class _ExhibitMust(TypedDict):
 class _Exhibit(_ExhibitMust, total=False):
     """A table, figure, log or passage of a source, as the file has it."""
 
+    columns: list[str | JsonObject]
+    metrics: list[str]
     own: bool
     own_of: list[str]
     counting: JsonObject
@@ -44,6 +48,11 @@ _CLAIM_KEYS = {
     "speedup_sd",
 }  # fmt: skip
 
+# The compiled parser where there is one: the other takes a second.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# Metrics that compare with the method in `over`.
+_OVER = {"gain", "speed_ratio", "load_ratio", "mat_gain"}
+
 
 @functools.cache
 def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
@@ -52,7 +61,7 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
     Raises:
         ResultsError: the file does not follow its own rules; names the place.
     """
-    file = yaml.safe_load(path.read_text(encoding="utf-8"))
+    file = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
     exhibits: list[_Exhibit] = file["exhibits"]
     claims: list[Claim] = []
     for place_in_file, exhibit in enumerate(exhibits, start=1):
@@ -71,9 +80,13 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
         settings = {**file["settings"], **exhibit.get("settings", {})}
         counted = file["counting"].get(exhibit["paper"], file["counting"]["default"])
         counting = _counting(exhibit.get("counting", counted), place)
-        for i, given in enumerate(exhibit["claims"], start=1):
-            entry = dict(given)
-            values = _take_values(entry, file["metrics"].keys(), f"{place}, claim {i}")
+        entries = [
+            (*of_a_cell, f"{place}, claim {i}")
+            for i, given in enumerate(exhibit["claims"], start=1)
+            for of_a_cell in _by_cell(exhibit, given, f"{place}, claim {i}")
+        ]
+        for entry, dataset, source, where in entries:
+            values = _take_values(entry, file["metrics"].keys(), where)
             method, model = entry.pop("method"), entry.pop("model")
             usual = dict(settings.get(method) or {})
             terms = _terms(file, exhibit, entry.get("draft"), usual.pop("corpus", None))
@@ -82,18 +95,18 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
                     paper=exhibit["paper"],
                     title=file["papers"][exhibit["paper"]]["title"],
                     exhibit=exhibit["exhibit"],
-                    source=exhibit["source"],
+                    source=source,
                     hardware=hardware["text"],
                     gpu=hardware["gpu"],
                     gpu_count=hardware["count"],
-                    dataset=exhibit["dataset"],
+                    dataset=dataset,
                     method=method,
                     model=model,
                     values=values,
                     counting=counting,
                     usual=usual,
                     terms=terms,
-                    size=_size(file["sizes"], model, f"{place}, claim {i}"),
+                    size=_size(file["sizes"], model, where),
                     own=exhibit.get("own", False) or method in exhibit.get("own_of", ()),
                     **entry,
                 )
@@ -112,6 +125,41 @@ def _counting(given: JsonObject, place: str) -> Counting:
     return Counting(**given)
 
 
+def _by_cell(exhibit: _Exhibit, row: JsonObject, place: str) -> list[tuple[JsonObject, str, str]]:
+    """An entry with its data set and source, or of a table with ``columns`` one for each cell."""
+    dataset, source = exhibit["dataset"], exhibit["source"]
+    if "columns" not in exhibit:
+        return [(dict(row), dataset, source)]
+    columns, metrics = exhibit["columns"], exhibit["metrics"]
+    rest = dict(row)
+    differing = rest.pop("mean_differs", [])
+    cells = [
+        dict(zip(metrics, map(float, cell.split("/")), strict=True)) if cell != "-" else {}
+        for cell in str(rest.pop("cells")).split()
+    ]
+    if len(cells) != len(columns):
+        raise ResultsError(f"{place}: cells must be {len(columns)}, with - for none.")
+    off: dict[str, float] = {}
+    if MEAN in columns and all(cells):
+        for metric, printed in cells[-1].items():
+            mean = sum(cell[metric] for cell in cells[:-1]) / (len(cells) - 1)
+            if abs(mean - printed) > _ROUNDING:
+                off[metric] = mean
+    if list(off) != differing:
+        raise ResultsError(
+            f"{place}: its cells' mean is not the printed one for {list(off)}; mean_differs says "
+            f"{differing}."
+        )
+    words = "".join(f"; its cells' mean {metric} is {mean:.2f}" for metric, mean in off.items())
+    return [
+        ({**rest, **cell}, column, f"{source}{words if column == MEAN else ''}")
+        if isinstance(column, str)
+        else ({**rest, **column, **cell}, dataset, source)
+        for column, cell in zip(columns, cells, strict=True)
+        if cell
+    ]
+
+
 def _take_values(entry: JsonObject, known: Set[str], place: str) -> dict[str, dict[str, float]]:
     """Take the metrics out of an entry that follows the rules: by metric and task."""
     metrics = entry.keys() & known
@@ -123,8 +171,8 @@ def _take_values(entry: JsonObject, known: Set[str], place: str) -> dict[str, di
         )
     if entry.get("qualifier") not in (None, *QUALIFIERS):
         raise ResultsError(f"{place}: qualifier {entry['qualifier']!r}; use one of {QUALIFIERS}.")
-    if bool(metrics & {"gain", "speed_ratio", "load_ratio"}) != ("over" in entry):
-        raise ResultsError(f"{place}: `over` goes with gain, speed_ratio and load_ratio alone.")
+    if bool(metrics & _OVER) != ("over" in entry):
+        raise ResultsError(f"{place}: `over` goes with {', '.join(sorted(_OVER))} alone.")
     values: dict[str, dict[str, float]] = {}
     for metric in sorted(metrics):
         value = entry.pop(metric)

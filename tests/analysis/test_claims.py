@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,11 @@ PAPERS = ("cacheback", "token_recycling", "ngrammys", "ssd", "card")
 METHODS = {
     "ar", "cacheback", "card", "eagle", "eagle2", "eagle3", "hydra", "jacobi", "lookahead",
     "medusa", "ngrammys", "opt_tree", "ouroboros", "pearl", "pld", "rest", "sam", "sps", "ssd",
-    "suffix_decoding", "token_recycling",
+    "sam_eagle2", "suffix_decoding", "token_recycling",
 }  # fmt: skip
+HEADS = {"medusa", "hydra", "eagle", "eagle2", "eagle3", "sam_eagle2"}
+# Models that the papers have and this project has no configuration of.
+_FOREIGN = r"all|unspecified.*|llama_7b|llama33_70b|deepseek_llama_8b|mixtral_8x7b"
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +54,11 @@ class TestFile:
         assert {c.method for c in claims} <= METHODS
         models = {path.stem for path in (ROOT / "conf" / "model").glob("*.yaml")}
         foreign = {c.model for c in claims} - models
-        assert {m for m in foreign if not re.fullmatch(r"all|unspecified.*|llama_7b", m)} == set()
+        assert {m for m in foreign if not re.fullmatch(_FOREIGN, m)} == set()
 
     def test_numbers_are_plausible(self):
-        limits = {"speedup": (0.9, 7), "mat": (1, 6), "tokens_per_s": (5, 400), "hit_rate": (0, 1)}
+        limits = {"speedup": (0.9, 7), "mat": (1, 8), "tokens_per_s": (5, 400)}
+        limits |= {"hit_rate": (0, 1), "batch_speedup": (0.7, 3.1), "mat_gain": (0, 1)}
         for one in load_claims():
             for metric, (low, high) in limits.items():
                 for task, value in one.values.get(metric, {}).items():
@@ -84,9 +89,78 @@ class TestFile:
             ("card", "table1"): 48,
             ("card", "table2"): 3,
             ("card", "table3"): 3,
+            ("spec_bench", "leaderboard_3090"): 10,
+            ("spec_bench", "leaderboard_a100"): 31,
         }
         rows = [(c.paper, c.exhibit) for c in load_claims()]
         assert {place: rows.count(place) for place in counted} == counted
+
+    def test_numbers_about_trained_heads_are_whole_by_table(self):
+        """How many numbers each table has, counted in the sources."""
+        counted = {
+            "eagle1": 13, "eagle1_batches": 8, "eagle1_gptfast": 4, "eagle2_table1": 92,
+            "eagle2_table1_t1": 12, "eagle3_table1": 238, "eagle3_table2": 6, "eagle3_sglang": 18,
+            "eagle3_vllm": 16, "sglang": 3, "sglang_issue": 3, "vllm_issues": 5, "raw_data": 10,
+        }  # fmt: skip
+        numbers = Counter()
+        for one in load_claims():
+            boards = one.paper == "spec_bench" and one.method in HEADS
+            numbers["boards" if boards else one.exhibit] += sum(map(len, one.values.values()))
+        assert {table: numbers[table] for table in counted} == counted
+        # Spec-Bench's boards: 21 rows of six tasks, the whole and MAT.
+        assert numbers["boards"] == 21 * 8
+
+    def test_a_board_s_whole_lies_among_its_tasks(self):
+        boards = [c for c in load_claims() if len(c.values.get("speedup", ())) > 6]
+        assert len(boards) > 60
+        for one in boards:
+            tasks = [v for task, v in one.values["speedup"].items() if task != "overall"]
+            assert min(tasks) <= one.value("speedup") <= max(tasks), one
+            # Each task has as many questions, of speeds that differ: nearly the tasks' mean.
+            assert one.value("speedup") == pytest.approx(sum(tasks) / 6, abs=0.09), one
+
+    def test_printed_means_are_their_cells_or_say_so(self):
+        rows: dict[tuple, dict[str, Claim]] = {}
+        for one in load_claims():
+            if one.exhibit in ("eagle2_table1", "eagle3_table1"):
+                row = (one.exhibit, one.method, one.model, one.temperature)
+                rows.setdefault(row, {})[one.dataset] = one
+        checked, differing = 0, []
+        for row, cells in rows.items():
+            if len(cells) < 6:
+                continue
+            mean = cells.pop("mean")
+            for metric in ("speedup", "mat"):
+                found = sum(c.value(metric) for c in cells.values()) / len(cells)
+                checked += 1
+                if abs(found - mean.value(metric)) > 0.0051:
+                    differing.append((*row[1:], metric, mean.value(metric)))
+                    assert f"its cells' mean {metric} is {found:.2f}" in mean.source
+                else:
+                    assert f"mean {metric}" not in mean.source
+        assert checked == 2 * 24
+        assert sorted(differing) == [
+            ("eagle2", "llama3_8b", 1, "speedup", 2.80),
+            ("eagle3", "llama33_70b", 0.0, "speedup", 4.12),
+            ("eagle3", "llama3_8b", 1, "speedup", 3.45),
+        ]
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"cells": "1.82/2.36 1.99/2.61"}, "cells must be 7"),
+            ({"mean_differs": ["mat"]}, "mean_differs says"),
+            ({"cells": "1.82/2.36 1.99/2.61 1.71/2.26 1.65/2.21 1.81/2.44 1.60/2.16 9/9"}, "mean"),
+        ],
+    )  # fmt: skip
+    def test_a_mistake_in_a_row_of_cells_is_refused(self, tmp_path, change, message):
+        file = yaml.safe_load(CLAIMS_FILE.read_text(encoding="utf-8"))
+        (table,) = (e for e in file["exhibits"] if e["exhibit"] == "eagle2_table1")
+        table["claims"][0] |= change
+        path = tmp_path / "claims.yaml"
+        path.write_text(yaml.safe_dump(file))
+        with pytest.raises(ResultsError, match=message):
+            load_claims(path)
 
     def test_ratios_agree_with_the_speeds_they_come_from(self):
         """Where a table gives both, tokens/s over ar's must be the speedup, to rounding."""
@@ -141,7 +215,8 @@ class TestFile:
         assert {place for place, own in counted.items() if own.speed == "specbench_exact"} == {
             place
             for place in counted
-            if place[0] in ("cacheback", "token_recycling", "spec_bench", "sam", "gsam")
+            if place[0] in ("cacheback", "token_recycling", "spec_bench", "sam", "gsam", "eagle")
+            and place not in {("eagle", "sglang"), ("eagle", "eagle1_gptfast")}
         }
         assert counted["card", "figure6_logs"].mat_counts_prompt == ["card"]
         assert counted["ngrammys", "table1"].speed == "end_to_end"
