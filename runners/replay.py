@@ -1,8 +1,9 @@
 """The runner of recorded outputs: any drafter against them, without a model, in this process.
 
-Steps are exactly the live run's for drafters that look at tokens alone; for those that learn from
-logits they are an approximation (``specbench.replay.recorded_target``), and methods that need the
-model in other ways are refused. Without a cost surface there are steps and no times. With one, the
+Steps are exactly the live run's for drafters that look at tokens alone, and up to rounding for
+heads, where hidden states were recorded (``record=states``); for drafters that learn from logits
+they are an approximation (``specbench.replay.recorded_target``), and methods that need the model in
+other ways are refused. Without a cost surface there are steps and no times. With one, the
 target's part of every time is predicted and the drafter's is measured here.
 """
 
@@ -20,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from runners.job import Job
 from runners.runner import Runner
 from runners.session.case_records import BlockResult
+from runners.session.method_files import describe_files, find_heads
 from runners.session.method_runs import build_method_runs, fitting
 from runners.session.open_run import OpenRun, complete
 from runners.session.replay_blocks import BlockReplayer
@@ -29,7 +31,7 @@ from specbench.config.validate import check_values
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
-from specbench.replay.replayer import EXACT, Replayer, replay_kind
+from specbench.replay.replayer import APPROXIMATE, ROUNDED, Replayer, replay_kind
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.manifest import BASELINE, ModelInfo
 from specbench.storage.hashes import file_sha256
@@ -177,10 +179,12 @@ def _replay(run: OpenRun) -> None:
         seed=job.config.seed,
     )
     kinds = {r.label: replay_kind(r.drafter, traces) for r in run.runs}
+    heads = {r.label: find_heads(job.config, r) for r in run.runs}
     for method_run in run.runs:
         with fitting(method_run.entry):
-            method_run.drafter = replayer.prepare(method_run.drafter)
+            method_run.drafter = replayer.prepare(method_run.drafter, heads[method_run.label])
     manifest.model = ModelInfo.from_json(dict(traces.model))
+    manifest.model.artefacts = describe_files({label: {} for label in heads}, heads)
     manifest.traces = {
         "run_key": traces.run_key,
         "sha": traces.sha,
@@ -239,7 +243,13 @@ def _notes(
             notes.append(
                 f"{outside:.0%} of the passes lie outside the surface's grid and are extrapolated."
             )
-    rough = [label for label, kind in kinds.items() if kind != EXACT]
+    rounded = [label for label, kind in kinds.items() if kind == ROUNDED]
+    if rounded:
+        notes.append(
+            f"{', '.join(rounded)}: steps EXACT UP TO ROUNDING: heads read hidden states that were "
+            "recorded along plain decoding, and passes of several rows round otherwise."
+        )
+    rough = [label for label, kind in kinds.items() if kind == APPROXIMATE]
     if rough:
         notes.append(
             f"{', '.join(rough)}: APPROXIMATE steps, since the logits of rejected draft nodes are "

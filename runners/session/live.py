@@ -6,8 +6,7 @@ import functools
 import gc
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runners.job import EAGER_BASELINE, Job
 from runners.run_folder.baseline_cache import BaselineCache
@@ -16,12 +15,8 @@ from runners.session import device_lock, warmup
 from runners.session.method_runs import MethodRun, keep_state
 from runners.session.open_run import OpenRun, complete
 from runners.session.progress import RunProgress
-from specbench.errors import ConfigurationError
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
-from specbench.results.record_checks import check_candidates
-from specbench.results.records import CaseRecord
-from specbench.storage import jsonl
 from specbench.system import nvml
 from specbench.system.interference import SystemMonitor
 
@@ -32,8 +27,6 @@ if TYPE_CHECKING:  # they load torch, which a finished run does not need
     Load = Callable[[Job, Sequence[MethodRun]], Session]
 
 log = logging.getLogger(__name__)
-
-_CANDIDATES = 16  # ids kept at each position under record=true; Token Recycling takes 8
 
 
 def run_live(job: Job, load: Load) -> int:
@@ -71,6 +64,7 @@ def both_baselines(job: Job) -> Job:
 def _measure(load: Load, run: OpenRun) -> None:
     # Heavy imports only where something is left to measure.
     from runners.session.blocks import BlockRunner
+    from runners.session.recorder import Recorder
 
     job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
     measure, earlier = job.config.measure, manifest.model
@@ -102,15 +96,15 @@ def _measure(load: Load, run: OpenRun) -> None:
         # What exists by now lives to the end: the collector need not walk it meanwhile.
         gc.collect()
         gc.freeze()
-        candidates = _candidates_file(job)
+        asked = [i for method_run in runs for i in method_run.drafter.needs.hidden_layers]
+        recorder = Recorder(job, session, asked) if job.config.record else None
         pending, total = run.files.pending, len(job.blocks())
         try:
             with RunProgress(total, done=total - len(pending)) as progress:
                 for block in pending:
                     result = runner.run(block)
-                    if candidates is not None:
-                        lines = _candidates(session, job, result.records)
-                        jsonl.append_jsonl(candidates, lines)
+                    if recorder is not None:
+                        recorder.keep(result.records)
                     files.append(result.records, result.errors, result.steps)
                     finished = [r for r in files.done if r.repeat == block.repeat]
                     for method_run in runs:
@@ -120,6 +114,8 @@ def _measure(load: Load, run: OpenRun) -> None:
             _measure_again(run, runner)
             reading.measure()
         finally:
+            if recorder is not None:
+                recorder.close()
             model.read_bytes_per_s = reading.bytes_per_s
             session.note_passes(model)
             _keep_reasons(model, earlier)
@@ -133,33 +129,6 @@ def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:
     for now, then in [(model.passes, earlier), *drafts]:
         if now is not None and "eager" in now and then is not None and then.passes is not None:
             now["eager"] = {**then.passes.get("eager", {}), **now["eager"]}
-
-
-def _candidates_file(job: Job) -> Path | None:
-    """Where the likeliest ids go, under record=true.
-
-    Raises:
-        ConfigurationError: there is no plain greedy output to take them at.
-    """
-    if not job.config.record:
-        return None
-    if job.baseline is None or not job.greedy:
-        raise ConfigurationError(
-            f"record=true keeps the likeliest ids at each position of {BASELINE}'s greedy output: "
-            "type baseline=true and generation.temperature=0, or drop record."
-        )
-    path = job.folder / records.CANDIDATES
-    jsonl.mend_jsonl(path, check=check_candidates)
-    return path
-
-
-def _candidates(session: Session, job: Job, made: Sequence[CaseRecord]) -> list[dict[str, Any]]:
-    """A line for each finished turn of the baseline; a block that is redone writes it again."""
-    return [
-        {**record.turn_id, "top": session.top_candidates(record, _CANDIDATES)}
-        for record in made
-        if record.label == job.baseline and record.status != "failed" and record.repeat == 0
-    ]
 
 
 def _measure_again(run: OpenRun, runner: BlockRunner) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from runners.session.method_runs import MethodRun
 from specbench.artifacts import resolve
 from specbench.config.schema import RunConfig
 from specbench.models.checkpoints import weights
 from specbench.models.heads import folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def find_artifacts(

@@ -10,8 +10,8 @@ from runners.job import CaseBlock, Job
 from runners.session.case_records import BlockResult, begin_record, finish_record
 from runners.session.method_runs import MethodRun, restore
 from specbench.errors import CaseFailed
-from specbench.replay.replayer import APPROXIMATE, Replayer
-from specbench.replay.traces import Traces
+from specbench.replay.replayer import EXACT, ROUNDED, Replayer
+from specbench.replay.traces import Traces, Turn
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
 
@@ -25,7 +25,7 @@ class BlockReplayer:
     Attributes:
         runs: by label; their drafters prepared by the replayer.
         traces: the recorded outputs.
-        kinds: ``exact`` or ``approximate``, by label.
+        kinds: how close the steps are to the live run's (``replay_kind``), by label.
         predicted: whether times are predicted by a surface.
         forced: whether records are to be marked as made after ``resume=force``.
         covered: share of each turn's passes that lay inside the surface's grid.
@@ -47,7 +47,7 @@ class BlockReplayer:
         first = self.job.cases[0].case_id
         for _ in range(rounds):
             for label, run in self.runs.items():
-                turn = self.traces.find(label, first, 0)
+                turn = self._find(label, first, 0)
                 if turn is not None:
                     try:
                         self.replayer.replay_turn(run.drafter, turn, empty=True)
@@ -74,7 +74,7 @@ class BlockReplayer:
         record = begin_record(
             self.job, block, number, run, position, timing=timing, forced_resume=self.forced
         )
-        turn = self.traces.find(label, block.case.case_id, number)
+        turn = self._find(label, block.case.case_id, number)
         try:
             if turn is None:
                 raise CaseFailed("no_trace", f"neither {label} nor {BASELINE} was recorded for it")
@@ -91,8 +91,8 @@ class BlockReplayer:
             return
         decoded = replayed.decoded
         counted = dict(decoded.drafter)
-        if self.kinds[label] == APPROXIMATE:
-            counted["replay"] = APPROXIMATE
+        if self.kinds[label] != EXACT:
+            counted["replay"] = self.kinds[label]
         record = finish_record(
             record,
             decoded,
@@ -110,9 +110,14 @@ class BlockReplayer:
         made.records.append(record)
         made.add_steps(record, decoded, None)
 
+    def _find(self, label: str, case_id: str, number: int) -> Turn | None:
+        """What the label is replayed on; heads on plain decoding's turn, which has states."""
+        rounded = self.kinds[label] == ROUNDED
+        return self.traces.find(BASELINE if rounded else label, case_id, number)
+
     def _replay_again(self, run: MethodRun) -> Callable[[CaseRecord], None]:
         def again(record: CaseRecord) -> None:
-            turn = self.traces.find(record.label, record.case_id, record.turn)
+            turn = self._find(record.label, record.case_id, record.turn)
             assert turn is not None  # it was replayed before
             self.replayer.replay_turn(run.drafter, turn, empty=False, seed=record.seed)
 

@@ -36,7 +36,7 @@ from specbench.models.draft.speed_ratio import latency_ratio
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
-from specbench.replay.recording import top_candidates
+from specbench.replay.recording import Recording, record_output
 from specbench.results.manifest import DraftInfo, ModelInfo
 from specbench.results.records import CaseRecord, Lossless
 from specbench.system import bandwidth
@@ -238,13 +238,30 @@ class Session:
             ended_rightly=complete and not eos.intersection(output[:-1]),
         )
 
-    def top_candidates(self, record: CaseRecord, top: int) -> list[list[int]]:
-        """The ``top`` likeliest ids at each position of a record's output, untimed."""
+    @property
+    def n_layers(self) -> int:
+        return self._target.n_layers
+
+    @property
+    def tokenizer_hash(self) -> str:
+        return self._tokenizer_hash
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one hidden state of one token."""
+        embedding = self._target.embeddings.embedding
+        return embedding.shape[1] * self._target.dtype.itemsize
+
+    def check_layers(self, layers: Sequence[int], who: str) -> None:
+        """Refuse hidden states that the model does not have, in the name of ``who``."""
+        self._target.hidden_states.check(layers, who)
+
+    def record(self, record: CaseRecord, top: int, layers: tuple[int, ...]) -> Recording:
+        """What the model says along a record's output, untimed, see `record_output`."""
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)
         output = np.asarray(record.output_ids, dtype=np.int64)
         self._reserve(len(prompt) + len(output))
-        found: list[list[int]] = top_candidates(self._target, prompt, output, top).tolist()
-        return found
+        return record_output(self._target, prompt, output, top, layers)
 
     def recover(self) -> None:
         """Give back what a failed case left allocated."""

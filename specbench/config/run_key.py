@@ -51,8 +51,11 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
     used = _words(plain["method"], plain["compare"])
     if kept := {name: place for name, place in heads.items() if name in used}:
         plain["pair"]["heads"] = kept
+    # Folders from before these keys have these values.
     if plain["dataset"].get("special_tokens") == SPECIAL_TOKENS[0]:
-        del plain["dataset"]["special_tokens"]  # folders from before the key have this one
+        del plain["dataset"]["special_tokens"]
+    if plain.get("record_layers") is None:
+        plain.pop("record_layers", None)
     return {str(key): value for key, value in plain.items()}
 
 

@@ -21,6 +21,7 @@ DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 ENGINES = ("auto", "eager", "graph")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "typical")
+RECORD_STATES = "states"  # of ``record``: hidden states too
 STATE_SCOPES = ("turn", "prompt", "run")  # how long a method keeps what it learnt
 PAPER_SCOPE = "paper"  # of these the one that the method's paper has
 # See ``specbench.results.statistics.summary``.
@@ -329,7 +330,8 @@ class RunConfig:
     baseline: bool = True
     state_scope: str = "prompt"
     repeats: int = 1
-    record: bool = False
+    record: Any = False  # true, false or RECORD_STATES
+    record_layers: list[int] | None = None
     seed: int = 0
     shard: str | None = None
     fresh: bool = False

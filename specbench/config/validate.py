@@ -94,6 +94,15 @@ def check_values(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if value is not None and value < least:
             raise ConfigurationError(f"{key}={value} is out of range: it must be at least {least}.")
+    if not isinstance(cfg.record, bool) and cfg.record != schema.RECORD_STATES:
+        raise unknown_name(
+            "value of record:", str(cfg.record), ("false", "true", schema.RECORD_STATES)
+        )
+    if cfg.record_layers is not None and cfg.record != schema.RECORD_STATES:
+        raise ConfigurationError(
+            f"record_layers={cfg.record_layers} says which hidden states are recorded, and "
+            f"record={str(cfg.record).lower()} records none. Type record={schema.RECORD_STATES}."
+        )
     if cfg.repeats > _MOST_REPEATS:
         raise ConfigurationError(
             f"repeats={cfg.repeats} is out of range: it must be at most {_MOST_REPEATS}."

@@ -2,12 +2,15 @@
 
 Greedy decoding with a drafter commits the same tokens whatever the drafter, so a draft can be
 verified against the recorded output. For drafters of tokens alone every step is exactly the live
-run's. A drafter that learns from logits can be fed those of the committed path, where they were
-recorded; the live run also shows it the rows of rejected nodes, so its steps are an approximation.
+run's. Heads also read the hidden states of committed tokens, which were recorded along plain
+decoding: the same up to rounding. A drafter that learns from logits can be fed those of the
+committed path, where they were recorded; the live run also shows it the rows of rejected nodes, so
+its steps are an approximation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -16,6 +19,7 @@ import torch
 
 from specbench.arrays import IntArray
 from specbench.decoding.composite import Composite
+from specbench.decoding.device import to_device
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftTree, Needs, StepOutcome
 from specbench.decoding.tree import ROOT_ALONE, TreeGeometry
@@ -27,11 +31,16 @@ _BEYOND = 64  # ids after the output's end, for drafts that reach further
 class RecordedScores:
     """The recorded choices of a pass."""
 
-    hidden = None
     verified = None
 
-    def __init__(self, choices: IntArray, vocab_size: int, depths: IntArray = ROOT_ALONE) -> None:
-        self._choices, self.depths = choices, depths
+    def __init__(
+        self,
+        choices: IntArray,
+        vocab_size: int,
+        depths: IntArray = ROOT_ALONE,
+        hidden: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
+        self._choices, self.depths, self.hidden = choices, depths, hidden
         self.vocab_size = vocab_size
 
     def greedy(self) -> IntArray:
@@ -41,15 +50,6 @@ class RecordedScores:
     @property
     def logits(self) -> NoReturn:
         raise CaseFailed("no_model", "a recorded output has no logits")
-
-
-def _refuse_states(hidden_layers: tuple[int, ...]) -> None:
-    if hidden_layers:
-        raise CaseFailed(
-            "no_model",
-            "a recorded output has no hidden states: needs.hidden_layers asks for "
-            f"{', '.join(map(str, hidden_layers))}. Run the method live (runner=offline)",
-        )
 
 
 class RecordedTarget:
@@ -73,6 +73,7 @@ class RecordedTarget:
         self.reserve(max_nodes)
         self._output: IntArray = np.zeros(_BEYOND, dtype=np.int64)
         self._candidates: IntArray | None = None
+        self._states: Mapping[int, torch.Tensor] = {}
         self._n_prompt = 0
         self._done = 0
         self.passes: list[tuple[int, int, int]] = []
@@ -82,40 +83,63 @@ class RecordedTarget:
             self._max_nodes = max_nodes
             self._geometry = TreeGeometry(max_nodes)
 
-    def load(self, output: IntArray, candidates: IntArray | None = None) -> None:
+    def load(
+        self,
+        output: IntArray,
+        candidates: IntArray | None = None,
+        states: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
         """The plain greedy output ``[n_new]`` of the turn that is decoded next.
 
-        ``candidates``: ``[n_new, top]``, the likeliest ids at each position, the chosen one first.
+        Args:
+            candidates: ``[n_new, top]``, the likeliest ids at each position, the chosen one first.
+            states: ``[n_prompt + n_new - 1, hidden]`` by number as drafters ask for them.
         """
         self._output = np.concatenate([output, np.zeros(_BEYOND + self._max_nodes, np.int64)])
-        self._candidates = candidates
+        self._candidates, self._states = candidates, states or {}
         self._done = 0
         self.passes = []
 
     def prefill(
         self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
     ) -> RecordedScores:
-        _refuse_states(hidden_layers)
         self._n_prompt = len(prompt)
-        return RecordedScores(self._output[:1], self._vocab_size)
+        hidden = {layer: rows[: len(prompt)] for layer, rows in self._of(hidden_layers).items()}
+        return RecordedScores(self._output[:1], self._vocab_size, hidden=hidden)
 
     def forward(
         self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
     ) -> RecordedScores:
-        """The recorded token after each row."""
-        _refuse_states(hidden_layers)
+        """The recorded token after each row, and the recorded states.
+
+        Rows have the states of the token at their depth, which is theirs wherever the path is.
+        """
         n = len(tree)
         self._geometry.read(tree, self._vocab_size)
         k, width = (1, n + 1) if tree.rows is None else (tree.rows[0], tree.rows[1] + 1)
         self.passes.append((k, width, self._n_prompt + self._done))
         depths = self._geometry.depths[: n + 1]
-        return RecordedScores(self._output[self._done + 1 + depths], self._vocab_size, depths)
+        hidden: dict[int, torch.Tensor] = {}
+        for layer, states in self._of(hidden_layers).items():
+            # Only rejected nodes reach beyond the last state.
+            rows = np.minimum(self._n_prompt + self._done + depths, len(states) - 1)
+            hidden[layer] = states[to_device(rows, states.device)]
+        choices = self._output[self._done + 1 + depths]
+        return RecordedScores(choices, self._vocab_size, depths, hidden)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         self._done += len(path) + 1
 
     def free_rows(self) -> int:
         return self._max_nodes
+
+    def _of(self, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
+        try:
+            return {layer: self._states[layer] for layer in layers}
+        except KeyError as error:
+            raise CaseFailed(
+                "no_model", f"no hidden states of number {error} were recorded with this output"
+            ) from error
 
     def path_logits(self, accepted: int) -> torch.Tensor:
         """Stand-in logits ``[accepted + 1, vocab]`` of the rows that the last step kept.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,16 +15,25 @@ from specbench.config.schema import ModelConfig
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import DecodeResult, Engine
+from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.structs import DraftContext, Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import NeedsNotMet, SpecBenchError
 from specbench.models import loading
+from specbench.models.checkpoints import weights
+from specbench.replay import states
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.recorded_target import PathLearner, RecordedTarget
 from specbench.replay.traces import Traces, Turn
 from specbench.system.clock import CpuClock
 
-EXACT, APPROXIMATE = "exact", "approximate"
+if TYPE_CHECKING:
+    import torch
+
+    from specbench.models.stored_target import StoredTarget
+
+# How close a replay's steps are to the live run's, of drafters of tokens, of heads, of others.
+EXACT, ROUNDED, APPROXIMATE = "exact", "exact up to rounding", "approximate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +91,19 @@ class Replayer:
             traces.model["tokenizer_hash"], lambda: loading.load_tokenizer(model)
         )
         self._seed = seed
+        self._stored: StoredTarget | None = None
+        self._states: tuple[Turn, dict[int, torch.Tensor]] | None = None
 
-    def prepare(self, drafter: Drafter) -> Drafter:
+    def prepare(self, drafter: Drafter, heads: Mapping[str, Path] | None = None) -> Drafter:
         """Set a drafter up, wrapped where it learns from logits.
 
+        Args:
+            heads: folders of trained heads, by name as in ``needs.heads``.
+
         Raises:
-            NeedsNotMet: it needs the model, or a file that cannot be built here.
+            NeedsNotMet: it needs the model, a file that cannot be built here, or hidden states that
+                were not recorded.
+            WeightsNotFound: a head reads the target's embedding, which is not to be had.
         """
         kind = replay_kind(drafter, self._traces)
         needs = drafter.needs
@@ -105,9 +122,13 @@ class Replayer:
                     model_key=self._model_key(),
                 ),
                 seed=self._seed,
+                target=self._stored_target() if kind == ROUNDED else None,
+                heads=heads or {},
             )
         )
-        if kind == EXACT:
+        if kind == ROUNDED:  # behind `setup`: a head's configuration may say which states it reads
+            _check_layers(drafter, self._traces)
+        if kind != APPROXIMATE:
             return drafter
         return PathLearner(
             name=drafter.name,
@@ -116,6 +137,44 @@ class Replayer:
             inner=drafter,
             target=self._target,
         )
+
+    def _stored_target(self) -> StoredTarget:
+        """The target's embedding and LM head, of the very weights that were recorded."""
+        if self._stored is None:
+            import torch
+
+            from specbench.models.stored_target import StoredTarget
+
+            recorded = self._traces.model
+            node = replace(self._model, revision=recorded["revision"] or self._model.revision)
+            if weights.model_key(node) != self._model_key():
+                raise NeedsNotMet(
+                    f"{weights.key_of(node)}={node.id} has other weights than those that "
+                    f"{self._traces.path} was recorded with, and heads read its embedding. "
+                    f"{_record(self._model.name)}"
+                )
+            self._stored = StoredTarget(
+                node,
+                device=loading.choose_device(node.device),
+                dtype=getattr(torch, recorded["dtype"]),
+            )
+        return self._stored
+
+    def _states_of(self, turn: Turn, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
+        """A turn's hidden states, numbered as ``layers``; labels that follow each other share them.
+
+        Raises:
+            ArtifactError: the file is damaged.
+        """
+        if not layers or turn.states is None:
+            return {}
+        stored = self._stored_target()
+        if self._states is None or self._states[0] is not turn:
+            read = states.read_states(
+                turn.states, turn.prompt_ids, turn.output_ids, stored.dtype, stored.device
+            )
+            self._states = turn, read
+        return {layer: self._states[1][states.place(layer, stored.n_layers)] for layer in layers}
 
     def _model_key(self) -> str:
         """As ``models.checkpoints.weights.model_key`` names the model, without its files."""
@@ -141,8 +200,11 @@ class Replayer:
         if empty:
             drafter.reset()
         reset_s = time.perf_counter() - start
-        self._target.load(turn.output_ids, turn.candidates)
-        if drafter.needs.reference:
+        needs = drafter.needs
+        self._target.load(
+            turn.output_ids, turn.candidates, self._states_of(turn, needs.hidden_layers)
+        )
+        if needs.reference:
             drafter.set_reference(turn.output_ids)
         decoded = self._engine.decode(
             turn.prompt_ids,
@@ -199,13 +261,20 @@ class Replayer:
 
 
 def replay_kind(drafter: Drafter, traces: Traces) -> str:
-    """``exact`` or ``approximate``.
+    """``exact``, ``exact up to rounding`` or ``approximate``.
 
     Raises:
         NeedsNotMet: the drafter needs the model; says what to do.
     """
     if _tokens_suffice(drafter):
         return EXACT
+    if _states_suffice(drafter):
+        if traces.hidden_states is None:
+            raise NeedsNotMet(
+                f"method={drafter.name} reads the target's hidden states, and {traces.path} holds "
+                f"none. {_record(traces.config.get('model', {}).get('name', 'MODEL'))}"
+            )
+        return ROUNDED
     needs = drafter.needs
     not_recorded = needs.hidden_layers or needs.draft_model or needs.overlap
     if isinstance(drafter, Composite) or not_recorded or not needs.logits:
@@ -234,6 +303,37 @@ def _tokens_suffice(drafter: Drafter) -> bool:
         return False
     # The reference output is what the traces are.
     return drafter.needs.tokens_only or drafter.needs.reference
+
+
+def _states_suffice(drafter: Drafter) -> bool:
+    """Whether it looks at committed tokens and their states alone, not at rejected nodes."""
+    if isinstance(drafter, Composite):
+        return all(_tokens_suffice(part) or _states_suffice(part) for part in drafter.parts)
+    needs = drafter.needs
+    return isinstance(drafter, HeadDrafter) and not (
+        needs.tree_hidden or needs.logits or needs.prompt_logits or needs.draft_model
+    )
+
+
+def _check_layers(drafter: Drafter, traces: Traces) -> None:
+    """Refuse a head that reads other hidden states than were recorded."""
+    assert traces.hidden_states is not None
+    n_layers, recorded = traces.hidden_states
+    wanted = {states.place(layer, n_layers) for layer in drafter.needs.hidden_layers}
+    if missing := sorted(wanted - recorded):
+        raise NeedsNotMet(
+            f"method={drafter.name} reads the hidden states {', '.join(map(str, missing))}, and "
+            f"{traces.path} holds {', '.join(map(str, sorted(recorded)))}. "
+            f"{_record(traces.config['model']['name'], sorted((wanted | recorded) - {n_layers}))}"
+        )
+
+
+def _record(model: str, layers: list[int] | None = None) -> str:
+    more = f" 'record_layers={layers}'" if layers else ""
+    return (
+        f"Type: python run.py method=ar model={model} record=states{more}, with the questions "
+        "wanted, and name its folder in runner.traces."
+    )
 
 
 def _wanted(needs: Needs) -> str:

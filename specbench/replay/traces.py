@@ -21,10 +21,12 @@ import numpy as np
 
 from specbench.arrays import IntArray
 from specbench.errors import ConfigurationError, first_line
+from specbench.replay import states
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.record_checks import check_candidates, check_ids, check_packed
 from specbench.results.records import CANDIDATES, CASES, DONE, MANIFEST, read_records
 from specbench.storage import jsonl
+from specbench.storage.arrays import read_header
 from specbench.storage.jsonl import RecordError
 
 PACK_FORMAT = "specbench-traces"
@@ -66,6 +68,7 @@ class Turn:
         output_ids: ``[n_new]``, the greedy output.
         candidates: ``[n_new, top]`` the likeliest ids at each output position, the chosen one
             first; None where the run was made without ``record=true``.
+        states: file of its hidden states; None without ``record=states``, and in packs.
     """
 
     label: str
@@ -79,9 +82,10 @@ class Turn:
     prompt_ids: IntArray
     output_ids: IntArray
     candidates: IntArray | None = None
+    states: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Traces:
     """The greedy outputs of a run.
 
@@ -131,6 +135,19 @@ class Traces:
         turns = [turn for group in self.cases().values() for turn in group]
         return min(0 if t.candidates is None else t.candidates.shape[1] for t in turns)
 
+    @functools.cached_property
+    def hidden_states(self) -> tuple[int, frozenset[int]] | None:
+        """The target's layers, and the numbers of the states that every turn has; None for none.
+
+        Raises:
+            ArtifactError: a file is damaged.
+        """
+        files = [turn.states for group in self.cases().values() for turn in group]
+        found = [states.recorded_layers(file) for file in files if file is not None]
+        if len(found) < len(files):
+            return None
+        return found[0][0], frozenset.intersection(*(layers for _, layers in found))
+
 
 def load_traces(path: Path | str) -> Traces:
     """Read a run folder or a trace pack; the last ones read are kept in memory.
@@ -146,7 +163,7 @@ def load_traces(path: Path | str) -> Traces:
             f"runner.traces={path} is no run folder (with {MANIFEST} and {CASES}) and no trace "
             "pack. Name a finished greedy run, or a file made by scripts/export_traces.py."
         )
-    files.append(path / CANDIDATES)
+    files += [path / CANDIDATES, *sorted((path / states.FOLDER).glob("*.states"))]
     stamps = tuple((f.stat().st_mtime_ns, f.stat().st_size) for f in files if f.is_file())
     return _load(path.resolve(), stamps)
 
@@ -170,6 +187,8 @@ def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
         digest.update(f"{turn.label}/{turn.case_id}/{turn.turn}/{turn.stream_index}".encode())
         for ids in (turn.prompt_ids, turn.output_ids, turn.candidates):
             digest.update(b"" if ids is None else np.ascontiguousarray(ids, dtype="<i8").tobytes())
+        if turn.states is not None:
+            digest.update(json.dumps(read_header(turn.states), sort_keys=True).encode())
     return Traces(
         path=path,
         model=header["model"],
@@ -223,6 +242,7 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
             failed.setdefault(record.case_id)
             continue
         top = candidates.get((record.label, record.case_id, record.turn))
+        kept = states.path_of(path, record.stream_index, record.turn)
         turns.append(
             Turn(
                 label=record.label,
@@ -236,6 +256,7 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
                 prompt_ids=np.asarray(record.prompt_ids, dtype=np.int64),
                 output_ids=np.asarray(record.output_ids, dtype=np.int64),
                 candidates=None if top is None else np.asarray(top, dtype=np.int64),
+                states=kept if record.label == BASELINE and kept.is_file() else None,
             )
         )
     header["failed"] = list(failed)
@@ -288,6 +309,7 @@ def _pack_lines(traces: Traces, turns: Iterable[Turn]) -> Iterator[dict[str, Any
     }
     for turn in turns:
         line = {name: getattr(turn, name) for name in Turn.__dataclass_fields__}
+        del line["states"]
         for name in ("prompt_ids", "output_ids", "candidates"):
             line[name] = None if line[name] is None else line[name].tolist()
         yield line

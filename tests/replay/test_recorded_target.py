@@ -12,7 +12,7 @@ from specbench.decoding.structs import DraftContext, DraftTree, Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
 from specbench.replay.recorded_target import PathLearner, RecordedTarget
-from specbench.replay.recording import top_candidates
+from specbench.replay.recording import record_output
 from tests.conftest import VOCAB
 
 CONTEXT = DraftContext(VOCAB, frozenset())
@@ -70,7 +70,8 @@ def test_recorded_candidates_are_the_targets_likeliest(make_target, max_nodes):
     output = np.array(engine.decode(prompt, drafter, max_new_tokens=50).output_ids)
     if not max_nodes:
         target = make_target(max_nodes=max_nodes)
-    found = top_candidates(target, prompt, output, top=5)  # longer than one pass of 41 rows
+    # Longer than one pass of 41 rows.
+    found = record_output(target, prompt, output, top=5).candidates
     assert found.shape == (50, 5)
     assert (found[:, 0] == output).all()
     whole = target.prefill(np.concatenate([prompt, output[:-1]]), all_logits=True).logits

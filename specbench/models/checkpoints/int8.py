@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from specbench.errors import WeightsNotFound
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FILE = "int8.safetensors"
 _SCALE = ".scale"

@@ -7,12 +7,17 @@ configuration does not say which it means. One off costs most of the accepted to
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
+from specbench.decoding.structs import AFTER_FINAL_NORM
+from specbench.errors import WeightsNotFound, first_line
 from specbench.models.heads.eagle3 import Eagle3
+from specbench.models.heads.eagle3_config import read_config
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +27,26 @@ _CLEARLY = 0.1  # more of the tokens agree than with the ids given
 def default_ids(n_layers: int) -> tuple[int, ...]:
     """The ids that the authors' code takes for a target of ``n_layers`` layers."""
     return (2, n_layers // 2, n_layers - 3)
+
+
+def read_by(folder: Path, n_layers: int) -> tuple[int, ...]:
+    """The ids of the states that a head of any kind reads, by its config.json.
+
+    Raises:
+        WeightsNotFound: it is damaged.
+        ConfigurationError: it is an EAGLE-3 head's, of a kind that is not read here.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WeightsNotFound(f"{file} cannot be read: {first_line(error)}.") from error
+    if not {"draft_vocab_size", "speculators_model_type", "eagle_config"} & set(config):
+        return (AFTER_FINAL_NORM,)
+    head = read_config(config, frozenset(), str(file), rope_theta=None, layer_ids=None)
+    if not head.joins_states:
+        return (AFTER_FINAL_NORM,)
+    return head.layer_ids or default_ids(n_layers)
 
 
 @torch.no_grad()

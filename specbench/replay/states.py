@@ -1,0 +1,109 @@
+"""Hidden states of recorded turns: a file for each turn, in the folder ``states`` of a run.
+
+They are kept in the target's own type (bfloat16, which numpy lacks, as float32): a head that reads
+them computes what it would have computed beside the model, up to the rounding of passes of other
+shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specbench.arrays import IntArray
+from specbench.errors import ArtifactError
+from specbench.storage import jsonl
+from specbench.storage.arrays import open_array_file, read_header, write_array_file
+
+if TYPE_CHECKING:  # traces are read without torch
+    import torch
+
+FOLDER = "states"
+_KIND, _VERSION = "hidden_states", 1
+_AGAIN = "Record the run again, with record=states and fresh=true."
+
+
+def path_of(run: Path, stream_index: int, turn: int) -> Path:
+    """The file of a turn, in a run's folder."""
+    return run / FOLDER / f"{stream_index:06d}-{turn}.states"
+
+
+def place(layer: int, n_layers: int) -> int:
+    """The number from 0 of hidden states that ``Needs.hidden_layers`` may count from the end."""
+    return layer % (n_layers + 1)
+
+
+def write_states(
+    path: Path,
+    states: Mapping[int, torch.Tensor],
+    *,
+    n_layers: int,
+    prompt: IntArray | Sequence[int],
+    output: IntArray | Sequence[int],
+    tokenizer_hash: str,
+) -> int:
+    """Write a turn's states, whole or not at all; returns the file's bytes.
+
+    Args:
+        states: ``[n_prompt + n_new - 1, hidden]`` by number: of all tokens but the last.
+        n_layers: of the target.
+        tokenizer_hash: of the ids.
+
+    Raises:
+        DiskError: the disk is full or broken.
+    """
+    arrays = {}
+    for layer, rows in states.items():
+        values = rows.float() if str(rows.dtype) == "torch.bfloat16" else rows
+        arrays[str(place(layer, n_layers))] = values.cpu().numpy()
+    temporary = path.with_name(path.name + ".tmp")
+    with jsonl.reporting(path):
+        path.parent.mkdir(exist_ok=True)
+        write_array_file(
+            temporary,
+            kind=_KIND,
+            version=_VERSION,
+            tokenizer_hash=tokenizer_hash,
+            arrays=arrays,
+            header={"n_layers": n_layers, "text": _text(prompt, output)},
+        )
+        temporary.replace(path)
+    return path.stat().st_size
+
+
+def recorded_layers(path: Path) -> tuple[int, frozenset[int]]:
+    """The target's layers, and the numbers of the states in a file."""
+    header = read_header(path)
+    try:
+        return int(header["n_layers"]), frozenset(map(int, header["sections"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path} holds no hidden states. {_AGAIN}") from error
+
+
+def read_states(
+    path: Path, prompt: IntArray, output: IntArray, dtype: torch.dtype, device: torch.device
+) -> dict[int, torch.Tensor]:
+    """What `write_states` was given for a turn, by number from 0.
+
+    Raises:
+        ArtifactError: the file is damaged, or of another text.
+    """
+    import torch
+
+    header, arrays = open_array_file(path, kind=_KIND, version=_VERSION, tokenizer_hash=None)
+    if header.get("text") != _text(prompt, output):
+        raise ArtifactError(f"{path} holds the hidden states of another text. {_AGAIN}")
+    # A copy: torch takes no arrays that cannot be written.
+    return {
+        int(name): torch.from_numpy(np.array(rows)).to(device, dtype)
+        for name, rows in arrays.items()
+    }
+
+
+def _text(prompt: IntArray | Sequence[int], output: IntArray | Sequence[int]) -> str:
+    ids = np.concatenate([[len(prompt)], prompt, output]).astype("<i8")
+    return hashlib.sha256(ids.tobytes()).hexdigest()

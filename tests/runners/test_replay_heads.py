@@ -1,0 +1,204 @@
+"""Replay of trained heads: the live run's steps from recorded hidden states, without the model."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
+from specbench.models import loading
+from specbench.models.heads.layer_shape import read_shape
+from specbench.replay import states
+from specbench.replay.traces import load_traces
+from specbench.results import records
+from specbench.storage import jsonl
+from tests.models.heads import tiny_heads
+from tests.runners.test_replay import steps
+from tests.small_run import run_here
+
+LAYERS = "[0, 1, 1]"
+METHODS = {
+    "medusa": "levels: [6, 8, 3, 1]",
+    "hydra": "levels: [6, 8, 3, 1]",
+    "eagle": "levels: [6, 8, 3, 1]",
+    "eagle2": "total: 20, depth: 3, top_k: 5",
+    "eagle3": f"total: 20, depth: 3, top_k: 5, layer_ids: {LAYERS}",
+    "sam_eagle2": "len_threshold: 3, auxiliary: {method: eagle2, total: 9, depth: 2, top_k: 3}",
+    "union": "drafters: [pld, eagle2, hydra], max_nodes: 30",
+}
+COMPARE = "compare=[{}]".format(
+    ", ".join(f"{{method: {name}, {knobs}}}" for name, knobs in METHODS.items())
+)
+
+
+@pytest.fixture(scope="module")
+def with_heads(small, checkpoint, tmp_path_factory):
+    """What is typed for a run of the tiny model with a random head of each kind."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    folders = tiny_heads.save_each(
+        tmp_path_factory.mktemp("heads"),
+        hidden=config["hidden_size"],
+        vocab=config["vocab_size"],
+        **tiny_heads.of_shape(read_shape(config, "the target")),
+    )
+    return [*small, *(f"++pair.heads.{name}={path}" for name, path in folders.items())]
+
+
+@pytest.fixture(scope="module")
+def live(with_heads, tmp_path_factory):
+    """The live run, every head, hidden states recorded along plain decoding."""
+    out = tmp_path_factory.mktemp("live") / "run"
+    typed = ["record=states", f"record_layers={LAYERS}", "generation.max_new_tokens=40"]
+    assert run_here([*with_heads, *typed, COMPARE, f"output_dir={out}"]) == 0
+    return out
+
+
+@pytest.fixture
+def again(with_heads, live, tmp_path):
+    """Replay the live run; returns the folder."""
+    recorded = ("dataset", "generation", "model.d", "model.context_length")
+    plain = [text for text in with_heads if not text.startswith(recorded)]
+
+    def run(*typed, traces=live, out="replay"):
+        base = [*plain, "runner=replay", f"runner.traces={traces}", f"output_dir={tmp_path / out}"]
+        assert run_here(base, *typed, launch=None) == 0
+        return tmp_path / out
+
+    return run
+
+
+def test_steps_of_heads_are_the_live_runs(live, again, monkeypatch):
+    monkeypatch.setattr(loading, "load_model", None)  # no network is loaded
+    out = again(COMPARE)
+    expected = steps(live)
+    assert {key[3] for key in expected} == {"ar", "pld", *METHODS}
+    assert steps(out) == expected
+    for name in METHODS:
+        taken = [s for key, (s, *_) in expected.items() if key[3] == name for s in s]
+        assert sum(count > 1 for count in taken) > 5, f"{name}: nothing was compared"
+    summary = jsonl.read_json(out / records.SUMMARY)
+    assert any("EXACT UP TO ROUNDING" in note for note in summary["notes"])
+    kinds = {r.label: r.drafter.get("replay") for r in records.read_records(out)[0]}
+    assert kinds == {"ar": None, "pld": None} | dict.fromkeys(METHODS, "exact up to rounding")
+    manifest = jsonl.read_json(out / records.MANIFEST)
+    assert manifest["model"]["artefacts"]["eagle2"]["head eagle"]["sha256"]
+
+
+def test_another_tree_is_replayed_from_the_same_states(live, with_heads, again, tmp_path):
+    tree = "compare=[{method: eagle2, total: 6, depth: 1, top_k: 3}]"
+    fresh = tmp_path / "fresh"
+    typed = ["generation.max_new_tokens=40", tree, f"output_dir={fresh}"]
+    assert run_here([*with_heads, *typed]) == 0
+    assert steps(again(tree)) == steps(fresh)
+
+
+def test_states_are_those_of_the_text(live, checkpoint):
+    """All tokens but the last, in the model's own type, the last state after the final norm."""
+    from transformers import AutoModelForCausalLM
+
+    traces = load_traces(live)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
+    assert traces.hidden_states == (2, frozenset((0, 1, 2)))
+    for turns in traces.cases().values():
+        for turn in turns:
+            text = np.concatenate([turn.prompt_ids, turn.output_ids])[:-1]
+            found = states.read_states(
+                turn.states, turn.prompt_ids, turn.output_ids, torch.float64, torch.device("cpu")
+            )
+            with torch.inference_mode():
+                wanted = model(torch.from_numpy(text)[None], output_hidden_states=True)
+            for layer, rows in found.items():
+                expected = wanted.hidden_states[layer][0]
+                torch.testing.assert_close(rows, expected, atol=1e-9, rtol=0)
+
+
+def test_what_is_recorded_suits_the_heads_that_are_at_hand(with_heads, tmp_path, caplog):
+    """EAGLE-3's own layers are those of a model of 30; the one here says which it reads."""
+    caplog.set_level("INFO")
+    folder = tmp_path / "eagle3"
+    shutil.copytree(next(t for t in with_heads if ".eagle3=" in t).partition("=")[2], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+    (folder / "config.json").write_text(json.dumps(config))
+    out = tmp_path / "run"
+    typed = ["method=ar", "record=states", "dataset.limit=1", f"output_dir={out}"]
+    own = [f"++pair.heads.eagle3={folder}", "++pair.heads.medusa=/nowhere/medusa"]
+    assert run_here([*with_heads, *typed, *own]) == 0
+    assert load_traces(out).hidden_states == (2, frozenset((0, 1, 2)))
+    assert "recording the hidden states 0, 1, 2: 0.8 kB a token" in caplog.text
+    assert "pair.heads.medusa is not here" in caplog.text
+    assert (out / records.CANDIDATES).is_file(), "record=states keeps what record=true keeps"
+
+
+def test_what_was_not_recorded_is_refused(live, with_heads, again, tmp_path):
+    plain = tmp_path / "plain"
+    shutil.copytree(live, plain)
+    shutil.rmtree(plain / states.FOLDER)
+    with pytest.raises(NeedsNotMet, match=r"holds none. Type: .* record=states") as refusal:
+        again("compare=[eagle2]", traces=plain)
+    assert refusal.value.exit_code == 2
+    final = tmp_path / "final"
+    typed = ["record=states", "record_layers=[]", "dataset.limit=1", f"output_dir={final}"]
+    assert run_here([*with_heads, *typed]) == 0
+    assert load_traces(final).hidden_states == (2, frozenset((2,)))
+    asked = "compare=[{method: eagle3, layer_ids: [0, 1, 1]}]"
+    with pytest.raises(NeedsNotMet, match=r"states 0, 1, and .* holds 2. .*record_layers=\[0, 1\]"):
+        again(asked, traces=final, out="b")
+
+
+def test_methods_that_see_more_than_committed_tokens_are_refused(again):
+    for drafters in ("[eagle2, lookahead]", "[eagle2, token_recycling]"):
+        with pytest.raises(NeedsNotMet, match=r"method=union needs .*cannot be replayed"):
+            again(f"compare=[{{method: union, drafters: {drafters}}}]")
+
+
+def test_other_weights_are_refused(live, with_heads, again, checkpoint):
+    file = checkpoint / "model.safetensors"
+    before = file.read_bytes()
+    tensors = {k: v + 1 if "embed" in k else v for k, v in load_file(file).items()}
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+        with pytest.raises(NeedsNotMet, match=r"other weights .* record=states"):
+            again("compare=[eagle2]")
+    finally:
+        file.write_bytes(before)
+
+
+def test_states_of_another_text_or_a_damaged_file_are_refused(live, again, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(live, other)
+    first, second, *_ = sorted((other / states.FOLDER).iterdir())
+    turn = next(iter(load_traces(other).cases().values()))[0]
+    with pytest.raises(ArtifactError, match="another text"):
+        states.read_states(
+            second, turn.prompt_ids, turn.output_ids, torch.float64, torch.device("cpu")
+        )
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(ArtifactError, match="damaged"):
+        states.read_states(
+            first, turn.prompt_ids, turn.output_ids, torch.float64, torch.device("cpu")
+        )
+    data[20] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(ArtifactError, match="damaged"):
+        again("compare=[eagle2]", traces=other)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["record=stats"], "value of record.*'states'"),
+        (["record=true", "record_layers=[1]"], "Type record=states"),
+        (["record=states", "record_layers=[7]"], "record_layers asks for the hidden states 7"),
+        (["record=states", "baseline=false"], "baseline=true"),
+    ],
+)
+def test_recordings_that_cannot_be_are_refused(with_heads, tmp_path, typed, said):
+    with pytest.raises(ConfigurationError, match=said) as refusal:
+        run_here([*with_heads, *typed, f"output_dir={tmp_path}/run", "dataset.limit=1"])
+    assert refusal.value.exit_code == 2
