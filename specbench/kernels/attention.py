@@ -113,7 +113,7 @@ def attend(
         mask, causal = plan.windowed[sliding_window], False
     if mask is not None:
         mask = plan.on(mask, query.device)
-    batch, heads, rows, size = query.shape
+    heads, size = query.shape[1], query.shape[3]
     groups = heads // key.shape[1]
     if softcap is not None:
         return _capped(query, key, value, mask, causal, scaling or size**-0.5, softcap), None
@@ -127,7 +127,7 @@ def attend(
             attn_mask=None if mask is None else plan.fold(mask, groups),
             scale=scaling,
         )
-        return out.view(batch, heads, rows, size).transpose(1, 2).contiguous(), None
+        return unfolded_heads(out, groups), None
     out = torch.nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -185,6 +185,17 @@ def folded_heads(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
     Neighbouring heads share a key head: ``[batch, kv_heads, heads / kv_heads * rows, head_dim]``.
     """
     return query.reshape(query.shape[0], kv_heads, -1, query.shape[3])
+
+
+def unfolded_heads(out: torch.Tensor, groups: int) -> torch.Tensor:
+    """What attention gives for `folded_heads`, as ``[batch, rows, heads, head_dim]``.
+
+    Kernels lay it out in different ways, the memory-efficient one with rows before heads, so that
+    it cannot be viewed as one row a head.
+    """
+    batch, kv_heads, folded, size = out.shape
+    by_group: torch.Tensor = out.unflatten(2, (groups, folded // groups)).permute(0, 3, 1, 2, 4)
+    return by_group.reshape(batch, folded // groups, kv_heads * groups, size)
 
 
 def install(model: PreTrainedModel) -> None:

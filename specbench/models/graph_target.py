@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from specbench.arrays import IntArray
 from specbench.decoding.structs import DraftTree
-from specbench.errors import CaseFailed, first_line
+from specbench.errors import CaseFailed, ConfigurationError, first_line, message_line
 from specbench.kernels.attention import AttentionPlan
 from specbench.models.scores import Outcome, Scores
 from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
@@ -108,7 +108,6 @@ class GraphTarget(Target):
         super().reserve(max_len, padded - 1, batch)
         if self._sizes == before:
             return
-        self._forget_passes()
         if self._captures:
             self._pool = torch.cuda.graph_pool_handle()
             for keys in self._key_buckets():
@@ -117,14 +116,15 @@ class GraphTarget(Target):
                         for layers in self._hidden_layers:
                             self._pass(rows, keys, batch_rows, layers)
 
-    def _forget_passes(self) -> None:
-        """Their graphs point into a cache that is gone."""
+    def _free(self) -> None:
+        """Also the passes, whose graphs point into the cache that goes and hold memory too."""
         for step in self._passes.values():
             if isinstance(step, StaticPass):
                 # An unread outcome and its pass hold each other: frozen, the collector leaves them.
                 step.land()
         self._passes.clear()
         self.graphs.clear()
+        super()._free()
 
     def _key_buckets(self) -> list[int]:
         buckets = [key_bucket(0, self.cache.max_len)]
@@ -161,6 +161,7 @@ class GraphTarget(Target):
         self.hidden_states.check(hidden_layers)
         step = self._choose(tree, in_rows, hidden_layers)
         if step is None:
+            self.eager_passes += 1
             return super().forward(root, tree, hidden_layers=hidden_layers)
         n, length = len(tree), self.cache.length
         self._check(tree)
@@ -250,6 +251,7 @@ class GraphTarget(Target):
         else:
             step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES)
         if step is None:
+            self.eager_passes += 1
             return super()._nodes(ids, visible, depths, keep)
         assert isinstance(step, StaticNodes)
         step.load(ids, visible, depths, length)
@@ -283,10 +285,16 @@ class GraphTarget(Target):
             with torch.inference_mode():
                 made.capture(self._pool)
         except RuntimeError as error:
-            self.reasons[name] = first_line(error)
-            log.warning("no CUDA graph for %s: %s", name, self.reasons[name])
             # The allocator may still count the old one as being recorded to, and refuse it.
             self._pool = torch.cuda.graph_pool_handle()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise ConfigurationError(
+                    f"the device has no memory left for the CUDA graph of {name} "
+                    f"({message_line(error)}). Type engine=eager, a smaller "
+                    "generation.max_new_tokens, or fewer methods in compare=[...]."
+                ) from error
+            self.reasons[name] = first_line(error)
+            log.warning("no CUDA graph for %s: %s", name, self.reasons[name])
             return None
         self.graphs.append(name)
         return made

@@ -30,6 +30,7 @@ from specbench.models.embeddings import Embeddings
 from specbench.models.hidden_states import HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores, batch_select
+from specbench.system import cuda_settings
 
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
 
@@ -61,6 +62,7 @@ class Target:
         cache_dir: Path | None = None,
         reason: str | None = None,
     ) -> None:
+        cuda_settings.fix()
         self._reason = reason
         self.model = model.eval()
         config = model.config.get_text_config()
@@ -83,6 +85,7 @@ class Target:
             self.packed_weights["fused"] = count_fused(model)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
+        self.eager_passes = 0  # those for which a fixed shape was meant, see GraphTarget
         self._selects: dict[tuple[int, int], torch.Tensor] = {}  # by batch layout
         self.reserve(max_len, max_nodes, batch)
 
@@ -141,6 +144,21 @@ class Target:
         if all(have >= want for have, want in zip(self._sizes, wanted, strict=True)):
             return
         length, rows, batch = (max(a, b) for a, b in zip(self._sizes, wanted, strict=True))
+        before = self._sizes
+        self._free()  # both at once might not fit
+        try:
+            self._allocate(length, rows, batch)
+        except torch.OutOfMemoryError:
+            if any(before):
+                self._allocate(*before)  # a run's other cases go on
+            raise
+
+    def _free(self) -> None:
+        """Drop what depends on the sizes."""
+        if any(self._sizes):
+            del self.cache, self._mask
+
+    def _allocate(self, length: int, rows: int, batch: int) -> None:
         self._sizes = (length, rows, batch)
         self.cache = KVCache(
             self._layer_devices,

@@ -22,8 +22,8 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftContext, DraftTree, Needs
 from specbench.decoding.tree import TreeGeometry, longest_match
 from specbench.decoding.verify import GreedyVerifier
-from specbench.errors import CaseFailed
-from specbench.kernels.attention import AttentionPlan, attend, folded_heads
+from specbench.errors import CaseFailed, ConfigurationError
+from specbench.kernels.attention import AttentionPlan, attend, folded_heads, unfolded_heads
 from specbench.models import static_pass
 from specbench.models.graph_target import GraphTarget, key_bucket, no_graphs, row_bucket
 from specbench.models.kv_cache import KVCache
@@ -409,6 +409,24 @@ def test_a_failed_capture_falls_back_with_the_reason(message, reason, monkeypatc
     assert target.describe() == {"engine": "graph", "graphs": [], "eager": eager}
 
 
+def test_eager_passes_in_place_of_graphs_are_counted(rng):
+    target = GraphTarget(tiny_model("llama"), capture=False, max_len=300, max_nodes=140)
+    target.prefill(np.arange(5))
+    for n in (3, 140, 0, 128):
+        target.forward(3, DraftTree.chain(rng.integers(3, 40, n)))
+    assert target.eager_passes == 2
+
+
+def test_a_capture_without_memory_ends_the_run_and_says_what_to_type(monkeypatch):
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(FixedShape, "capture", fail)
+    with pytest.raises(ConfigurationError, match=r"1 x 1 rows, 256 keys.*engine=eager"):
+        GraphTarget(tiny_model("llama"), capture=True, max_len=100, max_nodes=7)
+
+
 def test_what_is_captured_after_a_failure_has_memory_of_its_own(monkeypatch):
     """The allocator may take the old pool for one that is still recorded to."""
     handles = iter(range(9))
@@ -522,7 +540,10 @@ def test_queries_folded_into_rows_see_the_same(rows):
     wanted = attend(query, key, value, attn_mask=mask, enable_gqa=True)
     plan = AttentionPlan(mask=mask)
     got = attend(folded_heads(query, 3), key, value, attn_mask=plan.fold(mask, 2))
-    same(got.view(query.shape), wanted)
+    wanted = wanted.transpose(1, 2)
+    same(unfolded_heads(got, 2), wanted)
+    # As CUDA's memory-efficient kernel lays its result out.
+    same(unfolded_heads(got.transpose(1, 2).contiguous().transpose(1, 2), 2), wanted)
     assert plan.fold(mask, 2) is plan.fold(mask, 2)
 
 

@@ -1,5 +1,7 @@
 """A tree pass is the sequential pass of each of its branches, for every architecture."""
 
+import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +13,9 @@ from hypothesis import strategies as st
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import CaseFailed
+from specbench.models import target as target_module
+from specbench.models.graph_target import GraphTarget
+from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, side_by_side, tiny_model
@@ -174,3 +179,37 @@ def test_plain_decoding_builds_no_mask(monkeypatch, rng):
     got = [plain.forward(3, each).logits for each in (DraftTree.empty(), tree)]
     assert built == [3]
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def test_growing_buffers_are_freed_before_larger_ones_are_made(monkeypatch):
+    target = Target(tiny_model("llama"), max_len=40, max_nodes=4)
+    old, alive = weakref.ref(target.cache), []
+
+    class Watched(KVCache):
+        def __init__(self, *args, **kwargs):
+            alive.append(old() is not None)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(target_module, "KVCache", Watched)
+    target.reserve(900, 4)
+    assert alive == [False]
+    assert target.cache.max_len >= 900
+
+
+@pytest.mark.parametrize("made", [Target, partial(GraphTarget, capture=False)])
+def test_where_larger_buffers_do_not_fit_the_smaller_ones_are_there_again(made, monkeypatch):
+    target = made(tiny_model("llama"), max_len=40, max_nodes=4)
+    wanted = target.prefill(np.arange(3, 9)).logits.clone()
+    length = target.cache.max_len
+
+    class Small(KVCache):
+        def __init__(self, *args, max_len, **kwargs):
+            if max_len > length:
+                raise torch.OutOfMemoryError("made up")
+            super().__init__(*args, max_len=max_len, **kwargs)
+
+    monkeypatch.setattr(target_module, "KVCache", Small)
+    with pytest.raises(torch.OutOfMemoryError):
+        target.reserve(900, 4)
+    assert target.cache.max_len == length
+    assert torch.equal(target.prefill(np.arange(3, 9)).logits, wanted)
