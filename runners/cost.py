@@ -39,7 +39,7 @@ from specbench.replay.cost_surface import FREE, CostSurface, Grid
 from specbench.results import records
 from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.storage import jsonl
-from specbench.system import environment
+from specbench.system import cuda_settings, environment
 
 SURFACE = "surface.json"
 ROUNDS = "rounds.jsonl"
@@ -94,6 +94,7 @@ class Cost(Runner):
 
     def run(self, job: Job) -> int:
         """Measure the rounds that are missing and write ``surface.json``."""
+        cuda_settings.fix()
         with folder.hold_folder(job.folder):
             runs = build_method_runs(job)
             machine = environment.describe()

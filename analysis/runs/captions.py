@@ -13,7 +13,14 @@ from specbench.results.statistics.disturbed import disturbance_words
 from specbench.results.statistics.roofline import IMPOSSIBLE, SLOW_BASELINE, baseline_context
 from specbench.results.summary_schema import n_of, number
 from specbench.results.tasks import OVERALL
-from specbench.results.wording import SPEEDUPS, TIMES, cases_words, interval_words, verdict_words
+from specbench.results.wording import (
+    SPEEDUPS,
+    TIMES,
+    cases_words,
+    fallback_words,
+    interval_words,
+    verdict_words,
+)
 
 # A limit that runs had whose rule also looked at a label's own times and threads.
 _EARLIER = "waiting"
@@ -74,6 +81,7 @@ def _sentences(comparison: Comparison, speedup: bool = True, times: bool = True)
         *([f"{speed}."] if speedup and first.timing != "none" else []),
         interval_words(repeats[-1], _counts(comparison, times)),
         *(_slow_baseline(comparison) if times else []),
+        *(_fallbacks(comparison) if times else []),
         f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
     ]
 
@@ -104,6 +112,12 @@ def _slow_baseline(comparison: Comparison) -> list[str]:
                 "the share is one of ar's fastest task."
             )
     return warnings
+
+
+def _fallbacks(comparison: Comparison) -> list[str]:
+    """Whose passes did not run as the engine's, of all runs."""
+    said = [word for run in comparison.runs for word in fallback_words(run.records)]
+    return list(dict.fromkeys(said))
 
 
 def _span(shares: Sequence[float]) -> str:

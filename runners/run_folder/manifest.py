@@ -46,6 +46,7 @@ def begin(job: Job, labels: dict[str, LabelInfo], machine: Mapping[str, Any]) ->
         hardware=machine["hardware"],
         versions=machine["versions"],
         git=machine["git"],
+        cuda_settings=machine["cuda_settings"],
     )
 
 
@@ -107,7 +108,7 @@ def check_resume(old: RunManifest, machine: Mapping[str, Any], force: bool) -> b
     Raises:
         OutputRefused: they differ and ``force`` is not set; names what differs.
     """
-    then = {"hardware": old.hardware, "versions": old.versions, "git": old.git}
+    then = {name: getattr(old, name) for name in ("hardware", "versions", "git", "cuda_settings")}
     try:
         known = environment.fingerprint(then)
     except (LookupError, TypeError, AttributeError) as error:

@@ -8,12 +8,14 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from runners.job import Job
+from specbench.config.draft import draft_weights
+from specbench.config.schema import DraftConfig
 from specbench.errors import OutputRefused
 from specbench.models import loading
 from specbench.storage import jsonl
@@ -26,26 +28,30 @@ _LOCKS = "locks"
 _LOOK_EVERY_S = 1.0
 
 
-def names(job: Job) -> list[str]:
-    """What the run computes on: ``cpu``, or the UUIDs of its GPUs."""
+def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
+    """What the run computes on, its ``drafts`` too: ``cpu``, or the UUIDs of its GPUs."""
     import torch
 
     model = job.config.model
     device = loading.choose_device(model.device)
-    if device.type != "cuda":
-        return [device.type]
-    several = model.device_map is not None
-    indices = range(torch.cuda.device_count()) if several else [device.index or 0]
-    return sorted(f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices)
+    if device.type == "cuda" and model.device_map is not None:
+        indices = set(range(torch.cuda.device_count()))
+    else:
+        weights = [draft_weights(draft, model) for draft in drafts]
+        own = [loading.choose_device(each.device) for each in weights if each is not None]
+        indices = {each.index or 0 for each in (device, *own) if each.type == "cuda"}
+    gpus = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices]
+    return sorted([*gpus, *(["cpu"] if device.type == "cpu" else [])])
 
 
 @contextlib.contextmanager
-def hold_device(job: Job) -> Iterator[nvml.Gpus | None]:
+def hold_device(job: Job, drafts: Iterable[DraftConfig] = ()) -> Iterator[nvml.Gpus | None]:
     """Have the run's devices for oneself, as far as this project's timed jobs go.
 
     A lock per machine and device in ``cache_dir``. Where another job holds it, this one waits:
     so the jobs of a parallel launcher come one after the other on one device and side by side on
-    several. ``measure.exclusive=false`` takes no lock.
+    several. ``measure.exclusive=false`` takes no lock. ``drafts`` are its labels' draft models,
+    which may be on devices of their own.
 
     Yields:
         The GPUs in NVML, None where there are none or it cannot be asked.
@@ -53,7 +59,7 @@ def hold_device(job: Job) -> Iterator[nvml.Gpus | None]:
     Raises:
         OutputRefused: ``cache_dir`` cannot be written.
     """
-    devices = names(job)
+    devices = names(job, drafts)
     with contextlib.ExitStack() as stack:
         if job.config.measure.exclusive:
             folder = Path(job.config.cache_dir) / _LOCKS

@@ -17,7 +17,7 @@ from runners.session.open_run import OpenRun, complete
 from runners.session.progress import RunProgress
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
-from specbench.system import nvml
+from specbench.system import cuda_settings, nvml
 from specbench.system.interference import SystemMonitor
 
 if TYPE_CHECKING:  # they load torch, which a finished run does not need
@@ -34,6 +34,7 @@ def run_live(job: Job, load: Load) -> int:
 
     ``load`` loads what the labels share; it is called only where something is missing.
     """
+    cuda_settings.fix()  # before the manifest says what is in force
     return complete(both_baselines(job), functools.partial(_measure, load))
 
 
@@ -68,9 +69,11 @@ def _measure(load: Load, run: OpenRun) -> None:
 
     job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
     measure, earlier = job.config.measure, manifest.model
-    with device_lock.hold_device(job) as gpus:
+    drafts = [r.entry.draft for r in runs if r.drafter.needs.draft_model]
+    drafts += [job.config.pair.draft for r in runs if getattr(r.drafter, "loop", "") == "assisted"]
+    with device_lock.hold_device(job, drafts) as gpus:
         if measure.energy:
-            nvml.check_energy(gpus, device_lock.names(job))
+            nvml.check_energy(gpus, device_lock.names(job, drafts))
         for method_run in runs:
             if earlier is not None:
                 method_run.measured.update(earlier.measured.get(method_run.label, {}))
@@ -85,8 +88,12 @@ def _measure(load: Load, run: OpenRun) -> None:
         manifest.model = model
         run.save_manifest()
         log.info("warming up %s", ", ".join(job.labels))
-        lengths = [len(session.render([(case.turns[0], None)])) for case in job.cases]
-        warmup.warm_up(session, runs, lengths, rounds=measure.warmup)
+        prompts = [session.render([(case.turns[0], None)]) for case in job.cases]
+        warmup.warm_up(session, runs, [*map(len, prompts)], rounds=measure.warmup)
+        if job.greedy and job.baseline:
+            found = session.calibrate_audit(prompts, earlier.audit if earlier else None)
+            model.audit = found.to_json()
+            run.save_manifest()
         answers = BaselineCache(job.folder / records.DIALOGUE, session.plain)
         monitor = SystemMonitor(gpus, energy=measure.energy)
         by_label = {method_run.label: method_run for method_run in runs}

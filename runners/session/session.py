@@ -29,6 +29,12 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from specbench.models import loading, self_check, supported
+from specbench.models.audit_tolerance import (
+    TOKENS,
+    AuditTolerance,
+    calibrate,
+    fixed_tolerance,
+)
 from specbench.models.checkpoints import weights
 from specbench.models.draft.loading import check_same_tokenizer, load_draft_model
 from specbench.models.draft.model import DraftModel
@@ -38,7 +44,13 @@ from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.recording import Recording, record_output
 from specbench.results.manifest import DraftInfo, ModelInfo
-from specbench.results.records import CaseRecord, Lossless
+from specbench.results.records import (
+    EAGER_DRAFT_PASSES,
+    EAGER_PASSES,
+    CaseRecord,
+    Lossless,
+)
+from specbench.storage.jsonl import JsonObject
 from specbench.system import bandwidth
 
 LoadedDraft = tuple[DraftModel, DraftInfo]
@@ -47,6 +59,7 @@ log = logging.getLogger(__name__)
 
 # An answer is tokenised again in the next turn's prompt, and may then be longer than it was.
 _RETOKENISED = 1.25
+_CALIBRATED = 4  # prompts that the audit's tolerance is measured on
 
 
 class Session:
@@ -105,6 +118,7 @@ class Session:
             self._eager_target = Target(model.model, max_len=max_len, max_nodes=self._max_nodes)
             self._eager_engine = make_engine(self._eager_target, verifier, phases=phases)
         self._plain_drafter = Drafter(name="plain")
+        self._tolerance = fixed_tolerance(target.dtype)
         for run in runs:
             draft = self._draft_of(run.label)
             context = DraftContext(
@@ -205,7 +219,19 @@ class Session:
         limit = max_new_tokens or self._max_new_tokens
         self._reserve(len(prompt) + limit)
         engine = self._eager_engine if drafter.needs.eager else self._engine
-        return engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed)
+        before = self._fallbacks()
+        result = engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed)
+        passed = {name: n - before[name] for name, n in self._fallbacks().items()}
+        counted = {name: n for name, n in passed.items() if n}
+        return replace(result, drafter={**result.drafter, **counted}) if counted else result
+
+    def _fallbacks(self) -> dict[str, int]:
+        """Passes so far, of target and drafts, that ran eagerly where a graph was meant to."""
+        drafts = {id(draft): draft for draft, _ in self._drafts.values()}.values()
+        return {
+            EAGER_PASSES: self._target.eager_passes,
+            EAGER_DRAFT_PASSES: sum(draft.eager_passes for draft in drafts),
+        }
 
     def reset(self, drafter: Drafter) -> float:
         """Empty a drafter and return the seconds it took, which belong to the turn that follows."""
@@ -221,8 +247,31 @@ class Session:
         result = self._plain_engine.decode(prompt, self._plain_drafter, max_new_tokens=limit)
         return np.asarray(result.output_ids, dtype=np.int64)
 
+    def calibrate_audit(
+        self, prompts: Sequence[IntArray], earlier: JsonObject | None
+    ) -> AuditTolerance:
+        """How far from the maximum a near tie may be, which `audit` needs; untimed.
+
+        Args:
+            prompts: of the run; a few are read. ``earlier``: what its first start found, which
+                holds for all of its records.
+        """
+        if earlier is not None:
+            self._tolerance = AuditTolerance.from_json(earlier)
+        elif self._tolerance is None:
+            fitting = [p for p in prompts if len(p) + TOKENS <= self.context_length]
+            chosen = fitting[:: max(1, len(fitting) // _CALIBRATED)][:_CALIBRATED]
+            if not chosen:  # none has room for an answer that could be audited
+                chosen = [prompts[0][: self.context_length - TOKENS]]
+            self._reserve(max(map(len, chosen)) + TOKENS)
+            targets = dict.fromkeys((self._target, self._eager_target))
+            self._tolerance = calibrate(list(targets), chosen)
+            log.info("the audit takes for a near tie: %s", self._tolerance)
+        return self._tolerance
+
     def audit(self, record: CaseRecord, reference: Sequence[int]) -> Lossless:
         """Compare a greedy output with plain decoding's for the same prompt."""
+        assert self._tolerance is not None  # from calibrate_audit
         output = list(record.output_ids)
         eos = self._model.eos_ids
         complete = (
@@ -235,6 +284,7 @@ class Session:
             record.prompt_ids,
             output,
             list(reference),
+            self._tolerance.value,
             ended_rightly=complete and not eos.intersection(output[:-1]),
         )
 
@@ -293,13 +343,14 @@ class Session:
 
     def _reserve(self, tokens: int) -> None:
         """Grow the engine's buffers where a prompt turned out longer than foreseen; untimed."""
-        if self._cap(tokens) > self._max_len:
-            self._max_len = self._cap(tokens)
-            self._target.reserve(self._max_len, self._max_nodes, self._batch)
+        wanted = self._cap(tokens)
+        if wanted > self._max_len:
+            self._target.reserve(wanted, self._max_nodes, self._batch)
             if self._eager_target is not self._target:
-                self._eager_target.reserve(self._max_len, self._eager_target.max_nodes)
+                self._eager_target.reserve(wanted, self._eager_target.max_nodes)
             for draft, _ in self._drafts.values():
-                draft.reserve(self._max_len)
+                draft.reserve(wanted)
+            self._max_len = wanted
 
 
 def load_session(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,14 +17,8 @@ from specbench.decoding.pass_target import PassTarget
 from specbench.decoding.structs import DraftTree
 from specbench.results.records import Lossless
 
-TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
-
-
-class AuditTarget(PassTarget, Protocol):
-    """A target whose number format is known: it sets the tolerance."""
-
-    @property
-    def dtype(self) -> torch.dtype: ...
+# In half precision it is measured: specbench.models.audit_tolerance.
+TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
@@ -35,16 +28,17 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 
 def audit_output(
-    target: AuditTarget,
+    target: PassTarget,
     prompt: Sequence[int],
     output: Sequence[int],
     reference: Sequence[int],
+    tolerance: float,
     *,
     ended_rightly: bool = True,
 ) -> Lossless:
     """Compare a greedy output with the reference, plain decoding's, and explain a difference.
 
-    It is a ``near_tie`` where every emitted token is within the dtype's tolerance of the maximum of
+    It is a ``near_tie`` where every emitted token is within ``tolerance`` of the maximum of
     a one-token pass, teacher-forced on the method's own output; else a ``bug``. An output that did
     not end at an end token or at the limit (``ended_rightly``) is a bug whatever its logits say.
     The target's cache is overwritten.
@@ -53,13 +47,12 @@ def audit_output(
     if first is None:
         return Lossless("equal")
     gap = max_gap(target, prompt, output)
-    tolerance = TOLERANCE[str(target.dtype).removeprefix("torch.")]
     explained = ended_rightly and gap <= tolerance
     return Lossless("near_tie" if explained else "bug", first, gap)
 
 
 @torch.inference_mode()
-def max_gap(target: AuditTarget, prompt: Sequence[int], output: Sequence[int]) -> float:
+def max_gap(target: PassTarget, prompt: Sequence[int], output: Sequence[int]) -> float:
     """Largest shortfall of an emitted token below the maximum, by one-token passes."""
     scores = target.prefill(np.asarray(prompt, dtype=np.int64))
     worst = 0.0

@@ -126,6 +126,7 @@ class ModelInfo(_Node):
         peers: the copy that transformers' own loops ran on.
         self_check: how far our logits were from the model's own when it was loaded, and how far
             its own passes were from each other.
+        audit: what the audit takes for a near tie, and how that was measured.
     """
 
     name: str | None = None
@@ -155,6 +156,7 @@ class ModelInfo(_Node):
     measured: dict[str, dict[str, int]] = field(default_factory=dict)
     peers: JsonObject | None = None
     self_check: JsonObject | None = None
+    audit: JsonObject | None = None
 
     @classmethod
     def from_json(cls, data: JsonObject) -> Self:
@@ -205,7 +207,8 @@ class RunManifest(_Node):
         config: the composed configuration; ``overrides``: what was typed.
         labels: in the order of the interleaving.
         baseline: the label that speedups refer to.
-        hardware, versions, git: as `specbench.system.environment.describe` gives them.
+        hardware, versions, git, cuda_settings: as `specbench.system.environment.describe` gives
+            them.
         model: None until the model was loaded.
         surface: model and machine of the cost surface that a replay's times are predicted with.
         traces: what a replay replays; ``replay``: by label, whether its steps are exact.
@@ -231,6 +234,7 @@ class RunManifest(_Node):
     hardware: JsonObject = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     git: JsonObject | None = field(default=None, metadata=_ALWAYS)
+    cuda_settings: JsonObject = field(default_factory=dict)
     forced_resume: bool = False
     starts: list[Start] = field(default_factory=list)
     model: ModelInfo | None = None

@@ -47,6 +47,9 @@ SUMMARY = "summary.json"
 DONE = "DONE"
 LEFT = (CASES, ERRORS, DISTURBED, STEPS, SUMMARY)  # what tables are made of
 
+# Counts in ``CaseRecord.drafter``: passes that ran eagerly where a CUDA graph was meant to be.
+EAGER_PASSES, EAGER_DRAFT_PASSES = "eager_passes", "eager_draft_passes"
+
 STATUSES = ("ok", "failed", "disturbed")
 TIMINGS = ("measured", "predicted", "none")
 PHASES = ("draft", "verify", "accept", "cache", "observe")  # of a step; ``other`` is the rest

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from specbench.results.estimate import ABSENT, FEWEST
 from specbench.results.manifest import RunManifest
-from specbench.results.records import CaseRecord
+from specbench.results.records import EAGER_DRAFT_PASSES, EAGER_PASSES, CaseRecord
 from specbench.results.summary_schema import Pair, SummaryRow
 from specbench.results.tasks import OVERALL
 
@@ -118,6 +119,28 @@ def verdict_words(counts: Mapping[str, int], counted: bool = True) -> str:
     return ", ".join(found.values()) or "nothing audited"
 
 
+def fallback_words(records: Iterable[CaseRecord]) -> list[str]:
+    """A sentence for each label with passes that ran eagerly although graphs were asked for."""
+    totals: dict[str, Counter[str]] = {}
+    for record in records:
+        found = totals.setdefault(record.label, Counter())
+        found["target"] += record.n_target_passes
+        found["draft"] += int(record.drafter.get("draft_forwards", 0))
+        for name in (EAGER_PASSES, EAGER_DRAFT_PASSES):
+            found[name] += int(record.drafter.get(name, 0))
+    words = []
+    for label, found in totals.items():
+        for model, name in (("target", EAGER_PASSES), ("draft", EAGER_DRAFT_PASSES)):
+            if found[name]:
+                # The draft's pass over a prompt may be such a one and is not among its passes.
+                share = found[name] / max(found[model], found[name])
+                words.append(
+                    f"EAGER FALLBACK: {share:.1%} of {label}'s {model} passes ran without a CUDA "
+                    "graph, so its speed is not the engine's (why: model.passes in manifest.json)."
+                )
+    return words
+
+
 def run_caption(
     records: Sequence[CaseRecord], manifest: RunManifest, rows: Sequence[SummaryRow]
 ) -> str:
@@ -148,6 +171,7 @@ def run_caption(
             f"Sampled at temperature {temperature:g}{filters}; verifier {verifiers}; "
             "speedup over ar sampling with the same seeds; outputs not audited."
         )
+    parts += fallback_words(records)
     if any(record.lossy for record in records):
         parts.append("LOSSY: outputs of labels that draft do not follow the model's distribution.")
     return " ".join(parts)

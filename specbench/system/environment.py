@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from specbench.paths import PROJECT
+from specbench.system import cuda_settings
 
 # Packages that may move a number or an output.
 PACKAGES = (
@@ -45,8 +46,13 @@ _COMMAND_TIMEOUT_S = 20
 
 
 def describe() -> dict[str, Any]:
-    """``hardware``, ``versions`` and ``git`` of this process, all stable within a run."""
-    return {"hardware": hardware(), "versions": versions(), "git": git_state()}
+    """``hardware``, ``versions``, ``git`` and ``cuda_settings``, all stable within a run."""
+    return {
+        "hardware": hardware(),
+        "versions": versions(),
+        "git": git_state(),
+        "cuda_settings": cuda_settings.in_force(),
+    }
 
 
 def fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +64,7 @@ def fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
         "gpus": [gpu["name"] for gpu in machine.get("gpus", [])],
         **{name: packages.get(name) for name in ("python", "torch", "transformers", "numpy")},
         "commit": (description["git"] or {}).get("commit"),
+        "cuda_settings": description.get("cuda_settings", {}),
     }
 
 

@@ -60,6 +60,8 @@ class Gpus:
         nvml = self._nvml
         power = self._ask("nvmlDeviceGetPowerUsage", handle)
         reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        if reasons is None:  # its later name
+            reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         return {
             "sm_mhz": self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
@@ -75,7 +77,7 @@ class Gpus:
     def _ask(self, name: str, handle: Any, *arguments: Any) -> Any:
         try:
             return getattr(self._nvml, name)(handle, *arguments)
-        except self._nvml.NVMLError:
+        except (self._nvml.NVMLError, AttributeError):  # nvidia-ml-py drops names now and then
             return None
 
 

@@ -1,9 +1,9 @@
 """On a GPU: every method decodes as plain decoding does, by both engines.
 
-Exact in float32 (without TF32) and float64 on tiny models; in bfloat16 every difference must be a
-near tie. Files that methods draft from are toys. Skipped where there is no CUDA device; `make
-gpu-check` runs them with the rest, also on machines without Hydra, hypothesis and pytest's plugins:
-nothing here may need them.
+Exact in float32 (without TF32) and float64 on tiny models; in bfloat16 and float16 every difference
+must be a near tie. Files that methods draft from are toys. Skipped where there is no CUDA device;
+`make gpu-check` runs them with the rest, also on machines without Hydra, hypothesis and pytest's
+plugins: nothing here may need them.
 """
 
 from pathlib import Path
@@ -22,6 +22,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
 from specbench.index.tree.static_tree import TOKEN_RECYCLING_TREE, load_tree
+from specbench.models.audit_tolerance import calibrate
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
@@ -88,7 +89,6 @@ def toy_files(folder: Path, target: Target, rng: np.random.Generator) -> ToyFile
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_methods_are_exact(architecture, engine, dtype, rng, tmp_path):
-    torch.backends.cuda.matmul.allow_tf32 = False
     model = tiny_model(architecture, dtype=dtype).to(DEVICE)
     prompt = rng.integers(3, VOCAB, 40)
     plain = decode(Target(model, max_len=200), Drafter(name="plain"), prompt, 60)
@@ -98,18 +98,22 @@ def test_methods_are_exact(architecture, engine, dtype, rng, tmp_path):
         assert decode(target, build(name), prompt, 60, toys) == plain, name
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_differences_in_bfloat16_are_near_ties(engine, rng, tmp_path):
-    model = tiny_model("llama", dtype=torch.bfloat16).to(DEVICE)
+def test_differences_in_half_precision_are_near_ties(engine, dtype, rng, tmp_path):
+    model = tiny_model("llama", dtype=dtype).to(DEVICE)
     auditor = Target(model, max_len=200)
     target = ENGINES[engine](model, max_len=200, max_nodes=127, batch=BATCH)
     toys = toy_files(tmp_path, target, rng)
-    for _ in range(4):
-        prompt = rng.integers(3, VOCAB, 40)
+    prompts = [rng.integers(3, VOCAB, 40) for _ in range(4)]
+    tolerance = calibrate([target], prompts).value
+    for prompt in prompts:
         plain = decode(auditor, Drafter(name="plain"), prompt, 60)
         for name in METHODS:
             out = decode(target, build(name), prompt, 60, toys)
-            assert audit_output(auditor, prompt.tolist(), out, plain).verdict != "bug", name
+            assert audit_output(auditor, prompt.tolist(), out, plain, tolerance).verdict != "bug", (
+                name
+            )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runners.session import device_lock
-from specbench.config.schema import MeasureConfig, ModelConfig, RunConfig
+from specbench.config.schema import DraftConfig, MeasureConfig, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models import loading
 from specbench.system import nvml
@@ -119,6 +119,29 @@ def test_devices_are_named_by_what_other_processes_know_them_by(
     with device_lock.hold_device(found):
         locks = {path.name for path in (tmp_path / "locks").glob("*.lock")}
     assert len(locks) == len(expected)
+    assert asked == [name for name in expected if name != "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("device", "draft", "expected"),
+    [
+        ("cuda:0", DraftConfig(id="d", device="cuda:1"), ["GPU-0", "GPU-1"]),
+        ("cuda:1", DraftConfig(id="d"), ["GPU-1"]),
+        ("cuda:0", DraftConfig(device="cuda:1"), ["GPU-0"]),  # names no model
+        ("cpu", DraftConfig(id="d", device="cuda:1"), ["GPU-1", "cpu"]),
+        ("cuda:0", DraftConfig(id="d", device="cpu"), ["GPU-0"]),
+    ],
+)
+def test_the_draft_model_s_device_is_held_watched_and_counted_too(
+    tmp_path, monkeypatch, device, draft, expected
+):
+    monkeypatch.setattr(torch, "cuda", FakeCuda(2))
+    monkeypatch.setattr(loading, "choose_device", torch.device)
+    asked = []
+    monkeypatch.setattr(nvml, "open_gpus", lambda uuids: asked.extend(uuids))
+    with device_lock.hold_device(job(tmp_path, device=device), [draft]):
+        held = {path.stem for path in (tmp_path / "locks").glob("*.lock")}
+    assert held == {f"{socket.gethostname()}-{name}" for name in expected}
     assert asked == [name for name in expected if name != "cpu"]
 
 

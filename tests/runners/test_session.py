@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis import tables
 from methods.pld import PromptLookup
 from runners.session import build, device_lock, session, warmup
 from runners.session.blocks import BlockRunner
@@ -102,7 +103,7 @@ def test_the_exact_estimator_is_spec_bench_s_on_the_export(small, tmp_path, monk
 def on_graphs(monkeypatch):
     """A machine with a GPU, as far as choosing an engine goes; passes run uncaptured on the CPU."""
     monkeypatch.setattr(build, "no_graphs", lambda model: None)
-    monkeypatch.setattr(device_lock, "names", lambda job: ["GPU-1"])
+    monkeypatch.setattr(device_lock, "names", lambda *_: ["GPU-1"])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(GraphTarget, "_captures", True)
     monkeypatch.setattr(FixedShape, "capture", lambda step, pool: None)
@@ -208,6 +209,13 @@ def test_the_manifest_tells_of_passes_that_ran_eagerly_in_mid_run(
         "1 x 3 rows, 256 keys": "out of memory",
         "141 rows": "more than 128 rows",
     }
+    # Whoever reads its numbers reads of it, on the terminal and in a table.
+    said = "% of random_drafts's target passes ran without a CUDA graph"
+    caption = jsonl.read_json(tmp_path / "run" / records.SUMMARY)["caption"]
+    assert said in caption
+    assert tables.main([str(tmp_path / "run"), "-o", str(tmp_path / "tables")]) == 0
+    written = "".join(p.read_text() for p in (tmp_path / "tables").rglob("*.md"))
+    assert said in written
 
 
 def test_a_folder_keeps_the_labels_it_was_begun_with(small, tmp_path, on_graphs):

@@ -15,7 +15,7 @@ def git(folder, *arguments):
 def test_a_description_is_plain_json_and_stable():
     first = environment.describe()
     assert json.loads(json.dumps(first)) == first == environment.describe()
-    assert set(first) == {"hardware", "versions", "git"}
+    assert set(first) == {"hardware", "versions", "git", "cuda_settings"}
     assert first["hardware"]["cpus_usable"] >= 1
     assert first["hardware"]["memory_gib"] >= 1
     assert first["versions"]["python"].startswith("3.")
@@ -32,6 +32,8 @@ def test_the_fingerprint_leaves_out_what_may_change():
         assert environment.fingerprint(changed) != environment.fingerprint(here)
     moved = {**here, "git": {"commit": "another", "dirty": False}}
     assert environment.fingerprint(moved) != environment.fingerprint(here)
+    other_kernels = {**here, "cuda_settings": {"cudnn_attention": True}}
+    assert environment.fingerprint(other_kernels) != environment.fingerprint(here)
     assert environment.fingerprint({**here, "git": None})["commit"] is None
 
 

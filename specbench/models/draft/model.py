@@ -121,6 +121,10 @@ class DraftModel:
     def passes(self) -> Mapping[str, Any]:
         return self._target.describe()
 
+    @property
+    def eager_passes(self) -> int:
+        return self._target.eager_passes
+
     def memory_bytes(self, rows: int) -> int:
         return self._target.memory_bytes(rows)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from specbench.results.manifest import RunManifest
+from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION, CaseRecord
 from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
@@ -66,6 +66,7 @@ def run_summary(
             *accepted_by_part(records),
             *_failures(records, errors, labels),
             *_verdicts(records, baseline, (model and model.dtype) or ""),
+            *_near_ties(model),
             *_disturbance(records, disturbed, rows, manifest.setting("measure", "disturbed") or {}),
             *_baseline(rows, baseline, manifest),
             *_phases(rows),
@@ -115,6 +116,20 @@ def _verdicts(records: Sequence[CaseRecord], baseline: str | None, dtype: str) -
     if any(record.forced_resume for record in records):
         notes.append("resumed with resume=force: not all records come from the same conditions.")
     return notes
+
+
+def _near_ties(model: ModelInfo | None) -> list[str]:
+    """What a near tie is, where that was measured."""
+    audit = (model and model.audit) or {}
+    if audit.get("spread") is None:
+        return []
+    rows = " and ".join(map(str, audit["rows"]))
+    return [
+        f"a near tie is within {audit['value']:.3g} of the largest logit: over "
+        f"{audit['positions']} positions of this run's prompts, logits of passes with 1 row and "
+        f"with {rows} differ by up to {audit['spread']:.3g}. At {audit['blind']:.0%} of them the "
+        "second token is as near, and the audit could not tell it from the first."
+    ]
 
 
 def _disturbance(

@@ -18,7 +18,7 @@ from specbench.data.cases import load_cases
 from specbench.data.chat_templates import PromptTemplate
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.lossless import audit_output
+from specbench.decoding.lossless import TOLERANCE, audit_output
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from specbench.models.loading import load_model, load_tokenizer
@@ -64,7 +64,7 @@ def test_no_method_changes_an_output_beyond_a_near_tie(loaded):
             drafter.reset()
             drafter.set_reference(np.array(plain))
             result = engine.decode(prompt, drafter, max_new_tokens=NEW_TOKENS)
-            verdict = audit_output(target, prompt, result.output_ids, plain)
+            verdict = audit_output(target, prompt, result.output_ids, plain, TOLERANCE["float32"])
             assert verdict.verdict in ("equal", "near_tie"), (drafter.name, verdict)
 
 
@@ -85,7 +85,8 @@ def test_plain_decoding_is_transformers_own(loaded):
                 pad_token_id=0,
             )[0, len(prompt) :].tolist()
         model.model.set_attn_implementation("specbench")
-        assert audit_output(target, prompt, ours, theirs).verdict in ("equal", "near_tie")
+        verdict = audit_output(target, prompt, ours, theirs, TOLERANCE["float32"]).verdict
+        assert verdict in ("equal", "near_tie")
 
 
 def test_the_shipped_draft_changes_no_output_and_is_of_use(tmp_path):

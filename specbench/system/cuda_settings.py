@@ -1,0 +1,43 @@
+"""How torch computes on CUDA: set once, the same for everything that is compared.
+
+- cuDNN's attention is off. On Hopper torch prefers it (``sdp_utils.cpp``), and it makes a plan for
+  each new shape, which takes some 30 ms: methods, whose rows and keys vary, would pay it at nearly
+  every step, and plain decoding seldom. FlashAttention and the memory-efficient kernel plan
+  nothing.
+- Partial sums of half-precision products stay in float32. Products of few rows and of many are
+  split differently, so sums rounded to half precision would differ by the number of rows.
+- Float32 products are float32: TF32 is off, whatever the machine's environment prefers.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+
+
+def fix() -> None:
+    """Set them for this process, all its threads and devices: ours and transformers' own loops."""
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    for name in (*_REDUCTIONS, "allow_tf32", "allow_fp16_accumulation"):
+        setattr(torch.backends.cuda.matmul, name, False)
+
+
+def in_force() -> dict[str, Any]:
+    """What torch says of itself now, for the manifest; empty where no CUDA device computes."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    cuda = torch.backends.cuda
+    return {
+        "cudnn_attention": cuda.cudnn_sdp_enabled(),
+        "flash_attention": cuda.flash_sdp_enabled(),
+        "efficient_attention": cuda.mem_efficient_sdp_enabled(),
+        **{name: getattr(cuda.matmul, name) for name in _REDUCTIONS},
+        "allow_tf32": cuda.matmul.allow_tf32,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }

@@ -1,0 +1,74 @@
+"""In half precision a near tie is what the model's own passes of other row counts differ by."""
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.lossless import TOLERANCE, audit_output
+from specbench.models.audit_tolerance import AuditTolerance, calibrate, fixed_tolerance
+from specbench.models.graph_target import GraphTarget
+from specbench.models.target import Target
+from tests.conftest import VOCAB, engine, tiny_model
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exact_dtypes_keep_their_bounds(dtype):
+    found = fixed_tolerance(dtype)
+    assert found == AuditTolerance(TOLERANCE[str(dtype).removeprefix("torch.")])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_precision_has_no_bound_of_its_own(dtype):
+    assert fixed_tolerance(dtype) is None
+
+
+def made(dtype, rng):
+    model = tiny_model("llama", dtype=dtype)
+    targets = [
+        GraphTarget(model, capture=False, max_len=120, max_nodes=40),
+        Target(model, max_len=120, max_nodes=40),
+    ]
+    return targets, calibrate(targets, [rng.integers(3, VOCAB, 40) for _ in range(2)])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_bound_is_a_few_roundings_and_is_written_down(dtype, rng):
+    (plain, _), found = made(dtype, rng)
+    largest = float(plain.prefill(rng.integers(3, VOCAB, 40)).logits.abs().max())
+    spacing = torch.finfo(dtype).eps * largest
+    assert spacing < found.value < 100 * spacing
+    assert found.value >= 4 * found.spread
+    assert found.rows == (8, 41)
+    assert found.positions == 2 * 2 * (31 + 8)  # prompts, engines, and rows of either pass
+    assert 0 <= found.blind < 0.5
+    assert AuditTolerance.from_json(found.to_json()) == found
+
+
+def test_with_passes_that_are_the_same_to_the_last_bit_roundings_remain(rng):
+    model = tiny_model("llama", dtype=torch.bfloat16)
+    alone = calibrate([Target(model, max_len=80, max_nodes=0)], [rng.integers(3, VOCAB, 9)])
+    assert alone.spread == 0 < alone.value
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_wrong_token_is_a_bug_still(dtype, rng):
+    (plain, _), found = made(dtype, rng)
+    prompt = rng.integers(3, VOCAB, 30)
+    answer = engine(plain).decode(prompt, Drafter(name="ar"), max_new_tokens=20).output_ids
+    wrong = list(answer)
+    with torch.inference_mode():
+        wrong[0] = int(plain.prefill(prompt).logits[-1].argmin())
+    verdict = audit_output(plain, prompt.tolist(), wrong, answer, found.value)
+    assert verdict.verdict == "bug"
+
+
+def test_a_spread_that_is_no_number_makes_no_tolerance(rng):
+    """Else whatever a broken model says would be a near tie."""
+    model = tiny_model("llama", dtype=torch.float16)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(float("inf"))
+    found = calibrate([Target(model, max_len=80, max_nodes=8)], [np.arange(3, 20)])
+    assert found.value == 0
