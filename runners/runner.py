@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from runners.job import Job
+from runners.job import Entry, Job
 from specbench.config.schema import RunConfig
 from specbench.data import cases
 from specbench.data.cases import Case
@@ -32,6 +32,14 @@ class Runner:
             ConfigurationError: the runner's keys cannot be used as they are.
         """
         return cfg
+
+    def entries(self, cfg: DictConfig) -> tuple[Entry, ...] | None:
+        """What is compared; None: the configuration's methods.
+
+        Raises:
+            ConfigurationError: an unknown name, or two entries with one label.
+        """
+        return None
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
         """What is asked, after a check that the model can be had.

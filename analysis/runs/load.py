@@ -17,6 +17,7 @@ from specbench.results.records import (
     DISTURBED,
     DONE,
     MANIFEST,
+    OWN_ENGINE,
     CaseRecord,
     read_records,
 )
@@ -58,6 +59,18 @@ class Run:
     def dtype(self) -> str:
         dtype = self._loaded.dtype or self.manifest.setting("model", "dtype")
         return str(dtype or _NO_DTYPE).removeprefix("torch.")
+
+    @property
+    def engine(self) -> str:
+        """What decoded: ours, or another one with its version and address."""
+        servers = (self.manifest.servers or {}).values()
+        elsewhere = {str(s["where"]) for s in servers if not s.get("this_machine", True)}
+        return ", ".join([self.records[0].engine if self.records else OWN_ENGINE, *elsewhere])
+
+    @property
+    def concurrency(self) -> int:
+        """Questions that a server was asked at once; 1 for our engine."""
+        return int(self.manifest.setting("server", "concurrency") or 1)
 
     @property
     def temperature(self) -> float:
@@ -169,6 +182,8 @@ class Run:
 
     @property
     def hardware(self) -> str:
+        if not all(s.get("this_machine", True) for s in (self.manifest.servers or {}).values()):
+            return "hardware of the server not recorded"
         gpus = self.gpus
         if gpus:
             return ", ".join(f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus))
@@ -219,7 +234,9 @@ class Run:
         return {key: value for key, value in known.items() if value is not None}
 
     def knobs(self, label: str) -> JsonObject:
-        return self.manifest.labels.get(label, LabelInfo()).knobs
+        knobs = self.manifest.labels.get(label, LabelInfo()).knobs
+        server = knobs.get("server")  # a server's way of drafting has the server's keys
+        return server if isinstance(server, dict) else knobs
 
 
 def _corpus(header: JsonObject) -> str | None:

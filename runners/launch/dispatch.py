@@ -136,10 +136,17 @@ def execute(
     """
     runner = _runner(cfg)
     check_values(cfg)
+    if cfg.server is not None and cfg.runner.name != "serve":
+        raise ConfigurationError(
+            f"server={cfg.server.name} answers with runner=serve only. Type runner=serve, or leave "
+            "server out."
+        )
     cfg = prerequisites.ensure(cfg, lambda first: execute(first, Invocation(), launch))
     cfg = runner.resolve_config(cfg, invocation.overrides)
     shard = _parse_shard(cfg.shard)
-    entries = resolve_entries(cfg)
+    entries = runner.entries(cfg)
+    if entries is None:
+        entries = resolve_entries(cfg)
     # Shards of one run share its key, so that their records can be put together.
     key = run_key(cfg)
     own = {**run_identity(cfg), "shard": cfg.shard}

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _NEW_TOKENS = 16
 
 # Plain prose with a few repeats, so that drafters which look for repeats draft something.
-_TEXT = """\
+TEXT = """\
 The harbour master keeps two books. In the first book he writes the name of every ship that
 enters the harbour, the hour at which it enters, and the depth of water below its keel. In the
 second book he writes the name of every ship that leaves the harbour, the hour at which it
@@ -43,7 +43,7 @@ def warm_up(
         lengths: prompt lengths of the measured cases, in tokens.
         rounds: how often each bucket is run; 0 for no warm-up.
     """
-    text = session.encode(_TEXT)
+    text = session.encode(TEXT)
     longest = session.context_length - _NEW_TOKENS
     fitting = [length for length in lengths if length <= longest]
     for _ in range(rounds):

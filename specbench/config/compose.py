@@ -25,6 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.schema import RUNNERS, RunConfig
+from specbench.config.server_schema import SERVERS
 from specbench.errors import ConfigurationError, unknown_name
 
 
@@ -77,8 +78,9 @@ def and_others(need: str, without: str, entries: Sequence[Any]) -> ListConfig:
 # Importing this module is what makes the schema and the resolvers known to Hydra.
 _store = ConfigStore.instance()
 _store.store(name="_schema", node=RunConfig)
-for _name, _keys in RUNNERS.items():
-    _store.store(group="runner", name=f"_{_name}", node=_keys)
+for _group, _nodes in (("runner", RUNNERS), ("server", SERVERS)):
+    for _name, _keys in _nodes.items():
+        _store.store(group=_group, name=f"_{_name}", node=_keys)
 OmegaConf.register_new_resolver("specbench.pair", pair_name, replace=True)
 OmegaConf.register_new_resolver("specbench.chosen", chosen, replace=True)
 OmegaConf.register_new_resolver("specbench.and_others", and_others, replace=True)

@@ -34,6 +34,7 @@ _NOT_IDENTITY = (
     "runner.traces",  # their hashes are part of it
     "runner.surface",
     "runner.recordings",
+    *(f"server.{key}" for key in ("timeout_s", "retries", "retry_wait_s", "api_key_env")),
 )
 
 
@@ -52,6 +53,8 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
     if kept := {name: place for name, place in heads.items() if name in used}:
         plain["pair"]["heads"] = kept
     # Folders from before these keys have these values.
+    if plain.get("server") is None:
+        plain.pop("server", None)
     if plain["dataset"].get("special_tokens") == SPECIAL_TOKENS[0]:
         del plain["dataset"]["special_tokens"]
     if plain.get("record_layers") is None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.config.dataset_schema import MISSING, DatasetConfig
+from specbench.config.server_schema import ServerConfig
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
@@ -267,11 +268,17 @@ class CostConfig(RunnerConfig):
     passes: int = 5
 
 
+@dataclass
+class ServeConfig(RunnerConfig):
+    """Another engine over HTTP; its keys are the ``server`` group's."""
+
+
 RUNNERS: dict[str, type[RunnerConfig]] = {
     "offline": OfflineConfig,
     "replay": ReplayConfig,
     "cost": CostConfig,
     "hf": HfConfig,
+    "serve": ServeConfig,
 }
 
 
@@ -320,6 +327,7 @@ class RunConfig:
     verifier: VerifierConfig = MISSING
     engine: EngineConfig = MISSING
     runner: RunnerConfig = MISSING
+    server: ServerConfig | None = None
     measure: MeasureConfig = MISSING
     logger: Any = None
     paths: PathsConfig = MISSING

@@ -14,6 +14,7 @@ from specbench.results.records import CASES, DISTURBED, DONE, ERRORS, MANIFEST, 
 from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
+from specbench.storage.jsonl import JsonObject
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 160
@@ -52,8 +53,23 @@ def _has_something(path: Path) -> bool:
 
 def _print_summary(summary: Summary, folder: Path, console: Console) -> None:
     console.print(render(summary))
+    if served := summary.get("served"):
+        from specbench.results.statistics.served import served_notes
+
+        console.print(_served_table(served))
+        for note in served_notes(served):
+            console.print(f"note: {note}", markup=False, highlight=False)
     for note in summary.get("notes", []):
         console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def _served_table(rows: list[JsonObject]) -> FittedTable:
+    import pandas as pd
+
+    from specbench.results.statistics.served import SERVED_TEXT, served_cells
+
+    frame = pd.DataFrame([served_cells(row) for row in rows], dtype=object)
+    return FittedTable(frame, "", SERVED_TEXT)
 
 
 def render(summary: Summary) -> FittedTable:

@@ -42,7 +42,9 @@ def decision_cells(row: SummaryRow, standing: Standing | None) -> dict[str, Cell
     leads = standing is not None and standing["verdict"] in _LEADING
     return {
         MAT: measured(row, "mat"),
-        SPEEDUP: replace(measured(row, "speedup"), leads=leads and row["method"] != BASELINE),
+        SPEEDUP: replace(
+            measured(row, "speedup"), leads=leads and BASELINE not in (row["method"], row["label"])
+        ),
         END_TO_END: measured(row, "end_to_end_speedup"),
         AGAINST: against_cell(standing),
         OUTPUTS: outputs_cell(row),
@@ -52,7 +54,7 @@ def decision_cells(row: SummaryRow, standing: Standing | None) -> dict[str, Cell
 def measured(row: SummaryRow, key: str) -> Estimate:
     """A number with its interval; plain decoding's are 1 by definition, or of no interest."""
     known = cast("JsonObject", row).get
-    if row["method"] == BASELINE:
+    if BASELINE in (row["method"], row["label"]):
         return Estimate(known(key))
     cases = row["n_cases"] if key == "mat" else known("n_timed", row["n_cases"])
     return Estimate(known(key), interval(row, key), few=cases < FEWEST)

@@ -212,6 +212,7 @@ class RunManifest(_Node):
         model: None until the model was loaded.
         surface: model and machine of the cost surface that a replay's times are predicted with.
         traces: what a replay replays; ``replay``: by label, whether its steps are exact.
+        servers: by label, the engine that answered, as it describes itself (``runner=serve``).
         synthetic: records that were made up; ``imported``: whose files they were read from;
             ``merged_from``: the parts they were joined of; ``mixed_conditions``: what differed
             among the parts' hardware, versions and code.
@@ -244,6 +245,7 @@ class RunManifest(_Node):
     replay: dict[str, str] | None = None
     replay_s: float | None = None
     notes: list[str] | None = None
+    servers: dict[str, JsonObject] | None = None
     synthetic: bool | None = None
     imported: JsonObject | None = None
     merged_from: list[str] | None = None

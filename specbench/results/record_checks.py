@@ -14,7 +14,7 @@ from specbench.storage.jsonl import JsonObject
 
 _TEXTS = (
     *("run_key", "label", "method", "model", "dataset", "task", "category", "case_id"),
-    *("state_scope", "verifier", "disturbed_by", "started_at", "host"),
+    *("state_scope", "verifier", "disturbed_by", "started_at", "host", "engine", "numerics"),
 )
 _COUNTS = (
     *("turn", "repeat", "stream_index", "position", "attempt", "seed"),
@@ -50,6 +50,7 @@ def check_record(record: Any) -> None:
     if record.n_retokenized is not None:
         _check_count("n_retokenized", record.n_retokenized)
     _check_counted(record)
+    _check_served(record.served)
     _check_phases(record.phase_s)
     if record.status != "failed":
         _check_times(record)
@@ -85,6 +86,21 @@ def _check_counted(record: Any) -> None:
         value = getattr(record.lossless, name)
         if value is not None and not _is_number(value):
             raise ValueError(f"lossless.{name} is {value!r}, not a number")
+
+
+def _check_served(served: object) -> None:
+    """What tables read of a server's turn."""
+    if served is None:
+        return
+    if not isinstance(served, dict):
+        raise ValueError(f"served is {served!r}, not an object")
+    for name in ("concurrency", "batch", "requests"):
+        _check_count(f"served.{name}", served.get(name))
+    if not isinstance(served.get("text"), str):
+        raise ValueError(f"served.text is {served.get('text')!r}, not a text")
+    batch_s = served.get("batch_s")
+    if batch_s is not None and not (_is_number(batch_s) and batch_s > 0):
+        raise ValueError(f"served.batch_s is {batch_s!r}, not a number above 0")
 
 
 def _check_phases(phases: object) -> None:

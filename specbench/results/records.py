@@ -54,6 +54,8 @@ STATUSES = ("ok", "failed", "disturbed")
 TIMINGS = ("measured", "predicted", "none")
 PHASES = ("draft", "verify", "accept", "cache", "observe")  # of a step; ``other`` is the rest
 VERDICTS = ("equal", "near_tie", "bug", "not_audited")
+DIFFERS = "differs"  # the verdict on another engine's output that is not its own plain one
+OWN_ENGINE = "specbench"
 LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's distribution
 
 
@@ -63,7 +65,9 @@ class Lossless:
 
     Attributes:
         verdict: ``equal``; ``near_tie`` (differs, but every emitted token's logit is within the
-            dtype's tolerance of the maximum); ``bug`` (anything else); ``not_audited``.
+            dtype's tolerance of the maximum); ``bug`` (anything else); ``not_audited``. Of another
+            engine's answer ``differs``: it is not the same server's plain one, and nobody here can
+            say whether rounding is why.
         first_diff: index into ``output_ids`` of the first difference, None where there is none.
         gap: largest ``max(logits) - logits[token]`` over the output, None where not computed.
     """
@@ -113,6 +117,9 @@ class CaseRecord:
         started_at: UTC, ISO 8601. ``host``: the machine's name.
         n_retokenized: of plain decoding, the tokens that Spec-Bench's ``speed.py`` counts in the
             output: those of its text tokenized again, minus one; None where nobody counted.
+        engine: what decoded: ours, or another one with its version (``runner=serve``), whose
+            turns may lack ids and single steps; ``numerics``: what that one keeps weights in.
+        served: what a server's turn says besides, see `specbench.results.statistics.served.Served`.
         forced_resume: whether the run was resumed with ``resume=force`` on other hardware,
             versions or code before this record was made.
     """
@@ -163,6 +170,9 @@ class CaseRecord:
     started_at: str = ""
     host: str = ""
     n_retokenized: int | None = None
+    engine: str = OWN_ENGINE
+    numerics: str = ""
+    served: JsonObject | None = None
     forced_resume: bool = False
 
     def finished(
@@ -199,6 +209,9 @@ class CaseRecord:
         gap = self.lossless.gap
         if gap is not None and not math.isfinite(gap):
             line["lossless"]["gap"] = None
+        if self.engine == OWN_ENGINE:
+            for name in ("engine", "numerics", "served"):
+                del line[name]
         for name in ("accepted_per_step", "prompt_ids", "output_ids"):
             line[name] = [int(value) for value in line[name]]
         return line
@@ -229,11 +242,14 @@ class CaseRecord:
             raise ValueError(f"status {self.status!r} is none of {', '.join(STATUSES)}")
         if self.timing not in TIMINGS:
             raise ValueError(f"timing {self.timing!r} is none of {', '.join(TIMINGS)}")
-        if self.lossless.verdict not in VERDICTS:
+        if self.lossless.verdict not in (*VERDICTS, DIFFERS):
             raise ValueError(f"verdict {self.lossless.verdict!r} is none of {', '.join(VERDICTS)}")
         check_record(self)
-        if len(self.output_ids) != self.n_new:
+        foreign = self.engine != OWN_ENGINE
+        if len(self.output_ids) != self.n_new and not (foreign and not self.output_ids):
             raise ValueError(f"n_new is {self.n_new}, output_ids has {len(self.output_ids)}")
+        if foreign and not self.accepted_per_step:
+            return  # a server that counts says totals
         if len(self.accepted_per_step) != self.n_target_passes:
             raise ValueError(
                 f"n_target_passes is {self.n_target_passes}, "
@@ -251,7 +267,7 @@ _RECORD_FIELDS = tuple(f.name for f in fields(CaseRecord))
 _OPTIONAL_FIELDS = (
     "method_version position n_aux timing phase_s drafter verifier cpu_steal cpu_waiting "
     "cpu_others cpu_load gpu energy_j attempt disturbed_by started_at host n_retokenized "
-    "forced_resume"
+    "engine numerics served forced_resume"
 )
 _REQUIRED_FIELDS = frozenset(_RECORD_FIELDS) - set(_OPTIONAL_FIELDS.split())
 

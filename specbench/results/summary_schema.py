@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from specbench.results.estimate import Interval
 from specbench.storage.jsonl import JsonObject
@@ -162,6 +162,7 @@ class Summary(TypedDict):
         leaders: the methods that may be the fastest, the first first.
         against_best: by label; empty where nothing was timed.
         disturbed: None where no time was measured.
+        served: of `specbench.results.statistics.served.ServedLabel`, where servers answered.
     """
 
     schema_version: int
@@ -173,3 +174,4 @@ class Summary(TypedDict):
     disturbed: Disturbance | None
     caption: str
     notes: list[str]
+    served: NotRequired[list[JsonObject]]

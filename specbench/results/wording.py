@@ -7,7 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from specbench.results.estimate import ABSENT, FEWEST
 from specbench.results.manifest import RunManifest
-from specbench.results.records import EAGER_DRAFT_PASSES, EAGER_PASSES, CaseRecord
+from specbench.results.records import (
+    EAGER_DRAFT_PASSES,
+    EAGER_PASSES,
+    OWN_ENGINE,
+    CaseRecord,
+)
 from specbench.results.summary_schema import Pair, SummaryRow
 from specbench.results.tasks import OVERALL
 
@@ -15,6 +20,7 @@ from specbench.results.tasks import OVERALL
 _VERDICTS = {
     "bug": "BUG",
     "near_tie": "near tie",
+    "differs": "differ",
     "equal": "equal",
     "not_audited": "not audited",
     "lossy": "lossy",
@@ -141,19 +147,29 @@ def fallback_words(records: Iterable[CaseRecord]) -> list[str]:
     return words
 
 
+def engine_words(records: Iterable[CaseRecord]) -> str:
+    """Which other engines answered, and in which numbers; "" where ours decoded."""
+    found = {(r.engine, r.numerics) for r in records if r.engine != OWN_ENGINE}
+    if not found:
+        return ""
+    said = "; ".join(f"{engine}, weights in {numerics}" for engine, numerics in sorted(found))
+    return f"ANOTHER ENGINE: {said}. Outputs are compared with its own plain ones."
+
+
 def run_caption(
     records: Sequence[CaseRecord], manifest: RunManifest, rows: Sequence[SummaryRow]
 ) -> str:
     """What belongs below a run's own table: model, data, cases, state kept, sampling."""
     scopes = {record.label: record.state_scope for record in records}
     kept = ", ".join(f"{label}: {scope}" for label, scope in scopes.items())
+    answered = engine_words(records)
     predicted = any(record.timing == "predicted" for record in records)
     model, dataset = manifest.setting("model", "name"), manifest.setting("dataset", "name")
     cases = cases_words(row for row in rows if row["task"] == OVERALL)
     parts = [
         ("PREDICTED times, not measured ones. " if predicted else "")
         + f"{model} on {dataset}: {cases}, repeats={manifest.config['repeats']}. "
-        f"State kept per {kept}."
+        + (answered or f"State kept per {kept}.")
     ]
     if (estimator := manifest.config["estimator"]) != "paired":
         parts.append(f"{SPEEDUPS[estimator]}.")

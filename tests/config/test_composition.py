@@ -29,7 +29,7 @@ from specbench.paths import CONF_DIR
 ROOT = CONF_DIR.parent
 GROUPS = (
     "method", "model", "dataset", "generation", "verifier", "engine", "runner", "measure",
-    "logger", "paths", "pair", "experiment", "scale", "debug",
+    "logger", "paths", "pair", "experiment", "scale", "debug", "server",
 )  # fmt: skip
 GLOBAL_GROUPS = ("pair", "experiment", "scale", "debug")
 OPTIONS = [(group, name) for group in GROUPS for name in option_names(group)]

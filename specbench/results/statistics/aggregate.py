@@ -224,7 +224,8 @@ def _is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
 def _add_up(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[float]:
     timed = [turn for turn in turns if (turn.repeat, turn.case_id) in timed_blocks]
     return [
-        sum(max(0, turn.n_new - 1) for turn in turns),
+        # A turn whose server did not say its steps counts in neither.
+        sum(turn.n_new - 1 for turn in turns if turn.n_target_passes),
         sum(turn.n_target_passes for turn in turns),
         sum(max(0, turn.n_new - 1) for turn in timed),
         math.fsum(turn.decode_s for turn in timed),

@@ -14,6 +14,7 @@ from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of
+from specbench.results.statistics.served import served_labels
 from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import Disturbance, Summary, SummaryRow
 from specbench.results.tasks import OVERALL
@@ -52,7 +53,8 @@ def run_summary(
     pairs = compare_pairs(records, labels, baseline, seed=seed, estimator=estimator)
     compared = len({pair["first"] for pair in pairs}) > 1
     disturbed = disturbance(records, superseded, rows, baseline, seed)
-    return {
+    served = [one.to_json() for one in served_labels(records, labels)]
+    found: Summary = {
         "schema_version": SCHEMA_VERSION,
         "run_key": manifest.run_key,
         "rows": rows,
@@ -72,6 +74,9 @@ def run_summary(
             *_phases(rows),
         ],
     }
+    if served:
+        found["served"] = served
+    return found
 
 
 def exit_code(records: Sequence[CaseRecord], errors: Sequence[JsonObject]) -> int:

@@ -42,7 +42,7 @@ from specbench.arrays import FloatArray
 from specbench.config.schema import ESTIMATORS as ESTIMATORS  # for analysis too
 from specbench.results.estimate import Interval
 from specbench.results.manifest import BASELINE
-from specbench.results.records import VERDICTS, CaseRecord
+from specbench.results.records import DIFFERS, VERDICTS, CaseRecord
 from specbench.results.statistics.aggregate import (
     COMMITTED,
     DECODE,
@@ -196,8 +196,8 @@ class Sample:
             "bandwidth_share": context.share(self.decode_speed(own)),
             "lossless": {
                 kind: verdicts.count(kind)
-                for kind in (*VERDICTS, "lossy")
-                if kind != "lossy" or kind in verdicts
+                for kind in (*VERDICTS, DIFFERS, "lossy")
+                if kind in VERDICTS or kind in verdicts
             },
             "state_scope": pooled.state_scopes.get(label),
             "timing": pooled.timings.get(label, "measured"),

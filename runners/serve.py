@@ -1,0 +1,239 @@
+"""runner=serve: another engine answers over HTTP, compared with its own plain decoding.
+
+    python run.py runner=serve server=llamacpp 'compare=[{speculation: ngram_simple, label: ngram}]'
+    python run.py runner=serve server=openai server.base_url=http://127.0.0.1:8000/v1
+
+Questions, records, folder, resume and statistics are those of every run. ``prefill_s`` is the time
+to the first token as the client sees it, ``decode_s`` the time from there to the last one. Steps
+come from the server's own counters (`specbench.servers.counters`). Outputs are compared with the
+same server's plain ones; that another engine's would be the same is claimed nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runners.job import Entry, Job
+from runners.runner import Runner
+from specbench.config import compose
+from specbench.config.schema import RunConfig
+from specbench.config.server_schema import (
+    DRAFT_FILE_NEEDED,
+    ENGINES,
+    LLAMACPP_SPECULATIONS,
+    PLAIN,
+    SERVERS,
+    SHARED_KEYS,
+)
+from specbench.data import cases
+from specbench.data.cases import Case
+from specbench.errors import ConfigurationError, NeedsNotMet, unknown_name
+from specbench.results.manifest import BASELINE
+from specbench.servers import llamacpp
+from specbench.servers.client import Client, check_url
+from specbench.servers.engines import identify
+
+_EXAMPLE = "'compare=[{speculation: ngram_simple, label: ngram}]'"
+_MOST_AT_ONCE = 256
+_TARGET = "runners.session.speculation.Speculation"
+
+
+class Serve(Runner):
+    """``runner=serve``."""
+
+    def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """The configuration with the server's model, and its way of drafting as the method."""
+        if cfg.server is None:
+            names = " or ".join(f"server={name}" for name in SERVERS)
+            raise ConfigurationError(
+                f"runner=serve needs a server. Type {names}; see docs/servers.md."
+            )
+        _check_typed(overrides)
+        _check_groups(cfg)
+        _check_server(cfg.server)
+        resolved = cfg.copy()
+        OmegaConf.set_struct(resolved, False)
+        if cfg.server.name == "openai":
+            _name_model(resolved, overrides)
+        else:
+            _find_weights(resolved)
+        resolved.pair = OmegaConf.structured(compose.compose(["pair=none"]).pair)
+        main = self.entries(resolved)[-1 - len(resolved.compare)]
+        resolved.method = {"label": main.label, **main.method}
+        OmegaConf.set_struct(resolved, True)
+        return resolved
+
+    def entries(self, cfg: DictConfig) -> tuple[Entry, ...]:
+        """The baseline (unless switched off or chosen itself), the server's own, compare."""
+        own = _plain(cfg.server)
+        found = [_entry(own)]
+        if cfg.baseline and own["speculation"] != PLAIN:
+            found.insert(0, _entry(_baseline_of(own)))
+        found += [_entry(_with_entry(own, entry)) for entry in cfg.compare]
+        labels = [entry.label for entry in found]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ConfigurationError(
+                    f"the label {label!r} occurs {labels.count(label)} times among the run's "
+                    f"entries ({', '.join(labels)}). Name the second one, e.g. "
+                    f"'compare=[{{speculation: {own['speculation']}, label: {label}_2}}]'."
+                )
+        return tuple(found)
+
+    def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
+        assert config.server is not None
+        if config.server.name == "llamacpp":
+            llamacpp.wheel_version()
+        return tuple(cases.load_cases(config.dataset, config.data_dir))
+
+    def run(self, job: Job) -> int:
+        from runners.session.served_blocks import run_served
+
+        return run_served(job)
+
+
+def _check_typed(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        key = text.lstrip("+~").partition("=")[0]
+        if key.split(".")[0] in ("method", "pair"):
+            raise ConfigurationError(
+                f"{text}: with runner=serve the server drafts, and our methods do not run. Leave "
+                f"{key} out and type server.speculation=ngram_simple, or {_EXAMPLE}."
+            )
+
+
+def _check_groups(cfg: DictConfig) -> None:
+    for key, value, why in (
+        ("measure.phases", cfg.measure.phases, "a server does not say how long its phases take"),
+        ("measure.energy", cfg.measure.energy, "the server's devices are not read here"),
+        ("record", cfg.record, "a server does not say the likeliest ids"),
+        ("dataset.raw", cfg.dataset.raw, "servers put questions into their own chat template"),
+        ("shard", cfg.shard, "questions that are asked at once belong together"),
+    ):
+        if value:
+            raise ConfigurationError(f"{key} cannot be combined with runner=serve: {why}.")
+    if cfg.verifier.name != "auto":
+        raise ConfigurationError(
+            f"verifier={cfg.verifier.name}: with runner=serve the server verifies. Leave it out."
+        )
+
+
+def _check_server(server: DictConfig) -> None:
+    for key, least, most in (
+        ("concurrency", 1, _MOST_AT_ONCE),
+        ("retries", 0, 100),
+        ("retry_wait_s", 0, 3600),
+        *((k, 1, 2**20) for k in ("threads", "context", "size_n", "size_m", "min_hits")),
+        *((k, 0, 2**20) for k in ("draft_max", "draft_min", "draft_p_min")),
+    ):
+        value = server.get(key)
+        if value is not None and not least <= value <= most:
+            raise ConfigurationError(
+                f"server.{key}={value} is out of range: it must be from {least} to {most}."
+            )
+    if not server.timeout_s > 0:
+        raise ConfigurationError(f"server.timeout_s={server.timeout_s} must be above 0.")
+    if server.restart and server.name != "llamacpp":
+        raise ConfigurationError(
+            "server.restart=true restarts servers that were started here only."
+        )
+    if server.name == "openai" and server.engine not in ENGINES:
+        raise unknown_name("value of server.engine:", server.engine, ENGINES)
+
+
+def _find_weights(cfg: DictConfig) -> None:
+    """The file that llama.cpp serves, and the name that its model goes by."""
+    model = cfg.model
+    if cfg.server.gguf is None:
+        if not model.embedded:
+            raise NeedsNotMet(
+                f"server=llamacpp needs a GGUF file of model={model.name}. Type server.gguf=FILE."
+            )
+        cfg.server.gguf = None  # the wheel's own
+        return
+    path = Path(cfg.server.gguf).expanduser()
+    if not path.is_file():
+        raise NeedsNotMet(f"server.gguf={cfg.server.gguf} is no file. Type server.gguf=FILE.gguf.")
+    model.name, model.id, model.embedded = path.stem, str(path.absolute()), False
+
+
+def _name_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """The model's name at the server, which also names it in records unless ``model`` was typed."""
+    server = cfg.server
+    check_url("server.base_url", server.base_url)
+    if server.model is None:
+        key = os.environ.get(server.api_key_env, "")
+        client = Client(server.base_url, server.timeout_s, key)
+        server.model = identify(client, "other", None, None).model
+    if not any(text.lstrip("+").startswith("model=") for text in overrides):
+        cfg.model.name = compose.own_name(server.model)
+    cfg.model.id, cfg.model.embedded = server.model, False
+
+
+def _plain(server: DictConfig) -> dict[str, Any]:
+    found = OmegaConf.to_container(server, resolve=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def _baseline_of(own: Mapping[str, Any]) -> dict[str, Any]:
+    """The same server without speculation."""
+    if own["name"] != "openai":
+        return {**own, "speculation": PLAIN, "label": None}
+    if own["plain_url"] is None:
+        raise ConfigurationError(
+            f"server.speculation={own['speculation']} is compared with plain decoding. Type "
+            "server.plain_url=URL, where the same model runs without it, or baseline=false."
+        )
+    return {**own, "speculation": PLAIN, "label": None, "base_url": own["plain_url"]}
+
+
+def _with_entry(own: Mapping[str, Any], entry: Any) -> dict[str, Any]:
+    """The server's keys with those of an entry of ``compare``."""
+    if isinstance(entry, DictConfig):
+        entry = OmegaConf.to_container(entry, resolve=True)
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("speculation"), str):
+        raise ConfigurationError(
+            f"compare entry {entry!r} names no speculation, as runner=serve needs. Type e.g. "
+            f"{_EXAMPLE}."
+        )
+    kind = SERVERS[str(own["name"])]
+    valid = [f.name for f in fields(kind) if f.name not in (*SHARED_KEYS, "plain_url")]
+    for key in entry:
+        if key not in valid:
+            where = f"key in the compare entry for {entry['speculation']}:"
+            raise unknown_name(where, str(key), valid)
+    if own["name"] == "openai" and "base_url" not in entry:
+        raise ConfigurationError(
+            f"compare entry {dict(entry)!r} needs a base_url: a running server drafts in one way "
+            "only."
+        )
+    merged: dict[str, Any] = {**own, "label": None, **dict(entry)}
+    typed = OmegaConf.merge(OmegaConf.structured(kind), merged)
+    assert isinstance(typed, DictConfig)
+    return _plain(typed)
+
+
+def _entry(server: Mapping[str, Any]) -> Entry:
+    """A label's place among the methods."""
+    kind, name = str(server["speculation"]), str(server["name"])
+    if name == "llamacpp":
+        if kind not in LLAMACPP_SPECULATIONS:
+            raise unknown_name("server.speculation", kind, LLAMACPP_SPECULATIONS)
+        draft = server["draft_gguf"]
+        if kind in DRAFT_FILE_NEEDED and (draft is None or not Path(draft).expanduser().is_file()):
+            raise NeedsNotMet(
+                f"speculation={kind} needs a draft model's file, and draft_gguf={draft} is none. "
+                "Type server.draft_gguf=FILE.gguf."
+            )
+    else:
+        check_url("server.base_url", server["base_url"])
+    method = {"_target_": _TARGET, "name": f"{name}_{kind}", "server": dict(server)}
+    label = server["label"] or (BASELINE if kind == PLAIN else method["name"])
+    return Entry(str(label), method)

@@ -1,0 +1,149 @@
+"""llama.cpp's server in a child process, from the wheel ``xllamacpp``.
+
+The child holds the model and the port; it ends with this process, whichever way that goes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata, util
+from pathlib import Path
+from typing import IO, Any
+
+from specbench import paths
+from specbench.config.server_schema import PLAIN, LlamacppConfig
+from specbench.errors import NeedsNotMet, SpecBenchError
+
+WHEEL = "xllamacpp"
+_START_S = 300.0  # a large model takes long to read
+_END_S = 10.0
+_LOG_LINES = 5
+
+
+class ServerFailed(SpecBenchError):
+    """The server did not start; the message has the end of its log."""
+
+
+def wheel_version() -> str:
+    """The wheel's version, which is llama.cpp's build.
+
+    Raises:
+        NeedsNotMet: it is not installed.
+    """
+    if util.find_spec(WHEEL) is None:
+        raise NeedsNotMet(
+            "server=llamacpp needs the package xllamacpp, which is not installed. Type: pip "
+            "install -e '.[llamacpp]'. Where this platform has no wheel, start llama.cpp's own "
+            "server and type server=openai server.base_url=http://127.0.0.1:8080/v1."
+        )
+    return metadata.version(WHEEL)
+
+
+def flags(config: LlamacppConfig, gguf: Path) -> dict[str, Any]:
+    """What the server is started with, as `specbench.servers.llamacpp_process` reads it."""
+    kind = config.speculation
+    found: dict[str, Any] = {
+        "model": str(gguf),
+        "speculation": kind,
+        "slots": config.concurrency,
+        "context": config.context,
+        "threads": config.threads or max(1, len(os.sched_getaffinity(0)) // 2),
+    }
+    if kind.startswith("ngram_"):
+        found |= {"size_n": config.size_n, "size_m": config.size_m, "min_hits": config.min_hits}
+    elif kind != PLAIN:
+        found |= {"draft": config.draft_gguf, "draft_max": config.draft_max}
+        found |= {"draft_min": config.draft_min, "draft_p_min": config.draft_p_min}
+    return found
+
+
+class LlamacppProcess:
+    """The child process.
+
+    Args:
+        flags: of `flags`.
+        log: file that the server's own messages go to.
+    """
+
+    def __init__(self, flags: Mapping[str, Any], log: Path) -> None:
+        self._flags, self._log = dict(flags), log
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; `url` is then its address.
+
+        To be called in the main thread: the kernel ends the child with the thread that made it.
+
+        Raises:
+            ServerFailed: it ended, or took too long.
+        """
+        self.stop()
+        command = [sys.executable, "-m", "specbench.servers.llamacpp_process", str(os.getpid())]
+        environment = {**os.environ, "PYTHONPATH": str(paths.PROJECT)}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, json.dumps(self._flags)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+            )
+        assert self._process.stdout is not None
+        said = _first_line(self._process.stdout, _START_S)
+        try:
+            self.url = str(json.loads(said)["url"])
+        except (ValueError, KeyError, TypeError):
+            self.stop()
+            raise ServerFailed(
+                f"llama.cpp's server did not start with {json.dumps(self._flags)}. Its log, "
+                f"{self._log}, ends with:\n{self._tail()}"
+            ) from None
+
+    def stop(self) -> None:
+        """End the server; without one, nothing happens."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            process.wait(_END_S)  # it ends when its standard input does
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _tail(self) -> str:
+        try:
+            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return "nothing"
+        return "\n".join(lines[-_LOG_LINES:]) or "nothing"
+
+
+def _first_line(pipe: IO[bytes], patience_s: float) -> bytes:
+    """The first line that is written, or nothing where it takes too long."""
+    said, end = b"", time.monotonic() + patience_s
+    while not said.endswith(b"\n"):
+        left = end - time.monotonic()
+        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            return b""
+        if not (more := os.read(pipe.fileno(), 4096)):
+            return b""
+        said += more
+    return said.splitlines()[0]

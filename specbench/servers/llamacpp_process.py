@@ -1,0 +1,71 @@
+"""The child process that llama.cpp's server runs in: ``specbench.servers.llamacpp`` starts it.
+
+It writes one line of JSON with its address and serves until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_NO_GPU_LAYERS = 0
+
+
+def main(parent: int, flags: Mapping[str, Any]) -> None:
+    """Serve until the parent closes the pipe or ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the request was in place
+            os._exit(1)
+    # A terminal's Ctrl-C reaches the whole group; the parent decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import xllamacpp
+
+    server = xllamacpp.Server(_params(xllamacpp, flags))
+    sys.stdout.write(json.dumps({"url": str(server.listening_address)}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.buffer.read()
+    os._exit(0)  # nothing of it is worth waiting for: its destructor drains the queue
+
+
+def _params(library: Any, flags: Mapping[str, Any]) -> Any:
+    params = library.CommonParams()
+    params.model.path = flags["model"]
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0  # any free one
+    params.n_parallel = flags["slots"]
+    params.n_ctx = flags["context"] * flags["slots"]
+    for threads in (params.cpuparams, params.cpuparams_batch):
+        threads.n_threads = flags["threads"]
+    params.n_gpu_layers = _NO_GPU_LAYERS
+    params.cache_ram_mib = 0  # no prompt is asked twice
+    params.endpoint_metrics = params.endpoint_props = True
+    params.ui = False
+    speculative, kind = params.speculative, flags["speculation"]
+    names = {"draft": "DRAFT_SIMPLE", "eagle3": "DRAFT_EAGLE3", "mtp": "DRAFT_MTP"}
+    names["dflash"] = "DRAFT_DFLASH"
+    types = library.common_speculative_type
+    speculative.types = [getattr(types, f"COMMON_SPECULATIVE_TYPE_{names.get(kind, kind.upper())}")]
+    if kind in ("ngram_simple", "ngram_map_k", "ngram_map_k4v"):
+        found = getattr(speculative, kind)
+        found.size_n, found.size_m = flags["size_n"], flags["size_m"]
+        found.min_hits = flags["min_hits"]
+    elif kind == "ngram_mod":
+        found = speculative.ngram_mod
+        found.n_match, found.n_min, found.n_max = flags["size_n"], 1, flags["size_m"]
+    elif "draft" in flags:
+        speculative.draft.mparams.path = flags["draft"]
+        speculative.draft.n_max, speculative.draft.n_min = flags["draft_max"], flags["draft_min"]
+        speculative.draft.p_min = flags["draft_p_min"]
+        speculative.draft.n_gpu_layers = _NO_GPU_LAYERS
+    return params
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,282 @@
+"""A server on a loopback port that answers as vLLM, SGLang and llama.cpp document it.
+
+What it answers is written down beforehand: words are tokens. Faults are taken off a list, one for
+each request, before answers go on.
+"""
+
+import contextlib
+import json
+import threading
+import time
+import types
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+KEY = "a-key-that-nobody-may-see"
+
+
+@dataclass
+class Fake:
+    """What the server is and does.
+
+    Attributes:
+        engine: vllm, sglang, llamacpp or other.
+        accepted: of each step with a draft, the draft tokens accepted; None: plain decoding.
+        drafted: draft tokens of each of these steps.
+        idle: steps without a draft.
+        faults: what goes wrong with the next requests: a status, ``cut``, ``hang``, ``json``,
+            ``unended``, ``once``, ``error``.
+        per_request, metrics: whether counters are in answers, and under /metrics.
+        key: asked for where it is not empty.
+        wait_s: between tokens.
+        mutate: changes each line of a stream.
+    """
+
+    engine: str = "vllm"
+    accepted: tuple[int, ...] | None = None
+    drafted: int = 4
+    idle: int = 0
+    model: str = "org/small-model"
+    faults: list = field(default_factory=list)
+    per_request: bool = True
+    metrics: bool = True
+    detailed: bool = True
+    ids: bool = True
+    key: str = ""
+    wait_s: float = 0.0
+    mutate: object = None
+    text: str = ""
+    asked: list = field(default_factory=list)
+    most_at_once: int = 0
+    now: int = 0
+    lock: object = field(default_factory=threading.Lock)
+    totals: dict = field(
+        default_factory=lambda: {"drafts": 0, "drafted": 0, "accepted": 0, "new": 0}
+    )
+
+    @property
+    def n_new(self):
+        if self.accepted is None:
+            return 12
+        return 1 + self.idle + sum(n + 1 for n in self.accepted)
+
+    @property
+    def steps(self):
+        return self.idle + len(self.accepted)
+
+    def words(self, question):
+        """As many as there are tokens, the same for the same question."""
+        seed = sum(map(ord, question))
+        if self.text:
+            return self.text.split()[: self.n_new]
+        return [f"w{(seed + 7 * i) % 97}" for i in range(self.n_new)]
+
+    def counters(self):
+        if self.accepted is None or not self.per_request:
+            return {}
+        n_accepted, n_drafted = sum(self.accepted), self.drafted * len(self.accepted)
+        if self.engine == "vllm":
+            said = {
+                "mean_acceptance_length": 1 + n_accepted / len(self.accepted),
+                "draft_acceptance_rate": n_accepted / n_drafted,
+                "acceptance_histogram": [self.accepted.count(i) for i in range(self.drafted + 1)],
+                "num_spec_steps": len(self.accepted),
+                "num_accepted_draft_tokens": n_accepted,
+                "num_draft_tokens": n_drafted,
+                "num_spec_tokens": self.drafted,
+            }
+            if self.detailed:
+                said["per_step_accepted"] = list(self.accepted)
+            return {"metrics": {"speculative_decoding": said}}
+        if self.engine == "sglang":
+            said = {
+                "spec_accept_rate": n_accepted / n_drafted,
+                "spec_accept_length": self.n_new / self.steps,
+                "spec_num_correct_drafts": n_accepted,
+                "spec_num_proposed_drafts": n_drafted,
+                "spec_verify_ct": self.steps,
+            }
+            return {"sglext": {"spec_tokens_details": said}}
+        return {}
+
+    def prometheus(self):
+        t = self.totals
+        if self.engine == "vllm":
+            said = {
+                "vllm:generation_tokens_total": t["new"],
+                "vllm:spec_decode_num_drafts_total": t["drafts"],
+                "vllm:spec_decode_num_draft_tokens_total": t["drafted"],
+                "vllm:spec_decode_num_accepted_tokens_total": t["accepted"],
+            }
+        elif self.engine == "sglang":
+            said = {
+                "sglang:generation_tokens_total": t["new"],
+                "sglang:spec_verify_calls_total": t.get("steps", 0),
+            }
+        else:
+            return ""
+        lines = ["# HELP made up", "# TYPE made up counter"]
+        lines += [f'{name}{{model_name="{self.model}"}} {float(n)}' for name, n in said.items()]
+        return "\n".join(lines)
+
+    def count(self):
+        if self.accepted is not None:
+            self.totals["drafts"] += len(self.accepted)
+            self.totals["drafted"] += self.drafted * len(self.accepted)
+            self.totals["accepted"] += sum(self.accepted)
+            self.totals["steps"] = self.totals.get("steps", 0) + self.steps
+        self.totals["new"] += self.n_new
+
+    def events(self, body):
+        """The JSON of the stream's events."""
+        words = self.words(body["messages"][-1]["content"])
+        base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": self.model}
+        said = {"role": "assistant", "content": ""}
+        first = {**base, "choices": [{"index": 0, "delta": said, "finish_reason": None}]}
+        with_ids = self.ids and self.engine == "vllm" and body.get("return_token_ids")
+        if with_ids:
+            first["prompt_token_ids"] = [1, 2, 3, 4, 5]
+        yield first
+        for i, word in enumerate(words):
+            last = i == len(words) - 1
+            choice = {"index": 0, "delta": {"content": f"{word} "}}
+            choice["finish_reason"] = "length" if last else None
+            if with_ids:
+                choice["token_ids"] = [int(word[1:]) if word[0] == "w" else i]
+            yield {**base, "choices": [choice]}
+        usage = {"prompt_tokens": 5, "completion_tokens": len(words)}
+        counters = self.counters()
+        if "sglext" in counters:
+            yield {**base, "choices": [], **counters}
+            counters = {}
+        yield {**base, "choices": [], "usage": usage, **counters}
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def fake(self) -> Fake:
+        return self.server.fake
+
+    def log_message(self, *_):
+        pass
+
+    def _refused(self):
+        if self.fake.key and self.headers.get("Authorization") != f"Bearer {self.fake.key}":
+            self._json({"error": {"message": "invalid key", "code": 401}}, 401)
+            return True
+        return False
+
+    def do_GET(self):
+        fake = self.fake
+        if self._refused():
+            return
+        if self.path == "/v1/models":
+            self._json({"object": "list", "data": [{"id": fake.model}]})
+        elif self.path == "/version" and fake.engine == "vllm":
+            self._json({"version": "0.30.1"})
+        elif self.path == "/get_server_info" and fake.engine == "sglang":
+            said = {"version": "0.6.2", "dtype": "bfloat16", "quantization": "fp8"}
+            self._json({**said, "api_key": KEY, "speculative_algorithm": "EAGLE3"})
+        elif self.path == "/metrics" and fake.metrics and fake.prometheus():
+            self._send(fake.prometheus().encode(), 200, "text/plain")
+        else:
+            self._json({"detail": "Not Found"}, 404)
+
+    def do_POST(self):
+        fake = self.fake
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._refused():
+            return
+        with fake.lock:
+            fake.asked.append((self.path, body))
+            fault = fake.faults.pop(0) if fake.faults else None
+            fake.now += 1
+            fake.most_at_once = max(fake.most_at_once, fake.now)
+        try:
+            self._answer(body, fault)
+        finally:
+            with fake.lock:
+                fake.now -= 1
+
+    def _answer(self, body, fault):
+        fake = self.fake
+        if body.get("model") != fake.model:
+            self._json(
+                {"error": {"message": f"The model {body.get('model')} does not exist."}}, 404
+            )
+        elif isinstance(fault, int):
+            self.extra = {"Retry-After": "0"} if fault == 429 else {}
+            self._json({"error": {"message": f"made up {fault}"}}, fault)
+        elif fault == "hang":
+            time.sleep(fake.hang_s)
+            self.close_connection = True
+        else:
+            self._stream(body, fault)
+
+    def _stream(self, body, fault):
+        fake = self.fake
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        events = list(fake.events(body))
+        for i, event in enumerate(events):
+            line = f"data: {json.dumps(event)}\n\n".encode()
+            if fault == "json" and i == 3:
+                line = b'data: {"choices": [{\n\n'
+            if fault == "error" and i == 3:
+                line = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
+            if fake.mutate is not None:
+                line = fake.mutate(line)
+            self._chunk(line)
+            time.sleep(fake.wait_s)
+            if i == 4 and fault == "cut":
+                self.wfile.flush()
+                self.connection.close()
+                self.close_connection = True
+                return
+            if i == 4 and fault == "unended":
+                break
+        else:
+            fake.count()
+            self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _chunk(self, data):
+        with contextlib.suppress(OSError):
+            self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            self.wfile.flush()
+
+    extra = types.MappingProxyType({})
+
+    def _json(self, value, status=200):
+        self._send(json.dumps(value).encode(), status, "application/json")
+
+    def _send(self, data, status, kind):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in self.extra.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextlib.contextmanager
+def serving(fake=None, **how):
+    """The address of a server that is up inside."""
+    fake = fake or Fake(**how)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.fake = fake
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1", fake
+    finally:
+        server.shutdown()
+        server.server_close()
