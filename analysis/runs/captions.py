@@ -17,6 +17,7 @@ from specbench.results.wording import (
     SPEEDUPS,
     TIMES,
     cases_words,
+    engine_words,
     fallback_words,
     interval_words,
     verdict_words,
@@ -64,6 +65,7 @@ def _sentences(comparison: Comparison, speedup: bool = True, times: bool = True)
     dropped = _lost(comparison, "n_dropped")
     noisy = _lost(comparison, "n_disturbed") if times else 0
     speed = SPEEDUPS[comparison.estimator]
+    elsewhere = engine_words(record for run in comparison.runs for record in run.records)
     return [
         f"{made_up}{first.model} ({first.dtype}, {decoding_words(first)}) on {first.dataset}"
         + (f", {comparison.told}: " if comparison.told else ": ")
@@ -76,8 +78,14 @@ def _sentences(comparison: Comparison, speedup: bool = True, times: bool = True)
         + ".",
         *(disturbed_words(comparison, speedup) if times else []),
         f"Hardware: {first.hardware}.",
-        f"State kept per {_scopes(comparison)}.",
-        f"Lossless: {_lossless(comparison)}.",
+        *(
+            [elsewhere, f"Asked at once: {first.concurrency}. Outputs: {_lossless(comparison)}."]
+            if elsewhere
+            else [
+                f"State kept per {_scopes(comparison)}.",
+                f"Lossless: {_lossless(comparison)}.",
+            ]
+        ),
         *([f"{speed}."] if speedup and first.timing != "none" else []),
         interval_words(repeats[-1], _counts(comparison, times)),
         *(_slow_baseline(comparison) if times else []),
