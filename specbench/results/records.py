@@ -16,8 +16,8 @@ Definitions:
 
 Files of a run folder:
     manifest.json, cases.jsonl, errors.jsonl, disturbed.jsonl (measurements that were made again),
-    dialogue.jsonl, candidates.jsonl (with record=true), steps.jsonl (until the run is complete),
-    steps.parquet, summary.json, DONE (last).
+    dialogue.jsonl, candidates.jsonl (with record=true), states/ (with record=states), steps.jsonl
+    (until the run is complete), steps.parquet, summary.json, DONE (last).
 """
 
 from __future__ import annotations
