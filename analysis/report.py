@@ -1,9 +1,9 @@
 """Runs as one page for a browser: ``python -m analysis.report RUNS... -o report.html``.
 
-The page stands alone: style and pictures are inside, it has no script, and its content policy
-forbids the browser to fetch anything. It says the same as :mod:`analysis.tables` and
-:mod:`analysis.figures`, and besides how the methods were set, on what they ran, and what was
-claimed. The same records give the same bytes.
+The page stands alone: style, pictures and CSV files are inside, it has no script, and its content
+policy forbids the browser to fetch anything. It says the same as :mod:`analysis.tables` and
+:mod:`analysis.figures`: first which method to take and one figure, then the rest, folded. The same
+records give the same bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import base64
 import io
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,28 +22,35 @@ from analysis.figures import pictures_of
 from analysis.papers import by_reproduction
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
-from analysis.runs.captions import disturbed_words
+from analysis.runs.captions import disturbed_words, slow_baseline_words
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, by_timing, make_comparisons
+from analysis.runs.definitions import DEFINITIONS
 from analysis.runs.load import Run
-from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
-from analysis.tabular.comparison_tables import (
-    TITLE_TIMES,
-    claimed_cell,
-    comparison_table,
-    context_cells,
-    pairs_table,
+from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, pairs_table
+from analysis.tabular.overviews import (
+    claims_table,
+    leaders_table,
+    leading,
+    lossless_table,
+    titled,
 )
 from analysis.tabular.provenance import environments, settings, sources
-from analysis.tabular.table import ResultTable
+from analysis.tabular.records_sheet import records_sheet
+from analysis.tabular.table import ResultTable, column_name, csv_text, sheet
 from specbench.results.decision import DECISION_TEXT
-from specbench.results.estimate import ABSENT, Cell, Estimate, numeric_columns
-from specbench.results.records import DIFFERS, VERDICTS
+from specbench.results.estimate import ABSENT, Estimate, numeric_columns
+from specbench.results.names import display_name
+from specbench.results.records import DIFFERS, TIMINGS, VERDICTS
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.summary import ESTIMATORS
+from specbench.results.wording import verdict_words
 
-# Methods or settings of one comparison in the summary.
+# Methods or settings of one comparison in the first table.
 _MOST = 8
+# Comparisons whose methods are all in the first table; of more a row each.
+_IN_FULL = 3
+_SLOW = "Slow baseline: a part of each speedup is the slowness of plain decoding"
 TEMPLATE = "report.html.jinja"
 
 
@@ -66,15 +73,41 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One reproduction of a paper, or the runs that share model, data and hardware."""
+    """One reproduction of a paper, or the runs that share model, data and hardware.
+
+    Attributes:
+        place: what it is called in a table.
+        first: the picture that stands at the page's head instead of here.
+    """
 
     title: str
+    place: str
+    runs: Sequence[Run]
     tables: Sequence[ResultTable]
     pictures: Sequence[Picture]
+    first: Picture | None = None
+
+
+@dataclass(frozen=True)
+class FirstTable:
+    """Which method to take, by comparisons of one timing.
+
+    Attributes:
+        shown: the table that is in the open; ``further``: every method, where that one has but the
+            fastest.
+        sections: of each row of ``shown`` the number of its section from 1; none where methods are
+            rows.
+        records: all numbers, as CSV.
+    """
+
+    shown: ResultTable
+    further: ResultTable | None
+    sections: Sequence[int]
+    records: str
 
 
 def page(runs: Sequence[Run], estimator: str | None = None) -> str:
-    """The whole page; the estimator is that of the summary and of runs of no reproduction."""
+    """The whole page; the estimator is that of the first table and of runs of no reproduction."""
     recorded = [run for run in runs if run.records]
     apart = [make_comparisons(group, estimator) for group in by_timing(recorded)]
     comparisons = [comparison for group in apart for comparison in group]
@@ -86,36 +119,51 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.tests["measured"] = lambda cell: isinstance(cell, Estimate)
-    environment.filters["numeric"] = numeric_columns
+    environment.filters |= {
+        "numeric": numeric_columns,
+        "csv": lambda table: _csv_address(csv_text(sheet([table]))),
+        "file": lambda title: f"{column_name(title)}.csv",
+    }
     with styled():
-        shown = list(sections(runs, estimator))
+        shown = first_picture_apart(list(sections(runs, estimator)))
     return environment.get_template(TEMPLATE).render(
         lead=lead(recorded or runs),
+        when_and_where=when_and_where(recorded or runs),
         warnings=warnings(comparisons),
-        summaries=[summary(group) for group in apart],
+        disturbed=[
+            (c.printed_title, " ".join(said)) for c in comparisons if (said := disturbed_words(c))
+        ],
+        firsts=[first_table(group, shown, len(comparisons) <= _IN_FULL) for group in apart],
+        definitions=DEFINITIONS,
         sections=shown,
-        claims=[claims(group) for group in apart],
-        lossless=lossless(comparisons),
+        claims=[claims_table(group) for group in apart],
+        lossless=lossless_table(comparisons),
+        verdicts=verdicts(comparisons),
         settings=settings(recorded),
         environments=environments(runs),
         sources=sources(runs),
     )
 
 
-def _titled(title: str, comparisons: Sequence[Comparison]) -> str:
-    """The title of a table over comparisons of one timing."""
-    return title + TITLE_TIMES[comparisons[0].timing if comparisons else "measured"]
-
-
 def lead(runs: Sequence[Run]) -> str:
     """What was run, in one sentence."""
     turns = sum(len(run.records) for run in runs)
-    words = [f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {turns} recorded turns"]
+    words = [f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {turns:,} recorded turns"]
     if turns:
-        models = dict.fromkeys(run.model for run in runs)
-        data = dict.fromkeys(run.dataset for run in runs)
+        models = dict.fromkeys(display_name(run.model) for run in runs)
+        data = dict.fromkeys(display_name(run.dataset) for run in runs)
         words.append(f"of {', '.join(models)} on {', '.join(data)}")
     return " ".join(words) + "."
+
+
+def when_and_where(runs: Sequence[Run]) -> str:
+    """Days and machines of the measurements, and the code; what was not recorded is left out."""
+    days = sorted({record.started_at[:10] for run in runs for record in run.records} - {""})
+    machines = dict.fromkeys(run.hardware for run in runs)
+    codes = dict.fromkeys(run.code for run in runs)
+    when = " to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "Date not recorded"
+    few = [*codes] if len(codes) <= _IN_FULL else [f"{len(codes)} states of the code"]
+    return f"{when}. {'; '.join(machines)}. {'; '.join(few).capitalize()}."
 
 
 def warnings(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
@@ -125,6 +173,10 @@ def warnings(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
     # All labels of a run lose the same cases.
     lost = {str(entry.run.path): entry.overall for entry in entries}.values()
     timed_all_the_same = sum(row["n_disturbed"] for row in lost if row["disturbed_counted"])
+    slow = sum(
+        any(words.startswith("SLOW") for words in slow_baseline_words(comparison))
+        for comparison in comparisons
+    )
     of_turns = {
         "BUG: output that is not plain decoding's": sum(
             entry.overall["lossless"]["bug"] for entry in entries
@@ -150,28 +202,44 @@ def warnings(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
         *((words, f"turns: {count}") for words, count in of_turns.items() if count),
         *((words, f"{count} of {len(runs)} runs") for words, count in of_runs.items() if count),
         *((words, f"cases: {count}") for words, count in of_cases.items() if count),
-        *(
-            (f"Disturbed, {c.title}", " ".join(said))
-            for c in comparisons
-            if (said := disturbed_words(c))
-        ),
+        *([(_SLOW, f"{slow} of {len(comparisons)} comparisons")] if slow else []),
     ]
 
 
-def summary(comparisons: Sequence[Comparison]) -> ResultTable:
-    """The first table over all comparisons, of one timing; of a sweep the fastest settings."""
+def first_table(
+    comparisons: Sequence[Comparison], sections: Sequence[Section], in_full: bool
+) -> FirstTable:
+    """Which method to take, for comparisons of one timing; of a sweep the fastest settings.
+
+    Every method of them ``in_full``, else a row for each comparison.
+    """
+    records = _csv_address(csv_text(records_sheet(comparisons)))
     timed = [c for c in comparisons if any(not entry.run.phases for entry in c.drafting)]
-    title = _titled("At a glance", comparisons)
     if not timed:
-        return ResultTable.of(title, "", [])
+        return FirstTable(ResultTable.of("", "", []), None, [], records)
     made = comparison_table(*timed, most=_MOST)
-    return replace(made.in_short(), title=title, caption="\n".join(_below(made)))
+    methods = replace(
+        made.in_short(), title=titled("Methods", timed), caption="\n".join(_below(made))
+    )
+    if in_full:
+        return FirstTable(methods, None, [], records)
+    drafting = [comparison for comparison in timed if leading(comparison)]
+    numbers = [_section_of(comparison, sections) for comparison in drafting]
+    places = [sections[number - 1].place if number else ABSENT for number in numbers]
+    return FirstTable(leaders_table(drafting, places), methods, numbers, records)
+
+
+def _section_of(comparison: Comparison, sections: Sequence[Section]) -> int:
+    """The number of the first section with runs of the comparison; 0 where none has."""
+    folders = {run.path for run in comparison.runs}
+    found = (n for n, s in enumerate(sections, 1) if folders & {run.path for run in s.runs})
+    return next(found, 0)
 
 
 def _below(table: ResultTable) -> list[str]:
-    """Of its caption what does not stand in the sections below, too."""
+    """Of its caption what stands neither in the sections below nor among the definitions."""
     lines = table.caption.split("\n")
-    return lines[lines.index(DECISION_TEXT) :]
+    return lines[lines.index(DECISION_TEXT) + 1 :]
 
 
 def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
@@ -183,23 +251,41 @@ def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Sect
     for reproduction, members in made:
         pictures = [picture(figure) for _, figure in reproduction.figures(members)]
         title = reproduction.place + TITLE_TIMES[members[0].timing]
-        yield Section(title, list(reproduction.tables(members)), pictures)
+        yield Section(
+            title, reproduction.place, members, list(reproduction.tables(members)), pictures
+        )
     for comparison in make_comparisons(others, estimator):
-        tables = [
-            t for t in (comparison_table(comparison), pairs_table(comparison)) if t is not None
-        ]
+        tables = [comparison_table(comparison), pairs_table(comparison)]
         pictures = [picture(figure) for _, figure in pictures_of(comparison)]
         yield Section(
-            comparison.title + TITLE_TIMES[comparison.timing],
-            tables,
+            comparison.printed_title + TITLE_TIMES[comparison.timing],
+            comparison.printed_title,
+            comparison.runs,
+            [table for table in tables if table is not None],
             pictures,
         )
+
+
+def first_picture_apart(made: list[Section]) -> list[Section]:
+    """The sections, of which the one with most measured turns gives its first picture away."""
+
+    def weight(section: Section) -> tuple[int, int]:
+        measured = -TIMINGS.index(section.runs[0].timing)
+        return measured, sum(len(run.records) for run in section.runs)
+
+    drawn = [section for section in made if section.pictures]
+    if not drawn:
+        return made
+    chosen = max(drawn, key=weight)
+    first, *others = chosen.pictures
+    made[made.index(chosen)] = replace(chosen, first=first, pictures=others)
+    return made
 
 
 def picture(figure: Drawing) -> Picture:
     """The figure with its words beside it."""
     # Axes without a name are legends and color bars.
-    named = [axes.get_title() or axes.get_ylabel() for axes in figure.axes]
+    named = [axes.get_title() or axes.get_ylabel() or axes.get_xlabel() for axes in figure.axes]
     shows = "; ".join(dict.fromkeys(" ".join(name.split()) for name in named if name))
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
@@ -213,73 +299,33 @@ def picture(figure: Drawing) -> Picture:
     )
 
 
-def claims(comparisons: Sequence[Comparison]) -> ResultTable:
-    """Every label for which something is claimed, beside what was measured, or what predicted."""
-    rows: list[dict[str, Cell]] = []
-    for comparison in comparisons:
-        for entry in comparison.drafting:
-            claim = entry.claim
-            if claim is None:
-                continue
-            rows.append(
-                {
-                    "model and data": comparison.title,
-                    "method": comparison.name_of(entry),
-                    "MAT [95 %]": entry.measured("mat"),
-                    "claimed MAT": claimed_cell(claim, "mat"),
-                    "speedup [95 %]": entry.measured("speedup"),
-                    **context_cells(entry.overall),
-                    "claimed speedup": claimed_cell(claim, "speedup"),
-                    "claimed for": f"{claim.model} on {claim.dataset}, {claim.hardware}",
-                    "source": f"{claim.title.partition(':')[0]}, {claim.source}",
-                    "counted as there": entry.judged() or ABSENT,
-                    "verdict": entry.verdict(),
-                }
-            )
-    title = _titled("Claimed and measured", comparisons)
-    return ResultTable.of(title, f"{VERDICT_RULE}\n{VERDICT_WORDS}", rows)
+def _csv_address(text: str) -> str:
+    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
 
 
-def lossless(comparisons: Iterable[Comparison]) -> ResultTable:
-    """Turns of every label by verdict."""
-    comparisons = list(comparisons)
-    found = {kind for c in comparisons for e in c.drafting for kind in e.overall["lossless"]}
-    kinds = [*VERDICTS, *({DIFFERS} & found), "lossy"]
-    rows: list[dict[str, Cell]] = [
-        {
-            "model and data": comparison.title,
-            "method": comparison.name_of(entry),
-            **{
-                kind.replace("_", " "): str(entry.overall["lossless"].get(kind, 0))
-                for kind in kinds
-            },
-        }
-        for comparison in comparisons
-        for entry in comparison.drafting
-    ]
-    text = (
-        "Turns. Equal: the tokens of plain decoding. Near tie: other tokens, but each is within "
-        "the number format's tolerance of the likeliest one. Bug: anything else. Not audited: "
-        "sampling, or a run without plain decoding. Lossy: the verifier does not aim at plain "
-        "decoding's distribution."
+def verdicts(comparisons: Sequence[Comparison]) -> str:
+    """What the audit found over all methods that draft."""
+    found = [entry.overall["lossless"] for c in comparisons for entry in c.drafting]
+    return verdict_words(
+        {kind: sum(each.get(kind, 0) for each in found) for kind in (*VERDICTS, DIFFERS, "lossy")}
     )
-    return ResultTable.of("Losslessness", text, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
     parser = runs_parser("report", "Runs as one page for a browser.")
     add = parser.add_argument
-    add("-o", "--output", type=Path, metavar="FILE", default=Path("report.html"))
+    add("-o", "--output", type=Path, metavar="FILE", help="default: RUNS/report.html")
     add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
     return with_runs(parser.parse_args(arguments), _write)
 
 
 def _write(runs: Sequence[Run], options: argparse.Namespace) -> int:
+    output = options.output or options.runs[0] / "report.html"
     text = page(runs, options.estimator)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{options.output}: {len(text.encode()) / 1024:.0f} KiB\n")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"{output}: {len(text.encode()) / 1024:.0f} KiB\n")
     return 0
 
 

@@ -143,7 +143,7 @@ def sweep_pictures(comparison: Comparison) -> Iterator[tuple[str, Drawing]]:
 
 def comparison_title(comparison: Comparison) -> str:
     """``Vicuna-7B on Spec-Bench``."""
-    return comparison.title_of(display_name(comparison.model), display_name(comparison.dataset))
+    return comparison.printed_title
 
 
 def figure_name(comparison: Comparison, entry: ComparedLabel) -> str:

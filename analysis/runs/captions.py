@@ -88,7 +88,7 @@ def _sentences(comparison: Comparison, speedup: bool = True, times: bool = True)
         ),
         *([f"{speed}."] if speedup and first.timing != "none" else []),
         interval_words(repeats[-1], _counts(comparison, times)),
-        *(_slow_baseline(comparison) if times else []),
+        *(slow_baseline_words(comparison) if times else []),
         *(_fallbacks(comparison) if times else []),
         f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
     ]
@@ -99,7 +99,7 @@ def _counts(comparison: Comparison, times: bool) -> list[int]:
     return [n_of(row, key) for entry in comparison.entries for row in entry.rows.values()]
 
 
-def _slow_baseline(comparison: Comparison) -> list[str]:
+def slow_baseline_words(comparison: Comparison) -> list[str]:
     """Warnings: a baseline under half the memory's speed, or faster than any read measured."""
     shares: dict[str, list[tuple[str, float]]] = {}
     for entry in comparison.entries:

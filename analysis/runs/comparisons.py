@@ -17,6 +17,7 @@ from analysis.runs.verdicts import Judge
 from specbench.results.decision import measured
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
+from specbench.results.names import display_name
 from specbench.results.records import TIMINGS, CaseRecord
 from specbench.results.statistics.aggregate import (
     counted_turns,
@@ -126,6 +127,11 @@ class Comparison:
     def title(self) -> str:
         return self.title_of(self.model, self.dataset)
 
+    @property
+    def printed_title(self) -> str:
+        """``Vicuna-7B on Spec-Bench``."""
+        return self.title_of(display_name(self.model), display_name(self.dataset))
+
     def title_of(self, model: str, data: str) -> str:
         """Its title with these names for its model and data."""
         return ", ".join(filter(None, [f"{model} on {data}", self.told]))
@@ -234,10 +240,16 @@ def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
 
 
 def run_names(runs: Iterable[Run]) -> dict[Path, str]:
-    """What to call the runs, by folder: its name, or all of its path where names are alike."""
-    folders = {run.path for run in runs}
-    counts = Counter(path.name for path in folders)
-    return {path: path.name if counts[path.name] == 1 else str(path) for path in folders}
+    """What to call the runs, by folder: its name, with folders above it where names are alike.
+
+    No whole path: tables are sent to people who have another machine.
+    """
+    whole = {run.path: run.path.resolve().parts for run in runs}
+    ends = Counter(parts[-n:] for parts in whole.values() for n in range(1, len(parts) + 1))
+    return {
+        path: "/".join(next(parts[-n:] for n in range(1, len(parts) + 1) if ends[parts[-n:]] == 1))
+        for path, parts in whole.items()
+    }
 
 
 def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[ComparedLabel]:

@@ -1,13 +1,19 @@
-"""Where a report's numbers come from: how methods were set, on what they ran, in which folders."""
+"""Where a report's numbers come from: how methods were set, on what they ran, in which folders.
+
+A report is sent to others, so a path is shown by its last part, and sizes in units that are read.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
+from analysis.runs.comparisons import run_names
 from analysis.runs.load import Run
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, Cell
@@ -17,6 +23,9 @@ from specbench.storage.jsonl import JsonObject
 # Of a manifest; what is left out is long and stands there.
 _ENVIRONMENT = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
 _LONG = {"packed", "drafts"}
+# Two folders and more, or a file in the home folder, from the file system's root.
+_PATH = re.compile(r"(?<![\w.:/])(?:~|/[^\s/,;:'\"\]})]+)(?:/[^\s/,;:'\"\]})]+)+/?")
+_UNITS = {"bytes_per_s": "GB/s", "bytes": "GB"}
 _NOT_KNOBS = {"name", "version", "state_scope", "paper_scope", "_target_"}
 
 
@@ -56,14 +65,15 @@ def _settings_table(method: str, found: Mapping[tuple[str, str, str], int]) -> R
     return ResultTable.of(method, "", rows)
 
 
-def environments(runs: Iterable[Run]) -> list[Environment]:
+def environments(runs: Sequence[Run]) -> list[Environment]:
     """Model, hardware, versions and code of the runs; runs that agree in all of it once."""
     found: dict[str, Environment] = {}
+    names = run_names(runs)
     for run in runs:
         manifest = run.manifest.to_json()
         facts = dict(_flat({key: manifest[key] for key in _ENVIRONMENT if manifest.get(key)}))
         new = Environment(f"{run.hardware}, {run.code}", facts)
-        found.setdefault(json.dumps(facts), new).runs.append(str(run.path))
+        found.setdefault(json.dumps(facts), new).runs.append(names[run.path])
     return list(found.values())
 
 
@@ -73,22 +83,36 @@ def _flat(node: JsonObject, prefix: str = "") -> Iterator[tuple[str, str]]:
             if key not in _LONG:
                 yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", _plain(value)
+            yield f"{prefix}{key}", _in_unit(key, value)
+
+
+def _in_unit(key: str, value: Any) -> str:
+    """A number of bytes as one that is read: ``43.99 GB/s``."""
+    unit = next((unit for end, unit in _UNITS.items() if key.endswith(end)), None)
+    if unit and isinstance(value, int | float):
+        return f"{value / 1e9:.4g} {unit}"
+    return _plain(value)
 
 
 def _plain(value: Any) -> str:
     if value is None:
         return ABSENT
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return last_parts(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def sources(runs: Iterable[Run]) -> ResultTable:
+def last_parts(text: str) -> str:
+    """The text with each absolute path in it cut to its last part: ``…/b.jsonl``."""
+    return _PATH.sub(lambda found: f"…/{PurePath(found[0]).name}", text)
+
+
+def sources(runs: Sequence[Run]) -> ResultTable:
     """The run folders, so that every number can be traced to its records."""
+    names = run_names(runs)
     rows: list[dict[str, Cell]] = [
         {
-            "folder": str(run.path),
+            "folder": names[run.path],
             "experiment": run.experiment or ABSENT,
-            "typed": " ".join(run.manifest.overrides) or ABSENT,
+            "typed": last_parts(" ".join(run.manifest.overrides)) or ABSENT,
             "began": min((record.started_at for record in run.records), default="")[:19] or ABSENT,
             "turns": str(len(run.records)),
             "run key": (run.manifest.run_key or ABSENT)[:8],

@@ -1,10 +1,12 @@
 """The report: all of it in one file that stands alone, readable on a phone and without a mouse."""
 
 import base64
+import io
 import re
 import shutil
 from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 
 from analysis import report
@@ -12,7 +14,7 @@ from analysis.figures import mean_accepted_tokens
 from analysis.plots.style import REFERENCE
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
-from analysis.tabular import provenance
+from analysis.tabular import overviews, provenance
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import Estimate, numeric_columns
 from specbench.results.records import CaseRecord
@@ -81,7 +83,7 @@ def test_nothing_is_fetched_and_nothing_runs(read, text):
 
 def test_every_part_is_there_and_reachable(read, text):
     ids = {a["id"] for _, a in read.found if "id" in a}
-    links = {a["href"][1:] for a in read.all("a")}
+    links = {a["href"][1:] for a in read.all("a") if a["href"].startswith("#")}
     assert {"summary", "claims", "lossless", "settings", "environment", "runs"} <= ids & links
     assert links <= ids
     assert all(words in text for words in ("Synthetic CPU", "max_ngram", "2 near tie", "MAT only"))
@@ -91,9 +93,88 @@ def test_every_part_is_there_and_reachable(read, text):
 
 
 def test_the_summary_comes_first_with_its_warnings(text):
-    order = [text.index(f'id="{name}"') for name in ("summary", "contents", "section-1", "claims")]
+    names = ("summary", "words", "contents", "section-1", "claims")
+    order = [text.index(f'id="{name}"') for name in names]
     assert order == sorted(order)
-    assert text.index("Synthetic records, not a measurement") < order[1]
+    assert text.index("Synthetic records, not a measurement") < order[0]
+    assert order[0] < text.index("against the best") < text.index("<figure>") < order[1]
+
+
+def test_day_and_machine_stand_at_the_head(text, run):
+    day = min(record.started_at for record in run.records)[:10]
+    head = text[text.index("<header>") : text.index("</header>")]
+    assert day in head
+    assert "Synthetic CPU, 2 CPUs" in head
+
+
+def test_what_is_long_is_folded(read):
+    parts = [a for tag, a in read.found if tag == "details" and a.get("class") == "part"]
+    # The one section of results is open, claims to runs are not.
+    assert ["open" in part for part in parts] == [True] + [False] * 5
+
+
+def test_a_table_is_a_csv_file_too(read, run):
+    files = {a["download"]: a["href"] for a in read.all("a") if "download" in a}
+    assert {"methods.csv", "claimed_and_measured.csv", "losslessness.csv", "runs.csv"} <= set(files)
+    kind, _, data = files["methods.csv"].partition(",")
+    assert kind == "data:text/csv;charset=utf-8;base64"
+    frame = pd.read_csv(io.BytesIO(base64.b64decode(data)))
+    (comparison,) = make_comparisons([run])
+    own = frame[(frame.label == "pld") & (frame.task == "overall")].iloc[0]
+    entry = next(entry for entry in comparison.entries if entry.label == "pld")
+    assert own.speedup == pytest.approx(entry.overall["speedup"], rel=1e-5)
+    assert own.speedup_low < own.speedup < own.speedup_high
+
+
+def test_no_folder_of_the_machine_is_in_the_page(run, tmp_path):
+    run.manifest.overrides = [f"dataset.path={tmp_path}/mine.jsonl"]
+    run.manifest.hardware["driver"] = f"{tmp_path}/lib/driver.so"
+    run.manifest.model.id = "/home/somebody/weights/vicuna"
+    again = shutil.copytree(run.path, tmp_path / "other" / "run")
+    edit_manifest(again, run_key="again")
+    edit_records(again, lambda record: record | {"run_key": "again"})
+    made = report.page([run, *load_runs([again])])
+    assert "…/mine.jsonl" in made
+    assert "…/driver.so" in made
+    assert "other/run" in made  # of two folders of one name
+    assert str(tmp_path) not in made
+    assert "/home/" not in made
+
+
+def test_bytes_are_shown_in_units(run):
+    (place,) = provenance.environments([run])
+    assert place.facts["model.copy_bytes_per_s"] == "20 GB/s"
+    assert place.facts["model.weight_bytes"] == "0.538 GB"
+
+
+def test_a_picture_is_drawn_once(run, monkeypatch):
+    drawn = []
+    picture = report.picture
+    monkeypatch.setattr(
+        report, "picture", lambda figure: drawn.append(figure.title) or picture(figure)
+    )
+    made = report.page([run])
+    assert made.count("<figure>") == len(drawn) == len(set(drawn))
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    """Every artifact of the golden records in one page."""
+    path = tmp_path_factory.mktemp("papers") / "all.html"
+    assert report.main([str(GOLDEN), "-o", str(path)]) == 0
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_of_many_comparisons_each_has_a_row_that_leads_to_its_section(papers):
+    first = papers[papers.index('id="summary"') : papers.index("<figure>")]
+    read = Reader(papers)
+    links = re.findall(r'<th scope="row"><a href="#(section-\d+)">', first)
+    assert len(links) > 10
+    ids = {a["id"] for _, a in read.found if "id" in a}
+    assert set(links) <= ids
+    measured = [c for c in make_comparisons(load_runs([GOLDEN])) if c.timing == "measured"]
+    assert len(links) == len([c for c in measured if overviews.leading(c)])
 
 
 def test_numbers_are_those_of_the_tables(text):
@@ -105,11 +186,11 @@ def test_numbers_are_those_of_the_tables(text):
 
 def test_a_claim_stands_beside_the_measured_value():
     comparisons = make_comparisons(load_runs([RECORDS]))
-    table = report.claims(comparisons)
+    table = overviews.claims_table(comparisons)
     rows = {str(row[1]): [str(cell) for cell in row] for row in table.rows}
     assert rows["pld"][2].startswith("1.65")
     assert rows["pld"][3] == "1.75"
-    assert rows["pld"][-1] == "MAT only"
+    assert rows["pld"][6] == "MAT only"
 
 
 def test_pictures_have_words_and_tables_have_heads(read):
@@ -120,7 +201,7 @@ def test_pictures_have_words_and_tables_have_heads(read):
     regions = [a for _, a in read.found if a.get("role") == "region"]
     assert len(regions) >= len(read.all("table"))
     assert all(a["tabindex"] == "0" and a["aria-label"] for a in regions)
-    assert {a.get("scope") for a in read.all("th")} == {"row", "col"}
+    assert {a.get("scope") for a in read.all("th")} == {"row", "col", "rowgroup"}
 
 
 def test_a_picture_s_words_stand_beside_it_not_in_it(run):
@@ -174,7 +255,7 @@ def test_runs_that_agree_in_their_environment_share_it(run, tmp_path):
     newer = shutil.copytree(run.path, tmp_path / "newer")
     edit_manifest(newer, versions={"torch": "9"})
     apart, shared = provenance.environments(load_runs([run.path, other, newer]))
-    assert (apart.runs, shared.runs) == ([str(newer)], [str(other), str(run.path)])
+    assert (apart.runs, shared.runs) == (["newer"], ["other", "run"])
     assert apart.facts["versions.torch"] == "9"
 
 
@@ -264,9 +345,32 @@ def test_the_browser_tells_a_page_that_is_too_wide(tmp_path):
     assert complaints
 
 
+# Where the name of a row is once its table is scrolled, and how long the page is.
+SCROLLED = """(() => {
+  const box = [...document.querySelectorAll(".scroll")].find((e) => e.scrollWidth > e.clientWidth);
+  if (box) box.scrollLeft = 150;
+  const name = box && box.querySelector("tbody th[scope=row]").getBoundingClientRect().left;
+  return {
+    stays: !box || Math.abs(name - box.getBoundingClientRect().left) < 2,
+    scrolled: box ? box.scrollLeft > 100 : false,
+    height: document.documentElement.scrollHeight,
+  };
+})()"""
+SCREENS = {390: 844, 1280: 800}  # heights of a phone and of a laptop
+
+
+@needs_browser
+def test_the_name_of_a_row_stays_while_its_table_scrolls(text, tmp_path):
+    found, _ = browser.look(text, SCROLLED, [390], tmp_path)
+    assert found["390"]["scrolled"]
+    assert found["390"]["stays"]
+
+
 @pytest.mark.slow
 @needs_browser
-def test_every_artifact_in_a_browser(tmp_path):
-    path = tmp_path / "all.html"
-    assert report.main([str(GOLDEN), "-o", str(path)]) == 0
-    look(path.read_text(encoding="utf-8"), tmp_path)
+def test_every_artifact_in_a_browser(papers, tmp_path):
+    look(papers, tmp_path)
+    found, _ = browser.look(papers, SCROLLED, [*SCREENS], tmp_path)
+    for width, height in SCREENS.items():
+        assert found[str(width)]["stays"]
+        assert found[str(width)]["height"] <= 12 * height

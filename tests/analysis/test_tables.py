@@ -194,7 +194,7 @@ def test_rows_that_only_the_run_tells_apart_name_it(results):
     assert [*page.frame][:2] == ["run", "setting"]
     rows = [tuple(row[:2]) for row in page.rows]
     assert len(set(rows)) == len(rows)
-    assert (str(results / "sweep" / "one"), "pld") in rows, "the folders have one name"
+    assert ("sweep/one", "pld") in rows, "the folders have one name"
     assert ("–", "medusa") in rows
     alone = settings_table("t", make_comparisons(load_runs([results / "sweep"])), columns)
     assert alone.frame.columns[0] == "setting"
