@@ -134,12 +134,14 @@ class RecordedTarget:
         return self._max_nodes
 
     def _of(self, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
-        try:
-            return {layer: self._states[layer] for layer in layers}
-        except KeyError as error:
+        if any(layer not in self._states for layer in layers):
             raise CaseFailed(
-                "no_model", f"no hidden states of number {error} were recorded with this output"
-            ) from error
+                "no_model",
+                "a recorded output has no hidden states but those of record=states: "
+                f"needs.hidden_layers asks for {', '.join(map(str, layers))}. Record them, or run "
+                "the method live (runner=offline)",
+            )
+        return {layer: self._states[layer] for layer in layers}
 
     def path_logits(self, accepted: int) -> torch.Tensor:
         """Stand-in logits ``[accepted + 1, vocab]`` of the rows that the last step kept.
