@@ -1,6 +1,6 @@
 """The tables and figures of the papers, made of the runs of ``conf/experiment/<name>.yaml``.
 
-One module per paper, and one for the methods with a draft model side by side. A reproduction has
+One module per paper or leaderboard, and one for the methods with a draft model side by side. A reproduction has
 the name of its experiment; a few need runs of more than one.
 """
 
@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analysis.papers import cacheback, card, draft_models, ngrammys, ssd, token_recycling
+from analysis.papers import (
+    cacheback,
+    card,
+    draft_models,
+    eagle,
+    ngrammys,
+    spec_bench,
+    ssd,
+    token_recycling,
+)
 from analysis.papers.reproduction import Reproduction
 from analysis.runs.comparisons import by_timing
 from analysis.runs.load import Run
@@ -20,6 +29,8 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
     *ssd.REPRODUCTIONS,
     *card.REPRODUCTIONS,
     *draft_models.REPRODUCTIONS,
+    *spec_bench.REPRODUCTIONS,
+    *eagle.REPRODUCTIONS,
 )
 
 

@@ -13,10 +13,9 @@ from analysis.papers.reproduction import (
     by_model,
     captions,
     claimed_comparisons,
-    claimed_words,
+    data_set_figures,
     label_column,
     settings_tables,
-    speedups,
 )
 from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.plots.sweeps import comparison_title
@@ -81,17 +80,6 @@ _table2 = settings_tables(
 _figure5 = settings_tables(
     "CARD, Figure 5: code", {"method": label_column}, PAPER, "figure5", text=_GPUS_TEXT
 )
-
-
-def _figure5_figure(runs: Sequence[Run]) -> Pictures:
-    for model, members in by_model(claimed_comparisons(runs, PAPER, "figure5")):
-        ticks = [
-            f"{display_name(g.dataset)}\nn = {case_words(g.entries[0].overall)}" for g in members
-        ]
-        unit = speedup_words(members[0].timing)
-        panel = Panel("", "", unit, speedups(members), ticks, reference=(1.0, PLAIN))
-        text = captions(members, claimed_words(members, "speedup"))
-        yield model, bars([panel], after("CARD, Figure 5", display_name(model)), text)
 
 
 # --- Table 3 --------------------------------------------------------------------------------------
@@ -264,6 +252,11 @@ REPRODUCTIONS = (
     Reproduction("card_table2", "CARD, Table 2", _table2),
     Reproduction("card_table3", "CARD, Table 3", _table3),
     Reproduction("card_figure1", "CARD, Figure 1", _figure1, _figure1_figure),
-    Reproduction("card_figure5", "CARD, Figure 5", _figure5, _figure5_figure),
+    Reproduction(
+        "card_figure5",
+        "CARD, Figure 5",
+        _figure5,
+        data_set_figures("CARD, Figure 5", PAPER, "figure5"),
+    ),
     Reproduction("card_figure6", "CARD, Figure 6", _figure6, _figure6_figure),
 )

@@ -108,6 +108,23 @@ def settings_tables(
     ]
 
 
+def data_set_figures(place: str, paper: str, *exhibits: str) -> Callable[[Sequence[Run]], Pictures]:
+    """Figures of speedups by data set, one per model."""
+
+    def figures(runs: Sequence[Run]) -> Pictures:
+        for model, members in by_model(claimed_comparisons(runs, paper, *exhibits)):
+            ticks = [
+                f"{display_name(g.dataset)}\nn = {case_words(g.entries[0].overall)}"
+                for g in members
+            ]
+            unit = speedup_words(members[0].timing)
+            panel = Panel("", "", unit, speedups(members), ticks, reference=(1.0, PLAIN))
+            text = captions(members, claimed_words(members, "speedup"))
+            yield model, bars([panel], after(place, display_name(model)), text)
+
+    return figures
+
+
 def along(comparison: Comparison, knob: str) -> list[tuple[int, ComparedLabel]]:
     """The entries that have a knob by its value, those of one value by their folder."""
     found = [

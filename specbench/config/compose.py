@@ -9,6 +9,8 @@ imported.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,8 @@ from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.schema import RUNNERS, RunConfig
 from specbench.config.server_schema import SERVERS
 from specbench.errors import ConfigurationError, unknown_name
+
+log = logging.getLogger(__name__)
 
 
 def option_names(group: str) -> list[str]:
@@ -75,6 +79,40 @@ def and_others(need: str, without: str, entries: Sequence[Any]) -> ListConfig:
     return OmegaConf.create([*entries, *others])
 
 
+def with_heads(heads: Mapping[str, str], entries: Sequence[Any]) -> ListConfig:
+    """Entries of ``compare``, less those whose trained head this model has not; a warning says so.
+
+    In yaml: ``compare: "${specbench.with_heads:${pair.heads},[pld,medusa,eagle2]}"``. A head that
+    only the hub has stays: its weights are asked for like a model's.
+    """
+    kept = []
+    for entry in entries:
+        name = entry if isinstance(entry, str) else str(entry["method"])
+        knobs = {} if isinstance(entry, str) else entry
+        own = OmegaConf.load(paths.CONF_DIR / "method" / f"{name}.yaml")
+        default = own.get("head") or OmegaConf.select(own, "auxiliary.head")
+        head = knobs.get("head", default)
+        place = heads.get(head, head) if head else None
+        if place is None or _may_be_had(str(place)):
+            kept.append(entry)
+        else:
+            _warn_of_missing(name, str(place))
+    return OmegaConf.create(kept)
+
+
+def _may_be_had(place: str) -> bool:
+    """Whether a head is a folder that is there, or a hub id."""
+    if Path(place).expanduser().is_dir() or (paths.PROJECT / place).is_dir():
+        return True
+    root = place.partition("/")[0]
+    return "/" in place and root not in ("", ".", "..", "~") and not (paths.PROJECT / root).is_dir()
+
+
+@functools.cache  # a configuration is resolved several times
+def _warn_of_missing(method: str, place: str) -> None:
+    log.warning("%s is left out: there is no trained head %s for this model", method, place)
+
+
 # Importing this module is what makes the schema and the resolvers known to Hydra.
 _store = ConfigStore.instance()
 _store.store(name="_schema", node=RunConfig)
@@ -84,6 +122,7 @@ for _group, _nodes in (("runner", RUNNERS), ("server", SERVERS)):
 OmegaConf.register_new_resolver("specbench.pair", pair_name, replace=True)
 OmegaConf.register_new_resolver("specbench.chosen", chosen, replace=True)
 OmegaConf.register_new_resolver("specbench.and_others", and_others, replace=True)
+OmegaConf.register_new_resolver("specbench.with_heads", with_heads, replace=True)
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:

@@ -612,3 +612,19 @@ def test_pair_none_holds_for_the_entries_of_compare_too():
     paper = compose(["method=cacheback", "pair=none"]).method.total_draft_len
     assert compose_entry(plain, "cacheback").method.total_draft_len == paper
     assert compose_entry(tuned, "cacheback").method.total_draft_len != paper
+
+
+def test_methods_without_a_trained_head_are_left_out_and_told(tmp_path, caplog):
+    def entries(*overrides):
+        word = "${specbench.with_heads:${pair.heads},[pld,medusa,{method: eagle3,depth: 2}]}"
+        cfg = compose([*overrides, f"compare={json.dumps(word)}"])
+        return OmegaConf.to_container(cfg.compare, resolve=True)
+
+    eagle3 = {"method": "eagle3", "depth": 2}
+    assert entries("model=vicuna13b") == ["pld", "medusa", eagle3], "the hub may have them"
+    with caplog.at_level("WARNING"):
+        assert entries("model=vicuna7b") == ["pld", "medusa"]
+        there = [f"pair.heads.medusa={tmp_path}/none", f"+pair.heads.eagle3={tmp_path}"]
+        assert entries("model=vicuna7b", *there) == ["pld", eagle3]
+    assert "eagle3 is left out: there is no trained head eagle3" in caplog.text
+    assert f"medusa is left out: there is no trained head {tmp_path}/none" in caplog.text

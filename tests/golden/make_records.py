@@ -429,10 +429,28 @@ def _draft_models():
         )  # fmt: skip
 
 
+def _heads():
+    heads = {
+        "eagle2": Entry("eagle2", {"total": 60, "depth": 5, "top_k": 10}, 77, 150),
+        "medusa": Entry("medusa", {"tree": "medusa_63"}, 56, 135),
+        "eagle3": Entry("eagle3", {"total": 60, "depth": 5, "top_k": 10}, 82, 155),
+        "pld": _PLD,
+    }
+    yield _named("specbench_board", heads, spec_bench(), model="vicuna13b", scope="run")
+    heads["eagle2"] = replace(heads["eagle2"], knobs={"total": 50, "depth": 5, "top_k": 10})
+    heads["eagle3"] = replace(heads["eagle3"], knobs={"total": 50, "depth": 7, "top_k": 10})
+    for dataset in ("mtbench", "gsm8k"):
+        turns = 2 if dataset == "mtbench" else 1
+        yield _named(
+            "eagle3_table1", heads, plain(dataset, 4, turns), dataset, part=dataset,
+            model="vicuna13b",
+        )  # fmt: skip
+
+
 def runs():
     """All made-up runs."""
     yield SYNTHETIC
-    for paper in (_cacheback, _token_recycling, _ngrammys, _ssd, _card, _draft_models):
+    for paper in (_cacheback, _token_recycling, _ngrammys, _ssd, _card, _draft_models, _heads):
         yield from paper()
 
 

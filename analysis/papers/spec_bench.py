@@ -1,0 +1,148 @@
+"""Spec-Bench's leaderboard (hemingkx/Spec-Bench): all methods by task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis.papers.reproduction import (
+    Pictures,
+    Reproduction,
+    after,
+    captions,
+    claimed_comparisons,
+    claimed_words,
+)
+from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.plots.sweeps import comparison_title, figure_name
+from analysis.plots.units import unit_of
+from analysis.runs.claims import Claim
+from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.ledger import load_claims
+from analysis.runs.load import Run
+from analysis.runs.verdicts import NOT_RUN
+from analysis.tabular.comparison_tables import context_cells, rows_once, with_rule
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import OUTPUTS, case_cell, outputs_cell
+from specbench.results.estimate import ABSENT, Cell, Fact
+from specbench.results.tasks import HEADINGS, OVERALL
+
+PAPER = "spec_bench"
+_BOARDS = ("leaderboard_3090", "leaderboard_a100")
+_TEXT = (
+    "Columns headed by a model and its hardware: what the board claims there for the same method "
+    "with the board's settings, speedup / MAT. The verdict is about a claim on this run's terms."
+)
+_TASK_TEXT = "By task: speedups over ar; in the columns headed by a model what the board claims."
+
+# By model and hardware, then by method.
+_Claims = dict[str, dict[str, Claim]]
+
+
+def _claims() -> _Claims:
+    found: _Claims = {}
+    for claim in load_claims():
+        if claim.paper == PAPER and claim.exhibit in _BOARDS:
+            found.setdefault(f"{claim.model}, {claim.hardware}", {})[claim.method] = claim
+    return dict(sorted(found.items(), key=lambda item: (_size(item[1]), item[0])))
+
+
+def _size(claims: dict[str, Claim]) -> float:
+    return next(iter(claims.values())).size or 0.0
+
+
+def _claimed(claims: _Claims, method: str, task: str = OVERALL) -> dict[str, Cell]:
+    return {place: _cell(place, rows.get(method), task) for place, rows in claims.items()}
+
+
+def _cell(place: str, claim: Claim | None, task: str) -> Cell:
+    speedup = claim.value("speedup", task) if claim else None
+    mat = claim.value("mat", task) if claim else None
+    parts = {f"{place}: claimed speedup": speedup, f"{place}: claimed MAT": mat}
+    words = [f"{value:.2f}" for value in (speedup, mat) if value is not None]
+    return Fact(" / ".join(words) or ABSENT, parts)
+
+
+def _board(runs: Sequence[Run]) -> list[ResultTable]:
+    claims, pages = _claims(), []
+    claimed = list(dict.fromkeys(method for rows in claims.values() for method in rows))
+    for comparison in claimed_comparisons(runs, PAPER, *_BOARDS):
+        entries = _ordered(comparison)
+        rows = [
+            {
+                "method": entry.label,
+                "MAT [95 %]": entry.measured("mat"),
+                "speedup [95 %]": entry.measured("speedup"),
+                **context_cells(entry.overall),
+                OUTPUTS: outputs_cell(entry.overall),
+                "cases": case_cell(entry.overall),
+                **_claimed(claims, entry.method),
+                "verdict": entry.verdict(),
+            }
+            for entry in entries
+        ]
+        run = {entry.method for entry in entries}
+        rows += [
+            {"method": method, "cases": "0", **_claimed(claims, method), "verdict": NOT_RUN}
+            for method in claimed
+            if method not in run
+        ]
+        title = f"Spec-Bench's board ({comparison.title})"
+        text = captions([comparison], _TEXT)
+        notes = with_rule([entry.note(entry.label) for entry in entries])
+        pages.append(ResultTable.of(title, text, rows, notes, ("method", *_SHORT, *claims)))
+        pages.append(_by_task(comparison, entries, claims))
+    return pages
+
+
+_SHORT = ("MAT", "speedup [95 %]", "verdict")
+
+
+def _by_task(
+    comparison: Comparison, entries: Sequence[ComparedLabel], claims: _Claims
+) -> ResultTable:
+    rows: list[dict[str, Cell]] = [
+        {
+            "task": HEADINGS.get(task, task),
+            "method": entry.label,
+            "MAT [95 %]": entry.measured("mat", task),
+            "speedup [95 %]": entry.measured("speedup", task),
+            **context_cells(entry.rows[task]),
+            "cases": case_cell(entry.rows[task]),
+            **_claimed(claims, entry.method, task),
+        }
+        for task in comparison.tasks
+        for entry in entries
+        if task in entry.rows
+    ]
+    title = f"Spec-Bench's board by task ({comparison.title})"
+    short = ("task", "method", "MAT", "speedup [95 %]", *claims)
+    return ResultTable.of(title, _TASK_TEXT, rows, (), short, groups=1)
+
+
+def _ordered(comparison: Comparison) -> list[ComparedLabel]:
+    """The fastest first, as the board has them; plain decoding is what they are relative to."""
+    entries = [entry for entry in rows_once(comparison) if entry in comparison.drafting]
+    return sorted(entries, key=lambda entry: -(entry.overall["speedup"] or 0.0))
+
+
+def _figures(runs: Sequence[Run]) -> Pictures:
+    for comparison in claimed_comparisons(runs, PAPER, *_BOARDS):
+        tasks = [*comparison.tasks, OVERALL]
+        entries = _ordered(comparison)[::-1]  # the first row is drawn at the bottom
+        for key in ("speedup", "mat"):
+            grid = HeatmapGrid(
+                "",
+                [[entry.measured(key, task) for task in tasks] for entry in entries],
+                [figure_name(comparison, entry) for entry in entries],
+                [HEADINGS.get(task, task) for task in tasks],
+            )
+            where = after("Spec-Bench's board", comparison_title(comparison))
+            words = captions([comparison], claimed_words([comparison], key))
+            figure = heatmaps(
+                [grid], "", "", unit_of(key, comparison.timing), where, words,
+                1.0 if key == "speedup" else None,
+            )  # fmt: skip
+            yield f"{comparison.model}_{key}", figure
+
+
+REPRODUCTIONS = (Reproduction("specbench_board", "Spec-Bench's board", _board, _figures),)
