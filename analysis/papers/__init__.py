@@ -1,7 +1,7 @@
 """The tables and figures of the papers, made of the runs of ``conf/experiment/<name>.yaml``.
 
-One module per paper or leaderboard, and one for the methods with a draft model side by side. A reproduction has
-the name of its experiment; a few need runs of more than one.
+One module per paper or leaderboard, one for the methods with a draft model side by side. A
+reproduction has the name of its experiment; a few need runs of more than one.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from analysis.papers.reproduction import (
     label_column,
     settings_tables,
 )
-from analysis.plots.charts import Panel, Point, Series, bars, curves
+from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.sweeps import comparison_title
-from analysis.plots.units import MAT, PLAIN, speed_words, speedup_words
+from analysis.plots.units import MAT, speed_words
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import (
@@ -40,7 +40,6 @@ from analysis.tabular.table import ResultTable
 from specbench.results.decision import case_cell
 from specbench.results.estimate import ABSENT, Cell
 from specbench.results.names import display_name
-from specbench.results.wording import case_words
 
 PAPER = "card"
 _GPUS_TEXT = (

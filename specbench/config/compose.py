@@ -90,7 +90,7 @@ def with_heads(heads: Mapping[str, str], entries: Sequence[Any]) -> ListConfig:
         name = entry if isinstance(entry, str) else str(entry["method"])
         knobs = {} if isinstance(entry, str) else entry
         own = OmegaConf.load(paths.CONF_DIR / "method" / f"{name}.yaml")
-        default = own.get("head") or OmegaConf.select(own, "auxiliary.head")
+        default = OmegaConf.select(own, "head") or OmegaConf.select(own, "auxiliary.head")
         head = knobs.get("head", default)
         place = heads.get(head, head) if head else None
         if place is None or _may_be_had(str(place)):
