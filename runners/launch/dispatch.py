@@ -193,10 +193,10 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
     Raises:
         ConfigurationError: an unknown method or knob, or two entries with one label.
     """
-    entries = [_entry(cfg)]
+    entries = [entry_of(cfg)]
     if cfg.baseline and entries[0].label != BASELINE:
-        entries.insert(0, _entry(compose_entry(cfg, BASELINE)))
-    entries += [_entry(compose_entry(cfg, extra)) for extra in cfg.compare]
+        entries.insert(0, entry_of(compose_entry(cfg, BASELINE)))
+    entries += [entry_of(compose_entry(cfg, extra)) for extra in cfg.compare]
     labels = [entry.label for entry in entries]
     for label in labels:
         if labels.count(label) > 1:
@@ -208,7 +208,8 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _entry(cfg: DictConfig) -> Entry:
+def entry_of(cfg: DictConfig) -> Entry:
+    """The ``method`` and ``pair`` nodes of a configuration as an entry of a run."""
     config = compose.typed(cfg)
     method = {"state_scope": config.state_scope, **config.method}
     label = str(method.pop("label", None) or method["name"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from runners.job import EAGER_BASELINE, Job
@@ -15,6 +15,7 @@ from runners.session import device_lock, warmup
 from runners.session.method_runs import MethodRun, keep_state
 from runners.session.open_run import OpenRun, complete
 from runners.session.progress import RunProgress
+from specbench.decoding.drafter import Drafter
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.system import cuda_settings, nvml
@@ -29,13 +30,14 @@ if TYPE_CHECKING:  # they load torch, which a finished run does not need
 log = logging.getLogger(__name__)
 
 
-def run_live(job: Job, load: Load) -> int:
+def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -> int:
     """Measure what is missing in the job's folder and close it, as `runners.runner.Runner.run`.
 
-    ``load`` loads what the labels share; it is called only where something is missing.
+    ``load`` loads what the labels share; it is called only where something is missing. ``given`` as
+    in `build_method_runs`.
     """
     cuda_settings.fix()  # before the manifest says what is in force
-    return complete(both_baselines(job), functools.partial(_measure, load))
+    return complete(both_baselines(job), functools.partial(_measure, load), given)
 
 
 def both_baselines(job: Job) -> Job:
@@ -121,6 +123,7 @@ def _measure(load: Load, run: OpenRun) -> None:
             _measure_again(run, runner)
             reading.measure()
         finally:
+            gc.unfreeze()  # the process may live on: a notebook's
             if recorder is not None:
                 recorder.close()
             model.read_bytes_per_s = reading.bytes_per_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,20 +68,26 @@ class MethodRun:
         )
 
 
-def build_method_runs(job: Job) -> list[MethodRun]:
+def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> list[MethodRun]:
     """Instantiate every entry's drafter and check what it needs against the run.
+
+    ``given``: drafters by label that the caller made; only what they need is checked.
 
     Raises:
         NeedsNotMet: a method cannot work in this run; says what to change.
         ConfigurationError: a knob is out of range, or a class is no drafter.
     """
     return [
-        MethodRun(entry, _build(entry, job), job.folder / _STATE / f"{index}.bin")
+        MethodRun(
+            entry,
+            _checked((given or {}).get(entry.label) or _instantiated(entry), entry, job),
+            job.folder / _STATE / f"{index}.bin",
+        )
         for index, entry in enumerate(job.entries)
     ]
 
 
-def _build(entry: Entry, job: Job) -> Drafter:
+def _instantiated(entry: Entry) -> Drafter:
     if not issubclass(hydra.utils.get_class(entry.method["_target_"]), Drafter):
         raise ConfigurationError(
             f"method={entry.name}: {entry.method['_target_']} is no "
@@ -96,6 +102,10 @@ def _build(entry: Entry, job: Job) -> Drafter:
         if isinstance(error.__cause__, MemoryError | OverflowError):
             raise _too_large(entry, first_line(error.__cause__)) from error
         raise ConfigurationError(f"method={entry.name} (label {entry.label!r}): {error}") from error
+    return drafter
+
+
+def _checked(drafter: Drafter, entry: Entry, job: Job) -> Drafter:
     needs = drafter.needs
     _check_size(entry, needs)
     if not needs.sampling and not job.greedy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runners.job import CaseBlock, Job
@@ -18,6 +18,7 @@ from runners.run_folder.manifest import (
 )
 from runners.session import interference_rule
 from runners.session.method_runs import MethodRun, build_method_runs
+from specbench.decoding.drafter import Drafter
 from specbench.results import records
 from specbench.results.manifest import RunManifest
 from specbench.results.statistics.run_summary import exit_code, run_summary
@@ -46,13 +47,16 @@ class OpenRun:
         self.manifest.write(self.job.folder)
 
 
-def complete(job: Job, measure: Callable[[OpenRun], None]) -> int:
+def complete(
+    job: Job, measure: Callable[[OpenRun], None], given: Mapping[str, Drafter] | None = None
+) -> int:
     """Hold the job's folder, have what is missing measured, and close it: `Runner.run`.
 
-    ``measure`` makes the missing records and appends them to the files.
+    ``measure`` makes the missing records and appends them to the files; ``given`` as in
+    `build_method_runs`.
     """
     with folder.hold_folder(job.folder):
-        runs = build_method_runs(job)
+        runs = build_method_runs(job, given)
         manifest = _open_manifest(job, runs)
         # Before any other file: a folder with records and no manifest is nobody's.
         manifest.write(job.folder)

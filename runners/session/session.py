@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from runners.session.method_runs import MethodRun, fitting
 from specbench.arrays import IntArray
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig, RunConfig
-from specbench.data.chat_templates import PromptTemplate
+from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
 from specbench.decoding.device import synchronize
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import DecodeResult, Engine
@@ -78,7 +78,7 @@ class Session:
         job: Job,
         runs: Sequence[MethodRun],
         tokenizer: PreTrainedTokenizerBase,
-        template: PromptTemplate,
+        template: PromptTemplate | TokenIdPrompts,
         files: Mapping[str, Mapping[str, Path]],
         heads: Mapping[str, Mapping[str, Path]],
         model: LoadedModel,
@@ -359,10 +359,26 @@ def load_session(
     kind: type[Session] = Session,
     more_drafts: Sequence[DraftConfig] = (),
 ) -> Session:
-    """Load what all labels of a run share.
+    """Load what all labels of a run share; see `make_session`."""
+    tokenizer = loading.load_tokenizer(job.config)
+    template = PromptTemplate.from_config(tokenizer, job.config)
+    load = partial(loading.load_model, job.config, tokenizer)
+    return make_session(job, runs, tokenizer, template, load, kind, more_drafts)
 
-    The methods' needs decide which artifacts are resolved (before weights are loaded) and how large
-    the engine's buffers are. ``more_drafts`` will be loaded later and are checked beforehand.
+
+def make_session(
+    job: Job,
+    runs: Sequence[MethodRun],
+    tokenizer: PreTrainedTokenizerBase,
+    template: PromptTemplate | TokenIdPrompts,
+    load: Callable[[], LoadedModel],
+    kind: type[Session] = Session,
+    more_drafts: Sequence[DraftConfig] = (),
+) -> Session:
+    """Make what all labels of a run share.
+
+    The methods' needs decide which artifacts are resolved (before ``load`` loads weights) and how
+    large the engine's buffers are. ``more_drafts`` will be loaded later and are checked beforehand.
 
     Raises:
         NeedsNotMet: an artifact is missing and cannot be built here, or a draft model has another
@@ -371,8 +387,6 @@ def load_session(
         ConfigurationError: the model does not decode here as it does in transformers.
     """
     config = job.config
-    tokenizer = loading.load_tokenizer(config)
-    template = PromptTemplate.from_config(tokenizer, config)
     files = {run.label: find_artifacts(config, run, tokenizer) for run in runs}
     heads = {run.label: find_heads(config, run) for run in runs}
     # Before the weights: a large target takes minutes to load.
@@ -381,7 +395,7 @@ def load_session(
         wanted = draft_weights(draft, config.model)
         if draft not in asked[:i] and wanted is not None and not wanted.shape:
             check_same_tokenizer(wanted, tokenizer)
-    model = loading.load_model(config, tokenizer)
+    model = load()
     what = f"{weights.key_of(config.model)}={model.id}"
     supported.check_tokenizer(model.model, tokenizer, what)
     max_len = min(_longest_turn(job, template), model.context_length)
@@ -437,7 +451,7 @@ def _load_drafts(
     return drafts
 
 
-def _longest_turn(job: Job, template: PromptTemplate) -> int:
+def _longest_turn(job: Job, template: PromptTemplate | TokenIdPrompts) -> int:
     """Tokens of the longest dialogue with its answers, as far as it can be told beforehand."""
     longest, limit = 0, job.config.generation.max_new_tokens
     for case in job.cases:

@@ -159,3 +159,22 @@ class PromptTemplate:
             if answer is not None:
                 text += _VICUNA_ANSWER.format(answer=answer.strip())
         return text
+
+
+class TokenIdPrompts:
+    """A template for prompts that are token ids already: a turn is a JSON list of them.
+
+    Attributes:
+        sha: of the template that made the ids, where one did.
+    """
+
+    name = "token_ids"
+
+    def __init__(self, sha: str) -> None:
+        self.sha = sha
+
+    def render(self, turns: Sequence[tuple[str, str | None]]) -> list[int]:
+        """The ids of the only turn."""
+        ((text, _),) = turns
+        ids: list[int] = json.loads(text)
+        return ids

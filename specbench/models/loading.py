@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _SHAPE_STD = 0.02
+SAMPLED = "sampled-"  # begins the hash of weights whose files are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,28 @@ def load_model(
         digest = weights.weights_hash(place, Path(model.cache_dir))
         return _loaded(model, network, tokenizer, weights_hash=digest)
     return _loaded(model, network, tokenizer, revision=weights.commit(model))
+
+
+def in_memory(
+    model: ModelConfig, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> LoadedModel:
+    """A model that someone else loaded, ready to decode; ``model`` describes it.
+
+    It is put into eval mode, without gradients; `specbench.models.given_back` undoes it. No file is
+    known to hold its weights, so their hash is over a few values of each parameter.
+
+    Raises:
+        ConfigurationError: some weights are not on a device, or no context length is known.
+    """
+    _check_room(model, network)
+    digest = hashlib.sha256(weights.sample_weights(network).tobytes()).hexdigest()
+    return _loaded(
+        model,
+        network,
+        tokenizer,
+        revision=getattr(network.config, "_commit_hash", None),
+        weights_hash=f"{SAMPLED}{digest}",
+    )
 
 
 def offered_attention(config: PreTrainedConfig, wanted: str) -> str:

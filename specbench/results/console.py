@@ -29,7 +29,7 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
             console = Console(width=_WIDTH, soft_wrap=False)
     summary = cast("Summary", jsonl.read_json(folder / SUMMARY))
     try:
-        _print_summary(summary, folder, console)
+        print_summary(summary, console)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise jsonl.RecordError(
             f"{folder / SUMMARY} is no summary of a run ({first_line(error)}). Delete "
@@ -51,7 +51,8 @@ def _has_something(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _print_summary(summary: Summary, folder: Path, console: Console) -> None:
+def print_summary(summary: Summary, console: Console) -> None:
+    """The first table and the notes below it."""
     console.print(render(summary))
     if served := summary.get("served"):
         from specbench.results.statistics.served import served_notes

@@ -12,9 +12,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+_OFF = (*_REDUCTIONS, "allow_tf32", "allow_fp16_accumulation")
 
 
 def fix() -> None:
@@ -22,8 +25,23 @@ def fix() -> None:
     import torch
 
     torch.backends.cuda.enable_cudnn_sdp(False)
-    for name in (*_REDUCTIONS, "allow_tf32", "allow_fp16_accumulation"):
+    for name in _OFF:
         setattr(torch.backends.cuda.matmul, name, False)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """What `fix` sets within is set back at the end, for a process that goes on to other things."""
+    import torch
+
+    matmul, attention = torch.backends.cuda.matmul, torch.backends.cuda.cudnn_sdp_enabled()
+    before = {name: getattr(matmul, name) for name in _OFF}
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(attention)
+        for name, value in before.items():
+            setattr(matmul, name, value)
 
 
 def in_force() -> dict[str, Any]:

@@ -1,0 +1,239 @@
+"""Speculative-decoding methods compared on a model in memory, from a script or a notebook.
+
+The measurement is that of ``runner=offline``: the same engine, order, records and statistics. It
+runs in the caller's process, and the model is given back as it was.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from runners.caller_input import CallerInput, own_hydra, read_input, use_project_cache
+from runners.job import Job
+from runners.run_folder import folder
+from runners.run_folder.manifest import check_questions
+from runners.session.live import run_live
+from runners.session.method_runs import MethodRun
+from specbench.config import compose
+from specbench.errors import ConfigurationError, OutputRefused
+from specbench.models import loading
+from specbench.models.given_back import given_back
+from specbench.results import console, records
+from specbench.results.manifest import RunManifest
+from specbench.results.summary_schema import Summary
+from specbench.results.tasks import OVERALL
+from specbench.storage import jsonl
+
+
+class ComparisonRefused(ConfigurationError, ValueError):
+    """What was handed to `compare` cannot be used; the message says what to type."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` measured. Printed, or shown by a notebook, it is the table of a run.
+
+    Attributes:
+        table: a row for each method, the baseline ``ar`` first; columns as in ``summary.json``, an
+            interval in two (``speedup_low``, ``speedup_high``).
+        cases: a row for each prompt, method and repeat; columns as in ``cases.jsonl``, and
+            ``prompt`` (its place in ``prompts``) and ``text`` (the answer).
+        steps: a row for each step: nodes drafted, tokens committed, seconds.
+        errors: a row for each turn that failed, with the reason.
+        summary: all of ``summary.json``: caption, notes, pairs of methods.
+        folder: where the run's files are; None where they were not kept.
+        lossless: no case failed, and every greedy output was plain decoding's.
+    """
+
+    table: pd.DataFrame
+    cases: pd.DataFrame
+    steps: pd.DataFrame
+    errors: pd.DataFrame
+    summary: Summary = field(repr=False)
+    folder: Path | None
+    lossless: bool
+
+    def __str__(self) -> str:
+        terminal = Console(width=_WIDTH, color_system=None)
+        with terminal.capture() as printed:
+            console.print_summary(self.summary, terminal)
+        return str(printed.get()).rstrip()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """The same table in a notebook."""
+        shown = console.render(self.summary)
+        notes = [*shown.caption.split("\n"), *self.summary["notes"]]
+        frame = shown.frame.map(str).to_html(index=False)
+        return frame + "".join(f"<p>{_escaped(note)}</p>" for note in notes if note)
+
+
+_WIDTH = 100  # of the printed table
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def compare(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Iterable[Any],
+    drafters: Iterable[Any],
+    *,
+    name: str | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    repeats: int = 1,
+    verifier: str = "auto",
+    output_dir: str | Path | None = None,
+    overrides: Sequence[str] = (),
+) -> Comparison:
+    """Compare drafting methods with plain decoding, on a model in memory.
+
+    Args:
+        model: a transformers model on one CUDA device or the CPU; given back as it was, whatever
+            happens. tokenizer: its tokenizer.
+        prompts: each a text (put into the tokenizer's chat template, where it has one), a list of
+            messages (``role``, ``content``), or token ids, which are taken as they are.
+        drafters: each a method's name, a mapping (``{"method": "pld", "num_tokens": 5, "label":
+            "short"}``), a `specbench.decoding.drafter.Drafter`, or one with a label
+            (``{"drafter": drafter, "label": "mine"}``). Plain decoding, ``ar``, always runs too.
+        name: the model's name. One of ``conf/model`` says that these are its weights: draft models,
+            heads and settings for it hold. None finds it by the model's hub id.
+        max_new_tokens, temperature, seed, repeats, verifier: as on the command line.
+        output_dir: keeps the run's files there; an interrupted call then goes on where it stopped,
+            and a repeated one reads them. None keeps none.
+        overrides: other keys as typed on the command line, e.g. ``["pair=random_draft"]``.
+
+    Raises:
+        ComparisonRefused: a ValueError; something cannot be used, the message says what to type.
+    """
+    with ExitStack() as stack:
+        if output_dir is None:
+            kept = None
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specbench-")))
+        else:
+            kept = path = Path(output_dir).expanduser()
+        try:
+            given = read_input(
+                model,
+                tokenizer,
+                prompts,
+                drafters,
+                name=name,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                seed=seed,
+                repeats=repeats,
+                verifier=verifier,
+                overrides=overrides,
+                folder=path,
+            )
+            with given_back(model):
+                _measure(given, model, tokenizer)
+        except ConfigurationError as error:
+            raise ComparisonRefused(str(error)) from error
+        return _read(path, kept, tokenizer)
+
+
+def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of ``conf/model/<name>.yaml``, loaded as a run loads them.
+
+    ``smollm2_135m`` comes with the project and needs no network.
+
+    Raises:
+        ComparisonRefused: there is no such name, or the weights are not to be had.
+    """
+    try:
+        with own_hydra():
+            cfg = compose.compose([f"model={name}"])
+        use_project_cache(cfg)
+        node = compose.typed(cfg).model
+        tokenizer = loading.load_tokenizer(node)
+        model = loading.load_model(node, tokenizer).model
+    except ConfigurationError as error:
+        raise ComparisonRefused(str(error)) from error
+    model.name_or_path = node.id  # by which `compare` knows it, also where it was read from a cache
+    return model, tokenizer
+
+
+def _measure(
+    given: CallerInput, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Measure what the folder lacks."""
+    from runners.session import session
+
+    job = given.job
+    loaded = loading.in_memory(job.config.model, model, tokenizer)
+
+    def load(job: Job, runs: Sequence[MethodRun]) -> session.Session:
+        return session.make_session(job, runs, tokenizer, given.template, lambda: loaded)
+
+    folder.check_owner(job.folder, job.run_key, job.identity)
+    if folder.is_complete(job.folder):
+        manifest = RunManifest.read(job.folder)
+        check_questions(manifest, job.config, job.cases, job.folder)
+        then, now = manifest.model and manifest.model.weights_hash, loaded.weights_hash
+        if then != now:
+            raise OutputRefused(
+                f"{job.folder} holds a run of other weights of the same name (weights_hash there "
+                f"{then}, here {now}). Give another output_dir."
+            )
+        folder.check_finished(job.folder, manifest)
+        return
+    folder.make_folder(job.folder)
+    run_live(job, load, given.drafters)
+
+
+def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> Comparison:
+    summary = cast("Summary", jsonl.read_json(path / records.SUMMARY))
+    made, _ = records.read_records(path)
+    errors, _ = jsonl.read_jsonl(path / records.ERRORS)
+    cases = [
+        {
+            "prompt": int(record.case_id),
+            **record.to_json(),
+            "text": tokenizer.decode(list(record.output_ids), skip_special_tokens=True),
+        }
+        for record in made
+    ]
+    manifest = RunManifest.read(path)
+    return Comparison(
+        table=pd.DataFrame([_flat(row) for row in summary["rows"] if row["task"] == OVERALL]),
+        cases=pd.DataFrame(cases),
+        steps=pd.read_parquet(path / records.STEPS),
+        errors=pd.DataFrame(errors, columns=None if errors else _ERROR_COLUMNS),
+        summary=summary,
+        folder=kept,
+        lossless=manifest.exit_code == 0,
+    )
+
+
+_ERROR_COLUMNS = ["label", "case_id", "turn", "repeat", "during", "type", "message"]
+
+
+def _flat(row: Any) -> dict[str, Any]:
+    """A row of ``summary.json`` without lists and mappings: intervals and verdicts in columns."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        if key.endswith("_ci"):
+            low, high = value or (None, None)
+            found |= {f"{key[:-3]}_low": low, f"{key[:-3]}_high": high}
+        elif key == "lossless":
+            found |= value
+        elif key != "phase_share":
+            found[key] = value
+    return found

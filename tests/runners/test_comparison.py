@@ -1,0 +1,129 @@
+"""`runners.compare`: a caller's model is measured as in a run, and comes back as it was."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from methods.pld import PromptLookup
+from runners import compare
+from specbench.results import records
+from specbench.system import bandwidth
+from tests.small_run import run_here
+
+QUIET = ["measure.warmup=0", "measure.disturbed={steal: null, others: null, slowdown: null}"]
+TEXTS = ["why is the water blue", "which ship is red and which is blue"]
+
+
+@pytest.fixture
+def lent(checkpoint, monkeypatch):
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    return model.train(), AutoTokenizer.from_pretrained(checkpoint)
+
+
+@pytest.fixture
+def options(tmp_path):
+    return {"max_new_tokens": 12, "overrides": [*QUIET, f"cache_dir={tmp_path}/cache"]}
+
+
+def shape_of(model):
+    """Modules, forwards, modes and weights, as far as a caller can see them."""
+    modules = [(n, id(m), m.training, "forward" in vars(m)) for n, m in model.named_modules()]
+    weights = [(n, id(p), p.requires_grad) for n, p in model.named_parameters()]
+    return modules, weights, model.config._attn_implementation
+
+
+def test_the_model_comes_back_as_it_was(lent, options):
+    model, tokenizer = lent
+    ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+
+    def answer():
+        model.eval()
+        out = model.generate(input_ids=ids, max_new_tokens=12, do_sample=False)
+        model.train()
+        return out
+
+    before, values = answer(), {n: p.clone() for n, p in model.named_parameters()}
+    shape, state = shape_of(model), torch.get_rng_state()
+    attention = torch.backends.cuda.cudnn_sdp_enabled()
+    found = compare(model, tokenizer, TEXTS, ["pld"], **options)
+    assert found.lossless
+    assert list(found.table["label"]) == ["ar", "pld"]
+    assert shape_of(model) == shape
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.backends.cuda.cudnn_sdp_enabled() == attention
+    assert torch.equal(answer(), before)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, values[name])
+        assert weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
+    model(input_ids=ids, labels=ids).loss.backward()  # training goes on
+
+
+def test_an_error_within_gives_the_model_back_too(lent, options, monkeypatch):
+    model, tokenizer = lent
+    shape = shape_of(model)
+    monkeypatch.setattr("runners.session.warmup.warm_up", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        compare(model, tokenizer, TEXTS, ["pld"], **options)
+    assert shape_of(model) == shape
+
+
+def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, tmp_path):
+    model, tokenizer = lent
+    path = tmp_path / "questions.txt"
+    lines = [f'{{"question_id": {i}, "category": "qa", "turns": ["{t}"]}}\n'
+             for i, t in enumerate(TEXTS)]  # fmt: skip
+    path.write_text("".join(lines))
+    typed = [f"dataset.path={path}", "model.dtype=float32", f"output_dir={tmp_path}/cli"]
+    assert run_here([*small, *typed, "generation.max_new_tokens=12"]) == 0
+    theirs, _ = records.read_records(tmp_path / "cli")
+    ours = compare(model, tokenizer, TEXTS, ["pld"], output_dir=tmp_path / "py", **options)
+    mine, _ = records.read_records(tmp_path / "py")
+    keys = ("label", "case_id", "prompt_ids", "output_ids", "accepted_per_step", "lossless")
+    assert [[getattr(r, k) for k in keys] for r in mine] == [
+        [getattr(r, k) for k in keys] for r in theirs
+    ]
+    assert len(ours.steps) == sum(record.n_target_passes for record in mine)
+    again = compare(model, tokenizer, TEXTS, ["pld"], output_dir=tmp_path / "py", **options)
+    assert again.cases.equals(ours.cases)  # read, not measured
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.5)
+    with pytest.raises(ValueError, match="other weights"):
+        compare(model, tokenizer, TEXTS, ["pld"], output_dir=tmp_path / "py", **options)
+
+
+def test_prompts_and_drafters_of_every_kind(lent, options):
+    model, tokenizer = lent
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": TEXTS[0]}], add_generation_prompt=True, tokenize=False
+    )
+    ids = tokenizer(ids, add_special_tokens=False)["input_ids"]
+    prompts = [TEXTS[0], [{"role": "user", "content": TEXTS[0]}], ids, torch.tensor([ids])]
+    mine = PromptLookup(name="mine", num_tokens=4)
+    drafters = ["pld", {"method": "pld", "num_tokens": 2, "label": "two"}, mine]
+    found = compare(model, tokenizer, prompts, drafters, **options)
+    assert list(found.table["label"]) == ["ar", "pld", "two", "mine"]
+    answers = found.cases.groupby("prompt")["text"].first()
+    assert len(set(answers)) == 1  # the same prompt, said in four ways
+    assert "mine" in str(found)
+    assert "mine" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "drafters", "says"),
+    [
+        ("text", ["pld"], r"prompts=\[text\]"),
+        ([], ["pld"], "prompts is empty"),
+        ([[1, 999_999]], ["pld"], "outside the model's vocabulary"),
+        (["x"], "pld", r"drafters=\['pld'\]"),
+        (["x"], ["pld", "pld"], "label 'pld' occurs 2 times"),
+        (["x"], ["pdl"], "Did you mean 'pld'"),
+        (["x"], [{"method": "pld", "num_token": 3}], "num_tokens"),
+        (["x"], [PromptLookup], r"PromptLookup\(\)"),
+        (["x"], [3], "run.py --list methods"),
+        (["x"], [], r"drafters=\['pld'\]"),
+    ],
+)
+def test_bad_input_says_what_to_type(lent, options, prompts, drafters, says):
+    with pytest.raises(ValueError, match=says):
+        compare(*lent, prompts, drafters, **options)
