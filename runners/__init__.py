@@ -1,4 +1,4 @@
-"""From a configuration to results; from Python: ``from runners import compare`` (docs/python.md)."""
+"""From a configuration to results. In Python: ``from runners import compare``, docs/python.md."""
 
 from __future__ import annotations
 

