@@ -3,7 +3,8 @@
 Runs of an experiment become the figure of the paper that it stands for (:mod:`analysis.papers`).
 Other runs that agree in model, data and hardware share figures. A sweep over one knob or two is
 drawn along its knobs. Other labels are ranked, drawn prompt by prompt, against MAT and, where they
-are few, as bars by task. Several settings of a method are drawn by draft budget.
+are few, as bars by task. Several settings of a method are drawn by draft budget. Trained heads have
+their acceptance by position, and in several sizes what a tree gains over a chain.
 
 ``--width column`` or ``page`` draws at the width of a paper's column or page. Words stand beside
 each picture in a file of their own.
@@ -20,6 +21,7 @@ from pathlib import Path
 from analysis.papers import by_reproduction
 from analysis.papers.reproduction import claimed_words, task_panel
 from analysis.plots.charts import bars
+from analysis.plots.heads import acceptance_picture, rows_picture
 from analysis.plots.layout import Drawing, save
 from analysis.plots.overviews import budget_picture, overview_pictures
 from analysis.plots.style import WIDTHS, styled
@@ -91,6 +93,10 @@ def pictures_of(comparison: Comparison) -> Iterator[tuple[str, Drawing]]:
         if by_budget is not None:
             yield "budget", by_budget
         yield from overview_pictures(comparison, words)
+        for name, picture in (("acceptance", acceptance_picture), ("tree_rows", rows_picture)):
+            drawn = picture(comparison, caption(comparison, False, False))
+            if drawn is not None:
+                yield name, drawn
         if len(comparison.drafting) <= MOST:
             for name, draw in FIGURES.items():
                 bars_by_task = draw(comparison)

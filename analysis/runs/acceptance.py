@@ -27,6 +27,21 @@ def by_depth(
     ]
 
 
+def where_the_one_before(
+    records: Sequence[CaseRecord], seed: int = 0, deepest: int = 12
+) -> list[tuple[int, Estimate]]:
+    """As :func:`by_depth`, of the steps that accepted the token before it alone."""
+    reached = max((n - 1 for record in records for n in record.accepted_per_step), default=0)
+
+    def accepted(depth: int) -> Callable[[CaseRecord], float]:
+        return lambda record: sum(n > depth for n in record.accepted_per_step)
+
+    return [
+        (depth, pooled_ratio(records, accepted(depth), accepted(depth - 1), seed, 1))
+        for depth in range(1, min(reached, deepest) + 1)
+    ]
+
+
 def by_position(
     records: Sequence[CaseRecord], width: int = 16, seed: int = 0
 ) -> list[tuple[float, Estimate]]:

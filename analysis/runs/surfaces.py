@@ -122,7 +122,20 @@ def cost_of_pass(runner: JsonObject) -> tuple[dict[int, float], dict[str, object
         return {}, {}
     if file_sha256(path)[:16] != runner.get("surface_sha"):
         return {}, {}
+    return _cost(path)
+
+
+def _cost(path: Path) -> tuple[dict[int, float], dict[str, object]]:
     surface = Surface.read(path)
     contexts = surface.passes["tree"].axes["context"]
     context = min(contexts, key=lambda tokens: abs(tokens - _CONTEXT))
     return surface.cost_of_rows(context), {"context": context, "source": path.name}
+
+
+def cost_on_this_model(model: str, dtype: str) -> tuple[dict[int, float], dict[str, object]]:
+    """As :func:`cost_of_pass`, by the first file in ``surfaces/`` of this model and precision."""
+    for path in sorted((PROJECT / "surfaces").glob("*.json")):
+        measured = jsonl.read_json(path)["model"]
+        if (measured["name"], measured["dtype"]) == (model, dtype):
+            return _cost(path)
+    return {}, {}

@@ -1,0 +1,147 @@
+"""Trained heads: acceptance by position in the draft, and what a tree gains over a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.plots.layout import Drawing
+from analysis.plots.sweeps import comparison_title, figure_name
+from analysis.plots.units import MAT, PLAIN, speedup_words
+from analysis.runs.acceptance import by_depth, where_the_one_before
+from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.drafting import rows_of_target_pass
+from analysis.runs.surfaces import cost_on_this_model
+from specbench.results.estimate import Estimate
+from specbench.results.names import display_name
+
+_DEEPEST = 8  # position that is drawn
+_FEWEST = 3  # sizes of a draft, from which a line is drawn
+ACCEPTANCE_TEXT = (
+    "Position 1 is the first drafted token. Left: of all steps, those that accepted it; right: of "
+    "the steps that accepted the one before."
+)
+_ROWS_TEXT = (
+    "A chain and a tree at one place read as many rows in a target pass, the root included."
+)
+_PRICED_TEXT = (
+    "Predicted: MAT over what a pass of so many rows costs ({source}, {context} tokens cached); "
+    "drafting is not priced. Measured: drafting included."
+)
+
+
+def of_heads(comparison: Comparison) -> list[ComparedLabel]:
+    """The labels that draft with trained heads, by themselves or as a part."""
+
+    def has_head(knobs: Mapping[str, object]) -> bool:
+        part = knobs.get("auxiliary")
+        return "head" in knobs or (isinstance(part, Mapping) and has_head(part))
+
+    return [entry for entry in comparison.drafting if has_head(entry.knobs)]
+
+
+def acceptance_picture(comparison: Comparison, caption: str) -> Drawing | None:
+    """Share of steps that accept each position of the draft; None of runs without heads.
+
+    Of a head that ran in several sizes the one with the most rows.
+    """
+    widest: dict[str, ComparedLabel] = {}
+    for entry in of_heads(comparison):
+        known = widest.get(entry.method)
+        if known is None or _rows(entry) > _rows(known):
+            widest[entry.method] = entry
+    if not widest:
+        return None
+
+    def lines(shares: Callable[..., list[tuple[int, Estimate]]]) -> list[Series]:
+        return [
+            Series(
+                figure_name(comparison, entry),
+                method,
+                [Point.at(x, y) for x, y in shares(entry.records, entry.run.seed, _DEEPEST)],
+            )
+            for method, entry in widest.items()
+        ]
+
+    place = "position in the draft"
+    panels = [
+        Panel("all steps", place, "share that accepts it", lines(by_depth), top=1.0),
+        Panel(
+            "after the one before", place, "share that accepts it", lines(where_the_one_before),
+            top=1.0,
+        ),
+    ]  # fmt: skip
+    title = f"Acceptance by position ({comparison_title(comparison)})"
+    return curves([panels], title, f"{ACCEPTANCE_TEXT}\n{caption}")
+
+
+def is_chain(entry: ComparedLabel) -> bool:
+    """Whether each level of the draft has a single node."""
+    levels, top_k = entry.knobs.get("levels"), entry.knobs.get("top_k")
+    return top_k == 1 or (bool(levels) and set(levels) == {1})
+
+
+def _rows(entry: ComparedLabel) -> float:
+    return rows_of_target_pass(entry).value or 0.0
+
+
+def rows_picture(comparison: Comparison, caption: str) -> Drawing | None:
+    """MAT, predicted and measured speedup against rows of a pass; None without several sizes.
+
+    A line for each head's chains and one for its trees.
+    """
+    sizes: dict[tuple[str, bool], list[tuple[float, ComparedLabel]]] = {}
+    for entry in of_heads(comparison):
+        if "auxiliary" not in entry.knobs:
+            sizes.setdefault((entry.method, is_chain(entry)), []).append((_rows(entry), entry))
+    if max((len({rows for rows, _ in found}) for found in sizes.values()), default=0) < _FEWEST:
+        return None
+    cost, words = cost_on_this_model(comparison.model, comparison.runs[0].dtype)
+
+    def lines(number: Callable[[float, ComparedLabel], Estimate]) -> list[Series]:
+        found = [
+            Series(
+                f"{display_name(method)}, {'chain' if chain else 'tree'}",
+                method,
+                [
+                    Point.at(rows, number(rows, entry))
+                    for rows, entry in sorted(members, key=lambda member: member[0])
+                ],
+            )
+            for (method, chain), members in sorted(sizes.items())
+        ]
+        return [series for series in found if any(p.y is not None for p in series.points)]
+
+    xlabel = "rows of a target pass"
+    speedup = speedup_words("measured")
+    panels = [
+        Panel("", xlabel, MAT, lines(lambda _, e: e.measured("mat")), log=2, bottom=1.0),
+    ]
+    text = _ROWS_TEXT
+    if cost:
+        predicted = lines(lambda rows, entry: priced(entry.measured("mat"), rows, cost))
+        unit = "predicted speedup,\ndrafting free"
+        panels.append(Panel("", xlabel, unit, predicted, reference=(1.0, PLAIN), log=2))
+        text = f"{text} {_PRICED_TEXT.format(**words)}"
+    if comparison.timing == "measured":
+        measured = lines(lambda _, entry: entry.measured("speedup"))
+        panels.append(Panel("", xlabel, speedup, measured, reference=(1.0, PLAIN), log=2))
+    title = f"Chain against tree at equal rows ({comparison_title(comparison)})"
+    return curves([panels], title, f"{text}\n{caption}")
+
+
+def priced(mat: Estimate, rows: float, cost: Mapping[int, float]) -> Estimate:
+    """MAT over the cost of a pass of so many rows; none beyond the rows that were timed."""
+    known = list(cost)
+    if mat.value is None or not known[0] <= rows <= known[-1]:
+        return Estimate(None)
+    price = _between(rows, known, list(cost.values()))
+    interval = mat.interval and (mat.interval[0] / price, mat.interval[1] / price)
+    return Estimate(mat.value / price, interval)
+
+
+def _between(rows: float, known: Sequence[int], prices: Sequence[float]) -> float:
+    """Straight between two sizes on logarithmic axes."""
+    return float(np.exp(np.interp(np.log(rows), np.log(known), np.log(prices))))
