@@ -80,7 +80,7 @@ def acceptance_picture(comparison: Comparison, caption: str) -> Drawing | None:
 def is_chain(entry: ComparedLabel) -> bool:
     """Whether each level of the draft has a single node."""
     levels, top_k = entry.knobs.get("levels"), entry.knobs.get("top_k")
-    return top_k == 1 or (bool(levels) and set(levels) == {1})
+    return top_k == 1 or (levels is not None and set(levels) == {1})
 
 
 def _rows(entry: ComparedLabel) -> float:
