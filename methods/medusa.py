@@ -18,16 +18,19 @@ State kept: none beyond the last state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from specbench.decoding.head_drafter import HeadDrafter
-from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
+from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
 from specbench.index.tree.static_tree import require_heads, tree_of_knobs
 from specbench.models.heads import medusa
 from specbench.models.heads.short_list import ends_of
+
+_ROWS_AHEAD = 64  # of the vocabulary's size each
 
 
 @dataclass(kw_only=True, eq=False)
@@ -72,9 +75,19 @@ class Medusa(HeadDrafter):
         self._ranks = torch.from_numpy(ranks).to(target.device)
         self._ends = np.cumsum(self._tree.level_sizes)  # nodes down to each level
         self._state: torch.Tensor | None = None
+        self._ahead: torch.Tensor | None = None  # candidates of each row from the last prompt's on
+
+    @torch.inference_mode()
+    def foresee(self, n_prompt: int, hidden: Mapping[int, torch.Tensor]) -> None:
+        rows = hidden[AFTER_FINAL_NORM][n_prompt - 1 :]
+        self._ahead = torch.cat([self._best(x, len(self._ends)) for x in rows.split(_ROWS_AHEAD)])
 
     def begin(self, state: DecodeState) -> None:
         self._state = None
+
+    def end(self, state: DecodeState) -> None:
+        super().end(state)
+        self._ahead = None
 
     @torch.inference_mode()
     def propose(self, state: DecodeState) -> DraftTree:
@@ -85,9 +98,15 @@ class Medusa(HeadDrafter):
         if self._state is None or levels < 1:
             return DraftTree.empty()
         n = int(self._ends[levels - 1])
-        logits = self._heads(self._state, levels)[0]
-        best = logits.topk(self._tree.n_ranks, dim=-1).indices
+        if self._ahead is None:
+            best = self._best(self._state, levels)[0]
+        else:
+            best = self._ahead[state.length - state.n_prompt - 1]
         tokens = best[self._depths[:n], self._ranks[:n]]
         if self._ids is not None:
             tokens = self._ids[tokens]
         return DraftTree(tokens.numpy() if self._on_host else tokens, self._tree.parents[:n])
+
+    def _best(self, states: torch.Tensor, levels: int) -> torch.Tensor:
+        """``[n, levels, ranks]`` candidates of each row's heads, by their own ids."""
+        return self._heads(states, levels).topk(self._tree.n_ranks, dim=-1).indices

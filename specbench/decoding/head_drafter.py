@@ -67,6 +67,12 @@ class HeadDrafter(Drafter):
     def setup(self, context: DraftContext) -> None:
         self._reserved = 0
 
+    def foresee(self, n_prompt: int, hidden: Mapping[int, torch.Tensor]) -> None:
+        """All hidden states of the turn that begins, by number: in a replay that takes no times.
+
+        What depends on no draft may be computed at once, which reads the weights once.
+        """
+
     def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:
         self._waiting = [self._joined(hidden)]
 

@@ -201,9 +201,11 @@ class Replayer:
             drafter.reset()
         reset_s = time.perf_counter() - start
         needs = drafter.needs
-        self._target.load(
-            turn.output_ids, turn.candidates, self._states_of(turn, needs.hidden_layers)
-        )
+        hidden = self._states_of(turn, needs.hidden_layers)
+        self._target.load(turn.output_ids, turn.candidates, hidden)
+        if self._surface is None:  # with one, the drafter's own time is measured
+            for head in _heads_of(drafter):
+                head.foresee(len(turn.prompt_ids), hidden)
         if needs.reference:
             drafter.set_reference(turn.output_ids)
         decoded = self._engine.decode(
@@ -313,6 +315,12 @@ def _states_suffice(drafter: Drafter) -> bool:
     return isinstance(drafter, HeadDrafter) and not (
         needs.tree_hidden or needs.logits or needs.prompt_logits or needs.draft_model
     )
+
+
+def _heads_of(drafter: Drafter) -> list[HeadDrafter]:
+    if isinstance(drafter, Composite):
+        return [head for part in drafter.parts for head in _heads_of(part)]
+    return [drafter] if isinstance(drafter, HeadDrafter) else []
 
 
 def _check_layers(drafter: Drafter, traces: Traces) -> None:
