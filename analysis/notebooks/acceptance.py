@@ -1,7 +1,17 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # Anatomy of acceptance
 #
 # How deep does a draft hold, and where in the answer?
+#
+# Needs: any finished run, from `python run.py 'compare=[pld]'`; a replay does, too.
 
 # %%
 from analysis.notebooks import shared
@@ -13,9 +23,9 @@ from analysis.runs.comparisons import make_comparisons
 comparisons = make_comparisons(shared.runs())
 
 # %% [markdown]
-# By depth: share of all steps that accepted at least so many draft tokens. A straight line on a
-# logarithmic axis would mean that every token is accepted with the same chance. By position: MAT of
-# the steps that begin within each stretch of the answer.
+# By depth: share of all steps that accepted at least so many draft tokens. If every token were
+# accepted with the same chance p, the shares would fall as p, p², p³. By position: MAT of the steps
+# that begin within each stretch of the answer.
 
 # %%
 for comparison in comparisons:
@@ -25,5 +35,10 @@ for comparison in comparisons:
         Panel("", "draft tokens accepted, at least", "share of steps", depth, top=1.0),
         Panel("", "position in the answer (tokens)", "MAT", position, bottom=1.0),
     ]
-    figure = curves([panels], f"Acceptance: {comparison.title}", captions([comparison], left_out))
-    shared.show(figure, f"acceptance_{comparison.model}_{comparison.dataset}")
+    title = f"Acceptance: {comparison.printed_title}"
+    words = captions([comparison], left_out, speedup=False, times=False)
+    shared.show(
+        curves([panels], title, words), f"acceptance_{comparison.model}_{comparison.dataset}"
+    )
+    for series, across in ((depth, "accepted, at least"), (position, "position in the answer")):
+        shared.table(shared.points(series, across), title)

@@ -1,8 +1,18 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # Mean accepted tokens
 #
 # Tokens per target pass, bonus token included: what a method gains before it costs anything. The
 # same on every machine.
+#
+# Needs: any finished run, from `python run.py 'compare=[pld]'`; a replay does, too.
 
 # %%
 import functools
@@ -17,6 +27,10 @@ from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
 
 comparisons = make_comparisons(shared.runs())
+
+# %%
+columns = ("n_cases", "mat", "mat_low", "mat_high", "timing")
+shared.table(shared.numbers(comparisons, *columns), "MAT over the whole run")
 
 # %%
 for comparison in comparisons:
@@ -46,5 +60,10 @@ for comparison in comparisons:
     series, left_out = shared.drawn(comparison, functools.partial(shares, most=most))
     ticks = [str(n) for n in range(1, most + 1)]
     panel = Panel("", "tokens committed by a step", "share of steps", series, ticks, top=1.0)
-    figure = bars([panel], f"Tokens per step: {comparison.title}", captions([comparison], left_out))
+    words = captions([comparison], left_out, speedup=False, times=False)
+    figure = bars([panel], f"Tokens per step: {comparison.printed_title}", words)
     shared.show(figure, f"steps_{comparison.model}_{comparison.dataset}")
+    # A bar's place counts from 0, for one token.
+    frame = shared.points(series, "tokens committed")
+    frame["tokens committed"] += 1
+    shared.table(frame, f"Share of steps: {comparison.printed_title}")

@@ -1,21 +1,23 @@
-"""What the notebooks share: where runs come from, and how a figure is shown.
+"""What the notebooks share: where runs come from, and how a figure or a table is shown.
 
 ``RUNS`` in the environment names run folders or folders of them (several separated like in
 ``PATH``; default ``results``), ``FIGURES`` the folder that figures are written to where there is no
-notebook to show them in (default: none are written).
+notebook to show them in (default: none are written). Relative folders are looked for where the
+notebook is executed, then in the project.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
+import pandas as pd
 
 from analysis.plots.charts import Point, Series
 from analysis.plots.layout import Drawing, save, write_words
@@ -23,8 +25,12 @@ from analysis.plots.style import RC
 from analysis.plots.sweeps import figure_name
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.load import Run, usable_runs
+from analysis.tabular.records_sheet import records_sheet
+from specbench.errors import SpecBenchError
+from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
+from specbench.results.tasks import OVERALL
 
 MOST = 6  # lines or kinds of bars that can be told apart
 
@@ -32,22 +38,59 @@ matplotlib.rcParams.update(RC)
 _shown: Counter[str] = Counter()
 
 
-def runs(*experiments: str) -> list[Run]:
-    """The complete runs below ``RUNS``: all, or those of some experiments."""
-    paths = os.environ.get("RUNS", "results").split(os.pathsep)
-    found, _ = usable_runs(paths)
-    return [run for run in found if not experiments or run.experiment in experiments]
+def runs(
+    needs: str = "a finished run",
+    command: str = "python run.py 'compare=[pld]'",
+    where: Callable[[Run], bool] = lambda run: True,
+) -> list[Run]:
+    """The complete runs below ``RUNS`` that a notebook can show.
+
+    Where there is none, a line says what the notebook needs and which command makes it. A folder
+    that cannot be read is one line, too; a plain file then exits with 2.
+
+    Args:
+        needs: what is shown, in words, and ``command`` that makes it.
+        where: whether a run has it.
+    """
+    paths = [_found(path) for path in os.environ.get("RUNS", "results").split(os.pathsep)]
+    try:
+        found = [run for run in usable_runs(paths)[0] if where(run)]
+    except SpecBenchError as error:
+        if not _in_notebook():
+            sys.stderr.write(f"error: RUNS: {error}\n")
+            raise SystemExit(error.exit_code) from None
+        sys.stdout.write(f"error: RUNS: {error}\n")
+        return []
+    if not found:
+        places = ", ".join(map(str, paths))
+        sys.stdout.write(
+            f"Nothing to show: no run below {places} has {needs}. Make one: {command}\n"
+        )
+    return found
 
 
-def by_experiment(*knobs: str) -> list[list[Run]]:
+def _found(path: str) -> Path:
+    """The folder from here; else from the project, since a notebook is executed in its folder."""
+    in_project = PROJECT / path
+    return in_project if in_project.exists() and not Path(path).exists() else Path(path)
+
+
+def _in_notebook() -> bool:
+    return "ipykernel" in sys.modules
+
+
+def by_experiment(command: str, *knobs: str) -> list[list[Run]]:
     """The runs in which a label has all of these knobs, those of each experiment together.
 
-    Different experiments may have run the same cell of a heatmap.
+    Different experiments may have run the same cell of a heatmap. ``command`` makes such runs.
     """
+
+    def swept(run: Run) -> bool:
+        return any(set(knobs) <= run.knobs(label).keys() for label in run.labels)
+
     found: dict[str | None, list[Run]] = {}
-    for run in runs():
-        if any(set(knobs) <= run.knobs(label).keys() for label in run.labels):
-            found.setdefault(run.experiment, []).append(run)
+    for run in runs(f"the settings {' and '.join(knobs)}", command, swept):
+        found.setdefault(run.experiment, []).append(run)
     return list(found.values())
 
 
@@ -73,6 +116,36 @@ def drawn(
     ], left_out
 
 
+def numbers(comparisons: Sequence[Comparison], *columns: str) -> pd.DataFrame:
+    """These columns of every label over the whole of its run, as in ``analysis.tables --csv``.
+
+    What is empty for all labels is left out.
+    """
+    if not comparisons:
+        return pd.DataFrame()
+    sheet = records_sheet(comparisons)
+    sheet = sheet[sheet["task"] == OVERALL]
+    kept = ["model", "dataset", "label", *(name for name in columns if name in sheet)]
+    return sheet[list(dict.fromkeys(kept))].dropna(axis="columns", how="all").reset_index(drop=True)
+
+
+def points(series: Sequence[Series], across: str) -> pd.DataFrame:
+    """What is drawn of each label, a column each; ``across`` names the horizontal axis."""
+    lines = {line.name: {point.x: point.y for point in line.points} for line in series}
+    return pd.DataFrame(lines).sort_index().rename_axis(across).reset_index()
+
+
+def table(frame: pd.DataFrame, title: str) -> None:
+    """Show a data frame: in a notebook as it shows them, as a plain file in plain text."""
+    if frame.empty:
+        return
+    frame = frame.round(3)
+    if _in_notebook():
+        _display(frame.style.hide(axis="index").format(precision=3, na_rep="–").set_caption(title))
+    else:
+        sys.stdout.write(f"{title}\n{frame.to_string(index=False, na_rep='–')}\n\n")
+
+
 def show(figure: Drawing, name: str) -> None:
     """Show a figure in a notebook; as a plain file, write it below ``FIGURES``.
 
@@ -80,12 +153,16 @@ def show(figure: Drawing, name: str) -> None:
     """
     _shown[name] += 1
     stem = name if _shown[name] == 1 else f"{name}_{_shown[name]}"
-    if "ipykernel" in sys.modules:
-        display: Any = __import__("IPython.display", fromlist=["display"])
+    if _in_notebook():
         png = io.BytesIO()
         write_words(figure)
         figure.savefig(png, format="png", bbox_inches="tight")
-        display.display(display.Image(png.getvalue()))
+        _display(importlib.import_module("IPython.display").Image(png.getvalue()))
     elif os.environ.get("FIGURES"):
         for path in save(figure, Path(os.environ["FIGURES"]), stem):
             sys.stdout.write(f"{path}\n")
+
+
+def _display(shown: object) -> None:
+    # Only where there is a notebook: IPython is no dependency of the project's.
+    importlib.import_module("IPython.display").display(shown)

@@ -3,6 +3,8 @@
 import os
 import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jupytext
@@ -10,7 +12,7 @@ import pytest
 
 from analysis.notebooks import shared
 from analysis.papers.ngrammys import grid_figures
-from specbench.errors import ResultsError
+from analysis.runs.comparisons import make_comparisons
 from tests.analysis.folders import GOLDEN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,11 +75,48 @@ def test_through_jupytext(path, shown, tmp_path):
     assert shown.exists()
 
 
-def test_runs_of_an_experiment_alone(monkeypatch):
-    folders = [GOLDEN / "records", GOLDEN / "experiments" / "ssd_stream"]
-    monkeypatch.setenv("RUNS", os.pathsep.join(map(str, folders)))
-    assert len(shared.runs()) == 2
-    assert [run.experiment for run in shared.runs("ssd_stream")] == ["ssd_stream"]
+@pytest.mark.parametrize(
+    ("stem", "command"),
+    [
+        ("kw_heatmaps", "experiment=ngrammys_figure3"),
+        ("leader_follower", "experiment=cacheback_figure4"),
+        ("time_waterfall", "measure=phases"),
+    ],
+)
+def test_what_a_run_lacks_is_said_with_the_command_that_makes_it(
+    stem, command, monkeypatch, capsys
+):
+    monkeypatch.setenv("RUNS", str(GOLDEN / "records"))
+    runpy.run_path(str(ROOT / "analysis" / "notebooks" / f"{stem}.py"), run_name="__main__")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Nothing to show: ")
+    assert command in line
+
+
+def test_numbers_are_shown_as_a_data_frame(monkeypatch):
+    monkeypatch.setenv("RUNS", str(GOLDEN / "records"))
+    frame = shared.numbers(make_comparisons(shared.runs()), "mat", "speedup", "speedup_graph")
+    assert list(frame) == ["model", "dataset", "label", "mat", "speedup"]
+    own = frame.set_index("label")
+    assert own.loc["ar", "speedup"] == 1.0
+    assert own.loc["pld", "mat"] == pytest.approx(1.65, abs=0.01)
+
+
+@pytest.mark.slow
+def test_executed_as_a_notebook(tmp_path):
+    """By the project's own environment, with frames and pictures in it."""
+    made = tmp_path / "leader_follower.ipynb"
+    done = subprocess.run(
+        [sys.executable, "-m", "jupytext", "--to", "notebook", "--execute", "-o", str(made),
+         str(ROOT / "analysis" / "notebooks" / "leader_follower.py")],
+        env=os.environ
+        | {"RUNS": str(GOLDEN / "experiments" / "cacheback_figure4"), "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    outputs = [o for cell in jupytext.read(made).cells for o in cell.get("outputs", [])]
+    kinds = {kind for output in outputs for kind in output.get("data", {})}
+    assert {"image/png", "text/html"} <= kinds
 
 
 @pytest.mark.parametrize("stem", ["acceptance", "adaptation", "mat"])
@@ -100,14 +139,22 @@ def test_a_sweep_is_not_mixed_with_other_experiments(monkeypatch, tmp_path):
     path.write_text(path.read_text().replace("=ngrammys_figure5", "=ngrammys_figure4"))
     folders = [cell, experiments / "ngrammys_figure5"]
     monkeypatch.setenv("RUNS", os.pathsep.join(map(str, folders)))
-    sweeps = shared.by_experiment("k", "w")
+    sweeps = shared.by_experiment("python run.py", "k", "w")
     assert sorted(len(runs) for runs in sweeps) == [1, 8]
     figures = [list(grid_figures(runs, "mat")) for runs in sweeps]
     assert sorted(map(len, figures)) == [0, 1], "one cell is no sweep"
-    assert shared.by_experiment("leader_len") == []
+    assert shared.by_experiment("python run.py", "leader_len") == []
 
 
-def test_no_runs_is_said(monkeypatch, tmp_path):
-    monkeypatch.setenv("RUNS", str(tmp_path))
-    with pytest.raises(ResultsError, match="no run at or below"):
+@pytest.mark.parametrize("name", ["", "missing"])
+def test_a_bad_folder_is_one_line(name, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RUNS", str(tmp_path / name))
+    with pytest.raises(SystemExit) as stopped:
         shared.runs()
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path) in line
+    monkeypatch.setattr(shared, "_in_notebook", lambda: True)
+    assert shared.runs() == []  # the cells below it go on
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("error: RUNS:")
