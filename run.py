@@ -1,8 +1,9 @@
 """Compare speculative-decoding methods: ``python run.py method=cacheback model=smollm2_135m``.
 
-``python run.py --help`` lists the choices; README.md explains the numbers. Exit codes: 0 all done
-and lossless; 1 a case failed or an output differs from plain decoding; 2 bad configuration or
-input. A multirun (``-m``) runs all its jobs and exits with the highest code.
+``python run.py --help`` lists the choices, ``--list methods`` (models, datasets, experiments) says
+what they are; README.md explains the numbers. Exit codes: 0 all done and lossless; 1 a case failed
+or an output differs from plain decoding; 2 bad configuration or input. A multirun (``-m``) runs all
+its jobs and exits with the highest code.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if __name__ == "__main__":
 
 import hydra
 
-from runners.launch import dispatch
+from runners.launch import dispatch, listing
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -30,7 +31,7 @@ def main(cfg: DictConfig) -> int:
 
 
 if __name__ == "__main__":
-    code = dispatch.run_application(main)
+    code = dispatch.run_application(lambda: listing.shown(sys.argv[1:]) or main())
     if code > 128:  # stopped: a second signal must not change the code
         stopping.hold()
     sys.exit(code)

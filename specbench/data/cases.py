@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +122,13 @@ def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | No
         if not path.is_file():
             raise DatasetError(
                 f"dataset.path={path} is no file. Type dataset.path=FILE with one JSON object a "
-                "line: question_id, category, turns."
+                "line (prompt; or question_id, category, turns), or FILE.txt with a prompt a line."
             )
         return path
     if dataset.file is None:
         raise DatasetError(
             f"dataset={dataset.name} needs a file. Type dataset.path=FILE with one JSON object "
-            "a line: question_id, category, turns."
+            "a line (prompt; or question_id, category, turns), or FILE.txt with a prompt a line."
         )
     if dataset.shipped:
         return ASSETS / str(dataset.file)
@@ -158,6 +158,9 @@ def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
             if not line.strip():
                 continue
             try:
+                if path.suffix == ".txt":  # a prompt a line
+                    yield _Row(str(path), number, {"prompt": line.decode().strip()}, columns)
+                    continue
                 values = parse_json(line.removeprefix(codecs.BOM_UTF8))
             except UnicodeDecodeError as error:
                 raise DatasetError(f"{path}, line {number}: not UTF-8 ({error.reason})") from error
@@ -212,6 +215,10 @@ def _kept(row: _Row, rows: RowsConfig | None) -> bool:
 
 def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
     columns = row.columns
+    # A file of the user's own may hold bare prompts: the rest is then optional.
+    bare = dataset.file is None and "prompt" in row.values and columns["turns"] not in row.values
+    if bare:
+        columns = {key: name if name in row.values else None for key, name in columns.items()}
     case_id = row.number if columns["id"] is None else row.column(columns["id"])
     if isinstance(case_id, bool) or not isinstance(case_id, int | str) or case_id == "":
         raise row.error(f"the id must be a number or a text, not {case_id!r}")
@@ -221,7 +228,9 @@ def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
         category = row.column(columns["category"])
     if not isinstance(category, str) or not category:
         raise row.error(f"the category must be a text, not {category!r}")
-    if columns["turns"]:
+    if bare:
+        turns = _turns(replace(row, values={"prompt": [row.values["prompt"]]}), "prompt")
+    elif columns["turns"]:
         turns = _turns(row, columns["turns"])
     else:
         turns = (_filled(dataset.prompts[dataset.prompt_form], row, shots),)

@@ -1,0 +1,28 @@
+"""``python run.py --list``: every choice, from its own file, within 80 columns."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from runners.launch import listing
+from specbench.config.compose import option_names
+from specbench.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("name", listing.LISTS)
+def test_every_choice_is_there_within_80_columns(name):
+    out = io.StringIO()
+    listing.show(name, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    first = {line.split()[0] for line in lines if line.strip()}
+    assert set(option_names(listing.LISTS[name])) <= first
+    assert name != "methods" or "2511.21699" in out.getvalue()  # Cacheback's
+
+
+def test_an_unknown_list_names_the_nearest():
+    with pytest.raises(ConfigurationError, match="Did you mean 'methods'"):
+        listing.asked_for(["--list", "method"])
+    with pytest.raises(ConfigurationError, match="--list methods"):
+        listing.asked_for(["--list"])
