@@ -33,7 +33,7 @@ PACKAGES = ("specbench", "methods", "runners", "analysis")
 TOP_LEVEL = {
     *PACKAGES,
     *("conf", "scripts", "tests", "docs", "surfaces", "assets"),
-    *("pyproject.toml", "constraints.txt", "Makefile", "run.py"),
+    *("pyproject.toml", "constraints.txt", "Makefile", "run.py", "CITATION.cff", "Dockerfile"),
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"),
 }
 # A module of ours by one of these names would hide a package that we import.
