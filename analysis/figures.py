@@ -3,8 +3,9 @@
 Runs of an experiment become the figure of the paper that it stands for (:mod:`analysis.papers`).
 Other runs that agree in model, data and hardware share figures. A sweep over one knob or two is
 drawn along its knobs. Other labels are ranked, drawn prompt by prompt, against MAT and, where they
-are few, as bars by task. Several settings of a method are drawn by draft budget. Trained heads have
-their acceptance by position, and in several sizes what a tree gains over a chain.
+are few, as bars by task. Several settings of a method are drawn by draft budget, and a server's
+throughput by the number of questions that it is asked at once. Trained heads have their acceptance
+by position, and in several sizes what a tree gains over a chain.
 
 ``--width column`` or ``page`` draws at the width of a paper's column or page. Words stand beside
 each picture in a file of their own.
@@ -26,6 +27,7 @@ from analysis.plots.layout import Drawing, save
 from analysis.plots.overviews import budget_picture, overview_pictures
 from analysis.plots.style import WIDTHS, styled
 from analysis.plots.sweeps import comparison_title, sweep_pictures
+from analysis.plots.throughput import throughput_pictures
 from analysis.runs.captions import caption
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, make_comparisons
@@ -76,7 +78,10 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
     for reproduction, members in made:
         for part, picture in reproduction.figures(members):
             yield "_".join(filter(None, [reproduction.name, part])), picture
-    for comparison in make_comparisons(others):
+    comparisons = make_comparisons(others)
+    for name, figure in throughput_pictures(comparisons):
+        yield name, figure
+    for comparison in comparisons:
         for name, figure in pictures_of(comparison):
             yield f"{comparison.model}_{comparison.dataset}_{name}", figure
 

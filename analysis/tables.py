@@ -21,6 +21,7 @@ from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
+from analysis.tabular.engine_table import engine_table
 from analysis.tabular.latex import to_latex
 from analysis.tabular.records_sheet import WHERE, records_sheet
 from analysis.tabular.table import (
@@ -104,7 +105,11 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
         pages[stem] = _Page(list(reproduction.tables(members)))
     for group in by_timing(others):
         comparisons = make_comparisons(group, options.estimator)
-        tables = [comparison_table(*comparisons)]
+        by_engine: dict[str, list[Comparison]] = {}
+        for comparison in comparisons:
+            by_engine.setdefault(comparison.runs[0].engine, []).append(comparison)
+        tables = [comparison_table(*alike) for alike in by_engine.values()]
+        tables += filter(None, [engine_table(comparisons)])
         if options.tasks:
             tables += [task_table(c, f"{c.title}: by task") for c in comparisons]
         if options.pairs:

@@ -10,6 +10,10 @@ Variants, each with the lengths it has in its home where none are given:
                is allowed, cut before the first end-of-text token; n from 2 to 1.
     vllm       vLLM's n-gram proposer: the longest match within [min_ngram, max_ngram], the oldest
                among the longest, a short continuation is allowed; both 5, or what the other one is.
+    llamacpp   llama.cpp's ``ngram-simple``: the newest match of exactly ``max_ngram`` tokens, never
+               at the text's first token; nothing is drafted in a text of ``max_ngram + num_tokens
+               + 2`` tokens or less, nor a continuation shorter than ``max_ngram``; n is 12 (and
+               there 48 tokens are drafted). ``server.size_n`` and ``size_m`` are its knobs there.
     recent     the newest match with ``num_tokens`` after it, else the one with most; unpublished;
                n from 3 to 1.
 Where ours differs: without a match nothing is drafted (``dummy_token: null``), and the first draft
@@ -28,8 +32,14 @@ from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Nee
 from specbench.errors import ConfigurationError
 from specbench.index.ngram.prompt_lookup import NEWEST, OLDEST, OLDEST_FULL, find_continuation
 
-_RULES = {"specbench": OLDEST_FULL, "hf": OLDEST, "vllm": OLDEST, "recent": NEWEST}
-_MAX_NGRAM = {"specbench": 3, "hf": 2, "vllm": 5, "recent": 3}
+_RULES = {
+    "specbench": OLDEST_FULL,
+    "hf": OLDEST,
+    "vllm": OLDEST,
+    "llamacpp": NEWEST,
+    "recent": NEWEST,
+}
+_MAX_NGRAM = {"specbench": 3, "hf": 2, "vllm": 5, "llamacpp": 12, "recent": 3}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,7 +50,7 @@ class PromptLookup(Drafter):
         max_ngram: length of the n-gram that is searched first; None takes the variant's.
         min_ngram: length of the last one tried; None takes the variant's.
         num_tokens: tokens drafted at most (exactly, in the variant ``specbench``).
-        variant: ``specbench``, ``hf``, ``vllm`` or ``recent``.
+        variant: ``specbench``, ``hf``, ``vllm``, ``llamacpp`` or ``recent``.
         dummy_token: id drafted where nothing matches; None drafts nothing.
     """
 
@@ -74,7 +84,7 @@ class PromptLookup(Drafter):
         if longest is None:
             longest = shortest if vllm and shortest is not None else _MAX_NGRAM[self.variant]
         if shortest is None:
-            shortest = longest if vllm else 1
+            shortest = longest if vllm or self.variant == "llamacpp" else 1
         return longest, shortest
 
     @property
@@ -91,6 +101,8 @@ class PromptLookup(Drafter):
         self.propose(DecodeState(np.zeros(4, dtype=np.int64), 1))
 
     def propose(self, state: DecodeState) -> DraftTree:
+        if self.variant == "llamacpp":
+            return self._as_llamacpp(state)
         start, count = find_continuation(
             state.buffer, state.length, *self._lengths, self.num_tokens, self._rule
         )
@@ -100,6 +112,24 @@ class PromptLookup(Drafter):
         if self._eos_ids:
             draft = self._before_eos(draft)
         return DraftTree.chain(draft) if len(draft) else self._no_match
+
+    def _as_llamacpp(self, state: DecodeState) -> DraftTree:
+        """The newest match of the last n tokens before them, with at least n tokens behind it."""
+        n, before = self._lengths[0], state.length - 1  # the root is not in the text searched
+        if before <= n + self.num_tokens + 1:
+            return self._no_match
+        text, last = state.buffer[:before], state.buffer[before + 1 - n : before + 1]
+        matches = np.ones(before - n, dtype=bool)
+        for i in range(n):
+            matches &= text[i : i + len(matches)] == last[i]
+        matches[0] = False  # place 0 stands for "none" there
+        found = np.flatnonzero(matches)
+        if not len(found):
+            return self._no_match
+        draft = text[found[-1] + n :][: self.num_tokens]
+        if len(draft) < n:
+            return self._no_match
+        return DraftTree.chain(draft[: max(0, state.remaining - 1)].copy())
 
     def _before_eos(self, draft: np.ndarray) -> np.ndarray:
         for i, token in enumerate(draft.tolist()):

@@ -104,6 +104,7 @@ _APART: Mapping[str, Callable[[Comparison], str]] = {
     "hardware": lambda comparison: comparison.runs[0].hardware,
     "decoding": lambda comparison: decoding_words(comparison.runs[0]),
     "speed": lambda comparison: comparison.estimator,
+    "at once": lambda comparison: str(comparison.runs[0].concurrency),
 }
 
 

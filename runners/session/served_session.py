@@ -19,7 +19,7 @@ from specbench.results.manifest import ModelInfo
 from specbench.servers import counters, llamacpp
 from specbench.servers.client import Client, NoAnswer
 from specbench.servers.counters import Counts
-from specbench.servers.engines import EngineInfo, Question, identify, question
+from specbench.servers.engines import EngineInfo, Question, identify, question, vocabulary
 from specbench.servers.stream import Answer, read_answer
 from specbench.storage.hashes import file_sha256
 
@@ -178,7 +178,14 @@ class ServedSession:
         """The manifest's part about the model, as far as the servers tell."""
         numerics = ", ".join(dict.fromkeys(s.described.numerics for s in self.servers.values()))
         digest = None if self._gguf is None else file_sha256(self._gguf, cache / "hashes")
-        return ModelInfo(id=model_id, weights_hash=digest, dtype=numerics, device="server")
+        found = ModelInfo(id=model_id, weights_hash=digest, dtype=numerics, device="server")
+        first = next(iter(self.servers.values()))
+        if first.process is not None and isinstance(first.config, LlamacppConfig):
+            # What a replay of its answers asks for; the file stands for its tokenizer.
+            found.vocab_size, found.eos_ids = vocabulary(first.client)
+            found.context_length = first.config.context
+            found.tokenizer_hash = f"gguf:{digest}"
+        return found
 
     @property
     def concurrency(self) -> int:

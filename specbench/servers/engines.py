@@ -163,3 +163,15 @@ def _llamacpp_prompt(client: Client, messages: Sequence[Mapping[str, str]]) -> l
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise NoAnswer("malformed", "the server gave no ids for the prompt", again=True)
     return ids
+
+
+def vocabulary(client: Client) -> tuple[int, list[int]]:
+    """Of a llama.cpp server: how many ids there are, and the one that ends an answer.
+
+    Raises:
+        NoAnswer: it does not say.
+    """
+    said = client.get_json("/v1/models")
+    end = str(client.get_json("/props").get("eos_token"))
+    ids = client.post_json("/tokenize", {"content": end, "parse_special": True})["tokens"]
+    return int(said["data"][0]["meta"]["n_vocab"]), [int(ids[-1])]

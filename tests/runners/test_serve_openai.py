@@ -6,8 +6,10 @@ import pytest
 
 from runners.launch.dispatch import Invocation, execute
 from specbench.config.compose import compose
+from specbench.errors import ConfigurationError
+from specbench.results.manifest import RunManifest
 from specbench.results.records import read_records
-from tests.servers.fake import serving
+from tests.servers.fake import KEY, serving
 
 QUIET = "measure.disturbed={steal: null, others: null, slowdown: null}"
 
@@ -54,3 +56,185 @@ def test_mat_is_what_a_hand_computes_from_the_servers_counters(tmp_path, engine,
     version = {"vllm": "vLLM 0.30.1", "sglang": "SGLang 0.6.2"}[engine]
     assert {r.engine for r in records} == {version}
     assert version in summary["caption"]
+
+
+def errors(path):
+    return [json.loads(line) for line in (path / "errors.jsonl").read_text().splitlines()]
+
+
+def test_a_hand_computed_example_in_single_steps(tmp_path):
+    with (
+        serving() as (plain, _),
+        serving(accepted=(2, 0, 5), drafted=6) as (drafting, _),
+    ):
+        where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
+        _, records, _ = run(tmp_path / "r", *where, "server.speculation=mtp", "dataset.limit=1")
+    steps = {tuple(r.accepted_per_step) for r in records if r.label != "ar"}
+    assert steps == {(3, 1, 6)}
+
+
+@pytest.mark.parametrize(
+    "faults", [["cut"], [429], [500, 503], ["json"], ["error"], ["unended"]], ids=str
+)
+def test_an_answer_that_did_not_come_whole_is_asked_for_again_and_counted_once(tmp_path, faults):
+    with serving(faults=list(faults)) as (url, fake):
+        code, records, _ = run(tmp_path / "r", f"server.base_url={url}", "dataset.limit=1")
+    assert code == 0
+    assert [r.status for r in records] == ["ok"] * len(records)
+    assert sum(r.served["requests"] for r in records) == len(records) + len(faults)
+    assert len(fake.asked) == len(records) + len(faults)
+    assert all(r.n_new == fake.n_new == len(r.output_ids) for r in records)
+    assert records[0].served["batch_s"] is None  # its time is not a whole batch's
+
+
+@pytest.mark.parametrize(
+    ("faults", "kind", "requests"),
+    [([500] * 3, "http_500", 3), (["cut"] * 3, "cut", 3), ([400], "http_400", 1)],
+    ids=str,
+)
+def test_what_asking_again_does_not_help_fails_the_case_alone(tmp_path, faults, kind, requests):
+    out = tmp_path / "r"
+    with serving(faults=list(faults)) as (url, fake):
+        code, records, _ = run(out, f"server.base_url={url}", "dataset.tasks=[qa]")
+    assert code == 1
+    assert [r.status for r in records] == ["failed", "ok"]
+    assert [(e["type"], e["during"]) for e in errors(out)] == [(kind, "decode")]
+    assert len(fake.asked) == requests + 1
+
+
+def test_a_slow_server_is_given_up(tmp_path):
+    with serving(wait_s=0.2, faults=[]) as (url, _):
+        out = tmp_path / "r"
+        words = ["server.timeout_s=0.5", "server.retries=0", "dataset.tasks=[qa]"]
+        code, _, _ = run(out, f"server.base_url={url}", *words, "dataset.limit=1")
+    assert code == 1
+    assert {e["type"] for e in errors(out)} == {"timeout"}
+
+
+def test_missing_counters_leave_mat_out_and_say_so(tmp_path, capsys):
+    with (
+        serving(engine="other") as (plain, _),
+        serving(engine="other", **SCRIPT) as (drafting, _),
+    ):
+        where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
+        code, _, summary = run(tmp_path / "r", *where, "server.speculation=mtp")
+    found = row(summary, "openai_mtp")
+    assert code == 0
+    assert found["mat"] is None
+    assert found["speedup"] > 0
+    assert "did not say its steps" in capsys.readouterr().out
+
+
+def test_a_difference_from_the_servers_plain_output_is_shown_and_is_no_bug(tmp_path, capsys):
+    plain_text = "a b c d e f g h i j k l"
+    with (
+        serving(engine="other", text=plain_text) as (plain, _),
+        serving(engine="other", text=plain_text.replace("e", "X")) as (drafting, _),
+    ):
+        where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
+        code, records, summary = run(
+            tmp_path / "r", *where, "server.speculation=mtp", "dataset.tasks=[qa]"
+        )
+    assert code == 0
+    assert row(summary, "openai_mtp")["lossless"]["differs"] == 2
+    assert {r.lossless.first_diff for r in records if r.label != "ar"} == {8}
+    printed = capsys.readouterr().out
+    assert "character 8: 'X f g" in printed
+    assert "0 of 2" in printed
+
+
+def test_questions_are_asked_at_once_and_each_answer_counts_once(tmp_path):
+    with serving(wait_s=0.01) as (url, fake):
+        code, records, summary = run(
+            tmp_path / "r", f"server.base_url={url}", "server.concurrency=4", "dataset.limit=8"
+        )
+    assert code == 0
+    assert 2 <= fake.most_at_once <= 4
+    assert len({r.key for r in records}) == len(records)
+    served = summary["served"][0]
+    assert served["concurrency"] == 4
+    assert served["system_tokens_per_s"] > served["user_tokens_per_s"]
+    batches = {(r.served["batch"], r.turn) for r in records}
+    assert len(batches) < len(records)
+
+
+def test_a_resumed_run_asks_only_what_is_missing(tmp_path):
+    out = tmp_path / "r"
+    with serving() as (url, fake):
+        run(out, f"server.base_url={url}", "dataset.limit=3")
+        whole = (out / "cases.jsonl").read_text().splitlines(keepends=True)
+        n_asked = len(fake.asked)
+        for name in ("DONE", "summary.json", "steps.parquet"):
+            (out / name).unlink()
+        (out / "cases.jsonl").write_text("".join(whole[:-1]))
+        _, records, _ = run(out, f"server.base_url={url}", "dataset.limit=3")
+    assert len(records) == len(whole)
+    assert n_asked < len(fake.asked) < 2 * n_asked
+
+
+def test_the_key_is_sent_and_written_nowhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", KEY)
+    for engine in ("vllm", "sglang"):
+        out = tmp_path / engine
+        with serving(engine=engine, key=KEY) as (url, fake):
+            fake.faults = ["cut"]
+            code, _, _ = run(out, f"server.base_url={url}", "server.api_key_env=MY_KEY")
+        assert code == 0
+        written = b"".join(path.read_bytes() for path in out.iterdir())
+        assert KEY.encode() not in written
+    printed = capsys.readouterr()
+    assert KEY not in printed.out + printed.err
+
+
+def test_the_manifest_says_who_answered(tmp_path):
+    with serving(engine="sglang") as (url, _):
+        run(tmp_path / "r", f"server.base_url={url}", "dataset.limit=1")
+    manifest = RunManifest.read(tmp_path / "r")
+    said = manifest.servers["ar"]
+    assert (said["engine"], said["numerics"]) == ("SGLang 0.6.2", "bfloat16, fp8")
+    assert said["flags"]["speculative_algorithm"] == "EAGLE3"
+    assert manifest.model.dtype == "bfloat16, fp8"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["method=pld"], "server.speculation=ngram_simple"),
+        (["method.max_ngram=4"], "server.speculation=ngram_simple"),
+        (["server.model=org/smal-model"], "Did you mean 'org/small-model'?"),
+        (["server.speculation=mtp"], "server.plain_url"),
+        (["server.engine=vlm"], "vllm"),
+        (["server.concurrency=0"], "server.concurrency"),
+        (["server.base_url=localhost:8000"], "http://"),
+        (["server.base_url=http://me:secret@localhost:8000/v1"], "server.api_key_env"),
+        (["compare=[pld]"], "speculation: ngram_simple"),
+        (["compare=[{speculation: mtp}]"], "base_url"),
+        (["compare=[{speculation: mtp, base_ulr: x}]"], "base_url"),
+        (["measure=phases"], "phases"),
+        (["record=true"], "record"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_with_what_to_type(tmp_path, words, says):
+    with serving() as (url, _), pytest.raises(ConfigurationError) as error:
+        run(tmp_path / "r", f"server.base_url={url}", *words)
+    assert says in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+def test_no_server_is_said_before_anything_is_written(tmp_path):
+    with serving() as (url, _):
+        pass
+    with pytest.raises(ConfigurationError, match="no server answers"):
+        run(tmp_path / "r", f"server.base_url={url}")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_server_needs_its_runner_and_the_runner_a_server(tmp_path):
+    for words, says in (
+        (["runner=serve"], "server=llamacpp"),
+        (["server=llamacpp"], "runner=serve"),
+    ):
+        cfg = compose([*words, f"output_dir={tmp_path / 'r'}"])
+        with pytest.raises(ConfigurationError, match=says):
+            execute(cfg, Invocation(tuple(words)))

@@ -1,0 +1,141 @@
+"""What servers count, in our words: the table, the converter and the page that shows them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench.servers.counters import (
+    METRICS,
+    TABLE,
+    Counts,
+    convert,
+    difference,
+    find_counts,
+    metrics_words,
+    plain_counts,
+    read_metrics,
+)
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+# The page's example: what each server says of it.
+N_NEW, STEPS, ACCEPTED, DRAFTED = 12, 4, 7, 18
+SAID = {
+    "num_spec_steps": 3,
+    "num_draft_tokens": DRAFTED,
+    "num_accepted_draft_tokens": ACCEPTED,
+    "vllm:spec_decode_num_drafts_total": 3,
+    "vllm:spec_decode_num_draft_tokens_total": DRAFTED,
+    "vllm:spec_decode_num_accepted_tokens_total": ACCEPTED,
+    "vllm:generation_tokens_total": N_NEW,
+    "spec_verify_ct": STEPS,
+    "spec_num_proposed_drafts": DRAFTED,
+    "spec_num_correct_drafts": ACCEPTED,
+    "sglang:spec_verify_calls_total": STEPS,
+    "sglang:generation_tokens_total": N_NEW,
+    "predicted_n": N_NEW,
+    "draft_n": DRAFTED,
+    "draft_n_accepted": ACCEPTED,
+    "llamacpp:spec_decode_num_drafts_total": 3,
+    "llamacpp:spec_decode_num_draft_tokens_total": DRAFTED,
+    "llamacpp:spec_decode_num_accepted_tokens_total": ACCEPTED,
+    "llamacpp:tokens_predicted_total": N_NEW,
+}
+
+
+@pytest.mark.parametrize("words", TABLE, ids=lambda w: f"{w.engine} {'.'.join(w.place)}")
+def test_every_row_gives_the_examples_steps(words):
+    found = convert(words, SAID, N_NEW)
+    assert found is not None
+    assert found.steps == STEPS
+    assert (N_NEW - 1) / found.steps == 2.75
+    if words.drafted:
+        assert (found.drafted, found.accepted) == (DRAFTED, ACCEPTED)
+
+
+def test_the_page_shows_the_converters_table():
+    rows = []
+    for words in TABLE:
+        code = [f"`{names[0]}`" if names else "–" for names in (words.drafted, words.accepted)]
+        code.append(f"`{words.passes}`" if words.passes else "–")
+        ours = "theirs" if words.all_passes else "n_new − 1 − accepted"
+        length = f"`{words.length}` = {words.formula}" if words.length else "–"
+        rows.append(
+            f"| {words.engine} | `{'.'.join(words.place)}` | {' | '.join(code)} "
+            f"| {ours} | {length} |"
+        )
+    section = PAGE.read_text(encoding="utf-8").split("## Their word and ours")[1].split("\n## ")[0]
+    shown = re.findall(r"^\| (?:vllm|sglang|llamacpp) \|.*$", section, re.M)
+    assert shown == rows
+
+
+def test_single_steps_are_known_where_they_follow_from_the_counters():
+    words = TABLE[0]
+    said = {"num_spec_steps": 3, "num_draft_tokens": 18, "num_accepted_draft_tokens": 7}
+    exact = convert(words, {**said, "per_step_accepted": [2, 0, 5]}, 11)
+    assert exact == Counts(3, 18, 7, (3, 1, 6))
+    # A step without a draft came somewhere between the others.
+    assert convert(words, {**said, "per_step_accepted": [2, 0, 5]}, 12).committed == ()
+
+
+def test_tokens_accepted_behind_the_end_cannot_make_steps_fewer_than_drafts():
+    said = {"num_spec_steps": 3, "num_draft_tokens": 18, "num_accepted_draft_tokens": 9}
+    assert convert(TABLE[0], said, 11).steps == 3
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"draft_n": 5},
+        {"draft_n": 5, "draft_n_accepted": 6},
+        {"draft_n": 5, "draft_n_accepted": -1},
+        {"draft_n": "5", "draft_n_accepted": 1},
+        {"draft_n": 5, "draft_n_accepted": True},
+        {"draft_n": 50, "draft_n_accepted": 40},
+        {"draft_n": float("nan"), "draft_n_accepted": 1},
+    ],
+)
+def test_counters_that_contradict_themselves_or_the_answer_count_for_nothing(said):
+    assert find_counts("llamacpp", {"timings": said}, 12) is None
+
+
+def test_llamacpp_leaves_its_words_out_where_nothing_was_drafted():
+    assert find_counts("llamacpp", {"timings": {"predicted_n": 12}}, 12) == Counts(
+        11, 0, 0, (1,) * 11
+    )
+
+
+def test_an_unknown_engine_is_read_by_any_row_that_fits():
+    assert find_counts("other", {"timings": {"draft_n": 18, "draft_n_accepted": 7}}, 12).steps == 4
+    assert find_counts("vllm", {"timings": {"draft_n": 18, "draft_n_accepted": 7}}, 12) is None
+
+
+def test_prometheus_counters_are_added_up_over_labels_and_compared():
+    words = metrics_words("vllm")
+    assert words.place == (METRICS,)
+    before = read_metrics('# TYPE x counter\nvllm:generation_tokens_total{a="1"} 5.0\n')
+    text = "\n".join(f'{k}{{e="{i}"}} {v}' for k, v in SAID.items() if ":" in k for i in (0, 1))
+    found = difference(words, before, read_metrics(text + "\nbroken{ 1\nx NaN_\n"))
+    assert found["vllm:generation_tokens_total"] == 2 * N_NEW - 5
+    assert found["vllm:spec_decode_num_drafts_total"] == 6
+    assert difference(words, {"vllm:generation_tokens_total": 1e9}, read_metrics(text)) is None
+    assert difference(words, {}, {}) is None
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(SAID)), st.integers(-3, 30) | st.none()),
+    st.integers(1, 20),
+)
+def test_what_is_converted_is_always_possible(said, n_new):
+    for words in TABLE:
+        found = convert(words, said, n_new)
+        if found is not None:
+            assert 0 <= found.steps <= n_new - 1
+            assert not found.committed or sum(found.committed) == n_new - 1
+
+
+def test_plain_decoding_takes_a_step_for_each_token_after_the_first():
+    assert plain_counts(3) == Counts(2, 0, 0, (1, 1))

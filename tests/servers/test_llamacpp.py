@@ -1,0 +1,176 @@
+"""llama.cpp's real server: a run, its end, and its counters against a replay of its answers."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from methods.pld import PromptLookup
+from runners.launch.dispatch import Invocation, execute
+from specbench.config.compose import compose, typed
+from specbench.replay.replayer import Replayer
+from specbench.replay.traces import load_traces
+from specbench.results.records import read_records
+
+pytest.importorskip("xllamacpp")
+
+QUIET = "measure.disturbed={steal: null, others: null, slowdown: null}"
+COMMON = ["runner=serve", "server=llamacpp", "measure.warmup=0", "measure.exclusive=false", QUIET]
+
+
+def run(path, *words):
+    words = [*COMMON, *words, f"output_dir={path}"]
+    code = execute(compose(words), Invocation(tuple(words)), launch=lambda work, job: work(job))
+    return code, read_records(path)[0], json.loads((path / "summary.json").read_text())
+
+
+def servers():
+    """Processes of llama.cpp's server on this machine, by whom they were started."""
+    found = []
+    for process in psutil.process_iter(["pid", "ppid", "cmdline"]):
+        if "specbench.servers.llamacpp_process" in (process.info["cmdline"] or []):
+            found.append(process.info)
+    return found
+
+
+def test_the_real_server_answers_and_is_gone_afterwards(tmp_path):
+    words = ["dataset.tasks=[qa]", "dataset.limit=1", "generation.max_new_tokens=12"]
+    compare = "compare=[{speculation: ngram_simple, label: ngram}]"
+    code, records, summary = run(tmp_path / "r", *words, compare)
+    assert code == 0
+    assert [r.label for r in records] == ["ar", "ngram"]
+    assert {(r.method, r.numerics) for r in records} == {
+        ("llamacpp_none", "Q4_1"),
+        ("llamacpp_ngram_simple", "Q4_1"),
+    }
+    assert all(r.prefill_s > 0 and r.decode_s > 0 for r in records)
+    assert len(records[0].prompt_ids) == records[0].n_prompt > 10
+    assert records[0].output_ids == records[1].output_ids
+    assert summary["served"][1]["equal"] == 1
+    assert not [s for s in servers() if s["ppid"] == os.getpid()]
+
+
+class Watched(PromptLookup):
+    """Remembers the last draft of a turn."""
+
+    def propose(self, state):
+        tree = super().propose(state)
+        self.last = tree.tokens.tolist()
+        return tree
+
+
+SIZES = [(3, 8), (2, 6), (4, 12), (3, 4)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_replay_with_llamacpps_rules_counts_what_the_server_counts(tmp_path):
+    """To the token, but for draft tokens that it accepts behind an answer's end token."""
+    entries = ", ".join(
+        f"{{speculation: ngram_simple, size_n: {n}, size_m: {m}, label: n{n}m{m}}}"
+        for n, m in SIZES
+    )
+    path = tmp_path / "r"
+    code, records, _ = run(path, f"compare=[{entries}]", "generation.max_new_tokens=48")
+    assert code == 0
+    traces = load_traces(str(path))
+    config = typed(compose([]))
+    replayer = Replayer(traces, None, model=config.model, cache_dir=tmp_path, seed=0)
+    by_key = {(r.label, r.case_id, r.turn): r for r in records}
+    exact, behind_the_end = [], []
+    for n, m in SIZES:
+        drafter = Watched(variant="llamacpp", max_ngram=n, num_tokens=m)
+        replayer.prepare(drafter)
+        for key, turn in traces.turns.items():
+            if key[0] != f"n{n}m{m}":
+                continue
+            drafter.last = []
+            found = replayer.replay_turn(drafter, turn, empty=True, seed=0).decoded
+            said = by_key[key].served["counters"]["timings"]
+            theirs = (said.get("draft_n", 0), said.get("draft_n_accepted", 0))
+            ours = (found.n_drafted, len(turn.output_ids) - 1 - len(found.committed_per_step))
+            if ours == theirs:
+                exact.append(key)
+                continue
+            # The server counts what it accepted before it looks for the end.
+            assert by_key[key].finish_reason == "eos", (key, ours, theirs)
+            assert int(turn.output_ids[-1]) in drafter.last, (key, ours, theirs)
+            assert ours[0] == theirs[0]
+            assert 0 < theirs[1] - ours[1] <= m
+            behind_the_end.append(key)
+    print(f"\n{len(exact)} requests to the token, {len(behind_the_end)} with an end in a draft")
+    assert len(exact) >= 50
+    drafted = sum(by_key[key].n_drafted for key in exact)
+    assert drafted > 100  # there was something to count
+
+
+def start(path):
+    words = [*COMMON, "dataset.limit=4", "generation.max_new_tokens=16", f"output_dir={path}"]
+    words.append("compare=[{speculation: ngram_simple, label: ngram}]")
+    command = [sys.executable, "run.py", *words]
+    root = Path(__file__).resolve().parents[2]
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def below(process):
+    """A process's descendants."""
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def gone(processes, patience_s=20.0):
+    _, alive = psutil.wait_procs(processes, timeout=patience_s)
+    return not alive
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_twenty_kills_of_server_and_client_lose_nothing_and_leave_nobody(tmp_path):
+    rng = np.random.default_rng(0)
+    path, kills, finished = tmp_path / "r0", 0, 0
+    process = start(path)
+    deadline = time.monotonic() + 2500
+    while kills < 20 and time.monotonic() < deadline:
+        time.sleep(rng.uniform(0.5, 6.0))
+        family = below(process)
+        ours = [p for p in family if "specbench.servers.llamacpp_process" in " ".join(cmdline(p))]
+        if process.poll() is not None:
+            assert process.returncode == 0
+            finished += 1
+            path = tmp_path / f"r{finished}"  # the next kills hit a new run
+            process = start(path)
+        elif kills % 2 == 0 and ours:
+            ours[int(rng.integers(len(ours)))].kill()
+            kills += 1
+        elif kills % 2:
+            process.kill()
+            process.wait()
+            assert gone(family)
+            kills += 1
+            process = start(path)
+    assert kills == 20
+    assert process.wait(600) == 0
+    for number in range(finished + 1):
+        records, truncated = read_records(tmp_path / f"r{number}")
+        assert not truncated
+        assert len({r.key for r in records}) == len(records)
+        cases = {r.case_id for r in records}
+        assert len(cases) == 4
+        assert {r.status for r in records} == {"ok"}
+        assert all(len(r.output_ids) == r.n_new for r in records)
+    assert not [s for s in servers() if str(tmp_path) in " ".join(s["cmdline"])]
+
+
+def cmdline(process):
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
