@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -85,17 +85,26 @@ class Client:
             NoAnswer: it broke off, took too long, or said what is no JSON.
         """
         with _Exchange(self, "POST", self._root + path, body, self.timeout_s) as exchange:
-            for at, line in exchange.lines():
-                if not line.startswith(b"data:"):
-                    continue  # comments keep the connection open; event names say nothing
-                said = line[len(b"data:") :].strip()
-                if said == b"[DONE]":
-                    return
-                yield at, _parsed(said)
+            yield from read_events(exchange.lines())
 
     @property
     def _root(self) -> str:
         return urlsplit(self.url).path.rstrip("/").removesuffix("/v1")
+
+
+def read_events(lines: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, Any]]:
+    """The JSON of server-sent events, up to ``[DONE]``, each with its line's time.
+
+    Raises:
+        NoAnswer: an event is no JSON.
+    """
+    for at, line in lines:
+        if not line.startswith(b"data:"):
+            continue  # comments keep the connection open; event names say nothing
+        said = line[len(b"data:") :].strip()
+        if said == b"[DONE]":
+            return
+        yield at, _parsed(said)
 
 
 class _Exchange:

@@ -8,20 +8,8 @@ from runners.launch.dispatch import Invocation, execute
 from specbench.config.compose import compose
 from specbench.errors import ConfigurationError
 from specbench.results.manifest import RunManifest
-from specbench.results.records import read_records
 from tests.servers.fake import KEY, serving
-
-QUIET = "measure.disturbed={steal: null, others: null, slowdown: null}"
-
-
-def run(path, *words, fresh=False):
-    """The exit code, the records and the summary of a run in this process."""
-    words = ["runner=serve", "server=openai", "dataset.limit=2", "server.retry_wait_s=0", *words]
-    words += ["measure.warmup=0", "measure.exclusive=false", QUIET, f"output_dir={path}"]
-    cfg = compose(words)
-    code = execute(cfg, Invocation(tuple(words)), launch=lambda work, job: work(job))
-    records, _ = read_records(path)
-    return code, records, json.loads((path / "summary.json").read_text())
+from tests.servers.served_run import run
 
 
 def row(summary, label):
@@ -164,7 +152,7 @@ def test_a_resumed_run_asks_only_what_is_missing(tmp_path):
         run(out, f"server.base_url={url}", "dataset.limit=3")
         whole = (out / "cases.jsonl").read_text().splitlines(keepends=True)
         n_asked = len(fake.asked)
-        for name in ("DONE", "summary.json", "steps.parquet"):
+        for name in ("DONE", "summary.json"):
             (out / name).unlink()
         (out / "cases.jsonl").write_text("".join(whole[:-1]))
         _, records, _ = run(out, f"server.base_url={url}", "dataset.limit=3")
@@ -200,7 +188,7 @@ def test_the_manifest_says_who_answered(tmp_path):
     ("words", "says"),
     [
         (["method=pld"], "server.speculation=ngram_simple"),
-        (["method.max_ngram=4"], "server.speculation=ngram_simple"),
+        (["method.leader_len=2"], "server.speculation=ngram_simple"),
         (["server.model=org/smal-model"], "Did you mean 'org/small-model'?"),
         (["server.speculation=mtp"], "server.plain_url"),
         (["server.engine=vlm"], "vllm"),

@@ -1,0 +1,81 @@
+"""Runs of several engines: apart in tables and figures, side by side in one of their own."""
+
+import matplotlib.pyplot as plt
+import pytest
+
+from analysis import figures, tables
+from analysis.plots.throughput import throughput_pictures
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import load_runs
+from analysis.tabular.engine_table import engine_table
+from tests.servers.fake import serving
+from tests.servers.served_run import run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two engines on the same questions, one of them under two loads."""
+    path = tmp_path_factory.mktemp("engines")
+    for engine, loads in (("vllm", (1, 2)), ("sglang", (1,))):
+        with (
+            serving(engine=engine) as (plain, _),
+            serving(engine=engine, accepted=(2, 0, 5), drafted=6, idle=1) as (drafting, _),
+        ):
+            where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
+            for load in loads:
+                words = [f"server.concurrency={load}", "server.label=mtp"]
+                run(path / f"{engine}{load}", *where, *words, "server.speculation=mtp")
+    return path
+
+
+def test_engines_and_loads_are_never_put_together(folder):
+    comparisons = make_comparisons(load_runs([folder]))
+    assert [len(c.runs) for c in comparisons] == [1, 1, 1]
+    assert {(c.runs[0].engine, c.runs[0].concurrency) for c in comparisons} == {
+        ("vLLM 0.30.1", 1),
+        ("vLLM 0.30.1", 2),
+        ("SGLang 0.6.2", 1),
+    }
+
+
+def test_a_table_of_its_own_has_them_side_by_side(folder):
+    table = engine_table(make_comparisons(load_runs([folder])))
+    cells = table.frame.to_dict("records")
+    assert [(c["engine"], c["at once"], c["method"]) for c in cells] == [
+        ("SGLang 0.6.2", "1", "ar"),
+        ("SGLang 0.6.2", "1", "mtp"),
+        ("vLLM 0.30.1", "1", "ar"),
+        ("vLLM 0.30.1", "1", "mtp"),
+        ("vLLM 0.30.1", "2", "ar"),
+        ("vLLM 0.30.1", "2", "mtp"),
+    ]
+    assert {c["MAT [95 %]"].value for c in cells if c["method"] == "mtp"} == {11 / 4}
+    assert engine_table(make_comparisons(load_runs([folder / "vllm1"]))) is None
+
+
+def test_captions_name_the_engine_and_the_load(folder, capsys):
+    assert tables.main([str(folder)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "ANOTHER ENGINE: vLLM 0.30.1" in printed
+    assert "ANOTHER ENGINE: SGLang 0.6.2, weights in bfloat16, fp8" in printed
+    assert "Asked at once: 2" in printed
+    assert "Engines, each over its own plain decoding" in printed
+
+
+def test_throughput_has_a_line_for_plain_decoding_and_each_way_of_drafting(folder):
+    drawn = dict(throughput_pictures(make_comparisons(load_runs([folder]))))
+    assert list(drawn) == ["throughput"]
+    figure = drawn["throughput"]
+    names = {text for axes in figure.axes for text in axes.get_legend_handles_labels()[1]}
+    assert len(names) == 2
+    assert figure.axes[0].get_ylabel() == "system, tokens/s"
+    for axes in figure.axes:
+        for line in axes.get_lines():
+            assert list(line.get_xdata()) == [1.0, 2.0]
+    assert "ANOTHER ENGINE: vLLM 0.30.1" in figure.caption
+    plt.close("all")
+
+
+def test_the_figures_command_writes_it(folder, tmp_path):
+    assert figures.main([str(folder), "-o", str(tmp_path)]) == 0
+    assert (tmp_path / "throughput.png").stat().st_size > 5000
