@@ -18,7 +18,7 @@ from rich.console import Console
 
 from analysis.papers import by_reproduction
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import by_timing, make_comparisons
+from analysis.runs.comparisons import Comparison, by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
 from analysis.tabular.engine_table import engine_table

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
 from analysis.runs.comparisons import ComparedLabel, Comparison, run_names
 from analysis.runs.leaders import standings
 from analysis.runs.settings import typed_value, varied_knobs
+from specbench.results.records import DIFFERS, OWN_ENGINE
 from specbench.results.summary_schema import Standing, SummaryRow, interval
 from specbench.results.tasks import OVERALL
 
@@ -39,11 +40,14 @@ def records_sheet(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     knobs = [knob_columns(comparison) for comparison in comparisons]
     varied = list(dict.fromkeys(knob for each in knobs for own in each for knob in own))
     varied += ["settings"] if any(comparison.told for comparison in comparisons) else []
+    several = any(run.engine != OWN_ENGINE for comparison in comparisons for run in comparison.runs)
+    varied += [*_ANSWERED] if several else []
     frame = pd.DataFrame(
         {
             "run": names[entry.run.path],
             **own,
             **({"settings": comparison.told} if comparison.told else {}),
+            **({name: of(entry, row) for name, of in _ANSWERED.items()} if several else {}),
             **_csv_cells(entry, task, row, stands.get((entry.run.path, entry.label))),
         }
         for comparison, each in zip(comparisons, knobs, strict=True)
@@ -52,6 +56,14 @@ def records_sheet(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     )
     before, after = (part.split() for part in _COLUMNS.split("KNOBS"))
     return frame[[*before, *varied, *after]]
+
+
+# Where an engine of others answered.
+_ANSWERED: Mapping[str, Callable[[ComparedLabel, SummaryRow], object]] = {
+    "engine": lambda entry, _: entry.run.engine,
+    "concurrency": lambda entry, _: entry.run.concurrency,
+    DIFFERS: lambda _, row: row["lossless"].get(DIFFERS, 0),
+}
 
 
 def knob_columns(comparison: Comparison) -> list[dict[str, str]]:

@@ -1,5 +1,8 @@
 """Runs of several engines: apart in tables and figures, side by side in one of their own."""
 
+import csv
+import io
+
 import matplotlib.pyplot as plt
 import pytest
 
@@ -60,6 +63,16 @@ def test_captions_name_the_engine_and_the_load(folder, capsys):
     assert "ANOTHER ENGINE: SGLang 0.6.2, weights in bfloat16, fp8" in printed
     assert "Asked at once: 2" in printed
     assert "Engines, each over its own plain decoding" in printed
+
+
+def test_lines_for_a_program_name_the_engine_and_the_load(folder, capsys):
+    assert tables.main([str(folder), "--csv"]) == 0
+    lines = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert {(line["engine"], line["concurrency"]) for line in lines} == {
+        ("vLLM 0.30.1", "1"),
+        ("vLLM 0.30.1", "2"),
+        ("SGLang 0.6.2", "1"),
+    }
 
 
 def test_throughput_has_a_line_for_plain_decoding_and_each_way_of_drafting(folder):
