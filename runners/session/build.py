@@ -69,6 +69,7 @@ def make_target(
                 drafts=drafts,
                 layouts=layouts,
                 hidden_layers=hidden_layers,
+                fused=config.engine.fused_layers,
             )
         log.warning("engine=graph runs eagerly: %s", reason)
     return Target(

@@ -206,10 +206,12 @@ class EngineConfig:
         overlap: how a drafter works while the target verifies: ``auto``, ``serial``, ``thread``
             or ``stream``.
         eager_baseline: where passes are CUDA graphs, also run ``ar`` launched pass by pass.
+        fused_layers: where passes are CUDA graphs, run a layer's steps in fewer kernels.
     """
 
     name: str = MISSING
     eager_baseline: bool = True
+    fused_layers: bool = True
     overlap: str = "auto"
     packed: PackedConfig = field(default_factory=PackedConfig)
 

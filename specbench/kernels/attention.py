@@ -56,6 +56,8 @@ class AttentionPlan:
     folded: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     # the masks above on the devices of other layers, by (mask's id, device); likewise
     moved: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
+    # sines of the rows' positions, and the same as ``signed`` gives them
+    sines: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def on(self, mask: torch.Tensor, device: torch.device) -> torch.Tensor:
         """``mask`` on ``device``, copied there once a pass: a model may be spread over several."""
@@ -72,6 +74,16 @@ class AttentionPlan:
         if key not in self.folded:
             self.folded[key] = mask.repeat(1, 1, times, 1)
         return self.folded[key]
+
+    def signed(self, sin: torch.Tensor) -> torch.Tensor:
+        """``sin [.., size]`` with its first half negated, made once a pass.
+
+        A rotation then multiplies a head whose halves are swapped by it, and negates nothing.
+        """
+        if self.sines is None or self.sines[0] is not sin:
+            half = sin.shape[-1] // 2
+            self.sines = (sin, torch.cat((-sin[..., :half], sin[..., half:]), -1))
+        return self.sines[1]
 
 
 def attend(
@@ -117,7 +129,7 @@ def attend(
     groups = heads // key.shape[1]
     if softcap is not None:
         return _capped(query, key, value, mask, causal, scaling or size**-0.5, softcap), None
-    if groups > 1 and query.is_cuda and not causal:
+    if groups > 1 and not query.is_cpu and not causal:
         # CUDA's fast kernels take either grouped heads or a mask. The queries that share a key
         # head can as well be more rows of one head.
         out = torch.nn.functional.scaled_dot_product_attention(

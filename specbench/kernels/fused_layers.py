@@ -149,15 +149,15 @@ def _attention_forward(
     keys, values = past_key_values.update(keys, values, self.layer_idx)
     out, _ = attend(
         self, queries, keys, values, attention_mask,
-        scaling=self.scaling, sliding_window=_window(self), **kwargs,
+        scaling=self.scaling, sliding_window=sliding_window(self), **kwargs,
     )  # fmt: skip
     return self.o_proj(out.view(batch, rows, -1)), None
 
 
-def _window(attention: Any) -> int | None:
+def sliding_window(attention: Any) -> int | None:
     """The layer's window, from where its class takes it."""
-    mistral = type(attention).__name__ == "MistralAttention"
-    window: int | None = getattr(attention.config if mistral else attention, "sliding_window", None)
+    of_all = type(attention).__name__ in ("MistralAttention", "Phi3Attention")
+    window: int | None = getattr(attention.config if of_all else attention, "sliding_window", None)
     return window
 
 

@@ -15,7 +15,7 @@ leaves every product to plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from specbench.kernels.autotune import KERNELS, PACKED, Kernel, load_plan, pack, plain
+from specbench.kernels.stacked_weights import stack, unstack
 
 MAX_PREFILL_ROWS_PACKED = 512
 
@@ -103,23 +104,14 @@ class SharedProduct:
         first = linears[0]
         stacked = nn.Linear(first.in_features, 1, bias=False, device="meta")
         stacked.out_features = sum(linear.out_features for linear in linears)
-        stacked.weight = self._stack([linear.weight for linear in linears])
+        stacked.weight = _constant(stack([linear.weight for linear in linears]))
         if first.bias is not None:
-            stacked.bias = self._stack([linear.bias for linear in linears])
+            stacked.bias = _constant(stack([linear.bias for linear in linears]))
         self.stacked = stacked
         self.packed: PackedLinear
         self._waiting = 0
         self._input: torch.Tensor | None = None
         self._output: torch.Tensor | None = None
-
-    @staticmethod
-    def _stack(parts: Sequence[torch.Tensor]) -> nn.Parameter:
-        stacked = torch.cat([part.detach() for part in parts])
-        start = 0
-        for part in parts:
-            part.data = stacked[start : start + len(part)]
-            start += len(part)
-        return nn.Parameter(stacked, requires_grad=False)
 
     def pack(self, kernels: dict[int, str]) -> list[SiblingLinear]:
         self.packed = PackedLinear(self.stacked, kernels)
@@ -139,6 +131,10 @@ class SharedProduct:
         if self._waiting == 0:  # the next pass may bring the same tensor with other numbers
             self._input = self._output = None
         return out
+
+
+def _constant(values: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(values, requires_grad=False)
 
 
 def pack_linears(
@@ -231,11 +227,20 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, module)
 
 
-def unpack_linears(model: nn.Module) -> None:
-    """Undo ``pack_linears``."""
+def unpack_linears(model: nn.Module, *, apart: bool = False) -> None:
+    """Undo ``pack_linears``.
+
+    Weights of siblings stay parts of one matrix. ``apart`` gives each its own memory again, after
+    which the stand-ins that were taken out must not come back.
+    """
+    siblings = []
     for name, module in list(model.named_modules()):
         if isinstance(module, PackedLinear | SiblingLinear):
             linear = nn.Linear(1, 1, bias=False, device="meta")
             linear.in_features, linear.out_features = module.in_features, module.out_features
             linear.weight, linear.bias = module.weight, module.bias
             _replace(model, name, linear)
+            if isinstance(module, SiblingLinear):
+                siblings += [module.weight] if module.bias is None else [module.weight, module.bias]
+    if apart:
+        unstack(siblings)

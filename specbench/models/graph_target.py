@@ -25,6 +25,8 @@ from specbench.arrays import IntArray
 from specbench.decoding.structs import DraftTree
 from specbench.errors import CaseFailed, ConfigurationError, first_line, message_line
 from specbench.kernels.attention import AttentionPlan
+from specbench.kernels.gpu_layers import fuse
+from specbench.models.hidden_states import decoder_layers
 from specbench.models.scores import Outcome, Scores
 from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.models.target import Target, in_place
@@ -72,6 +74,8 @@ class GraphTarget(Target):
             them; passes without any have graphs of their own.
         layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
             any other is captured when it first comes, which costs its step a moment.
+        fused: run the layers' steps in fewer kernels, see ``kernels.gpu_layers``. Other targets and
+            programs with the same model are not affected.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class GraphTarget(Target):
         drafts: bool = False,
         layouts: Iterable[tuple[int, int]] = (),
         hidden_layers: Iterable[tuple[int, ...]] = (),
+        fused: bool = False,
         **kwargs: Any,
     ) -> None:
         self.commits = commits
@@ -96,6 +101,10 @@ class GraphTarget(Target):
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
         self._outcome: Outcome | None = None  # of the last pass, where that has moved its rows
+        self._fusion = fuse(model, decoder_layers(model)) if fused else None
+        if self._fusion is not None and self._fusion.stock:
+            kept = ", ".join(self._fusion.stock)
+            log.warning("engine.fused_layers: no fused form of %s is known, they stay", kept)
         super().__init__(model, **kwargs)
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
@@ -115,6 +124,12 @@ class GraphTarget(Target):
                     if rows <= keys:
                         for layers in self._hidden_layers:
                             self._pass(rows, keys, batch_rows, layers)
+
+    def release(self) -> None:
+        self._free()
+        if self._fusion is not None:
+            self._fusion.undo()
+        super().release()
 
     def _free(self) -> None:
         """Also the passes, whose graphs point into the cache that goes and hold memory too."""
@@ -209,8 +224,14 @@ class GraphTarget(Target):
     ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
         return self._call(tokens, positions, plan, hidden_layers=hidden_layers)
 
+    def _call(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        with self._fusion.active() if self._fusion else nullcontext():
+            return super()._call(*args, **kwargs)
+
     def describe(self) -> dict[str, Any]:
-        return {"engine": "graph", "graphs": list(self.graphs), "eager": dict(self.reasons)}
+        layers = {"layers": self._fusion.describe()} if self._fusion else {}
+        made = {"graphs": list(self.graphs), "eager": dict(self.reasons)}
+        return {"engine": "graph", **made, **layers}
 
     def _choose(
         self, tree: DraftTree, in_rows: bool, hidden_layers: tuple[int, ...]

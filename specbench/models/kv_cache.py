@@ -45,14 +45,17 @@ class KVCache:
         self._shared = 0  # batch layout: rows up to here are the same in all batch rows
         self._storage: dict[torch.device, torch.Tensor] = {}
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._pairs: list[torch.Tensor] = []  # keys and values of a layer as one tensor
         for device in dict.fromkeys(layer_devices):
             layers = layer_devices.count(device)
             self._storage[device] = torch.zeros(
                 2 * layers, batch, kv_heads, max_len, head_dim, dtype=dtype, device=device
             )
-        unused = {device: iter(storage) for device, storage in self._storage.items()}
+        unused = {device: iter(s.split(2)) for device, s in self._storage.items()}
         for device in layer_devices:
-            self._layers.append((next(unused[device]), next(unused[device])))
+            pair = next(unused[device])
+            self._pairs.append(pair)
+            self._layers.append((pair[0], pair[1]))
 
     @property
     def storage(self) -> torch.Tensor:
@@ -88,6 +91,19 @@ class KVCache:
         cached_keys[:batch, :, start:end] = keys
         cached_values[:batch, :, start:end] = values
         return cached_keys[:batch, :, :end], cached_values[:batch, :, :end]
+
+    def update_both(self, new: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``update``, of keys and values in one tensor ``[2, batch, kv_heads, rows, size]``."""
+        batch, start = new.shape[1], self.length + self.retained
+        cached = self._pairs[layer][:, :batch]
+        if self._static is not None:
+            slots, end = self._static
+            cached.index_copy_(3, slots, new)
+        else:
+            end = start + new.shape[3]
+            cached[:, :, :, start:end] = new
+        keys, values = cached[:, :, :, :end]
+        return keys, values
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Committed rows; part of transformers' interface."""

@@ -1,0 +1,24 @@
+"""Weights of linears that read the same input, as parts of one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+def stack(parts: Sequence[nn.Parameter]) -> torch.Tensor:
+    """``parts`` below one another; they become views of the result, so that it takes no memory."""
+    stacked = torch.cat([part.detach() for part in parts])
+    start = 0
+    for part in parts:
+        part.data = stacked[start : start + len(part)]
+        start += len(part)
+    return stacked
+
+
+def unstack(parts: Sequence[nn.Parameter]) -> None:
+    """Undo ``stack``: each part has memory of its own again."""
+    for part in parts:
+        part.data = part.data.clone()
