@@ -88,7 +88,7 @@ class _Forward:
 
     def __init__(self, module: Any, fusion: Fusion) -> None:
         self.module, self.fusion = module, fusion
-        self.stacked: Sequence[nn.Parameter] = ()
+        self.stacked: Sequence[torch.Tensor] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.fusion.is_active:

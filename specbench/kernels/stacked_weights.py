@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 
-def stack(parts: Sequence[nn.Parameter]) -> torch.Tensor:
+def stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """``parts`` below one another; they become views of the result, so that it takes no memory."""
     stacked = torch.cat([part.detach() for part in parts])
     start = 0
@@ -18,7 +17,7 @@ def stack(parts: Sequence[nn.Parameter]) -> torch.Tensor:
     return stacked
 
 
-def unstack(parts: Sequence[nn.Parameter]) -> None:
+def unstack(parts: Sequence[torch.Tensor]) -> None:
     """Undo ``stack``: each part has memory of its own again."""
     for part in parts:
         part.data = part.data.clone()
