@@ -26,12 +26,14 @@ State kept: none beyond the head's cache and unread states, for a turn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.protocols import TargetInfo
@@ -42,9 +44,8 @@ from specbench.decoding.structs import (
     DraftTree,
 )
 from specbench.index.tree.static_tree import tree_of_knobs
-from specbench.models.heads import eagle, eagle3
+from specbench.models.heads import eagle, eagle3, layer_ids
 from specbench.models.heads.decoder import FeatureHead
-from specbench.models.heads.layer_ids import default_ids
 from specbench.models.heads.short_list import ends_of
 
 
@@ -300,6 +301,14 @@ class Eagle3(_Grown):
     def layers(self) -> tuple[int, ...]:
         return self._layers
 
+    def check_layers(self, ids: IntArray, states: Sequence[torch.Tensor]) -> None:
+        assert isinstance(self._head, eagle3.Eagle3)
+        if self._head.config.joins_states:
+            self._head.reserve(len(ids), 1)
+            self._reserved = 0  # the cache was made for this text
+            here = [rows.to(self._device) for rows in states]
+            layer_ids.check(self._head, here, to_device(ids, self._device), self._layers)
+
     def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
         head = eagle3.load(
             folder,
@@ -309,5 +318,5 @@ class Eagle3(_Grown):
             layer_ids=tuple(self.layer_ids) if self.layer_ids else None,
         )
         if head.config.joins_states:
-            self._layers = head.config.layer_ids or default_ids(target.n_layers)
+            self._layers = head.config.layer_ids or layer_ids.default_ids(target.n_layers)
         return head

@@ -109,4 +109,5 @@ class Medusa(HeadDrafter):
 
     def _best(self, states: torch.Tensor, levels: int) -> torch.Tensor:
         """``[n, levels, ranks]`` candidates of each row's heads, by their own ids."""
-        return self._heads(states, levels).topk(self._tree.n_ranks, dim=-1).indices
+        logits: torch.Tensor = self._heads(states, levels)
+        return logits.topk(self._tree.n_ranks, dim=-1).indices

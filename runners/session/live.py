@@ -67,6 +67,7 @@ def both_baselines(job: Job) -> Job:
 def _measure(load: Load, run: OpenRun) -> None:
     # Heavy imports only where something is left to measure.
     from runners.session.blocks import BlockRunner
+    from runners.session.head_check import check_heads
     from runners.session.recorder import Recorder
 
     job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
@@ -96,6 +97,7 @@ def _measure(load: Load, run: OpenRun) -> None:
             found = session.calibrate_audit(prompts, earlier.audit if earlier else None)
             model.audit = found.to_json()
             run.save_manifest()
+        check_heads(session, runs, session.render([(job.cases[0].turns[0], None)]))
         answers = BaselineCache(job.folder / records.DIALOGUE, session.plain)
         monitor = SystemMonitor(gpus, energy=measure.energy)
         by_label = {method_run.label: method_run for method_run in runs}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from runners.job import Job
 from runners.session.session import Session
 from specbench.config.schema import RECORD_STATES, ModelConfig
@@ -70,7 +72,9 @@ class Recorder:
         for record in made:
             if record.label != self._job.baseline or record.status == "failed" or record.repeat:
                 continue
-            found = self._session.record(record, _CANDIDATES, self._layers)
+            prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+            output = np.asarray(record.output_ids, dtype=np.int64)
+            found = self._session.record(prompt, output, _CANDIDATES, self._layers)
             lines.append({**record.turn_id, "top": found.candidates.tolist()})
             if self._layers:
                 path = states.path_of(self._job.folder, record.stream_index, record.turn)
@@ -78,8 +82,8 @@ class Recorder:
                     path,
                     found.states,
                     n_layers=self._session.n_layers,
-                    prompt=record.prompt_ids,
-                    output=record.output_ids,
+                    prompt=prompt,
+                    output=output,
                     tokenizer_hash=self._session.tokenizer_hash,
                 )
         jsonl.append_jsonl(self._file, lines)

@@ -306,10 +306,10 @@ class Session:
         """Refuse hidden states that the model does not have, in the name of ``who``."""
         self._target.hidden_states.check(layers, who)
 
-    def record(self, record: CaseRecord, top: int, layers: tuple[int, ...]) -> Recording:
-        """What the model says along a record's output, untimed, see `record_output`."""
-        prompt = np.asarray(record.prompt_ids, dtype=np.int64)
-        output = np.asarray(record.output_ids, dtype=np.int64)
+    def record(
+        self, prompt: IntArray, output: IntArray, top: int, layers: tuple[int, ...]
+    ) -> Recording:
+        """What the model says along an output, untimed, see `record_output`."""
         self._reserve(len(prompt) + len(output))
         return record_output(self._target, prompt, output, top, layers)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     AFTER_FINAL_NORM,
@@ -73,6 +74,14 @@ class HeadDrafter(Drafter):
         What depends on no draft may be computed at once, which reads the weights once.
         """
 
+    def check_layers(self, ids: IntArray, states: Sequence[torch.Tensor]) -> None:
+        """Warn where the states of other layers suit the head clearly better; untimed.
+
+        Args:
+            ids: ``[n]`` of a text.
+            states: all its hidden states ``[n, hidden]``, the embedding's output first.
+        """
+
     def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:
         self._waiting = [self._joined(hidden)]
 
@@ -100,3 +109,10 @@ class HeadDrafter(Drafter):
         if not waiting:
             return None
         return waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+
+
+def heads_of(drafter: Drafter) -> list[HeadDrafter]:
+    """The drafters with a trained head that a drafter is, or is made of."""
+    if isinstance(drafter, Composite):
+        return [head for part in drafter.parts for head in heads_of(part)]
+    return [drafter] if isinstance(drafter, HeadDrafter) else []

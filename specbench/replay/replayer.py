@@ -15,7 +15,7 @@ from specbench.config.schema import ModelConfig
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import DecodeResult, Engine
-from specbench.decoding.head_drafter import HeadDrafter
+from specbench.decoding.head_drafter import HeadDrafter, heads_of
 from specbench.decoding.structs import DraftContext, Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import NeedsNotMet, SpecBenchError
@@ -204,7 +204,7 @@ class Replayer:
         hidden = self._states_of(turn, needs.hidden_layers)
         self._target.load(turn.output_ids, turn.candidates, hidden)
         if self._surface is None:  # with one, the drafter's own time is measured
-            for head in _heads_of(drafter):
+            for head in heads_of(drafter):
                 head.foresee(len(turn.prompt_ids), hidden)
         if needs.reference:
             drafter.set_reference(turn.output_ids)
@@ -315,12 +315,6 @@ def _states_suffice(drafter: Drafter) -> bool:
     return isinstance(drafter, HeadDrafter) and not (
         needs.tree_hidden or needs.logits or needs.prompt_logits or needs.draft_model
     )
-
-
-def _heads_of(drafter: Drafter) -> list[HeadDrafter]:
-    if isinstance(drafter, Composite):
-        return [head for part in drafter.parts for head in _heads_of(part)]
-    return [drafter] if isinstance(drafter, HeadDrafter) else []
 
 
 def _check_layers(drafter: Drafter, traces: Traces) -> None:

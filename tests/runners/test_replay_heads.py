@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from methods.medusa import Medusa
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading
+from specbench.models.heads import layer_ids
 from specbench.models.heads.layer_shape import read_shape
 from specbench.replay import states
 from specbench.replay.traces import load_traces
@@ -142,6 +143,26 @@ def test_what_is_recorded_suits_the_heads_that_are_at_hand(with_heads, tmp_path,
     assert "recording the hidden states 0, 1, 2: 0.8 kB a token" in caplog.text
     assert "pair.heads.medusa is not here" in caplog.text
     assert (out / records.CANDIDATES).is_file(), "record=states keeps what record=true keeps"
+
+
+def test_a_run_warns_of_a_head_that_was_trained_on_other_layers(
+    with_heads, tmp_path, caplog, monkeypatch
+):
+    """As if it guessed the target's answer from the states one layer above those it reads."""
+    texts = []
+
+    def agreement(head, all_states, ids, layers):
+        texts.append((len(all_states), {len(rows) for rows in all_states} == {len(ids)}))
+        return 0.9 if layers == (1, 1, 1) else 0.2
+
+    monkeypatch.setattr(layer_ids, "agreement", agreement)
+    entry = "compare=[{method: eagle3, total: 6, depth: 1, top_k: 3, layer_ids: [0, 0, 0]}]"
+    typed = [entry, "dataset.limit=1", f"output_dir={tmp_path}/run"]
+    assert run_here([*with_heads, *typed]) == 0
+    assert texts == [(3, True)] * 2
+    assert "pass layer_ids=[1, 1, 1]" in caplog.text
+    done = records.read_records(tmp_path / "run")[0]
+    assert {r.lossless.verdict for r in done} == {"equal"}
 
 
 def test_what_was_not_recorded_is_refused(live, with_heads, again, tmp_path):

@@ -81,6 +81,8 @@ def check(
     shifted = [tuple(i + by for i in layers) for by in (0, -1, 1)]
     # The last state is behind the final norm, so it is no layer's input.
     possible = [c for c in shifted if min(c) >= 0 and max(c) < len(states) - 1]
+    if not possible:
+        return tuple(layers)
     shares = {each: agreement(head, states, ids, each) for each in possible}
     best = max(possible, key=lambda each: shares[each])
     given = tuple(layers)
