@@ -61,7 +61,7 @@ def test_in_tables_figures_and_report(folder, capsys):
     for text in shown:
         assert AGAIN in text
         assert pld in text
-    (warning,) = re.findall(r"<strong>Disturbed, vicuna7b on specbench</strong> (.*)</p>", page)
+    (warning,) = re.findall(r"<li><strong>Vicuna-7B on Spec-Bench</strong>: (.*)</li>", page)
     assert AGAIN in warning
 
 
