@@ -83,8 +83,12 @@ def is_chain(entry: ComparedLabel) -> bool:
     return top_k == 1 or (levels is not None and set(levels) == {1})
 
 
-def _rows(entry: ComparedLabel) -> float:
-    return rows_of_target_pass(entry).value or 0.0
+def _rows(entry: ComparedLabel) -> int:
+    """Rows of a whole draft with the root; passes at the end of an answer may read fewer."""
+    total, levels = entry.knobs.get("total"), entry.knobs.get("levels")
+    if total is not None:
+        return int(total)
+    return 1 + sum(levels) if levels else round(rows_of_target_pass(entry).value or 0.0)
 
 
 def rows_picture(comparison: Comparison, caption: str) -> Drawing | None:
@@ -92,7 +96,7 @@ def rows_picture(comparison: Comparison, caption: str) -> Drawing | None:
 
     A line for each head's chains and one for its trees.
     """
-    sizes: dict[tuple[str, bool], list[tuple[float, ComparedLabel]]] = {}
+    sizes: dict[tuple[str, bool], list[tuple[int, ComparedLabel]]] = {}
     for entry in of_heads(comparison):
         if "auxiliary" not in entry.knobs:
             sizes.setdefault((entry.method, is_chain(entry)), []).append((_rows(entry), entry))
