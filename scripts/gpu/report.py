@@ -1,177 +1,140 @@
-"""The GPU check's report: what was measured and what not, as JSON, Markdown and a picture."""
+"""``gpu_check.md`` of what the parts found: numbers with their spread, and what is aimed at."""
 
 from __future__ import annotations
 
-import json
-import sys
-import time
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
-from scripts.gpu import steps as gpu_steps
-from scripts.gpu.measurements import DRAFT_NODES, DRAFT_TEXT, ROWS
-from scripts.gpu.progress import Progress
-from specbench.system import environment
+from specbench.results.wording import verdict_words
+from specbench.storage import jsonl
 
-
-def command_line() -> str:
-    """What was typed, without this machine's folders."""
-    return " ".join(["python -m scripts.gpu_check", *sys.argv[1:]])
-
-
-def write(check: Progress) -> None:
-    """The report so far, as JSON, Markdown and a picture."""
-    out: Path = check.args.out
-    out.mkdir(parents=True, exist_ok=True)
-    data = {
-        "command": command_line(), "date": time.strftime("%Y-%m-%d"),
-        "environment": environment.describe(), "results": check.results, "missing": check.missing,
-        "left_out": check.left_out, "surfaces": check.surfaces,
-    }  # fmt: skip
-    (out / "gpu_check.json").write_text(json.dumps(data, indent=1, default=str))
-    (out / "gpu_check.md").write_text(report(check))
-    if any(name.startswith("rows") for name in check.results):
-        picture(check, out / "gpu_check.png")
+# By what a model's pass is bound: launches below about 6 billion parameters, bandwidth above.
+LARGE = 6e9
+NEXT = (
+    "python run.py model=vicuna7b dataset=specbench method=cacheback "
+    "'compare=[pld,token_recycling,sam]'   (docs/gpu.md)"
+)
 
 
-def report(check: Progress) -> str:
-    """The figures as Markdown, each beside what is wanted of it."""
-    device = (
-        torch.cuda.get_device_name(check.device) if check.device.type == "cuda" else "CPU (a trial)"
-    )
-    lines = [f"# GPU check: {device}", "", f"**Command:** `{command_line()}`", "",
-             f"**Date:** {time.strftime('%Y-%m-%d')}", ""]  # fmt: skip
-    if "numerics" in check.results:
-        found = check.results["numerics"]
-        lines += [f"Numerics: {found['pytest']}", *(f"- {why}" for why in found["skipped"]), ""]
-    if "bandwidth" in check.results:
-        found = check.results["bandwidth"]
-        lines += [f"Memory: {found['read_gb_per_s']:.0f} GB/s read, "
-                  f"{found['copy_gb_per_s']:.0f} GB/s copied", ""]  # fmt: skip
-    rows = [(n, r) for n, r in check.results.items() if n.startswith("decoding")]
-    if rows:
-        lines += ["Tokens/s of whole calls, the prompt's pass among them; the share of the "
-                  "bandwidth is that of the passes after it.", "",
-                  "| model | graph tokens/s | eager | generate | graph / generate (wanted ≥ 3) "
-                  "| graph's share of bandwidth (wanted ≥ 70 %) |", "|---" * 6 + "|"]  # fmt: skip
-        for name, r in rows:
-            rate, share = r["tokens_per_s"], r["bandwidth_share"]["graph"]
-            lines.append(
-                f"| {name.split()[1]} | {rate['graph']:.1f} | {rate['eager']:.1f} "
-                f"| {rate['generate']:.1f} | {r['graph_over_generate']:.2f} "
-                f"| {'–' if share is None else f'{share:.0%}'} |"
-            )
-        lines.append("")
-    for name, points in check.results.items():
-        if name.startswith("rows"):
-            lines += _rows_table(name.split()[1], points)
-    if check.surfaces:
-        kept = ", also in `surfaces/`" if check.device.type == "cuda" else ""
-        files = ", ".join(f"`{name}`" for name in check.surfaces)
-        lines += [f"Cost surfaces for replay, beside this report{kept}: {files}", ""]
-    for name, passes in check.results.items():
-        if name.startswith("drafts"):
-            lines += _drafts_table(name.split()[1], passes)
-    lines += _steps_table(check.results.get("steps", {}))
-    lacking = check.missing | check.left_out
-    lines += ["", *(f"- not measured: {name}: {why}" for name, why in lacking.items())]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _drafts_table(model: str, passes: list[dict[str, Any]]) -> list[str]:
-    by = {(p["engine"], p["nodes"]): p["ms"] for p in passes}
-    return [
-        f"A draft model's pass, {model}, behind {DRAFT_TEXT} tokens, ms:", "",
-        "| nodes | eager | graph |", "|---" * 3 + "|",
-        *(
-            f"| {n} | {_number(by.get(('eager', n)), '.2f')} "
-            f"| {_number(by.get(('graph', n)), '.2f')} |"
-            for n in DRAFT_NODES
-        ), "",
-    ]  # fmt: skip
-
-
-def _steps_table(methods: dict[str, Any]) -> list[str]:
-    if not methods:
-        return []
-    phases = sorted({phase for r in methods.values() for phase in r["us_per_step"]})
+def write(path: Path, found: Mapping[str, Any], versions: str, git: Mapping[str, Any]) -> None:
     lines = [
-        "A step by phase, host and device, µs. Outside the target's pass: by phases, where the "
-        "host's work before the launch counts as the pass, and by bare replays of the same "
-        "shapes. A toy file is a small one of made-up text.", "",
-        "| method | engine | nodes | " + " | ".join(phases)
-        + " | bare replay | outside by phases | outside by replays |",
-        "|---" * (len(phases) + 6) + "|",
-        *(
-            f"| {method} ({r['setting']}) | {r['engine']} | {_nodes(r)} | "
-            + " | ".join(f"{r['us_per_step'].get(phase, 0.0):.0f}" for phase in phases)
-            + f" | {_number(r['replay_us_per_step'], '.0f')} | {r['outside_by_phases']:.1%} "
-            f"| {_number(r['outside_by_replays'], '.1%')} |"
-            for method, r in methods.items()
-        ), "",
-    ]  # fmt: skip
-    bounded = [method for method in gpu_steps.STEP_METHODS if method in methods]
-    if bounded:
+        "# GPU check",
+        "",
+        versions,
+        "",
+        f"Code: {git['commit']}{' and changes' * git['dirty']}",
+    ]
+    if any(part["device"] == "cpu" for part in found.values()):
+        lines += ["", "**A trial on a CPU: the numbers say nothing.**"]
+    rows = [
+        [name, p["state"], f"{p['seconds']:.0f}", p["watched"], p["result"]["last_line"][:90]]
+        for name, p in found.items()
+    ]
+    lines += ["", *_table(["part", "state", "s", "GPU meanwhile", "last line"], rows)]
+    results = {name: part["result"] for name, part in found.items()}
+    copies = results.get("bandwidth", {}).get("copy_bytes_per_s")
+    copy = statistics.median(copies) if copies else None
+    if copies:
+        reads = results["bandwidth"]["read_bytes_per_s"]
         lines += [
-            "| host and device time outside the target's pass | the larger count | wanted |",
-            "|---" * 3 + "|",
-            *(
-                f"| {m} ({methods[m]['setting']}), nodes: {_nodes(methods[m])} "
-                f"| {methods[m]['outside_the_pass']:.1%} | ≤ 8 % |"
-                for m in bounded
-            ), "",
-        ]  # fmt: skip
+            "",
+            f"Copy {_spread(copies, 1e-9)} GB/s, fastest read {max(reads) * 1e-9:.0f} GB/s.",
+        ]
+    for name, result in results.items():
+        kind, _, model = name.partition(" ")
+        if kind.startswith("loops") and "tokens_per_s" in result:
+            lines += ["", f"## Loops, {model}", "", *_loops(result, copy)]
+        elif kind == "kernels" and (rows_ := [k for k in result if k.isdigit()]):
+            lines += ["", f"## Kernels, {model}", "", *_kernels({k: result[k] for k in rows_})]
+        elif "surface.json" in result:
+            large = results.get(f"loops {model}", {}).get("parameters", 0) >= LARGE
+            lines += ["", f"## Rows, {model}", "", *_rows(result["surface.json"], large)]
+        elif "summary.json" in result:
+            lines += [
+                "",
+                f"## {name.title()}",
+                "",
+                *_summary(result["summary.json"], result.get("nodes_per_step", {})),
+            ]
+    jsonl.write_text(path, "\n".join([*lines, ""]))
+
+
+def _loops(result: Mapping[str, Any], copy: float | None) -> list[str]:
+    size, large = result["weight_bytes"], result["parameters"] >= LARGE
+    rows = []
+    for name, rates in result["tokens_per_s"].items():
+        passes = result["passes_per_s"].get(name) or []
+        share = f"{size * statistics.median(passes) / copy:.0%}" if passes and copy else "–"
+        failed = result["failed"].get(name, "")
+        rows.append([name, _spread(rates) if rates else f"– {failed}", share])
+    clock = result["clock_over_wall"]
+    off = max((abs(c - 1) for c in clock), default=None)
+    lines = _table(["loop", "tokens/s", "share of copy bandwidth"], rows)
+    if large:
+        lines += ["", "Goal of the graph engine at this size: at least 70 %, aim 80 %."]
+    if off is not None:
+        steps = result["tokens"] - 1
+        text = f"CUDA-event times against the wall over {steps} steps: off by at most {off:.2%}"
+        verdict = "within 1 %" if off <= 0.01 else "NOT within 1 %"
+        lines += ["", f"{text}, {verdict if steps >= 100 else 'too few steps to tell'}."]
     return lines
 
 
-def _nodes(method: dict[str, Any]) -> str:
-    """Nodes of a step; what stays below half the budget is no measurement of a step at it."""
-    count, most = method["nodes_per_step"], method["most_nodes"]
-    return f"{count:.1f}" + (f", below half of {most}" if 2 * count < most else "")
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
-
-
-def _rows_table(model: str, points: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        f"A step without drafting, {model}, ms (ratio to 1 row; wanted at 64 rows ≤ 1.25):",
-        "",
+def _kernels(result: Mapping[str, Any]) -> list[str]:
+    families = sorted({f for r in result.values() for f in r["us"]})
+    heads = ["µs (launches) of"] + [f"{rows} rows" for rows in result]
+    rows = [
+        [f, *(f"{r['us'].get(f, 0):.0f} ({r['launches'].get(f, 0):.0f})" for r in result.values())]
+        for f in families
     ]
-    kinds = sorted({(p["engine"], p["context"]) for p in points})
-    by = {(p["engine"], p["context"], p["rows"]): p["ms"] for p in points}
-    lines += ["| rows | " + " | ".join(f"{e} {c}" for e, c in kinds) + " |"]
-    lines += ["|---" * (len(kinds) + 1) + "|"]
-    for rows in ROWS:
-        cells = [f"{by[e, c, rows]:.2f} ({by[e, c, rows] / by[e, c, 1]:.2f})" for e, c in kinds]
-        lines.append(f"| {rows} | " + " | ".join(cells) + " |")
-    return [*lines, ""]
+    rows.append(["sum", *(f"{sum(r['us'].values()):.0f}" for r in result.values())])
+    rows.append(["the pass, by the wall", *(f"{r['wall_us']:.0f}" for r in result.values())])
+    return _table(heads, rows)
 
 
-def picture(check: Progress, path: Path) -> None:
-    """Time of a pass over rows, a line an engine and context, a panel a model."""
-    import matplotlib
+def _rows(surface: Mapping[str, Any], large: bool) -> list[str]:
+    axes = surface["tree"]["axes"]
+    times = 1e3 * np.asarray(surface["tree"]["samples_s"])  # [rows, contexts, repeats]
+    middle = np.median(times, -1)
+    rows = [
+        [str(n), *(f"{_spread(times[i, j])} ({middle[i, j] / middle[0, j]:.2f})"
+                   for j in range(len(axes["context"])))]
+        for i, n in enumerate(axes["rows"])
+    ]  # fmt: skip
+    lines = _table(["rows"] + [f"ms at {c} (of 1 row)" for c in axes["context"]], rows)
+    eager = (surface["model"].get("passes") or {}).get("eager") or {}
+    lines += ["", f"Ran eagerly: {eager}."] if eager else []
+    return [*lines, "", "Goal at 64 rows: at most 1.25, aim 1.15."] if large else lines
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    models = [name for name in check.results if name.startswith("rows")]
-    figure, axes = plt.subplots(1, len(models), figsize=(5 * len(models), 4), squeeze=False)
-    for axis, name in zip(axes[0], models, strict=True):
-        points = check.results[name]
-        for engine, style in (("eager", "--"), ("graph", "-")):
-            for i, context in enumerate(sorted({p["context"] for p in points})):
-                chosen = [p for p in points if (p["engine"], p["context"]) == (engine, context)]
-                axis.plot(
-                    [p["rows"] for p in chosen], [p["ms"] for p in chosen],
-                    style, color=f"C{i}", marker=".", label=f"{engine}, context {context}",
-                )  # fmt: skip
-        axis.set(title=name.split()[1], xlabel="rows of the pass", ylabel="ms", xscale="log")
-        axis.set_ylim(bottom=0)
-        axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+def _summary(summary: Mapping[str, Any], nodes: Mapping[str, float]) -> list[str]:
+    rows = []
+    for row in summary["rows"]:
+        if row["task"] == "overall":
+            shares = row["phase_share"] or {}
+            inside = sum(s for phase, s in shares.items() if phase not in ("prefill", "setup"))
+            outside = 1 - shares.get("verify", 0.0) / inside if inside else None
+            cells = (row["mat"], row["speedup"], outside)
+            words = ["–" if c is None else f"{c:.2f}" for c in cells[:2]]
+            words.append("–" if outside is None else f"{outside:.1%}")
+            drafted = f"{nodes.get(row['label'], 0):.1f}"
+            rows.append([row["label"], drafted, *words, verdict_words(row["lossless"])])
+    heads = ["method", "nodes a step", "MAT", "speedup", "outside the pass", "outputs"]
+    return [*_table(heads, rows), "", summary["caption"], *(f"- {n}" for n in summary["notes"])]
+
+
+def _spread(values: Sequence[float] | Any, scale: float = 1.0) -> str:
+    low, middle, high = (scale * f(values) for f in (min, statistics.median, max))
+    digits = 0 if middle >= 100 else 1 if middle >= 10 else 2
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}] of {len(values)}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    marks = "|".join(["---"] * len(heads))
+    return [f"| {' | '.join(cells)} |" for cells in (heads,)] + [f"|{marks}|"] + [
+        f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows
+    ]  # fmt: skip

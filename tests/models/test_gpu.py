@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from methods.random_drafts import RandomDrafts
-from scripts.gpu import methods as gpu_methods
-from scripts.gpu.toys import TOKENIZER, ToyFiles
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.lossless import audit_output
@@ -27,6 +25,8 @@ from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
+from tests.models import gpu_methods
+from tests.models.gpu_toys import TOKENIZER, ToyFiles
 
 pytestmark = [
     pytest.mark.gpu,

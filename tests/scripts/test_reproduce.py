@@ -1,5 +1,6 @@
 """One command for all tables and figures: what it runs, and what it draws of it."""
 
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from analysis.papers import REPRODUCTIONS
-from scripts import reproduce
+from scripts import estimates, reproduce
 
 FIXTURES = Path(__file__).resolve().parents[1] / "golden" / "experiments"
 
@@ -77,3 +78,24 @@ def test_list_names_every_artifact(capsys):
     assert reproduce.main(["--list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == [artifact.name for artifact in REPRODUCTIONS]
+
+
+def test_a_dry_run_prints_jobs_hours_and_memory_and_runs_nothing(calls, tmp_path, capsys):
+    (tmp_path / "cacheback_table1").mkdir()
+    (tmp_path / "cacheback_table1" / "DONE").touch()
+    words = ["cacheback_table1", "scale=paper", "--dry-run", "--results", str(tmp_path)]
+    assert reproduce.main(words) == 0
+    assert not calls
+    shown = capsys.readouterr().out
+    # 560 turns of 1,024 tokens: 4 labels at 13.5 ms (13.5 GB at 1,000 GB/s), eager ar at 30 ms.
+    hours = 560 * 1024 * (4 * 0.01348 + 0.03) / 3600
+    assert re.search(rf"cacheback_table1 +vicuna7b +1 of 1 +{hours:.1f} +17\n", shown)
+    assert "nothing was run" in shown
+
+
+def test_estimates_count_jobs_questions_and_parameters():
+    jobs = estimates.jobs_of("card_table1", ["scale=paper", "model=llama2_70b"], 2e12)
+    assert len(jobs) == 6 and {job.model for job in jobs} == {"llama2_70b"}
+    assert jobs[0].memory == pytest.approx(2 * (69e9 + 7e9) + 4.6e9, rel=0.02)
+    spread = 100 * 512 * jobs[0].labels * 0.138 / 3600  # no eager baseline besides
+    assert jobs[0].hours == pytest.approx(spread, rel=0.01)

@@ -186,6 +186,15 @@ def test_the_state_of_a_gpu(fake):
     assert fake.open == 0, "NVML is shut down again, once"
 
 
+def test_a_name_that_nvml_dropped_ends_no_run(fake, monkeypatch):
+    monkeypatch.delattr(FakeNvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
+    gpus = nvml.open_gpus(["GPU-a"])
+    assert gpus.states()[0]["throttle"] is None
+    name = "nvmlDeviceGetCurrentClocksEventReasons"
+    monkeypatch.setattr(FakeNvml, name, lambda self, handle: 0x04, raising=False)
+    assert gpus.states()[0]["throttle"] == ["power_cap"]
+
+
 @pytest.mark.parametrize(("pids", "others"), [([], 0), ([-1], 0), ([-1, -2, -3], 2)])
 def test_in_a_container_one_of_the_hosts_pids_is_ours(fake, pids, others):
     fake.pids = pids
