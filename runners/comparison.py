@@ -174,13 +174,14 @@ def _measure(
     given: CallerInput, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Measure what the folder lacks."""
-    from runners.session import session
+    from runners.session import loading as session_loading
+    from runners.session.session import Session
 
     job = given.job
     loaded = loading.in_memory(job.config.model, model, tokenizer)
 
-    def load(job: Job, runs: Sequence[MethodRun]) -> session.Session:
-        return session.make_session(job, runs, tokenizer, given.template, lambda: loaded)
+    def load(job: Job, runs: Sequence[MethodRun]) -> Session:
+        return session_loading.make_session(job, runs, tokenizer, given.template, lambda: loaded)
 
     folder.check_owner(job.folder, job.run_key, job.identity)
     if folder.is_complete(job.folder):

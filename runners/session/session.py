@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from runners.job import Job
-from runners.session.build import batch_layouts, build_verifier, hidden_layers, make_target
-from runners.session.method_files import describe_files, find_artifacts, find_heads
+from runners.session.build import build_verifier
+from runners.session.drafts import LoadedDraft
+from runners.session.method_files import describe_files
 from runners.session.method_runs import MethodRun, fitting
 from specbench.arrays import IntArray
-from specbench.config.draft import draft_weights
-from specbench.config.schema import DraftConfig, RunConfig
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
 from specbench.decoding.device import synchronize
 from specbench.decoding.drafter import Drafter
@@ -28,22 +27,21 @@ from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
-from specbench.models import loading, self_check, supported
+from specbench.models import loading
 from specbench.models.audit_tolerance import (
     TOKENS,
     AuditTolerance,
     calibrate,
+    chosen_prompts,
     fixed_tolerance,
 )
-from specbench.models.checkpoints import weights
-from specbench.models.draft.loading import check_same_tokenizer, load_draft_model
 from specbench.models.draft.model import DraftModel
 from specbench.models.draft.speed_ratio import latency_ratio
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.recording import Recording, record_output
-from specbench.results.manifest import DraftInfo, ModelInfo
+from specbench.results.manifest import ModelInfo
 from specbench.results.records import (
     EAGER_DRAFT_PASSES,
     EAGER_PASSES,
@@ -53,13 +51,7 @@ from specbench.results.records import (
 from specbench.storage.jsonl import JsonObject
 from specbench.system import bandwidth
 
-LoadedDraft = tuple[DraftModel, DraftInfo]
-
 log = logging.getLogger(__name__)
-
-# An answer is tokenised again in the next turn's prompt, and may then be longer than it was.
-_RETOKENISED = 1.25
-_CALIBRATED = 4  # prompts that the audit's tolerance is measured on
 
 
 class Session:
@@ -259,10 +251,7 @@ class Session:
         if earlier is not None:
             self._tolerance = AuditTolerance.from_json(earlier)
         elif self._tolerance is None:
-            fitting = [p for p in prompts if len(p) + TOKENS <= self.context_length]
-            chosen = fitting[:: max(1, len(fitting) // _CALIBRATED)][:_CALIBRATED]
-            if not chosen:  # none has room for an answer that could be audited
-                chosen = [prompts[0][: self.context_length - TOKENS]]
+            chosen = chosen_prompts(prompts, self.context_length)
             self._reserve(max(map(len, chosen)) + TOKENS)
             targets = dict.fromkeys((self._target, self._eager_target))
             self._tolerance = calibrate(list(targets), chosen)
@@ -351,112 +340,3 @@ class Session:
             for draft, _ in self._drafts.values():
                 draft.reserve(wanted)
             self._max_len = wanted
-
-
-def load_session(
-    job: Job,
-    runs: Sequence[MethodRun],
-    kind: type[Session] = Session,
-    more_drafts: Sequence[DraftConfig] = (),
-) -> Session:
-    """Load what all labels of a run share; see `make_session`."""
-    tokenizer = loading.load_tokenizer(job.config)
-    template = PromptTemplate.from_config(tokenizer, job.config)
-    load = partial(loading.load_model, job.config, tokenizer)
-    return make_session(job, runs, tokenizer, template, load, kind, more_drafts)
-
-
-def make_session(
-    job: Job,
-    runs: Sequence[MethodRun],
-    tokenizer: PreTrainedTokenizerBase,
-    template: PromptTemplate | TokenIdPrompts,
-    load: Callable[[], LoadedModel],
-    kind: type[Session] = Session,
-    more_drafts: Sequence[DraftConfig] = (),
-) -> Session:
-    """Make what all labels of a run share.
-
-    The methods' needs decide which artifacts are resolved (before ``load`` loads weights) and how
-    large the engine's buffers are. ``more_drafts`` will be loaded later and are checked beforehand.
-
-    Raises:
-        NeedsNotMet: an artifact is missing and cannot be built here, or a draft model has another
-            tokenizer.
-        WeightsNotFound: the model's weights are not to be had.
-        ConfigurationError: the model does not decode here as it does in transformers.
-    """
-    config = job.config
-    files = {run.label: find_artifacts(config, run, tokenizer) for run in runs}
-    heads = {run.label: find_heads(config, run) for run in runs}
-    # Before the weights: a large target takes minutes to load.
-    asked = [*(run.entry.draft for run in runs if run.drafter.needs.draft_model), *more_drafts]
-    for i, draft in enumerate(asked):
-        wanted = draft_weights(draft, config.model)
-        if draft not in asked[:i] and wanted is not None and not wanted.shape:
-            check_same_tokenizer(wanted, tokenizer)
-    model = load()
-    what = f"{weights.key_of(config.model)}={model.id}"
-    supported.check_tokenizer(model.model, tokenizer, what)
-    max_len = min(_longest_turn(job, template), model.context_length)
-    max_nodes = max(run.drafter.needs.max_nodes for run in runs)
-    usable = supported.usable_context(model.model, what, max_len, max_nodes)
-    make = partial(
-        make_target,
-        config=config,
-        max_len=max_len,
-        max_nodes=max_nodes,
-        batch=max(run.drafter.needs.batch for run in runs),
-        layouts=batch_layouts(runs),
-        hidden_layers=hidden_layers(runs),
-    )
-    target, check = self_check.checked(model.model, make, what=what, longest=max_len)
-    model = replace(
-        model,
-        context_length=min(model.context_length, usable or model.context_length),
-        self_check=check,
-    )
-    drafts = _load_drafts(config, runs, target, tokenizer, max_len)
-    return kind(job, runs, tokenizer, template, files, heads, model, target, drafts, max_len)
-
-
-def _load_drafts(
-    config: RunConfig,
-    runs: Sequence[MethodRun],
-    target: Target,
-    tokenizer: PreTrainedTokenizerBase,
-    max_len: int,
-) -> dict[str, LoadedDraft]:
-    """By label its draft model; labels with the same ``pair.draft`` share one."""
-    drafts: dict[str, LoadedDraft] = {}
-    for run in runs:
-        needs = run.drafter.needs
-        if not needs.draft_model:
-            continue
-        max_nodes = needs.draft_nodes or needs.max_nodes
-        same = [r.label for r in runs if r.label in drafts and r.entry.draft == run.entry.draft]
-        if same:
-            drafts[run.label] = drafts[same[0]]
-            drafts[run.label][0].reserve(max_len, max_nodes)
-            continue
-        drafts[run.label] = load_draft_model(
-            run.entry.draft,
-            config.model,
-            target,
-            tokenizer,
-            max_len=max_len,
-            max_nodes=max_nodes,
-            make_target=partial(make_target, config=config, drafts=True),
-        )
-    return drafts
-
-
-def _longest_turn(job: Job, template: PromptTemplate | TokenIdPrompts) -> int:
-    """Tokens of the longest dialogue with its answers, as far as it can be told beforehand."""
-    longest, limit = 0, job.config.generation.max_new_tokens
-    for case in job.cases:
-        turns: list[tuple[str, str | None]] = [(user, "") for user in case.turns[:-1]]
-        answers = len(turns) * limit * _RETOKENISED
-        prompt = len(template.render([*turns, (case.turns[-1], None)]))
-        longest = max(longest, prompt + int(answers) + limit)
-    return longest

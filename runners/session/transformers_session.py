@@ -12,9 +12,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from runners.job import Job
+from runners.session.loading import load_session
 from runners.session.method_runs import MethodRun
 from runners.session.peer import Peer
-from runners.session.session import Session, load_session
+from runners.session.session import Session
 from specbench.arrays import IntArray
 from specbench.config.schema import HfConfig, RunConfig
 from specbench.decoding.drafter import Drafter

@@ -27,6 +27,7 @@ from specbench.models.target import Target
 TOKENS = 32  # of an answer that are read again
 _LIKELIEST = 8  # tokens of a position; what lies far below the maximum is never emitted
 _FEW_ROWS = 8
+_PROMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,13 @@ def fixed_tolerance(dtype: torch.dtype) -> AuditTolerance | None:
     """The dtype's own; None in half precision."""
     value = TOLERANCE.get(str(dtype).removeprefix("torch."))
     return None if value is None else AuditTolerance(value)
+
+
+def chosen_prompts(prompts: Sequence[IntArray], context_length: int) -> list[IntArray]:
+    """A few of a run's prompts, from all over it, that leave room for an answer's tokens."""
+    fitting = [p for p in prompts if len(p) + TOKENS <= context_length]
+    found = list(fitting[:: max(1, len(fitting) // _PROMPTS)][:_PROMPTS])
+    return found or [prompts[0][: context_length - TOKENS]]
 
 
 @torch.inference_mode()

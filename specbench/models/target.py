@@ -30,6 +30,7 @@ from specbench.models.embeddings import Embeddings
 from specbench.models.hidden_states import HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores, batch_select
+from specbench.models.windowed_masks import prompt_windows, windowed_masks
 from specbench.system import cuda_settings
 
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
@@ -155,7 +156,6 @@ class Target:
             raise
 
     def _free(self) -> None:
-        """Drop what depends on the sizes."""
         if any(self._sizes):
             del self.cache, self._mask
 
@@ -210,12 +210,8 @@ class Target:
         n = len(prompt)
         self.cache.reset()
         positions = self._key_positions[:n]
-        plan = AttentionPlan(causal=True)
-        for window in self.windows:
-            if n > window:
-                behind = positions[:, None] - positions[None, :]
-                seen = (behind >= 0) & (behind < window)
-                plan.windowed[window] = self._additive(seen)[None, None]
+        windowed = prompt_windows(self.windows, positions, self._additive)
+        plan = AttentionPlan(causal=True, windowed=windowed)
         logits, hidden = self._call(
             torch.from_numpy(np.ascontiguousarray(prompt, dtype=np.int64))[None].to(self.device),
             positions[None],
@@ -278,7 +274,8 @@ class Target:
         plan = AttentionPlan()
         if visible is not None:
             plan.mask = torch.nn.functional.pad(self._additive(visible), (past, 0))[None, None]
-        self._add_windows(plan, own[-n:], own, visible)
+        text = self._key_positions[:past]
+        plan.windowed = windowed_masks(self.windows, text, own, n, visible, self._additive)
         return Scores(self._call(ids[None], own[None, -n:], plan, keep=keep)[0][0])
 
     @torch.inference_mode()
@@ -386,25 +383,9 @@ class Target:
             own.masked_fill_(~visible, self.hidden_value)
             self._mask_span = (past, past + rows)
             plan.mask = self._mask[None, None, :rows, : past + rows]
-        self._add_windows(plan, positions, positions, visible)
+        text = self._key_positions[:past]
+        plan.windowed = windowed_masks(self.windows, text, positions, rows, visible, self._additive)
         return plan
-
-    def _add_windows(
-        self,
-        plan: AttentionPlan,
-        positions: torch.Tensor,
-        own: torch.Tensor,
-        visible: torch.Tensor | None,
-    ) -> None:
-        """Masks of sliding windows that hide something; ``own`` holds uncommitted positions."""
-        past = self.cache.length
-        for window in self.windows:
-            if past + len(own) > window:
-                keys = torch.cat([self._key_positions[:past], own])
-                seen = positions[:, None] - keys[None, :] < window
-                if visible is not None:
-                    seen[:, past:] &= visible
-                plan.windowed[window] = self._additive(seen)[None, None]
 
     def _call(
         self,

@@ -11,6 +11,7 @@ from methods.pld import PromptLookup
 from runners.session import build, device_lock, session, warmup
 from runners.session.blocks import BlockRunner
 from runners.session.live import both_baselines
+from runners.session.loading import load_session
 from runners.session.method_runs import build_method_runs
 from scripts import spec_bench
 from specbench.decoding.structs import Needs
@@ -31,7 +32,7 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
 
     def prepare(_work, job):
         seen["runs"] = build_method_runs(job)
-        seen["session"] = session.load_session(job, seen["runs"])
+        seen["session"] = load_session(job, seen["runs"])
         return 0
 
     compare = "compare=[{method: ar, eager: true, label: ar_eager}]"
