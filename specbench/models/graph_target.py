@@ -27,9 +27,10 @@ from specbench.errors import CaseFailed, ConfigurationError, first_line, message
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.gpu_layers import fuse
 from specbench.models.hidden_states import decoder_layers
+from specbench.models.kv_cache import in_place
 from specbench.models.scores import Outcome, Scores
 from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
-from specbench.models.target import Target, in_place
+from specbench.models.target import Target
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from transformers import PreTrainedModel
 
+from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
+from specbench.models.hidden_states import decoder_layers
+
+
+def in_place(path: IntArray) -> bool:
+    """Whether the nodes of ``path`` are the first of their tree, so that no row has to move."""
+    return not len(path) or int(path[-1]) == len(path) - 1
+
+
+def layer_devices(
+    model: PreTrainedModel, n_layers: int, device: torch.device
+) -> list[torch.device]:
+    """Where each layer is: on ``device``, or where ``device_map`` has put it."""
+    placed = getattr(model, "hf_device_map", None)
+    if not placed or len(set(placed.values())) == 1:
+        return [device] * n_layers
+    return [next(layer.parameters()).device for layer in decoder_layers(model)]
 
 
 class KVCache:

@@ -28,17 +28,12 @@ from specbench.kernels.packed_linear import pack_linears, packed_weights, unpack
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.embeddings import Embeddings
 from specbench.models.hidden_states import HiddenStates, decoder_layers
-from specbench.models.kv_cache import KVCache
+from specbench.models.kv_cache import KVCache, in_place, layer_devices
 from specbench.models.scores import Scores, batch_select
 from specbench.models.windowed_masks import prompt_windows, windowed_masks
 from specbench.system import cuda_settings
 
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
-
-
-def in_place(path: IntArray) -> bool:
-    """Whether the nodes of ``path`` are the first of their tree, so that no row has to move."""
-    return not len(path) or int(path[-1]) == len(path) - 1
 
 
 class Target:
@@ -76,7 +71,7 @@ class Target:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self.windows = window_sizes(model)
-        self._layer_devices = self._find_layer_devices(config.num_hidden_layers)
+        self._layer_devices = layer_devices(model, config.num_hidden_layers, self.device)
         self._attention_before = str(model.config._attn_implementation)
         install(model)
         self.packed_weights = packed_weights(model)  # another target may have packed it before
@@ -90,12 +85,6 @@ class Target:
         self.eager_passes = 0  # those for which a fixed shape was meant, see GraphTarget
         self._selects: dict[tuple[int, int], torch.Tensor] = {}  # by batch layout
         self.reserve(max_len, max_nodes, batch)
-
-    def _find_layer_devices(self, n_layers: int) -> list[torch.device]:
-        placed = getattr(self.model, "hf_device_map", None)
-        if not placed or len(set(placed.values())) == 1:
-            return [self.device] * n_layers
-        return [next(layer.parameters()).device for layer in self.layers]
 
     @property
     def layers(self) -> torch.nn.ModuleList:
