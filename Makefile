@@ -38,7 +38,7 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup bench test test-all lint fmt type tables figures shown soak bench-engine bench-drafters bench-growth draft-model check-architectures gpu-check clean
+.PHONY: help setup bench test test-all lint fmt type tables figures shown soak bench-engine bench-drafters bench-growth bench-kernels draft-model check-architectures gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -112,6 +112,9 @@ bench-drafters: $(STAMP) ## Drafting time per step of each method
 
 bench-growth: $(STAMP) ## Drafting time against context length and store size; time to build stores
 	$(PY) -m scripts.bench growth $(ARGS)
+
+bench-kernels: $(STAMP) ## Kernels that a pass launches on a GPU, a layer and in all, counted without one
+	$(PY) -m scripts.bench kernels $(ARGS)
 
 draft-model: $(STAMP) ## Train the bundled model's draft model again, in an hour or two
 	$(PY) -m scripts.draft_model.train $(ARGS)

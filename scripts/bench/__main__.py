@@ -1,8 +1,9 @@
-"""Measure what no run of ``run.py`` shows, in three sections.
+"""Measure what no run of ``run.py`` shows, in four sections.
 
     python -m scripts.bench engine       # against transformers, a pass by rows, host work a step
     python -m scripts.bench drafters     # drafting time per step of each method
     python -m scripts.bench growth       # drafting time by context and store, time to build stores
+    python -m scripts.bench kernels      # kernels that a pass would launch on a GPU
 
 All figures of a section are measured in one process: compare ratios, not numbers of two runs.
 """
@@ -13,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
-from scripts.bench import drafters, engine, growth
+from scripts.bench import drafters, engine, growth, kernels
 from scripts.bench.harness import console
 from specbench.storage import jsonl
 from specbench.system import environment
 
-SECTIONS = {"engine": engine, "drafters": drafters, "growth": growth}
+SECTIONS = {"engine": engine, "drafters": drafters, "growth": growth, "kernels": kernels}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
