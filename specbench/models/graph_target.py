@@ -22,6 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specbench.arrays import IntArray
+from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
 from specbench.errors import CaseFailed, ConfigurationError, first_line, message_line
 from specbench.kernels.attention import AttentionPlan
@@ -29,7 +30,7 @@ from specbench.kernels.gpu_layers import fuse
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import in_place
 from specbench.models.scores import Outcome, Scores
-from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
+from specbench.models.static_pass import MOVED_ROWS, FixedShape, StaticNodes, StaticPass
 from specbench.models.target import Target
 
 log = logging.getLogger(__name__)
@@ -198,7 +199,8 @@ class GraphTarget(Target):
         if self._outcome is not None:
             moved = self._outcome.path()[: len(path)]
             if np.array_equal(path, moved):
-                self.cache.commit(None, len(path) + 1)  # the pass has moved them already
+                self._move_rest(path)
+                self.cache.commit(None, len(path) + 1)
                 return
             if not (in_place(path) and in_place(moved)):
                 raise CaseFailed(
@@ -207,6 +209,15 @@ class GraphTarget(Target):
                     "greedy needs GraphTarget(..., commits=False)",
                 )
         super().commit(tree, path)
+
+    def _move_rest(self, path: IntArray) -> None:
+        """Move rows of a path that is longer than what the pass itself has moved."""
+        if len(path) < MOVED_ROWS or in_place(path):
+            return
+        start = self.cache.length
+        rows = path[MOVED_ROWS - 1 :] + 1 + start  # the root is one of those that were moved
+        slots = np.arange(start + MOVED_ROWS, start + len(path) + 1)
+        self.cache.move(to_device(slots, self.device), to_device(rows, self.device))
 
     def on_device(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()

@@ -25,6 +25,9 @@ from specbench.kernels.attention import AttentionPlan
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Outcome, batch_select, greedy_ids
 
+# Rows of the accepted path that a pass moves itself. All of a large tree would be a copy of 130 MB
+# in a 7B model, and more than these are seldom accepted.
+MOVED_ROWS = 16
 _WARM_UPS = 3  # passes before a capture: libraries choose kernels and allocate on the first ones
 
 
@@ -185,6 +188,8 @@ class StaticPass(FixedShape):
         self._host = torch.zeros(n_ids + 3 * rows + 2, dtype=torch.int64, pin_memory=pinned)
         self._host_visible = torch.zeros(rows, rows, dtype=torch.bool, pin_memory=pinned)
         self._result = torch.zeros(2 * rows + 2, dtype=torch.int64, pin_memory=pinned)
+        if rows == 1:
+            self._result[2] = 1  # the root: such a pass tells its choice alone
         self.numbers = torch.zeros_like(self._host, device=device)
         self.visible = torch.zeros_like(self._host_visible, device=device)
         self._parts = (n_ids, n_ids + rows, n_ids + 2 * rows, n_ids + 3 * rows)
@@ -273,7 +278,11 @@ class StaticPass(FixedShape):
 
         Those are: greedy choices (-1 where not finite), rows of the accepted path with the root
         first (padded with their own numbers), how many of them there are, and whether a draft token
-        was outside the vocabulary. Behind them the hidden states that were asked for.
+        was outside the vocabulary; of a single row its choice alone. Behind them the hidden states
+        that were asked for.
+
+        The first ``MOVED_ROWS`` of the path are where they shall stay; ``GraphTarget.commit`` moves
+        the others, which few steps have.
         """
         target, cache = self._target, self._target.cache
         ids, parents, deep, candidate = self._parts
@@ -282,8 +291,11 @@ class StaticPass(FixedShape):
         length = self.numbers[candidate]
         positions = depths + length
         slots = self._row_numbers + length
-        seen = (self._key_numbers < length).expand(self.rows, -1)
-        seen = seen.index_copy(1, slots, self.visible)
+        if self.rows == 1:
+            seen = (self._key_numbers <= length)[None]
+        else:
+            seen = (self._key_numbers < length).expand(self.rows, -1)
+            seen = seen.index_copy(1, slots, self.visible)
         of_keys = partial(self._key_numbers.index_copy, 0, slots, positions)
         plan = self._masks(seen, positions, of_keys)
         with cache.static(slots, self.keys):
@@ -295,10 +307,13 @@ class StaticPass(FixedShape):
         if not self._verifies:
             return logits, *hidden
         choices = greedy_ids(logits)
+        if self.rows == 1:  # the root alone is accepted, and lies where it shall
+            return logits, choices, *hidden
         parent_rows = self.numbers[ids:parents]
         candidates = self.numbers[deep:candidate].bool()
         path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
-        cache.move(slots, path + length)
+        first = slice(MOVED_ROWS)
+        cache.move(slots[first], path[first] + length)
         return logits, torch.cat([choices, path, count, self.numbers[-1:]]), *hidden
 
     def _accept(
@@ -338,7 +353,8 @@ class StaticPass(FixedShape):
                 self._done.record()
 
     def _tell(self) -> None:
-        self._result.copy_(self.outputs[1], non_blocking=True)
+        found = self.outputs[1]
+        self._result[: len(found)].copy_(found, non_blocking=True)
 
     def read(self) -> IntArray:
         """The last run's outcome on the host; the step's only wait."""

@@ -5,6 +5,7 @@ They are torch's own operations, so a CPU runs exactly what a graph would record
 
 import copy
 from collections.abc import Iterator
+from functools import cache, partial
 from types import MethodType
 
 import numpy as np
@@ -17,17 +18,22 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftTree
+from specbench.decoding.verify import GreedyVerifier
 from specbench.kernels import gpu_layers
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.kernels.fused_layers import NORMS
 from specbench.models.graph_target import GraphTarget
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import KVCache
+from specbench.models.static_pass import MOVED_ROWS
 from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, VOCAB, side_by_side, tiny_model
+from tests.conftest import ARCHITECTURES, VOCAB, engine, side_by_side, tiny_model
 
 SIZES = {"max_len": 300, "max_nodes": 8, "batch": 3}
+moving_model = cache(partial(tiny_model, "llama"))
+moving_target = cache(partial(GraphTarget, capture=False, max_len=200, max_nodes=39))
 PROMPT = np.arange(3, 33)  # longer than the windows
 TREES = {
     "one row": DraftTree.empty(),
@@ -268,3 +274,45 @@ def test_writing_keys_and_values_together_is_writing_both(data):
         caches.append((cache.storage, *seen))
     for one, other in zip(*caches, strict=True):
         assert torch.equal(one, other)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_moving_an_accepted_path_is_a_plain_gather(data):
+    """Also of one longer than what the pass moves itself."""
+    n = data.draw(st.integers(0, 39))
+    count = data.draw(st.integers(0, n))
+    path = np.sort(data.draw(st.permutations(range(n)))[:count]).astype(np.int64)
+    model = moving_model()
+    target = moving_target(model)
+    target.cache.storage.copy_(torch.randn_like(target.cache.storage))
+    target.cache.length = 11
+    before = target.cache.storage.clone()
+    slots = torch.arange(11, 11 + 40)
+    rows = np.arange(40)
+    rows[1 : count + 1] = path + 1
+    first = slice(MOVED_ROWS)
+    target.cache.move(slots[first], torch.from_numpy(rows)[first] + 11)  # as the pass does
+    target._move_rest(path)
+    kept = np.concatenate(([0], path + 1)) + 11
+    found = target.cache.storage[:, :1, :, 11 : 12 + count]
+    assert torch.equal(found, before[:, :1, :, kept])
+    assert torch.equal(target.cache.storage[..., :11, :], before[..., :11, :])
+
+
+def test_a_deep_branch_is_committed_as_in_the_eager_target():
+    stock, fused = (
+        Target(tiny_model("llama"), max_len=200, max_nodes=39),
+        GraphTarget(tiny_model("llama"), capture=False, max_len=200, max_nodes=39),
+    )
+    truth = engine(stock).decode(PROMPT, Drafter(name="plain"), max_new_tokens=30).output_ids
+    wrong = (truth[1] + 1) % VOCAB
+    tree = DraftTree(np.array([wrong, *truth[1:27]]), np.array([-1, -1, *range(1, 26)]))
+    logits = []
+    for target in (stock, fused):
+        target.prefill(PROMPT)
+        verdict = GreedyVerifier().verify(tree, target.forward(truth[0], tree))
+        assert len(verdict.path) == 26 > MOVED_ROWS
+        target.commit(tree, verdict.path)
+        logits.append(target.forward(int(verdict.tokens[-1]), DraftTree.empty()).logits)
+    torch.testing.assert_close(*logits, atol=1e-10, rtol=0)
