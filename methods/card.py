@@ -1,7 +1,7 @@
 """CARD: the draft model fills a cache of candidate texts while the target verifies one of them.
 
 Paper: "CARD: A Cache-Assisted Parallel Speculative Decoding Framework via Query-and-Correct
-    Paradigm for Accelerating LLM Inference".
+    Paradigm for Accelerating LLM Inference", arXiv 2508.04462.
 Reference code studied: hunzhizi/CARD (``drafter_decoding``), the synchronous version that its
     benchmarks run, by its description.
 Method: the cache is a tree of layers with K nodes each (``specbench.index.tree.layered_tree``).

@@ -22,6 +22,8 @@ LISTS = {
     "experiments": "experiment",
 }
 _FLAG = "--list"
+_ASIDE = ("# @package", "# python ")  # lines of a head comment that do not describe
+_UNPUBLISHED = r"\bno paper\b|paper: none"
 _WIDTH = 80
 
 
@@ -53,7 +55,7 @@ def shown(arguments: Sequence[str]) -> bool:
 
 
 def show(name: str, console: Console | None = None) -> None:
-    """Print a list: name, one line of description, and of methods the paper's arXiv id."""
+    """Print a list: name, a sentence of description, and of methods the paper's arXiv id."""
     console = console or Console(width=min(Console().width, _WIDTH) or _WIDTH)
     group, methods = LISTS[name], name == "methods"
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -70,21 +72,23 @@ def show(name: str, console: Console | None = None) -> None:
 
 
 def _described(text: str) -> tuple[str, str]:
-    """The first sentence of a yaml's head comment, else its ``source`` or id; and an arXiv id."""
+    """The first sentence of a yaml's head comment, else its id or source; and its paper."""
     head: list[str] = []
     for line in text.splitlines():
         if not line.startswith("#"):
             if head:
                 break
             continue
-        if not line.startswith("# @package"):
+        if not line.startswith(_ASIDE):
             head.append(line.lstrip("# "))
     comment, keys = " ".join(head), yaml.safe_load(text) or {}
     target = str(keys.get("_target_", ""))
-    paper = re.search(r"arXiv:?\s*(\d{4}\.\d{4,5})", comment + _module_head(target), re.I)
+    written = comment + _module_head(target)
+    found = re.search(r"arXiv:?\s*(\d{4}\.\d{4,5})", written, re.I)
+    paper = found[1] if found else "no paper" if re.search(_UNPUBLISHED, written, re.I) else ""
     comment = re.sub(r"\s*\([^()]*arXiv[^()]*\)", "", comment, flags=re.I)
-    first = re.split(r"(?<=\.)\s", comment)[0].rstrip(".:;")
-    return first or str(keys.get("id") or keys.get("source") or ""), paper[1] if paper else ""
+    first = re.split(r"(?<=[.?])\s", comment)[0].rstrip(".:;")
+    return first or str(keys.get("id") or keys.get("source") or ""), paper
 
 
 def _module_head(target: str) -> str:

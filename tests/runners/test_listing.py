@@ -18,7 +18,16 @@ def test_every_choice_is_there_within_80_columns(name):
     assert max(map(len, lines)) <= 80
     first = {line.split()[0] for line in lines if line.strip()}
     assert set(option_names(listing.LISTS[name])) <= first
-    assert name != "methods" or "2511.21699" in out.getvalue()  # Cacheback's
+    assert "python run.py" not in out.getvalue()
+
+
+def test_methods_come_with_their_papers():
+    out = io.StringIO()
+    listing.show("methods", Console(file=out, width=80))
+    papers = {line.split()[0]: line for line in out.getvalue().splitlines() if line.strip()}
+    assert "2511.21699" in papers["cacheback"]
+    for name in ("pld", "ssd"):
+        assert "no paper" in papers[name]
 
 
 def test_an_unknown_list_names_the_nearest():
