@@ -162,7 +162,7 @@ def _compare(options: argparse.Namespace) -> int:
     console.print(render(rows))
     console.print(
         f"median absolute residual of the speedup over {len(rows)} labels: {error:.1%} "
-        f"(wanted: at most {options.limit:.0%})",
+        f"(limit: {options.limit:.0%})",
         highlight=False,
     )
     if options.output is not None:

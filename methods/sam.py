@@ -123,7 +123,7 @@ class SuffixAutomatonDecoding(Composite):
             return ()
         if not isinstance(self.auxiliary, Drafter):
             raise ConfigurationError(
-                f"method.auxiliary={self.auxiliary!r} is no drafter: write the name of a method."
+                f"method.auxiliary={self.auxiliary!r} must be a method. Write a method's name."
             )
         return (self.auxiliary,)
 

@@ -173,4 +173,6 @@ class TokenRecycling(Drafter):
             return make()
         except ValueError as error:
             value = getattr(self, key)
-            raise ConfigurationError(f"method.{key}={value} makes no tree: {error}.") from error
+            raise ConfigurationError(
+                f"method.{key}={value} cannot make a tree: {error}."
+            ) from error

@@ -108,7 +108,7 @@ class Union(Composite):
         for part in self.drafters:
             if not isinstance(part, Drafter):
                 raise ConfigurationError(
-                    f"entry {part!r} of method.drafters is no drafter: write names of methods."
+                    f"entry {part!r} of method.drafters must be a method. Write a method's name."
                 )
         return tuple(self.drafters)
 

@@ -121,9 +121,7 @@ def read_input(
             {str(k): v for k, v in cfg.model.template_kwargs.items()},
             cfg.dataset.special_tokens,
         )
-        cases = _cases(
-            prompts, template, tokenizer, int(model.get_input_embeddings().num_embeddings)
-        )
+        cases = _cases(prompts, template, tokenizer, _vocab_size(model))
         entries, given = _entries(cfg, drafters)
         check_values(cfg)
         config = compose.typed(cfg)
@@ -140,9 +138,9 @@ def read_input(
     return CallerInput(job, TokenIdPrompts(template.sha), given)
 
 
-def _rows(model: PreTrainedModel) -> int:
+def _vocab_size(model: PreTrainedModel) -> int:
     embedding: Any = model.get_input_embeddings()
-    return int(embedding.weight.shape[0])
+    return int(embedding.num_embeddings)
 
 
 # -- the configuration -----------------------------------------------------------------------------
@@ -213,8 +211,8 @@ def _check_architecture(cfg: DictConfig, model: PreTrainedModel) -> None:
         wanted, found = cfg.model.shape_config.get(key), getattr(config, key, None)
         if None not in (wanted, found) and wanted != found:
             raise ConfigurationError(
-                f"name={cfg.model.name!r} has {key}={wanted}, and this model {found}: it is "
-                "another one. Type a name of your own, e.g. name='my_model'."
+                f"name={cfg.model.name!r} has {key}={wanted}, but this model has {found}: it "
+                "is another model. Type a name of your own, e.g. name='my_model'."
             )
 
 
@@ -291,7 +289,7 @@ def _ids(
         )
     except Exception as error:  # a template is a program that came with the model
         raise ConfigurationError(
-            f"{where}: the tokenizer's chat template does not take it: {first_line(error)}."
+            f"{where}: the tokenizer's chat template failed: {first_line(error)}. Pass a text."
         ) from error
     return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
@@ -324,8 +322,8 @@ def _entries(
             label, made = own
             if any(made is other for other in given.values()):
                 raise ConfigurationError(
-                    f"the drafter {label!r} is given twice. Make two: what one learns, the other "
-                    "would know."
+                    f"the drafter {label!r} is given twice. Make two drafters: one would "
+                    "know what the other learns."
                 )
             entry = replace(entry_of(cfg), label=label, method=_described(made))
             given[label] = made
@@ -333,7 +331,7 @@ def _entries(
         entries.append(entry)
     if len(entries) == 1:
         raise ConfigurationError(
-            f"drafters names no method beside {BASELINE}. Type drafters=['pld']."
+            f"drafters must hold a method other than {BASELINE}. Type drafters=['pld']."
         )
     labels = [entry.label for entry in entries]
     for label in labels:

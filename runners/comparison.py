@@ -75,7 +75,7 @@ class Comparison:
         """The same table in a notebook."""
         shown = console.render(self.summary)
         notes = [*shown.caption.split("\n"), *self.summary["notes"]]
-        frame = shown.frame.map(str).to_html(index=False)
+        frame: str = shown.frame.map(str).to_html(index=False)
         return frame + "".join(f"<p>{_escaped(note)}</p>" for note in notes if note)
 
 

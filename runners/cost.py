@@ -60,13 +60,13 @@ class Cost(Runner):
             values = list(grid[key])
             if values != sorted(set(values)) or (values and values[0] < least):
                 raise ConfigurationError(
-                    f"runner.{key}={values} is no grid: give ascending whole numbers from {least}, "
+                    f"runner.{key}={values} must be ascending whole numbers from {least}, "
                     f"e.g. runner.{key}=[1,2,4,8]."
                 )
         if not grid.contexts or not grid.tree_rows or grid.tree_rows[0] != 1:
             raise ConfigurationError(
-                "runner=cost needs runner.contexts and runner.tree_rows, the latter beginning "
-                "with 1 (plain decoding, which all else is compared with)."
+                "runner=cost needs runner.contexts and runner.tree_rows. The latter must "
+                "begin with 1: plain decoding, which all else is compared with."
             )
         if bool(grid.batch_k) != bool(grid.batch_w) or bool(grid.batch_k) != bool(
             grid.batch_contexts

@@ -159,7 +159,9 @@ def _find_weights(cfg: DictConfig) -> None:
         return
     path = Path(cfg.server.gguf).expanduser()
     if not path.is_file():
-        raise NeedsNotMet(f"server.gguf={cfg.server.gguf} is no file. Type server.gguf=FILE.gguf.")
+        raise NeedsNotMet(
+            f"server.gguf={cfg.server.gguf} is not a file. Type server.gguf=FILE.gguf."
+        )
     model.name, model.id, model.embedded = path.stem, str(path.absolute()), False
 
 
@@ -200,7 +202,7 @@ def _with_entry(own: Mapping[str, Any], entry: Any) -> dict[str, Any]:
         entry = OmegaConf.to_container(entry, resolve=True)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("speculation"), str):
         raise ConfigurationError(
-            f"compare entry {entry!r} names no speculation, as runner=serve needs. Type e.g. "
+            f"compare entry {entry!r} must name a speculation with runner=serve. Type e.g. "
             f"{_EXAMPLE}."
         )
     kind = SERVERS[str(own["name"])]
@@ -229,8 +231,8 @@ def _entry(server: Mapping[str, Any]) -> Entry:
         draft = server["draft_gguf"]
         if kind in DRAFT_FILE_NEEDED and (draft is None or not Path(draft).expanduser().is_file()):
             raise NeedsNotMet(
-                f"speculation={kind} needs a draft model's file, and draft_gguf={draft} is none. "
-                "Type server.draft_gguf=FILE.gguf."
+                f"speculation={kind} needs a draft model's file, and draft_gguf={draft} is not a "
+                "file. Type server.draft_gguf=FILE.gguf."
             )
     else:
         check_url("server.base_url", server["base_url"])

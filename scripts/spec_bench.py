@@ -181,7 +181,7 @@ def _named(text: str) -> tuple[str, Path]:
     label, _, name = text.rpartition("=")
     path = Path(name)
     if not path.is_file():
-        raise ConfigurationError(f"{name} is no file. Type LABEL=FILE, e.g. pld=answers/pld.jsonl.")
+        raise ConfigurationError(f"{name} is not a file. Type LABEL=FILE, e.g. pld=pld.jsonl.")
     return label or re.sub(r"\.jsonl$", "", path.name), path
 
 

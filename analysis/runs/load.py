@@ -248,7 +248,7 @@ def find_runs(paths: Iterable[Path | str], names: Sequence[str] = (CASES, MANIFE
     found: dict[Path, Path] = {}
     for root in map(Path, paths):
         if not root.is_dir():
-            raise ResultsError(f"{root} is no folder. Name a run folder or one that holds some.")
+            raise ResultsError(f"{root} is not a folder. Name a run folder or one that holds some.")
         for folder, below, files in os.walk(root):
             below.sort()
             if set(names) <= set(files):

@@ -50,7 +50,7 @@ class JobRefused(SpecBenchError):
 
 
 class JobCrashed(SpecBenchError):
-    """The child ended in a way nobody foresaw; the message holds its traceback or signal."""
+    """The child ended unexpectedly; the message holds its traceback or signal."""
 
 
 def run_in_child(work: Callable[[T], int], argument: T) -> int:

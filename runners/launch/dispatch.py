@@ -254,8 +254,7 @@ def _parse_shard(shard: str | None) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", str(shard))
     if match is None or not int(match[1]) < int(match[2]):
         raise ConfigurationError(
-            f"shard={shard} is no part of a whole: it must be i/n with i from 0 to n - 1, "
-            "e.g. shard=0/4."
+            f"shard={shard} must be i/n with i from 0 to n - 1, e.g. shard=0/4."
         )
     return (int(match[1]), int(match[2]))
 

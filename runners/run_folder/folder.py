@@ -199,7 +199,7 @@ class ResultFiles:
             block = places.get(record.key)
             if block is None:
                 what = f"case {record.case_id}, turn {record.turn}, repeat {record.repeat}"
-                raise jsonl.damaged(path, number, f"{what} is none of this run")
+                raise jsonl.damaged(path, number, f"{what} does not belong to this run")
             if record.stream_index != block.stream_index:
                 what = f"stream_index is {record.stream_index}, of this case {block.stream_index}"
                 raise jsonl.damaged(path, number, what)

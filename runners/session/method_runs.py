@@ -90,7 +90,7 @@ def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> l
 def _instantiated(entry: Entry) -> Drafter:
     if not issubclass(hydra.utils.get_class(entry.method["_target_"]), Drafter):
         raise ConfigurationError(
-            f"method={entry.name}: {entry.method['_target_']} is no "
+            f"method={entry.name}: {entry.method['_target_']} must be a "
             "specbench.decoding.drafter.Drafter."
         )
     try:

@@ -89,7 +89,7 @@ def build_datastore(
             if max_tokens is not None and writer.n_tokens >= max_tokens:
                 break
         if not writer.n_documents:
-            raise ArtifactError("the corpus has no text; a datastore of nothing drafts nothing.")
+            raise ArtifactError("the corpus has no text. Name texts that are not empty.")
         if progress is not None:
             progress("sorting the last chunk", 0, 0)
         header = {

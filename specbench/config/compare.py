@@ -54,7 +54,7 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     named = NamedMethod.parse(entry)
     if named is None:
         raise ConfigurationError(
-            f"compare entry {entry!r} is neither a method's name nor a mapping with one. Type e.g. "
+            f"compare entry {entry!r} must be a method's name or a mapping with one. Type e.g. "
             "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'."
         )
     name, knobs = named
@@ -112,7 +112,7 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
         named = NamedMethod.parse(value)
         if named is None:
             raise ConfigurationError(
-                f"method={inside[-1]}: {value!r} names no method. Write a method's name, or "
+                f"method={inside[-1]}: {value!r} must be a method. Write a method's name, or "
                 "{method: NAME, <knob>: ...}."
             )
         name, knobs = named
@@ -123,7 +123,8 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
         if "state_scope" in knobs:
             raise ConfigurationError(
                 f"state_scope={knobs['state_scope']} of {name!r} in method={inside[-1]}: a part "
-                "keeps what it learnt as long as the whole. Leave it out, set method.state_scope."
+                "keeps what it learnt as long as the whole. Leave it out, or type "
+                "method.state_scope=..."
             )
         return method_node(name, knobs | kept, "pair=none", inside=inside)
 

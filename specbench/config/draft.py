@@ -61,4 +61,4 @@ def _check_random(random: RandomDraftConfig) -> None:
 def check_device(key: str, name: str, remedy: str) -> None:
     """Refuse what is neither the CPU nor a CUDA device: passes are written for these two."""
     if not re.fullmatch(r"cpu|cuda(:(0|[1-9]\d?))?", name):
-        raise ConfigurationError(f"{key}={name!r} is no device that this runs on: type {remedy}.")
+        raise ConfigurationError(f"{key}={name!r} must be cpu, cuda or cuda:N. Type {remedy}.")

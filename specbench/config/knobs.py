@@ -44,7 +44,7 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
     for key, value in given.items():
         _refuse_targets(f"method.{key!s}", value)
     if isinstance(given.get("label"), Mapping | list):
-        raise ConfigurationError(f"method.label={given['label']!r} is no name: it must be text.")
+        raise ConfigurationError(f"method.label={given['label']!r} must be a text.")
     fields = _constructor_fields(str(given.get("_target_")), str(name))
     scope = given.get("state_scope", PAPER_SCOPE)
     if scope not in (*STATE_SCOPES, PAPER_SCOPE) and not str(scope).startswith("${"):
@@ -90,13 +90,13 @@ def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
     module_name, _, class_name = target.rpartition(".")
     if module_name.partition(".")[0] not in _OWN_PACKAGES:
         raise ConfigurationError(
-            f"method={name}: _target_ {target!r} is no class of this project. A method's class "
+            f"method={name}: _target_={target!r} must be a class of this project. A method's class "
             "lies in methods/NAME.py, and its yaml says methods.NAME.CLASS."
         )
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
         if not isinstance(cls, type):
-            raise AttributeError(f"{class_name!r} is no class")
+            raise AttributeError(f"{class_name!r} is not a class")
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"method={name}: _target_ {target!r} in conf/method/{name}.yaml cannot be imported "

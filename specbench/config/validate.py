@@ -166,7 +166,9 @@ def _check_leaf(key: str, value: Any) -> None:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise ConfigurationError(f"{key}={value!a} is no valid text: {error.reason}.") from None
+            raise ConfigurationError(
+                f"{key}={value!a} is not valid text: {error.reason}."
+            ) from None
         if "\0" in value:
             raise ConfigurationError(f"{key}={value!r} has a NUL character in it: leave it out.")
 
@@ -179,8 +181,8 @@ def _check_model(cfg: DictConfig) -> None:
     draft_weights(cfg.pair.draft, model)
     if model.shape and not model.shape_config:
         raise ConfigurationError(
-            f"model={model.name} with model.shape=true has no numbers of an architecture "
-            "(model.shape_config). Type a model whose yaml has them, e.g. model=smollm2_135m."
+            f"model={model.name} with model.shape=true needs model.shape_config, which its "
+            "yaml does not have. Type a model that has it, e.g. model=smollm2_135m."
         )
     if model.name == "local":
         raise ConfigurationError(
@@ -198,7 +200,8 @@ def _check_sampling(cfg: DictConfig) -> None:
         )
     if not 0 < cfg.generation.top_p <= 1:
         raise ConfigurationError(
-            f"generation.top_p={cfg.generation.top_p} is out of range: above 0, at most 1."
+            f"generation.top_p={cfg.generation.top_p} is out of range: it must be above 0 and at "
+            "most 1."
         )
     if temperature != 0 and verifier.name == "greedy":
         raise ConfigurationError(
@@ -214,7 +217,8 @@ def _check_sampling(cfg: DictConfig) -> None:
         for key in ("epsilon", "delta"):
             if not (verifier[key] is not None and 0 < verifier[key] <= 1):
                 raise ConfigurationError(
-                    f"verifier.{key}={verifier[key]} is out of range: above 0, at most 1."
+                    f"verifier.{key}={verifier[key]} is out of range: it must be above 0 "
+                    "and at most 1."
                 )
 
 

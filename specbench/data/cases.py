@@ -88,7 +88,7 @@ def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> li
         first_seen[case.case_id] = row.number
         cases.append(case)
     if not cases:
-        raise DatasetError(f"{place} holds no question for dataset={dataset.name}.")
+        raise DatasetError(f"{place} has no questions for dataset={dataset.name}.")
     return _select(cases, dataset)
 
 
@@ -121,7 +121,7 @@ def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | No
         path = typed_path(dataset.path)
         if not path.is_file():
             raise DatasetError(
-                f"dataset.path={path} is no file. Type dataset.path=FILE with one JSON object a "
+                f"dataset.path={path} is not a file. Type dataset.path=FILE with one JSON object a "
                 "line (prompt; or question_id, category, turns), or FILE.txt with a prompt a line."
             )
         return path
@@ -135,7 +135,7 @@ def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | No
     if data_dir is not None:
         folder = typed_path(data_dir)
         if not folder.is_dir():
-            raise DatasetError(f"data_dir={folder} is no folder. Type data_dir=FOLDER.")
+            raise DatasetError(f"data_dir={folder} is not a folder. Type data_dir=FOLDER.")
         if (folder / str(dataset.file)).is_file():
             return folder / str(dataset.file)
     if dataset.hub is None:
@@ -209,7 +209,7 @@ def _kept(row: _Row, rows: RowsConfig | None) -> bool:
         return True
     value = row.number if rows.column is None else row.column(rows.column)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise row.error(f"the column {rows.column!r} is no whole number: {value!r}")
+        raise row.error(f"the column {rows.column!r} must be a whole number, not {value!r}")
     return int(rows.first) <= value <= int(rows.last)
 
 
@@ -236,7 +236,7 @@ def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
         turns = (_filled(dataset.prompts[dataset.prompt_form], row, shots),)
     task = dataset.task or task_of(category)
     if OVERALL in (category, task):
-        raise row.error(f"{OVERALL!r} is what tables call all categories together: rename it")
+        raise row.error(f"tables call all categories together {OVERALL!r}: rename this category")
     reference = columns["reference"]
     return Case(
         case_id=str(case_id),

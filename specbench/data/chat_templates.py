@@ -148,7 +148,8 @@ class PromptTemplate:
             # A template is a program that came with the model: it may raise anything.
             raise ConfigurationError(
                 f"the tokenizer's chat template does not take a dialogue of {len(turns)} turn(s): "
-                f"{first_line(error)}. Type model.template=vicuna_v1.1 or plain, or mend it."
+                f"{first_line(error)}. Type model.template=vicuna_v1.1 or plain, or correct the "
+                "template."
             ) from error
         return str(text)
 

@@ -266,7 +266,8 @@ class Engine:
         if n_prompt >= self.context_length:
             raise CaseFailed(
                 "prompt_too_long",
-                f"the prompt has {n_prompt} tokens and the model's context {self.context_length}",
+                f"the prompt has {n_prompt} tokens, and the model's context is "
+                f"{self.context_length}",
             )
         return min(max_new_tokens, self.context_length - n_prompt)
 

@@ -284,8 +284,8 @@ def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
         ids += [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) for i in ids):
         raise ConfigurationError(
-            f"{network.name_or_path}: eos_token_id of config.json or generation_config.json is no "
-            f"token id and no list of them ({ids!r:.60}). Mend it there."
+            f"{network.name_or_path}: eos_token_id of config.json or generation_config.json must "
+            f"be a token id or a list of them, not {ids!r:.60}. Correct it there."
         )
     return frozenset(ids)
 

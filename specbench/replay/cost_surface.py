@@ -192,7 +192,7 @@ class CostSurface:
         node = jsonl.read_json(path)
         if node.get("format") != FORMAT or node.get("version") != VERSION:
             raise ConfigurationError(
-                f"{path} is no cost surface of version {VERSION} (format "
+                f"{path} is not a cost surface of version {VERSION} (format "
                 f"{node.get('format')!r}, version {node.get('version')!r}). Measure one: "
                 "python run.py runner=cost"
             )

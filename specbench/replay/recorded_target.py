@@ -137,9 +137,9 @@ class RecordedTarget:
         if any(layer not in self._states for layer in layers):
             raise CaseFailed(
                 "no_model",
-                "a recorded output has no hidden states but those of record=states: "
-                f"needs.hidden_layers asks for {', '.join(map(str, layers))}. Record them, or run "
-                "the method live (runner=offline)",
+                f"needs.hidden_layers asks for the hidden states {', '.join(map(str, layers))}, "
+                "which were not recorded. Record them with record=states, or run the method live "
+                "(runner=offline)",
             )
         return {layer: self._states[layer] for layer in layers}
 

@@ -160,7 +160,7 @@ def load_traces(path: Path | str) -> Traces:
     files = [path / MANIFEST, path / CASES] if path.is_dir() else [path]
     if not all(file.is_file() for file in files):
         raise ConfigurationError(
-            f"runner.traces={path} is no run folder (with {MANIFEST} and {CASES}) and no trace "
+            f"runner.traces={path} must be a run folder (with {MANIFEST} and {CASES}) or a trace "
             "pack. Name a finished greedy run, or a file made by scripts/export_traces.py."
         )
     files += [path / CANDIDATES, *sorted((path / states.FOLDER).glob("*.states"))]
@@ -223,7 +223,7 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
         _check_header(header)
     except KeyError as error:
         raise RecordError(
-            f"{path / MANIFEST} lacks {error}: the run never loaded its model, or is no run of "
+            f"{path / MANIFEST} lacks {error}: the run never loaded its model, or was not made by "
             "this program. Name another one."
         ) from error
     except (TypeError, ValueError) as error:
@@ -321,7 +321,7 @@ def _read_pack(path: Path) -> tuple[dict[str, Any], list[Turn]]:
         if path.suffix == ".gz":
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
-        raise RecordError(f"{path} is no trace pack, or a damaged one: {error}.") from error
+        raise RecordError(f"{path} is not a trace pack, or is damaged: {error}.") from error
     header: dict[str, Any] = {}
     turns: dict[tuple[str, str, int], Turn] = {}
     for number, raw in enumerate(data.splitlines(), start=1):
@@ -329,7 +329,7 @@ def _read_pack(path: Path) -> tuple[dict[str, Any], list[Turn]]:
             line = jsonl.parse_json(raw)
             if number == 1:
                 if line.get("format") != PACK_FORMAT or line.get("version") != PACK_VERSION:
-                    raise ValueError(f"it is no header of {PACK_FORMAT} {PACK_VERSION}")
+                    raise ValueError(f"not a header of {PACK_FORMAT} {PACK_VERSION}")
                 _check_header(line)
                 header = line
                 continue
@@ -340,10 +340,10 @@ def _read_pack(path: Path) -> tuple[dict[str, Any], list[Turn]]:
                 )
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RecordError(
-                f"{path}, line {number}: no trace pack, or a damaged one: {first_line(error)}."
+                f"{path}, line {number}: not a trace pack, or damaged: {first_line(error)}."
             ) from error
     if not header:
-        raise RecordError(f"{path} is no trace pack: it is empty.")
+        raise RecordError(f"{path} is not a trace pack: it is empty.")
     return header, list(turns.values())
 
 

@@ -32,7 +32,7 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
         print_summary(summary, console)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise jsonl.RecordError(
-            f"{folder / SUMMARY} is no summary of a run ({first_line(error)}). Delete "
+            f"{folder / SUMMARY} is not a summary of a run ({first_line(error)}). Delete "
             f"{folder / DONE} and repeat the run's command, which writes it anew."
         ) from error
     files = [name for name in _SHOWN_FILES if _has_something(folder / name)]

@@ -207,7 +207,7 @@ def _check_count(name: str, value: object) -> None:
 def _check_whole(name: str, values: object, least: int) -> None:
     """A list of whole numbers from ``least`` on that 32 bits can hold."""
     if not isinstance(values, (list, tuple)) or not set(map(type, values)) <= {int}:
-        raise ValueError(f"{name} is no list of whole numbers")
+        raise ValueError(f"{name} is not a list of whole numbers")
     if values and not least <= min(values) <= max(values) < _MOST:
         raise ValueError(f"{name} goes from {min(values)} to {max(values)}, beyond what it may")
 

@@ -239,11 +239,12 @@ class CaseRecord:
 
     def _check(self) -> None:
         if self.status not in STATUSES:
-            raise ValueError(f"status {self.status!r} is none of {', '.join(STATUSES)}")
+            raise ValueError(f"status {self.status!r} must be one of {', '.join(STATUSES)}")
         if self.timing not in TIMINGS:
-            raise ValueError(f"timing {self.timing!r} is none of {', '.join(TIMINGS)}")
+            raise ValueError(f"timing {self.timing!r} must be one of {', '.join(TIMINGS)}")
         if self.lossless.verdict not in (*VERDICTS, DIFFERS):
-            raise ValueError(f"verdict {self.lossless.verdict!r} is none of {', '.join(VERDICTS)}")
+            verdict = self.lossless.verdict
+            raise ValueError(f"verdict {verdict!r} must be one of {', '.join(VERDICTS)}")
         check_record(self)
         foreign = self.engine != OWN_ENGINE
         if len(self.output_ids) != self.n_new and not (foreign and not self.output_ids):
@@ -379,7 +380,7 @@ def read_records(
             if run_key is not None and record.run_key != run_key:
                 raise ValueError(f"run_key is {record.run_key!r}, this folder's run is {run_key!r}")
             if labels and record.label not in labels:
-                raise ValueError(f"label {record.label!r} is none of {', '.join(labels)}")
+                raise ValueError(f"label {record.label!r} is not one of {', '.join(labels)}")
             key = (*record.key, record.attempt if path.name == DISTURBED else 0)
             if (first := lines.setdefault(key, number)) != number:
                 raise ValueError(

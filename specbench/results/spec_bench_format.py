@@ -154,7 +154,7 @@ def from_answer(line: JsonObject, source: Source, stream_index: int) -> list[Cas
         texts, steps, new_tokens, walls = ([*choice[name]] for name in _PER_TURN)
         lengths = [int(n) for n in choice["accept_lengths"]]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise AnswerError(f"no answer of Spec-Bench: {type(error).__name__} {error}.") from error
+        raise AnswerError(f"not a Spec-Bench answer: {type(error).__name__} {error}.") from error
     if not len(texts) == len(steps) == len(new_tokens) == len(walls) > 0:
         raise AnswerError(
             f"question {case_id}: {len(texts)} turns, {len(steps)} decoding_steps, "

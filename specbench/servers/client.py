@@ -205,7 +205,7 @@ def _parsed(said: bytes) -> Any:
     except (ValueError, RecursionError):
         start = said[:40].decode(errors="replace")
         raise NoAnswer(
-            "malformed", f"the server sent what is no JSON: {start!r}", again=True
+            "malformed", f"the server's answer is not JSON: {start!r}", again=True
         ) from None
 
 

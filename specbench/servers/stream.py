@@ -55,7 +55,7 @@ def read_answer(events: Iterable[tuple[float, Any]]) -> Answer:
     reasoning: list[str] = []
     for at, event in events:
         if not isinstance(event, Mapping):
-            raise NoAnswer("malformed", f"an event is {event!r:.60}, no object", again=True)
+            raise NoAnswer("malformed", f"an event is {event!r:.60}, not an object", again=True)
         if "error" in event:
             raise NoAnswer("error", f"the server broke off: {event['error']!r:.200}", again=True)
         for name in _COUNTERS:
@@ -93,7 +93,7 @@ def _choice(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if choices is None:  # llama.cpp's own interface has one answer, at the top
         return event if "content" in event or "stop" in event else None
     if not isinstance(choices, list):
-        raise NoAnswer("malformed", f"choices is {choices!r:.60}, no list", again=True)
+        raise NoAnswer("malformed", f"choices is {choices!r:.60}, not a list", again=True)
     first = choices[0] if choices else None
     return first if isinstance(first, Mapping) else None
 

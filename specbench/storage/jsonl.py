@@ -61,7 +61,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no JSON number")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _finite(text: str) -> float:

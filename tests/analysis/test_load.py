@@ -101,7 +101,7 @@ class TestPartsOfOthers:
 
 class TestUnusable:
     def test_a_missing_folder(self, tmp_path):
-        with pytest.raises(ResultsError, match="is no folder"):
+        with pytest.raises(ResultsError, match="is not a folder"):
             usable_runs([tmp_path / "absent"])
 
     def test_an_empty_folder_says_what_to_type(self, tmp_path):

@@ -180,7 +180,7 @@ def read_or_refused(lines, tmp_path):
         found = load_cases(dataset)
     except DatasetError as error:
         assert error.exit_code == 2
-        if "holds no question" in str(error):
+        if "has no questions" in str(error):
             assert str(path) in str(error)
             event("without a question")
         else:

@@ -87,7 +87,7 @@ def test_our_own_error_passes_unchanged():
         ("method._target_=methods.cacheback.Nope", ["methods.cacheback.Nope"]),
         ("method._target_=nope", ["'nope'"]),
         ("method._target_=os.system", ["'os.system'", "methods/NAME.py"]),
-        ("method._target_=methods.ar.annotations", ["is no class"]),
+        ("method._target_=methods.ar.annotations", ["is not a class"]),
         ("method.tables=[{_target_: os.getcwd}]", ["method.tables", "'_target_'"]),
         ("method.tables=[{kind: dynamic, leader_len: nan}]", ["method.tables[0].leader_len=nan"]),
         ("method.leader_len=10000000000000000000000", ["method.leader_len", "64 bits"]),

@@ -90,7 +90,7 @@ def test_reference_is_kept(tmp_path):
         (question(1) | {"turns": ["a \ud83d b"]}, 2, "half a character"),
         (question(1) | {"question_id": "\udc00"}, 2, "half a character"),
         (question(1) | {"category": "\udc00"}, 2, "half a character"),
-        (question(1) | {"score": float("nan")}, 2, "NaN is no JSON number"),
+        (question(1) | {"score": float("nan")}, 2, "NaN is not a JSON number"),
     ],
 )
 def test_malformed_line(tmp_path, line, number, reason):
@@ -127,7 +127,7 @@ def test_line_number_is_the_id_where_there_is_none(tmp_path):
 
 
 def test_empty_file(tmp_path):
-    with pytest.raises(DatasetError, match="holds no question"):
+    with pytest.raises(DatasetError, match="has no questions"):
         load(write(tmp_path / "x.jsonl", [""]))
 
 
@@ -144,12 +144,12 @@ def test_missing_file_says_what_to_place_where():
 
 def test_missing_data_dir_is_not_passed_over(tmp_path):
     cfg = compose(["dataset=gsm8k"])
-    with pytest.raises(DatasetError, match=r"data_dir=.*is no folder"):
+    with pytest.raises(DatasetError, match=r"data_dir=.*is not a folder"):
         load_cases(cfg.dataset, tmp_path / "nope")
 
 
 def test_missing_path(tmp_path):
-    with pytest.raises(DatasetError, match=r"dataset\.path=.*is no file"):
+    with pytest.raises(DatasetError, match=r"dataset\.path=.*is not a file"):
         load(tmp_path / "nope.jsonl")
     with pytest.raises(DatasetError, match=r"Type dataset\.path=FILE"):
         load_cases(compose(["dataset=jsonl"]).dataset)

@@ -370,7 +370,7 @@ def test_published_trees():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Medusa(levels=[0]), r"method\.levels=\[0\] makes no tree"),
+        (lambda: Medusa(levels=[0]), r"method\.levels=\[0\] cannot make a tree"),
         (lambda: Hydra(tree="medusa"), r"method\.tree.*medusa_63"),
         (lambda: Eagle2(top_k=0), r"method\.top_k=0"),
         (lambda: Eagle2(depth=-1), r"method\.depth=-1"),

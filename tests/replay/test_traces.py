@@ -101,11 +101,11 @@ def test_changed_files_are_read_again(run):
 
 
 def test_what_cannot_be_replayed_is_refused(run, tmp_path):
-    with pytest.raises(ConfigurationError, match="no run folder"):
+    with pytest.raises(ConfigurationError, match="must be a run folder"):
         load_traces(tmp_path / "nowhere")
     torn = tmp_path / "torn.jsonl"
     torn.write_text('{"format": "something else"}\n')
-    with pytest.raises(RecordError, match="no trace pack"):
+    with pytest.raises(RecordError, match="not a trace pack"):
         load_traces(torn)
     manifest = json.loads((run / MANIFEST).read_text())
     manifest["config"]["generation"]["temperature"] = 0.7

@@ -50,7 +50,7 @@ def test_a_gap_that_is_not_finite_is_written_as_none():
         ({"n_prompt": 10**400}, "too large a number"),
         ({"n_prompt": 3}, "prompt_ids has 2"),
         ({"output_ids": [1, 2, 3, 10**25]}, "output_ids goes from 1 to"),
-        ({"output_ids": [1, 2, 3, True]}, "no list of whole numbers"),
+        ({"output_ids": [1, 2, 3, True]}, "not a list of whole numbers"),
         ({"turn": -1}, "turn is -1"),
         ({"case_id": 7}, "case_id is 7, not a text"),
     ],

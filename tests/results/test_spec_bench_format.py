@@ -363,7 +363,7 @@ def test_what_cannot_be_exported_or_imported_says_why(run, tmp_path):
     jsonl.rewrite_jsonl(run / CASES, map(CaseRecord.to_json, untimed))
     with pytest.raises(ConfigurationError, match="replay without times"):
         spec_bench.main(["export", str(run), out, "--no-text"])
-    with pytest.raises(ConfigurationError, match="is no file"):
+    with pytest.raises(ConfigurationError, match="is not a file"):
         spec_bench.main(["import", out, "pld=missing.jsonl", "--model", "toy"])
     path = tmp_path / "pld.jsonl"
     jsonl.rewrite_jsonl(path, files()["pld"])

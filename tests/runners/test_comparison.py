@@ -14,16 +14,18 @@ QUIET = ["measure.warmup=0", "measure.disturbed={steal: null, others: null, slow
 TEXTS = ["why is the water blue", "which ship is red and which is blue"]
 
 
-@pytest.fixture
-def lent(checkpoint, monkeypatch):
-    monkeypatch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)
+@pytest.fixture(scope="module")
+def lent(checkpoint):
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    return model.train(), AutoTokenizer.from_pretrained(checkpoint)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)
+        yield model.train(), AutoTokenizer.from_pretrained(checkpoint)
 
 
-@pytest.fixture
-def options(tmp_path):
-    return {"max_new_tokens": 12, "overrides": [*QUIET, f"cache_dir={tmp_path}/cache"]}
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    return {"max_new_tokens": 12, "overrides": [*QUIET, f"cache_dir={cache}"]}
 
 
 def shape_of(model):
@@ -33,8 +35,14 @@ def shape_of(model):
     return modules, weights, model.config._attn_implementation
 
 
-def test_the_model_comes_back_as_it_was(lent, options):
+def test_prompts_and_drafters_of_every_kind_and_the_model_comes_back_as_it_was(lent, options):
     model, tokenizer = lent
+    dialogue = [{"role": "user", "content": TEXTS[0]}]
+    text = tokenizer.apply_chat_template(dialogue, add_generation_prompt=True, tokenize=False)
+    rendered = tokenizer(text, add_special_tokens=False)["input_ids"]
+    prompts = [TEXTS[0], dialogue, rendered, torch.tensor([rendered])]
+    mine = PromptLookup(name="mine", num_tokens=4)
+    drafters = ["pld", {"method": "pld", "num_tokens": 2, "label": "two"}, mine]
     ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
 
     def answer():
@@ -46,9 +54,7 @@ def test_the_model_comes_back_as_it_was(lent, options):
     before, values = answer(), {n: p.clone() for n, p in model.named_parameters()}
     shape, state = shape_of(model), torch.get_rng_state()
     attention = torch.backends.cuda.cudnn_sdp_enabled()
-    found = compare(model, tokenizer, TEXTS, ["pld"], **options)
-    assert found.lossless
-    assert list(found.table["label"]) == ["ar", "pld"]
+    found = compare(model, tokenizer, prompts, drafters, **options)
     assert shape_of(model) == shape
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.backends.cuda.cudnn_sdp_enabled() == attention
@@ -57,6 +63,13 @@ def test_the_model_comes_back_as_it_was(lent, options):
         assert torch.equal(weight, values[name])
         assert weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
     model(input_ids=ids, labels=ids).loss.backward()  # training goes on
+    model.zero_grad()
+    assert found.lossless
+    assert list(found.table["label"]) == ["ar", "pld", "two", "mine"]
+    answers = found.cases.groupby("prompt")["text"].first()
+    assert len(set(answers)) == 1  # the same prompt, said in four ways
+    assert "mine" in str(found)
+    assert "mine" in found._repr_html_()
 
 
 def test_an_error_within_gives_the_model_back_too(lent, options, monkeypatch):
@@ -87,26 +100,11 @@ def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, 
     again = compare(model, tokenizer, TEXTS, ["pld"], output_dir=tmp_path / "py", **options)
     assert again.cases.equals(ours.cases)  # read, not measured
     with torch.no_grad():
-        model.lm_head.weight.mul_(1.5)
+        model.lm_head.weight.mul_(2)  # exactly undone below
     with pytest.raises(ValueError, match="other weights"):
         compare(model, tokenizer, TEXTS, ["pld"], output_dir=tmp_path / "py", **options)
-
-
-def test_prompts_and_drafters_of_every_kind(lent, options):
-    model, tokenizer = lent
-    ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": TEXTS[0]}], add_generation_prompt=True, tokenize=False
-    )
-    ids = tokenizer(ids, add_special_tokens=False)["input_ids"]
-    prompts = [TEXTS[0], [{"role": "user", "content": TEXTS[0]}], ids, torch.tensor([ids])]
-    mine = PromptLookup(name="mine", num_tokens=4)
-    drafters = ["pld", {"method": "pld", "num_tokens": 2, "label": "two"}, mine]
-    found = compare(model, tokenizer, prompts, drafters, **options)
-    assert list(found.table["label"]) == ["ar", "pld", "two", "mine"]
-    answers = found.cases.groupby("prompt")["text"].first()
-    assert len(set(answers)) == 1  # the same prompt, said in four ways
-    assert "mine" in str(found)
-    assert "mine" in found._repr_html_()
+    with torch.no_grad():
+        model.lm_head.weight.div_(2)
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,9 @@ def append(path, text):
     [
         ({}, r"line 7: label \w+, case \w+, turn \d, repeat 0 is in line 6 already"),
         ({"run_key": "deadbeef"}, "line 7: run_key is 'deadbeef', this folder's run is"),
-        ({"label": "foreign"}, "line 7: label 'foreign' is none of ar, pld"),
-        ({"case_id": "99"}, "line 7: case 99, turn 0, repeat 0 is none of this run"),
-        ({"repeat": 1}, "line 7: case 82, turn 0, repeat 1 is none of this run"),
+        ({"label": "foreign"}, "line 7: label 'foreign' is not one of ar, pld"),
+        ({"case_id": "99"}, "line 7: case 99, turn 0, repeat 0 does not belong to this run"),
+        ({"repeat": 1}, "line 7: case 82, turn 0, repeat 1 does not belong to this run"),
     ],
 )
 def test_a_line_of_another_run_or_there_twice_is_refused(job, run, change, said):

@@ -20,7 +20,7 @@ def test_damage_in_the_middle_is_refused_with_file_and_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"a": NaN}', "NaN is no JSON number"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
         ('{"a": -1e999}', "too large"),
         ('{"a": 1e999}', "too large"),
         ('{"a": 12345678901234567890}', "too large an integer"),

@@ -137,7 +137,7 @@ def load_tree(path: Path) -> StaticTree:
     try:
         return StaticTree.from_paths(json.loads(path.read_text(encoding="utf-8"))["paths"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is no draft tree: {error}") from error
+        raise ArtifactError(f"{path} is not a draft tree: {error}") from error
 
 
 def tree_of_knobs(tree: str, levels: Sequence[int] | None) -> StaticTree:
@@ -153,7 +153,7 @@ def tree_of_knobs(tree: str, levels: Sequence[int] | None) -> StaticTree:
     try:
         return tree_of_levels(max(levels, default=1), levels)
     except ValueError as error:
-        raise ConfigurationError(f"method.levels={levels} makes no tree: {error}.") from error
+        raise ConfigurationError(f"method.levels={levels} cannot make a tree: {error}.") from error
 
 
 def require_heads(tree: StaticTree, n_heads: int, where: Path) -> None:
@@ -164,9 +164,9 @@ def require_heads(tree: StaticTree, n_heads: int, where: Path) -> None:
     """
     if len(tree.levels) > n_heads:
         raise ConfigurationError(
-            f"{where} has {n_heads} heads, and the tree of method.tree and method.levels has "
-            f"{len(tree.levels)} levels, one for each. Type method.levels=[...] with at most "
-            f"{n_heads} numbers of nodes."
+            f"{where} has {n_heads} heads, but the tree of method.tree and method.levels has "
+            f"{len(tree.levels)} levels, and each level needs a head. Type method.levels=[...] "
+            f"with at most {n_heads} numbers of nodes."
         )
 
 

@@ -186,7 +186,7 @@ def check_hub(model: ModelConfig) -> None:
     except WeightsNotFound:
         raise
     except HFValidationError as error:
-        raise _not_found(model, f"this is no id of the hub ({error})") from error
+        raise _not_found(model, f"this is not a valid hub id ({error})") from error
     except GatedRepoError as error:
         raise WeightsNotFound(
             f"{key_of(model)}={model.id} is gated: accept its licence at "

@@ -58,7 +58,7 @@ def read(folder: Path, names: Sequence[str]) -> Checkpoint:
         reason = f"{folder / 'config.json'} cannot be read: {first_line(error)}"
         raise WeightsNotFound(f"{reason}. {wanted}") from error
     if not isinstance(config, dict):
-        raise WeightsNotFound(f"{folder / 'config.json'} is no table of keys. {wanted}")
+        raise WeightsNotFound(f"{folder / 'config.json'} is not a JSON object. {wanted}")
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         raise WeightsNotFound(f"{folder} has no weights of such a head. {wanted}")
@@ -79,7 +79,7 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
         ) from error
     values = stored.values() if isinstance(stored, dict) else [None]
     if not all(isinstance(value, torch.Tensor) for value in values):
-        raise WeightsNotFound(f"{file} is no table of named tensors. Fetch it again.")
+        raise WeightsNotFound(f"{file} does not hold named tensors. Fetch it again.")
     return dict(stored)
 
 

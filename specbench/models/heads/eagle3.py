@@ -165,7 +165,7 @@ def _target_ids(found: checkpoint.Checkpoint, draft_vocab: int, vocab: int) -> t
         valid = bool(known.bool()[ids].all()) and int(known.sum()) == len(ids)
     if not valid or len(ids) != draft_vocab:
         raise found.refuse(
-            f"has d2t and t2d that name no {draft_vocab} ids below the target's {vocab}: "
+            f"has d2t and t2d that do not name {draft_vocab} ids below the target's {vocab}: "
             "d2t[i] is what is added to the head's id i. Take the head of this target."
         )
     return None if torch.equal(ids, torch.arange(vocab)) else ids

@@ -102,8 +102,8 @@ def _speculators(
     layer = {"model_type": "qwen3", **layer}
     if layer["model_type"] not in ("llama", "qwen3"):
         raise ConfigurationError(
-            f"{where}: transformer_layer_config.model_type is {layer['model_type']!r}; llama and "
-            "qwen3 are read."
+            f"{where}: transformer_layer_config.model_type is {layer['model_type']!r}; only "
+            "llama and qwen3 can be read."
         )
     if config.get("norm_before_fc") and config.get("fc_norm"):
         raise ConfigurationError(f"{where}: norm_before_fc and fc_norm exclude each other.")

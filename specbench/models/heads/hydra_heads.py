@@ -170,19 +170,19 @@ def load(
     arch = found.config.get("hydra_head_arch")
     if arch not in ("mlp", "prefix-mlp"):
         raise found.refuse(
-            f"has hydra_head_arch {arch!r} in its config.json; mlp and prefix-mlp are read."
+            f"has hydra_head_arch {arch!r} in its config.json; only mlp and prefix-mlp can be read."
         )
     for key, wanted in (("grounded_heads", True), ("hidden_state_offset", 0)):
         if found.config.get(key, wanted) != wanted:
             raise found.refuse(
-                f"has {key}={found.config[key]!r} in its config.json; {wanted!r} alone is read."
+                f"has {key}={found.config[key]!r} in its config.json; only {wanted!r} can be read."
             )
     n_heads = checkpoint.count(found.tensors, r"hydra_mlp\.(\d+)\.")
     n_blocks = found.config.get("hydra_num_layers")
     if not n_heads or not isinstance(n_blocks, int) or n_blocks < 1:
         raise found.refuse(
-            f"has {n_heads} heads (keys hydra_mlp.0…) of hydra_num_layers={n_blocks!r} blocks: it "
-            "holds no Hydra head."
+            f"has {n_heads} heads (keys hydra_mlp.0…) of hydra_num_layers={n_blocks!r} blocks: "
+            "this is not a Hydra head."
         )
     own = any(key.startswith("hydra_lm_head.") for key in found.tensors)
     prefix = read_shape(target_config, "the target") if arch == "prefix-mlp" else None

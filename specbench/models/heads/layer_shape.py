@@ -84,9 +84,7 @@ def read_shape(
         )
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise ConfigurationError(
-            f"{where}: hidden_act is {activation!r}; heads with silu alone are read."
-        )
+        raise ConfigurationError(f"{where}: hidden_act is {activation!r}; only silu can be read.")
     theta, scaling = _rope(config, where)
     qwen3 = config.get("model_type") == "qwen3"
     window = config.get("sliding_window")
@@ -134,8 +132,8 @@ def _rope(config: Mapping[str, Any], where: str) -> tuple[float, Mapping[str, An
             scaling = {**nested, "rope_type": kind}
         elif kind != "default":
             raise ConfigurationError(
-                f"{where}: {place} is of type {kind!r}, of which none but {', '.join(_FIXED)} are "
-                "read: the others move with the length of the text."
+                f"{where}: {place} is of type {kind!r}, and only {', '.join(_FIXED)} can be "
+                "read: the others change with the length of the text."
             )
     if config.get("rope_theta") is not None:
         thetas["rope_theta"] = float(config["rope_theta"])

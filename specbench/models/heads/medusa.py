@@ -90,7 +90,7 @@ def load(
     n_heads = checkpoint.count(found.tensors, r"(\d+)\.")
     n_blocks = checkpoint.count(found.tensors, r"0\.(\d+)\.linear\.")
     if not n_heads or not n_blocks:
-        raise found.refuse("has no key 0.0.linear.weight: it holds no Medusa head.")
+        raise found.refuse("has no key 0.0.linear.weight: this is not a Medusa head.")
     own = any(f"{i}.{n_blocks}.weight" in found.tensors for i in range(n_heads))
     with torch.device("meta"):
         heads = Medusa(target, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own)

@@ -106,7 +106,7 @@ def summarize(
         ValueError: unknown estimator.
     """
     if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator {estimator!r} is none of {', '.join(ESTIMATORS)}")
+        raise ValueError(f"estimator {estimator!r} must be one of {', '.join(ESTIMATORS)}")
     pooled = pool(records, labels)
     tasks = sorted({*pooled.tasks, *pooled.dropped}, key=task_order)
     groups = {task: pooled.of_task(task) for task in tasks}

@@ -144,7 +144,7 @@ def test_a_device_that_is_not_there_is_shared_and_said_so(load, monkeypatch, cap
     draft, _ = load("pair=random_draft", "pair.draft.device=cpu")
     assert {"devices": 1, "devices_asked": 1}.items() <= draft.report().items()
     for name in ("gpu7", "mps", "auto"):
-        with pytest.raises(ConfigurationError, match=f"pair.draft.device='{name}' is no device"):
+        with pytest.raises(ConfigurationError, match=f"pair.draft.device='{name}' must be cpu"):
             load("pair=random_draft", f"pair.draft.device={name}")
 
 
