@@ -83,7 +83,7 @@ def test_an_error_within_gives_the_model_back_too(lent, options, monkeypatch):
 
 def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, tmp_path):
     model, tokenizer = lent
-    path = tmp_path / "questions.txt"
+    path = tmp_path / "questions.jsonl"
     lines = [f'{{"question_id": {i}, "category": "qa", "turns": ["{t}"]}}\n'
              for i, t in enumerate(TEXTS)]  # fmt: skip
     path.write_text("".join(lines))
@@ -111,15 +111,17 @@ def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, 
     ("prompts", "drafters", "says"),
     [
         ("text", ["pld"], r"prompts=\[text\]"),
-        ([], ["pld"], "prompts is empty"),
+        pytest.param([], ["pld"], "prompts is empty", marks=pytest.mark.slow),
         ([[1, 999_999]], ["pld"], "outside the model's vocabulary"),
         (["x"], "pld", r"drafters=\['pld'\]"),
         (["x"], ["pld", "pld"], "label 'pld' occurs 2 times"),
         (["x"], ["pdl"], "Did you mean 'pld'"),
-        (["x"], [{"method": "pld", "num_token": 3}], "num_tokens"),
-        (["x"], [PromptLookup], r"PromptLookup\(\)"),
+        pytest.param(
+            ["x"], [{"method": "pld", "num_token": 3}], "num_tokens", marks=pytest.mark.slow
+        ),
+        pytest.param(["x"], [PromptLookup], r"PromptLookup\(\)", marks=pytest.mark.slow),
         (["x"], [3], "run.py --list methods"),
-        (["x"], [], r"drafters=\['pld'\]"),
+        pytest.param(["x"], [], r"drafters=\['pld'\]", marks=pytest.mark.slow),
     ],
 )
 def test_bad_input_says_what_to_type(lent, options, prompts, drafters, says):
