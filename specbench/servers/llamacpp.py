@@ -5,9 +5,11 @@ The child holds the model and the port; it ends with this process, whichever way
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +23,7 @@ from specbench.config.server_schema import PLAIN, LlamacppConfig
 from specbench.errors import NeedsNotMet, SpecBenchError
 
 WHEEL = "xllamacpp"
+_NO_SPECULATION = b"failed to initialize speculative"  # in its log
 _START_S = 300.0  # a large model takes long to read
 _END_S = 10.0
 _LOG_LINES = 5
@@ -74,6 +77,7 @@ class LlamacppProcess:
     def __init__(self, flags: Mapping[str, Any], log: Path) -> None:
         self._flags, self._log = dict(flags), log
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended: int | None = None
         self.url = ""
 
     @property
@@ -84,6 +88,12 @@ class LlamacppProcess:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def killed(self) -> bool:
+        """Whether somebody else ended it, or the kernel for want of memory."""
+        ended = self._ended if self._process is None else self._process.poll()
+        return ended == -signal.SIGKILL
+
     def start(self) -> None:
         """Start the server and wait until it answers; `url` is then its address.
 
@@ -93,6 +103,7 @@ class LlamacppProcess:
             ServerFailed: it ended, or took too long.
         """
         self.stop()
+        begun = self._log.stat().st_size if self._log.exists() else 0
         command = [sys.executable, "-m", "specbench.servers.llamacpp_process", str(os.getpid())]
         environment = {**os.environ, "PYTHONPATH": str(paths.PROJECT)}
         with self._log.open("ab") as log:
@@ -108,17 +119,30 @@ class LlamacppProcess:
         try:
             self.url = str(json.loads(said)["url"])
         except (ValueError, KeyError, TypeError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
             self.stop()
             raise ServerFailed(
                 f"llama.cpp's server did not start with {json.dumps(self._flags)}. Its log, "
                 f"{self._log}, ends with:\n{self._tail()}"
             ) from None
 
+        with self._log.open("rb") as log:
+            log.seek(begun)
+            refused = _NO_SPECULATION in log.read()
+        if refused:  # it would go on without, and say nothing of it in its answers
+            self.stop()
+            raise ServerFailed(
+                f"llama.cpp's server cannot draft with draft_gguf={self._flags.get('draft')}: see "
+                f"{self._log}. Vocabularies may differ by 128 tokens at most."
+            )
+
     def stop(self) -> None:
         """End the server; without one, nothing happens."""
         process, self._process = self._process, None
         if process is None:
             return
+        self._ended = process.poll()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()

