@@ -21,12 +21,15 @@ DOCUMENTS = (
     *("docs/measurements.md", "docs/pitfalls.md", "surfaces/README.md"),
     "assets/draft_smollm2_135m/README.md",
 )
+# Pages whose commands are for other machines (servers, GPUs): their links are checked.
+PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))
 MEASURED = sorted(
     str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "measurements").glob("*.md")
 )
 # What readers write themselves: their machine's settings, and the examples of how to add a method.
 READERS_OWN = re.compile(
     r"conf/local/default\.yaml"
+    r"|docs/measurements/(gpu|h100|NAME)/.*"  # of a GPU
     r"|(methods|conf/method)/(my_method|successor_walk|likeliest_chain)\.\w+"
 )
 PACKAGES = ("specbench", "methods", "runners", "analysis")
@@ -139,7 +142,7 @@ def test_the_readme_is_read_once():
     assert len(text("README.md").split()) <= 1200
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, *MEASURED])
+@pytest.mark.parametrize("document", sorted({*DOCUMENTS, *PAGES, *MEASURED}))
 def test_paths_and_links_in_documents_exist(document):
     found = re.findall(r"\]\(([^)#:]+)\)", text(document))
     base = (ROOT / document).parent
@@ -155,7 +158,7 @@ def test_paths_and_links_in_documents_exist(document):
     assert not missing
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, *MEASURED])
+@pytest.mark.parametrize("document", sorted({*DOCUMENTS, *PAGES, *MEASURED}))
 def test_modules_that_documents_run_exist(document):
     pattern = r"python -m ((?:specbench|runners|analysis|scripts)\.[\w.]+)"
     for name in re.findall(pattern, text(document)):
