@@ -47,8 +47,8 @@ class Pupil:
     """A head in training.
 
     Attributes:
-        guess: what its LM head reads, ``[n, hidden]``, of a batch for each of some steps; noise is
-            drawn where a generator is given.
+        guess: what its LM head reads, for each of some steps ``[rows, hidden]`` of the rows that a
+            batch asks for; noise is drawn where a generator is given.
         lm_head: ``[ids, hidden]``.
         own_ids: ``[vocab]`` the place in it of each of the target's ids; -1 where it has none.
         feature_loss: whether its first guess should be the target's next state itself.
@@ -72,10 +72,13 @@ def _unroll(
 ) -> list[torch.Tensor]:
     """The features that a head guesses for steps one after the other."""
     head.cache = cast(RowCache, UnrolledCache(batch, shape))
-    out = head.catch_up(batch.tokens[batch.ahead(1)], states)
+    rows = batch.rows_for(0)
+    out = head.catch_up(batch.tokens[batch.ahead(1)], states)[rows]
     found = [out]
     for step in range(1, steps):
-        out = head.extend(batch.tokens[batch.ahead(1 + step)], out, torch.empty(0))
+        before, rows = rows, batch.rows_for(step)
+        above = out[torch.searchsorted(before, rows)]
+        out = head.extend(batch.tokens[rows + 1 + step], above, rows)
         found.append(out)
     head.cache = None
     return found
@@ -193,7 +196,8 @@ def make_medusa(teacher: Teacher) -> Pupil:
     _quiet(*heads.blocks)
 
     def guess(batch: Batch, steps: int, noise: torch.Generator | None) -> list[torch.Tensor]:
-        return heads.states(batch.states[:, -1])[:steps]
+        every = heads.states(batch.states[:, -1])[:steps]
+        return [states[batch.rows_for(step)] for step, states in enumerate(every)]
 
     def file() -> tuple[str, dict[str, torch.Tensor], dict[str, Any]]:
         tensors = {}
@@ -237,8 +241,8 @@ def make_hydra(teacher: Teacher) -> Pupil:
     def guess(batch: Batch, steps: int, noise: torch.Generator | None) -> list[torch.Tensor]:
         rows = UnrolledCache(batch, shape).committed_rows(len(batch))
         read = prefix.norm(prefix.layer(batch.states[:, -1], rows))
-        every = torch.arange(len(batch))
-        return [heads.states(read, paths(batch, every, i)) for i in range(min(steps, HEADS))]
+        asked = [batch.rows_for(step) for step in range(min(steps, HEADS))]
+        return [heads.states(read[r], paths(batch, r, i)) for i, r in enumerate(asked)]
 
     def file() -> tuple[str, dict[str, torch.Tensor], dict[str, Any]]:
         state = heads.state_dict()

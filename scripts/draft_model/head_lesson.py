@@ -32,6 +32,7 @@ class Batch:
         ids: ``[n, CHOICES]`` the target's likeliest next tokens.
         probs: ``[n, CHOICES]`` float32; rows sum to one.
         asked: ``[n]`` bool, whether the next token is one to learn.
+        going_on: ``[n]`` bool, whether guesses after the first are asked for too.
     """
 
     tokens: torch.Tensor
@@ -41,6 +42,7 @@ class Batch:
     ids: torch.Tensor
     probs: torch.Tensor
     asked: torch.Tensor
+    going_on: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -50,9 +52,12 @@ class Batch:
         return torch.minimum(torch.arange(len(self)) + by, self.last)
 
     def rows_for(self, step: int) -> torch.Tensor:
-        """Rows whose guess of this step (offset ``step + 2``) is asked for."""
-        said = torch.arange(len(self)) + 1 + step
-        return ((said <= self.last) & self.asked[said.clamp(max=len(self) - 1)]).nonzero()[:, 0]
+        """Rows whose guesses up to this step (offset ``step + 2``) are all asked for."""
+        rows = torch.arange(len(self))
+        kept = rows + 1 + step <= self.last
+        for i in range(step + 1):
+            kept &= self.asked[(rows + 1 + i).clamp(max=len(self) - 1)]
+        return (kept & self.going_on if step else kept).nonzero()[:, 0]
 
 
 def pack(
@@ -61,6 +66,7 @@ def pack(
     layers: Sequence[int],
     *,
     prompt_share: float = 0.0,
+    chain_share: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Batch:
     """The chosen texts as a batch.
@@ -68,6 +74,7 @@ def pack(
     Args:
         layers: which of ``texts.states`` the head reads, the final one last.
         prompt_share: share of a prompt's positions that are learned too, drawn by ``generator``.
+        chain_share: share of the rows that are asked for more than one guess, drawn likewise.
     """
     assert texts.states is not None
     spans = [(int(texts.starts[i]), int(texts.starts[i + 1])) for i in chosen]
@@ -82,6 +89,9 @@ def pack(
     if prompt_share:
         asked |= torch.rand(len(places), generator=generator) < prompt_share
     asked &= torch.arange(len(places)) < last  # behind an answer the target was not asked
+    going_on = torch.ones(len(places), dtype=torch.bool)
+    if chain_share < 1:
+        going_on = torch.rand(len(places), generator=generator) < chain_share
     probs = texts.top_logprobs[source, :CHOICES].float().exp()
     return Batch(
         tokens=texts.tokens[source].long(),
@@ -91,11 +101,12 @@ def pack(
         ids=texts.top_ids[source, :CHOICES].long(),
         probs=probs / probs.sum(-1, keepdim=True).clamp(min=1e-9),
         asked=asked,
+        going_on=going_on,
     )
 
 
 class UnrolledCache:
-    """The verbs of a head's ``RowCache`` over a batch: each pass is one more step for all rows.
+    """The verbs of a head's ``RowCache`` over a batch: all rows, then steps of some of them.
 
     A row sees the rows before it as they were in step 0, and its own guesses of the later steps:
     what a chain drafted behind it would see. Step i of a row at place j stands at place j + i.
@@ -104,23 +115,23 @@ class UnrolledCache:
     def __init__(self, batch: Batch, shape: LayerShape) -> None:
         self._places = batch.places
         self._shape = shape
-        n = len(batch)
-        numbers = torch.arange(n)
-        seen = (batch.last[:, None] == batch.last) & (numbers <= numbers[:, None])
-        self._own = torch.eye(n, dtype=torch.bool)
-        self._seen = seen[:, :0]
-        self._first = seen
+        rows = torch.arange(len(batch))
+        self._seen = (batch.last[:, None] == batch.last) & (rows <= rows[:, None])
+        self._guessed = rows[:0]  # the row that each key behind those of step 0 belongs to
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 
     def committed_rows(self, n: int) -> Rows:
         del self._keys[:], self._values[:]
-        self._seen = self._first
-        return self._rows(0)
+        self._guessed = self._guessed[:0]
+        return self._rows(self._places, self._seen)
 
     def node_rows(self, parents: torch.Tensor) -> Rows:
-        self._seen = torch.cat([self._seen, self._own], dim=1)
-        return self._rows(len(self._keys))
+        """The next step of the batch's rows ``parents``."""
+        self._guessed = torch.cat([self._guessed, parents])
+        own = parents[:, None] == self._guessed
+        places = self._places[parents] + len(self._keys)
+        return self._rows(places, torch.cat([self._seen[parents], own], dim=1))
 
     def keep(self, rows: Rows) -> None:
         """Keys stay as they came."""
@@ -132,11 +143,11 @@ class UnrolledCache:
         self._values.append(value)
         return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
 
-    def _rows(self, step: int) -> Rows:
+    def _rows(self, places: torch.Tensor, seen: torch.Tensor) -> Rows:
         frequencies, factor = self._shape.inverse_frequencies()
-        angles = torch.outer((self._places + step).double(), frequencies).repeat(1, 2)
-        mask = torch.zeros(self._seen.shape)
-        mask.masked_fill_(~self._seen, torch.finfo(torch.float32).min)
+        angles = torch.outer(places.double(), frequencies).repeat(1, 2)
+        mask = torch.zeros(seen.shape)
+        mask.masked_fill_(~seen, torch.finfo(torch.float32).min)
         return Rows(
             cache=self,  # type: ignore[arg-type]
             cos=(angles.cos() * factor).float(),

@@ -37,12 +37,13 @@ def loss_of(
     total = torch.zeros(())
     for step, states in enumerate(pupil.guess(batch, steps, noise)):
         rows = batch.rows_for(step)
-        rows = rows[known[rows + 1 + step, 0] >= 0]
+        learnable = known[rows + 1 + step, 0] >= 0
+        rows, states = rows[learnable], states[learnable]
         if not len(rows):
             continue
         ids = place[known[rows + 1 + step]]
         probs = batch.probs[rows + 1 + step] * (ids >= 0)
-        logprobs = (states[rows] @ weights.T).log_softmax(-1)
+        logprobs = (states @ weights.T).log_softmax(-1)
         said = logprobs.gather(1, ids.clamp(min=0))
         loss = -(probs / probs.sum(-1, keepdim=True) * said).sum(-1).mean()
         total = total + _DECAY**step * loss
@@ -50,7 +51,7 @@ def loss_of(
             truth = batch.states[:, -1]
             spread = truth.std()
             total = total + torch.nn.functional.smooth_l1_loss(
-                states[rows] / spread, truth[rows + 1] / spread
+                states / spread, truth[rows + 1] / spread
             )
     return total
 
@@ -72,7 +73,7 @@ def held_out(pupil: Pupil, texts: Texts, chosen: list[int], layers: list[int]) -
         alive = np.ones(len(batch), dtype=bool)
         for step, states in enumerate(pupil.guess(batch, HELD_STEPS, None)):
             rows = batch.rows_for(step)
-            guessed = (states[rows] @ pupil.lm_head.T).argmax(-1)
+            guessed = (states @ pupil.lm_head.T).argmax(-1)
             said = pupil.own_ids[batch.ids[rows + 1 + step, 0]]
             right[rows, step] = (guessed == said).numpy()
             counted = rows[torch.from_numpy(alive[rows])].numpy()

@@ -54,22 +54,25 @@ class Recipe:
     name: str
     epochs: int
     lr: float
-    steps: int  # guesses per row: heads, or unrolled steps
+    steps: int  # guesses per row: heads, or steps over the head's own guesses
     seed: int = 0
     batch_tokens: int = 512
     prompt_share: float = 0.5  # of a prompt's positions that are learned, drawn anew each time
-    candidates: int = 4096  # most frequent ids in each softmax, besides the batch's own
-    drawn: int = 1024  # and drawn ones
+    chain_share: float = 0.5  # of the rows that learn more than their first guess, likewise
+    candidates: int = 2048  # most frequent ids in each softmax, besides the batch's own
+    drawn: int = 512  # and drawn ones
     layers: tuple[int, ...] = (2, 19, 27)  # states that EAGLE-3 reads
     vocab: int = 16384  # ids that EAGLE-3 says
 
 
 # Rates far above the papers' 3e-5 … 1e-4, which are for widths of 4096 and more, and for days.
+# EAGLE's paper learns one step, from true states alone (`--steps 1`); three steps, as EAGLE-3 has
+# them, are what a chain drafts with.
 RECIPES = {
-    "eagle": Recipe("eagle", epochs=8, lr=1e-3, steps=1),
+    "eagle": Recipe("eagle", epochs=10, lr=1e-3, steps=3),
     "medusa": Recipe("medusa", epochs=4, lr=1e-3, steps=4),
-    "eagle3": Recipe("eagle3", epochs=4, lr=1e-3, steps=3),
-    "hydra": Recipe("hydra", epochs=3, lr=5e-4, steps=4),
+    "eagle3": Recipe("eagle3", epochs=5, lr=1e-3, steps=3),
+    "hydra": Recipe("hydra", epochs=4, lr=5e-4, steps=4),
 }
 
 
@@ -120,7 +123,9 @@ def learn(
     """Train until the recipe is done or the stage's minutes are over; the state is saved."""
     layers = states_of(recipe)
     trained = [p for p in pupil.head.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        trained, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
     plans: list[list[int]] = []
     ends = {0: 0}
     for epoch in range(recipe.epochs):
@@ -146,7 +151,14 @@ def learn(
         if over or done == len(plans):
             return progress
         draw = torch.Generator().manual_seed(recipe.seed * 1_000_003 + done)
-        batch = pack(texts, plans[done], layers, prompt_share=recipe.prompt_share, generator=draw)
+        batch = pack(
+            texts,
+            plans[done],
+            layers,
+            prompt_share=recipe.prompt_share,
+            chain_share=recipe.chain_share,
+            generator=draw,
+        )
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * _rate(done, len(plans))
         drawn = torch.randint(len(common), (recipe.drawn,), generator=draw)
@@ -256,7 +268,11 @@ def train(options: argparse.Namespace, names: list[str]) -> None:
     }
     for name in names:
         recipe = replace(RECIPES[name], layers=options.layers, seed=options.seed)
-        recipe = replace(recipe, epochs=options.epochs or recipe.epochs)
+        recipe = replace(
+            recipe,
+            epochs=options.epochs or recipe.epochs,
+            steps=options.steps or recipe.steps,
+        )
         spaced = rows[:: -(-len(rows) // _SAMPLE)].tolist()
         sample = [
             pack(texts, spaced[i : i + 8], states_of(recipe)) for i in range(0, len(spaced), 8)
@@ -294,6 +310,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--new-tokens", type=int, default=160, help="of an answer (default: %(default)s)")
     add("--layers", type=_numbers, default=(2, 19, 27), help="EAGLE-3's states: 2,19,27")
     add("--epochs", type=int, help="instead of the recipe's")
+    add("--steps", type=int, help="of a head's guesses, instead of the recipe's")
     add("--held", type=int, default=24, help="held-out texts that are scored")
     add("--threads", type=int, help="of the CPU; fewer than cores is faster on a busy machine")
     add("--share", type=share, default=(0, 1), metavar="I/N", help="texts of every N-th group")
