@@ -38,7 +38,7 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup bench test test-all lint fmt type tables figures shown soak bench-engine bench-drafters bench-growth bench-kernels draft-model check-architectures gpu-check clean
+.PHONY: help setup bench test test-all lint fmt type tables figures shown soak bench-engine bench-drafters bench-growth bench-kernels draft-model train-heads check-architectures gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -118,6 +118,9 @@ bench-kernels: $(STAMP) ## Kernels that a pass launches on a GPU, a layer and in
 
 draft-model: $(STAMP) ## Train the bundled model's draft model again, in an hour or two
 	$(PY) -m scripts.draft_model.train $(ARGS)
+
+train-heads: $(STAMP) ## Train the bundled model's heads again, in two to four hours
+	$(PY) -m scripts.draft_model.train_heads $(ARGS)
 
 check-architectures: $(STAMP) ## Which of transformers' architectures decode here: docs/architectures.md
 	$(PY) -m scripts.check_architectures $(ARGS)

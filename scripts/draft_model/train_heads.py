@@ -305,7 +305,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=HEADS_FOLDER, help="a folder for each head goes into it")
     add("--minutes", type=float, default=math.inf, help="of one head's training in this stage")
     add("--seed", type=int, default=0)
-    add("--groups", type=int, default=24, help="batches of prompts (default: %(default)s)")
+    add("--groups", type=int, default=14, help="batches of prompts (default: %(default)s)")
     add("--batch", type=int, default=96, help="prompts in each (default: %(default)s)")
     add("--new-tokens", type=int, default=160, help="of an answer (default: %(default)s)")
     add("--layers", type=_numbers, default=(2, 19, 27), help="EAGLE-3's states: 2,19,27")
