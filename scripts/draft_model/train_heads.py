@@ -70,8 +70,8 @@ class Recipe:
 # them, are what a chain drafts with.
 RECIPES = {
     "eagle": Recipe("eagle", epochs=10, lr=1e-3, steps=3),
-    "medusa": Recipe("medusa", epochs=4, lr=1e-3, steps=4),
-    "eagle3": Recipe("eagle3", epochs=5, lr=1e-3, steps=3),
+    "medusa": Recipe("medusa", epochs=3, lr=1e-3, steps=4),
+    "eagle3": Recipe("eagle3", epochs=3, lr=1e-3, steps=3),
     "hydra": Recipe("hydra", epochs=4, lr=5e-4, steps=4),
 }
 
