@@ -304,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def report(folder: Path, eye: bool) -> int:
     if not folder.is_dir():
-        raise ResultsError(f"{folder} is no folder. Name one that holds texts such as card.txt.")
+        raise ResultsError(f"{folder} is not a folder. Name one that holds texts such as card.txt.")
     claims = load_claims()
     papers = {claim.paper for claim in claims}
     texts = {

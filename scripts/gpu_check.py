@@ -255,7 +255,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.models = args.models.split(",")
     if unknown := [name for name in args.models if name not in names | {"tiny"}]:
-        parser.error(f"--models: {unknown[0]!r} is none of tiny, {', '.join(sorted(names))}")
+        parser.error(f"--models: {unknown[0]!r} is not one of tiny, {', '.join(sorted(names))}")
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", args.contexts):
         parser.error("--contexts: type whole numbers from 1 with commas between, e.g. 128,448")
     args.contexts = [int(number) for number in args.contexts.split(",")]

@@ -134,7 +134,7 @@ def import_answers(options: argparse.Namespace) -> None:
     labels = list(dict.fromkeys(label for label, _ in files))
     if options.baseline is not None and options.baseline not in labels:
         raise ConfigurationError(
-            f"--baseline {options.baseline} is none of the labels {', '.join(labels)}."
+            f"--baseline {options.baseline} is not one of the labels {', '.join(labels)}."
         )
     baseline = options.baseline or (BASELINE if BASELINE in labels else None)
     digests = {str(path): file_sha256(path) for _, path in files}

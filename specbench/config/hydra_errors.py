@@ -24,8 +24,8 @@ _QUOTING = (
 )
 
 _OVER_NULL = (
-    "OmegaConf lays no mapping over null: write it into a yaml of your own, as hub and rows stand "
-    "in conf/dataset/mbpp.yaml, and type dataset=NAME."
+    "OmegaConf cannot do that. Put the key into your own yaml, as conf/dataset/mbpp.yaml does with "
+    "hub and rows, and type dataset=NAME."
 )
 
 # What Hydra and OmegaConf say by bare built-in exceptions.
@@ -98,7 +98,7 @@ def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> ConfigurationE
 
 
 def unknown_key(key: str, valid: Iterable[str]) -> ConfigurationError:
-    """A ConfigurationError for a key that nobody reads; ``valid`` are the ones beside it."""
+    """A ConfigurationError for a key that does not exist; ``valid`` are those that do."""
     prefix, _, last = key.rpartition(".")
     shown = [k for k in valid if not k.startswith("_") and k != "hydra"]
     close = nearest(last, shown)

@@ -32,8 +32,8 @@ from specbench.errors import ConfigurationError
         ("dataset.tasks=qa", ["dataset.tasks", "Type a list"]),
         ("compare=[{a]", ["compare=[{a]", "quotes"]),
         ("pair=null", ["pair=none"]),
-        ("dataset.hub.id=x", ["below a value that is null", "yaml of your own"]),
-        ("dataset.rows={first: 1}", ["dataset.rows is null", "yaml of your own"]),
+        ("dataset.hub.id=x", ["below a value that is null", "your own yaml"]),
+        ("dataset.rows={first: 1}", ["dataset.rows is null", "your own yaml"]),
         ("hydra/launcher=foo", ["hydra/launcher 'foo'"]),
     ],
 )

@@ -205,7 +205,7 @@ def _not_found(model: ModelConfig, reason: str) -> WeightsNotFound:
     if is_bundled(model):
         return WeightsNotFound(
             f"no weights for model={model.name}: {reason}. They were converted into "
-            f"{model.cache_dir}: remove its models folder, and the next run converts them anew."
+            f"{model.cache_dir}: remove its models folder, and the next run converts them again."
         )
     if local_folder(model) is not None:
         return WeightsNotFound(f"no weights for {key}={model.id}: {reason}. Type {remedy}.")

@@ -155,5 +155,5 @@ def own_embedding(
     # One of the two may have been rounded to float16, the other to bfloat16.
     if weight.shape == theirs.shape and torch.allclose(weight, theirs, rtol=1e-2, atol=1e-5):
         return None
-    log.warning("%s embeds tokens otherwise than the target: its own matrix is used", found.file)
+    log.warning("%s has another token embedding than the target; its own is used", found.file)
     return weight
