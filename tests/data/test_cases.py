@@ -83,7 +83,7 @@ def test_reference_is_kept(tmp_path):
         (question(1) | {"turns": ["x", "  "]}, 2, "turn 1"),
         (question(1) | {"category": None}, 2, "category"),
         (question(1) | {"question_id": None}, 2, "id must be"),
-        (question(1, "overall"), 2, "rename it"),
+        (question(1, "overall"), 2, "rename this category"),
         (question(0), 2, "'0' is already that of line 1"),
         ('{"turns": ' + "[" * 100_000 + "]" * 100_000 + "}", 2, "nested too deeply"),
         ('{"question_id": ' + "1" * 5000 + "}", 2, "digits"),

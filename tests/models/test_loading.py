@@ -215,7 +215,7 @@ def test_a_gated_model_names_its_page_and_the_login_command(tmp_path, monkeypatc
 
 
 def test_no_id_of_the_hub(tmp_path):
-    assert "no id of the hub" in refuse(config(tmp_path, "model=vicuna7b", "model.id=a b"))
+    assert "not a valid hub id" in refuse(config(tmp_path, "model=vicuna7b", "model.id=a b"))
 
 
 def in_hub_cache(tmp_path: Path, **numbers: Any) -> Path:

@@ -367,7 +367,7 @@ def test_what_cannot_be_exported_or_imported_says_why(run, tmp_path):
         spec_bench.main(["import", out, "pld=missing.jsonl", "--model", "toy"])
     path = tmp_path / "pld.jsonl"
     jsonl.rewrite_jsonl(path, files()["pld"])
-    with pytest.raises(ConfigurationError, match="none of the labels pld"):
+    with pytest.raises(ConfigurationError, match="not one of the labels pld"):
         spec_bench.main(["import", out, str(path), "--model", "toy", "--baseline", "ar"])
     with pytest.raises(OutputRefused, match="not empty"):
         spec_bench.main(["import", str(tmp_path), str(path), "--model", "toy"])

@@ -141,8 +141,8 @@ def test_an_interrupted_measurement_keeps_its_rounds(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("runner.tree_rows=[2,4]", "beginning with 1"),
-        ("runner.tree_rows=[1,4,2]", "no grid"),
+        ("runner.tree_rows=[2,4]", "begin with 1"),
+        ("runner.tree_rows=[1,4,2]", "must be ascending"),
         ("runner.contexts=[]", "runner.contexts"),
         ("runner.batch_k=[]", "go together"),
         ("runner.contexts=[4,5000]", "holds 2048"),

@@ -182,7 +182,7 @@ def test_candidates_that_are_not_there_are_asked_for(again, live):
         ("model.path=/other/weights", "Type model.id=/"),
         ("dataset=gsm8k", "contradicts the traces"),
         ("dataset.shuffle=3", "recorded with dataset.shuffle=None"),
-        ("runner.traces=/nowhere", "no run folder"),
+        ("runner.traces=/nowhere", "must be a run folder"),
         ("runner.traces=null", "runner.traces=RUN"),
         ("runner.surface=/nowhere", "runner=cost"),
     ],

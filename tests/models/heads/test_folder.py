@@ -35,7 +35,7 @@ def test_a_folder_is_found_by_its_path_and_by_its_name(home, monkeypatch):
         ("eagle", {"eagle": "assets/none/eagle"}, WeightsNotFound,
          "pair.heads.eagle=.*assets/none/eagle.*scripts.draft_model.train_heads"),
         ("eagle", {"eagle": "someone/EAGLE"}, WeightsNotFound, "hf download someone/EAGLE"),
-        ("some one/EAGLE", {}, WeightsNotFound, "no id of the hub"),
+        ("some one/EAGLE", {}, WeightsNotFound, "not a valid hub id"),
     ],
 )  # fmt: skip
 def test_a_head_that_is_not_there_is_refused_with_what_to_type(name, heads, error, message):
