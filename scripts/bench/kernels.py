@@ -52,7 +52,7 @@ class KernelCount(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.by_name: Counter[str] = Counter()
 
     def __torch_dispatch__(
