@@ -1,8 +1,8 @@
 """Weights & Biases' workspace and report as code: ``python -m analysis.dashboards RUNS``.
 
-Panels are made of the labels and tasks of the runs given, and refer to the summary keys under which
-:mod:`analysis.publish` sends them. Without ``--push`` nothing is sent: what would be made is
-written to a file, and the commands that make it are printed.
+:mod:`analysis.publish` sends a W&B run for each label, with flat keys; the panels group these by
+method, and are filtered by model, data and timing. Without ``--push`` nothing is sent: what would
+be made is written to a file beside the runs, and the commands that make it are printed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from analysis.publish import PREDICTED, logger_settings, summary_metrics
+from analysis.publish import logger_settings
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, make_comparisons
+from analysis.runs.definitions import DEFINITIONS
 from analysis.runs.load import Run
+from analysis.runs.sweeps import swept_knobs
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
-from specbench.results.statistics.summary import task_order
-from specbench.results.tasks import OVERALL
+from analysis.wandb_runs import PREDICTED, label_numbers
 
 TITLE = "Speculative decoding compared"
 # What panels show, with its name and unit, in the order of the sections.
@@ -46,16 +48,8 @@ VERDICTS = {
     "not_audited": "Turns not audited",
 }
 PICTURES = ["figures/speedup", "figures/mat", f"figures/{PREDICTED}speedup"]
-_PINNED = 8  # columns of the table of runs that stay in view
-
-DEFINITIONS = """\
-- **MAT**: new tokens after the first over target passes after the prompt's; 1.00 for plain \
-decoding.
-- **Speedup**: tokens/s of the method over tokens/s of plain decoding (`ar`), measured in the same \
-process on the same prompts, interleaved.
-- **Lossless**: `equal` (the tokens of plain decoding), `near_tie` (other tokens, each within the \
-number format's tolerance of the likeliest), `bug` (anything else).
-"""
+# Columns of the table of runs that stay in view.
+PINNED = ("summary:speedup", "summary:mat", "summary:tokens_per_s", "config:model.value")
 
 
 @dataclass(frozen=True)
@@ -65,27 +59,28 @@ class Subject:
     Attributes:
         entity: W&B user or team; "" until known.
         project: the W&B project that the runs were sent to.
-        keys: the summary keys that the runs have.
-        comparisons: the runs, for the tables of the report.
+        comparisons: the runs.
     """
 
     entity: str
     project: str
-    keys: frozenset[str]
     comparisons: Sequence[Comparison]
 
-    def keys_of(self, figure: str, task: str) -> list[str]:
-        """The summary keys of a figure for a task, one per label in the order of the runs."""
-        labels = dict.fromkeys(
-            entry.label for comparison in self.comparisons for entry in comparison.entries
-        )
-        wanted = (f"{label}/{task}/{figure}" for label in labels)
-        return [key for key in wanted if key in self.keys]
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """The summary keys that the labels have."""
+        entries = (entry for comparison in self.comparisons for entry in comparison.entries)
+        return frozenset(key for entry in entries for key in label_numbers(entry))
 
-    @property
-    def tasks(self) -> list[str]:
-        found = {task for comparison in self.comparisons for task in comparison.tasks}
-        return [OVERALL, *(sorted(found, key=task_order) if len(found) > 1 else [])]
+    @cached_property
+    def knobs(self) -> list[str]:
+        """The settings that are swept."""
+        found = (knob for comparison in self.comparisons for knob in swept_knobs(comparison))
+        return list(dict.fromkeys(found))
+
+    def conditions(self) -> list[tuple[str, str, str]]:
+        """Model, data and timing of the comparisons, each once."""
+        return list(dict.fromkeys((c.model, c.dataset, c.timing) for c in self.comparisons))
 
 
 def subject_of(
@@ -93,89 +88,121 @@ def subject_of(
 ) -> Subject:
     """What runs with records compare; entity and project by default as their ``logger`` says."""
     nodes = [logger_settings(run) for run in runs]
-    comparisons = make_comparisons(runs)
     return Subject(
         entity=entity or next(filter(None, (node.entity for node in nodes)), ""),
         project=project or nodes[0].project,
-        keys=frozenset(key for comparison in comparisons for key in summary_metrics(comparison)),
-        comparisons=comparisons,
+        comparisons=make_comparisons(runs),
     )
 
 
-def bars(compared: Subject, figure: str, task: str, title: str) -> list[Any]:
-    """A panel with a bar for every label that has the figure; none where none has."""
+def bars(compared: Subject, key: str, title: str) -> list[Any]:
+    """A panel with a bar for every method; none where no label has the number."""
     import wandb_workspaces.reports.v2 as wr
 
-    keys = compared.keys_of(figure, task)
-    if not keys:
+    if key not in compared.keys:
         return []
-    metrics = [wr.SummaryMetric(key) for key in keys]
-    names = {key: key.split("/")[0] for key in keys}
-    return [wr.BarPlot(title=title, metrics=metrics, line_titles=names, title_x=title)]
+    metrics = [wr.SummaryMetric(key)]
+    by_method = wr.Config("method")
+    return [wr.BarPlot(title=title, metrics=metrics, groupby=by_method, title_x=title)]
 
 
-def panels(compared: Subject, figure: str, words: str) -> list[Any]:
-    """A figure over the whole run and for every task."""
-    titles = {task: words if task == OVERALL else f"{words}: {task}" for task in compared.tasks}
-    return [panel for task in titles for panel in bars(compared, figure, task, titles[task])]
+def sweep_panels(compared: Subject, timed: str = "") -> list[Any]:
+    """Of a sweep parallel coordinates over its knobs; of any runs speedup by budget and by MAT."""
+    import wandb_workspaces.reports.v2 as wr
+
+    key = f"{timed}speedup"
+    if key not in compared.keys:
+        return []
+    made: list[Any] = []
+    if compared.knobs:
+        columns = [
+            wr.ParallelCoordinatesPlotColumn(wr.Config(f"knobs.{k}")) for k in compared.knobs
+        ]
+        ends = [wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(each)) for each in ("mat", key)]
+        made.append(wr.ParallelCoordinatesPlot(title="Settings", columns=[*columns, *ends]))
+    for across, words in (("tokens_per_pass", "draft budget"), ("mat", "MAT")):
+        made.append(
+            wr.ScatterPlot(
+                title=f"{FIGURES[key]} against {words}",
+                x=wr.SummaryMetric(across),
+                y=wr.SummaryMetric(key),
+                log_x=across == "tokens_per_pass",
+            )
+        )
+    return made
 
 
-def verdict_panels(compared: Subject) -> list[Any]:
-    """Turns by verdict of the audit, over the whole run."""
-    return [p for kind, words in VERDICTS.items() for p in bars(compared, kind, OVERALL, words)]
+def sections(compared: Subject) -> dict[str, list[Any]]:
+    """Panels by the heading above them; headings without any are left out."""
+    import wandb_workspaces.reports.v2 as wr
+
+    made = {words: bars(compared, key, words) for key, words in FIGURES.items()}
+    made["Settings and draft budgets"] = sweep_panels(compared)
+    made["Settings and draft budgets, PREDICTED"] = sweep_panels(compared, PREDICTED)
+    tasks = sorted(key for key in compared.keys if key.startswith("task/"))
+    for figure, words in FIGURES.items():
+        if of_figure := [key for key in tasks if key.endswith(f"/{figure}")]:
+            titles = {key: f"{words}: {key.split('/')[1]}" for key in of_figure}
+            made[f"{words}, by task"] = [p for k in of_figure for p in bars(compared, k, titles[k])]
+    made["Lossless"] = [p for k, words in VERDICTS.items() for p in bars(compared, k, words)]
+    made["Pictures"] = [wr.MediaBrowser(media_keys=PICTURES)]
+    return {words: panels for words, panels in made.items() if panels}
 
 
 def workspace(compared: Subject) -> Any:
-    """The workspace: a section per figure, then verdicts, pictures and settings that differ."""
+    """The workspace: runs grouped by method, filtered to the first model, data set and timing."""
     import wandb_workspaces.expr as expr
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
 
-    sections = [
-        ws.Section(name=words, panels=panels(compared, figure, words), is_open=place == 0)
-        for place, (figure, words) in enumerate(FIGURES.items())
+    made = [
+        ws.Section(name=words, panels=panels, is_open=place < 2 or words == "Lossless")
+        for place, (words, panels) in enumerate(sections(compared).items())
     ]
-    sections += [
-        ws.Section(name="Lossless", panels=verdict_panels(compared), is_open=True),
-        ws.Section(
-            name="Pictures and settings",
-            panels=[wr.MediaBrowser(media_keys=PICTURES), wr.RunComparer(diff_only="split")],
-        ),
-    ]
+    made.append(ws.Section(name="What differs", panels=[wr.RunComparer(diff_only="split")]))
+    model, data, timing = compared.conditions()[0]
+    wanted = {"model": model, "dataset": data, "timing": timing}
     return ws.Workspace(
         entity=compared.entity,
         project=compared.project,
         name=TITLE,
-        sections=[section for section in sections if section.panels],
+        sections=made,
         runset_settings=ws.RunsetSettings(
-            order=[expr.Ordering(expr.Metric("Name"), ascending=True)],
-            pinned_columns=[f"summary:{key}" for key in compared.keys_of("speedup", OVERALL)][
-                :_PINNED
-            ],
+            groupby=[expr.Config("method")],
+            filters=[expr.Config(key) == value for key, value in wanted.items()],
+            order=[expr.Ordering(expr.Summary("speedup"), ascending=False)],
+            pinned_columns=[*PINNED],
         ),
     )
 
 
 def report(compared: Subject) -> Any:
-    """The report: tables with claims as they stand now, and panels that follow the project."""
+    """The report: tables with claims as they stand now, and panels that follow the project.
+
+    A set of runs for each model, data set and timing; a reader switches between them.
+    """
     import wandb_workspaces.reports.v2 as wr
 
-    def grid(shown: Sequence[Any]) -> Any:
-        return wr.PanelGrid(
-            runsets=[wr.Runset(entity=compared.entity, project=compared.project, name="All runs")],
-            panels=list(shown),
+    runsets = [
+        wr.Runset(
+            entity=compared.entity,
+            project=compared.project,
+            name=f"{model} on {data}, {timing}",
+            filters=f"Config('model') = '{model}' and Config('dataset') = '{data}' "
+            f"and Config('timing') = '{timing}'",
+            groupby=["config.method"],
         )
-
+        for model, data, timing in compared.conditions()
+    ]
     blocks: list[Any] = [wr.TableOfContents(), wr.H1("Words")]
-    blocks.append(wr.MarkdownBlock(text=DEFINITIONS))
-    for timing, words in TABLES.items():
+    words = (f"- **{word}**: {meaning}\n" for word, meaning in DEFINITIONS.items())
+    blocks.append(wr.MarkdownBlock(text="".join(words)))
+    for timing, heading in TABLES.items():
         tables = [comparison_table(c) for c in compared.comparisons if c.timing == timing]
-        blocks += [wr.H1(words)] if tables else []
+        blocks += [wr.H1(heading)] if tables else []
         blocks += [wr.MarkdownBlock(text=to_markdown([table])) for table in tables]
-    sections = {words: panels(compared, figure, words) for figure, words in FIGURES.items()}
-    for words, shown in {**sections, "Lossless": verdict_panels(compared)}.items():
-        blocks += [wr.H1(words), grid(shown)] if shown else []
-    blocks += [wr.H1("Pictures"), grid([wr.MediaBrowser(media_keys=PICTURES)])]
+    for heading, panels in sections(compared).items():
+        blocks += [wr.H1(heading), wr.PanelGrid(runsets=runsets, panels=panels)]
     return wr.Report(
         entity=compared.entity,
         project=compared.project,
@@ -247,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "W&B's comparison workspace and report of runs, as a file or, with --push, in a project.",
     )
     add = parser.add_argument
-    add("-o", "--output", type=Path, metavar="FILE", default=Path("dashboards.json"))
+    add("-o", "--output", type=Path, metavar="FILE", help="default: RUNS/dashboards.json")
     add("--entity", help="W&B user or team (default: the runs' own, or the account's)")
     add("--project", help="default: the runs' own")
     add("--push", action="store_true", help="save them on W&B; needs wandb login")
@@ -276,10 +303,11 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
             )
             return 1
         return 0
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+    output = options.output or options.runs[0] / "dashboards.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(description(made), indent=1, ensure_ascii=False)
-    options.output.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(f"{options.output}\n{next_steps(compared, map(str, options.runs))}\n")
+    output.write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(f"{output}\n{next_steps(compared, map(str, options.runs))}\n")
     return 0
 
 

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from analysis import dashboards, publish
-from analysis.runs.comparisons import make_comparisons
+from analysis import dashboards, wandb_runs
 from analysis.runs.load import load_runs
 from specbench.results.estimate import Estimate
 from tests.analysis.folders import GOLDEN
@@ -42,29 +41,37 @@ def names(made):
 
 
 @pytest.mark.parametrize("make", [dashboards.workspace, dashboards.report])
-def test_every_panel_shows_a_key_that_is_sent(make, compared, runs):
-    sent = {
-        key for comparison in make_comparisons(runs) for key in publish.summary_metrics(comparison)
-    }
+def test_every_panel_shows_a_key_that_is_sent(make, compared):
+    entries = [e for comparison in compared.comparisons for e in comparison.entries]
+    sent = {key for entry in entries for key in wandb_runs.label_numbers(entry)}
     shown = names(dashboards.description(make(compared)))
     assert shown <= sent
-    for figure in dashboards.FIGURES:
-        wanted = {key for key in sent if key.endswith(f"/{figure}")}
-        assert wanted <= shown, "a label or a task is without a bar"
-    assert "cacheback/overall/bug" in shown
+    assert {"speedup", "mat", "tokens_per_s", "tokens_per_pass", "bug", "task/qa/mat"} <= shown
 
 
-def test_the_workspace_opens_with_the_headline(compared):
+def test_the_workspace_groups_by_method_and_filters(compared):
     made = dashboards.workspace(compared)
     assert (made.entity, made.project) == ("team", "specbench")
     first, *others = made.sections
     assert first.name.startswith("Speedup")
     assert first.is_open
-    assert [metric.name for metric in first.panels[0].metrics] == [
-        f"{label}/overall/speedup" for label in ("ar", "cacheback", "no_frozen", "pld")
-    ]
+    assert first.panels[0].groupby.name == "method"
+    assert [each.name for each in made.runset_settings.groupby] == ["method"]
+    filters = made.runset_settings.filters
+    wanted = {"model": "vicuna7b", "dataset": "specbench", "timing": "measured"}
+    assert all(key in filters and value in filters for key, value in wanted.items())
     assert "Lossless" in [section.name for section in others]
-    assert "summary:pld/overall/speedup" in made.runset_settings.pinned_columns
+
+
+def test_a_sweep_has_parallel_coordinates_and_budget_curves():
+    pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
+    swept = dashboards.subject_of(load_runs([GOLDEN / "experiments" / "cacheback_figure4"]))
+    panels = [p for shown in dashboards.sections(swept).values() for p in shown]
+    (coordinates,) = (p for p in panels if type(p).__name__ == "ParallelCoordinatesPlot")
+    columns = [column.metric.name for column in coordinates.columns]
+    assert columns == ["knobs.leader_len", "knobs.follower_len", "mat", "predicted_speedup"]
+    scatters = [p for p in panels if type(p).__name__ == "ScatterPlot"]
+    assert [p.x.name for p in scatters] == ["tokens_per_pass", "mat"]
 
 
 def test_the_report_has_the_table_with_its_caption_and_claims(compared):
@@ -83,7 +90,7 @@ def test_a_figure_that_no_run_has_gets_no_panel():
     without = load_runs([GOLDEN / "experiments" / "ngrammys_figure2"])
     assert {run.timing for run in without} == {"none"}
     made = dashboards.description(dashboards.workspace(dashboards.subject_of(without)))
-    assert all(name.rsplit("/", 1)[1] in ("mat", *dashboards.VERDICTS) for name in names(made))
+    assert {name.rsplit("/", 1)[-1] for name in names(made)} <= {"mat", *dashboards.VERDICTS}
     assert next(part["name"] for part in parts(made, "Section")).startswith("MAT")
 
 
