@@ -168,7 +168,7 @@ def _measure(
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
     from runners.session.build import make_target
-    from specbench.models import self_check
+    from specbench.models.checks import self_check
     from specbench.models.graph_target import GraphTarget
 
     config = job.config

@@ -32,7 +32,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError, message_line
-from specbench.models import self_check, supported
+from specbench.models.checks import self_check, supported
 from specbench.models.loading import offered_attention
 from specbench.models.target import Target
 from specbench.paths import PROJECT

@@ -17,8 +17,9 @@ from runners.session.session import Session
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
-from specbench.models import loading, self_check, supported
+from specbench.models import loading
 from specbench.models.checkpoints import weights
+from specbench.models.checks import self_check, supported
 from specbench.models.draft.loading import check_same_tokenizer
 from specbench.models.loading import LoadedModel
 

@@ -28,7 +28,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from specbench.models import loading
-from specbench.models.audit_tolerance import (
+from specbench.models.checks.audit_tolerance import (
     TOKENS,
     AuditTolerance,
     calibrate,

@@ -17,7 +17,7 @@ from specbench.decoding.pass_target import PassTarget
 from specbench.decoding.structs import DraftTree
 from specbench.results.records import Lossless
 
-# In half precision it is measured: specbench.models.audit_tolerance.
+# In half precision it is measured: specbench.models.checks.audit_tolerance.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from specbench.models.self_check import SelfCheck
+    from specbench.models.checks.self_check import SelfCheck
 
 
 _SHAPE_STD = 0.02

@@ -6,7 +6,7 @@ import torch
 
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.lossless import TOLERANCE, audit_output
-from specbench.models.audit_tolerance import AuditTolerance, calibrate, fixed_tolerance
+from specbench.models.checks.audit_tolerance import AuditTolerance, calibrate, fixed_tolerance
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import VOCAB, engine, tiny_model

@@ -20,7 +20,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
 from specbench.index.tree.static_tree import TOKEN_RECYCLING_TREE, load_tree
-from specbench.models.audit_tolerance import calibrate
+from specbench.models.checks.audit_tolerance import calibrate
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target

@@ -9,9 +9,9 @@ import torch
 from scripts.check_architectures import ARCHITECTURES, checked_target
 from specbench.errors import ConfigurationError
 from specbench.kernels.attention import AttentionPlan, attend
-from specbench.models import self_check, supported
+from specbench.models.checks import self_check, supported
+from specbench.models.checks.self_check import measure_spread
 from specbench.models.graph_target import GraphTarget
-from specbench.models.self_check import measure_spread
 from specbench.models.target import Target
 from tests.conftest import tiny_model
 from tests.tiny_checkpoint import tiny_tokenizer

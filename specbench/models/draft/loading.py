@@ -16,7 +16,8 @@ from specbench.arrays import IntArray
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
-from specbench.models import loading, self_check, supported
+from specbench.models import loading
+from specbench.models.checks import self_check, supported
 from specbench.models.draft.model import DraftModel
 from specbench.models.target import Target
 from specbench.results.manifest import DraftInfo

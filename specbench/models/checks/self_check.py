@@ -24,8 +24,8 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError, SpecBenchError, first_line
 from specbench.kernels.attention import window_sizes
+from specbench.models.checks.supported import ELSE
 from specbench.models.hidden_states import HiddenStates, decoder_layers
-from specbench.models.supported import ELSE
 from specbench.models.target import Target
 
 TIMES_SPREAD = 4  # what may differ, in spreads of the model's own passes
