@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from runners.serve import Serve
 from specbench.config import compose
 from specbench.config.compare import compose_entry
 from specbench.config.knobs import check_method
@@ -22,7 +23,6 @@ from tests.docs.test_house import DOCUMENTS, ROOT, code_blocks, make_targets
 NOT_RUN = {
     "make ": "the set-up, the tests themselves, or many minutes; their targets are tested",
     "model=vicuna7b": "weights from the hub, or seven billion random ones",
-    "model=mistral7b": "weights from the hub",
     "python -m scripts.draft_model.train  ": "trains for hours",
     "draft_model.train --threads": "trains for hours",
     "draft_model.train_heads": "trains for hours",
@@ -82,6 +82,9 @@ def composes(words):
     for overrides in jobs_of(words):
         cfg = compose.compose(overrides)
         check_values(cfg)
+        if cfg.runner.name == "serve":
+            Serve().entries(cfg)  # the server drafts: entries name its ways of drafting
+            continue
         for entry in cfg.compare:
             check_method(compose_entry(cfg, entry).method)
 
