@@ -7,12 +7,13 @@
     make gpu-check ARGS=--dry-run           the parts, their limits and commands; runs nothing
 
 A part that is done at this commit is kept, so a call goes on where the last one stopped; parts of
-another commit are measured again. Parts:
+another commit, GPU, driver or torch are measured again. Parts:
 
     numerics-quick  one architecture: float32, float64 exact, bfloat16 and float16 near ties
     bandwidth       copies and reads of the device's memory
     loops MODEL     generate, generate with a compiled static cache, our eager and graph engines,
-                    side by side; and CUDA-event times against the wall clock
+                    the latter also without fused layers, side by side; and CUDA-event times
+                    against the wall clock
     kernels MODEL   time by family of kernels of a pass over 1 and 64 rows
     rows MODEL      runner=cost: passes over 1 to 128 rows, contexts off the edges of key buckets
     methods         every method on the bundled model in float32: must be equal; a first table
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -157,20 +159,30 @@ def parts(args: argparse.Namespace, code: str) -> list[Part]:
     ]
 
 
+def code_of(git: Any, versions: str) -> str:
+    """A commit's eight digits, and a name for what else makes numbers others: changes, versions.
+
+    Runs are kept in a folder of this name, for one goes on only where all of it is the same.
+    """
+    rest = hashlib.sha256(f"{git.get('changes')} {versions}".encode()).hexdigest()[:4]
+    return f"{(git['commit'] or 'none')[:8]}-{rest}"
+
+
 def file_of(out: Path, name: str, ending: str) -> Path:
     return out / "parts" / f"{name.replace(' ', '-')}{ending}"
 
 
-def kept(args: argparse.Namespace, part: Part, git: Any) -> dict[str, Any] | None:
-    """What an earlier call found, of this code and command."""
+def kept(args: argparse.Namespace, part: Part, git: Any, versions: str) -> dict[str, Any] | None:
+    """What an earlier call found, of this code, command, GPU and software."""
     with contextlib.suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads(file_of(args.out, part.name, ".json").read_text())
-        if found["git"] == git and found["command"] == part.command[1:]:
+        of = (found["git"], found["command"], found.get("versions"))
+        if of == (git, part.command[1:], versions):
             return found
     return None
 
 
-def measure(args: argparse.Namespace, part: Part, git: Any) -> dict[str, Any]:
+def measure(args: argparse.Namespace, part: Part, git: Any, versions: str) -> dict[str, Any]:
     """Run a part, watch the GPU meanwhile, and keep what it found or left."""
     file, log = file_of(args.out, part.name, ".json"), file_of(args.out, part.name, ".log")
     found = file_of(args.out, part.name, ".found.json")
@@ -203,6 +215,7 @@ def measure(args: argparse.Namespace, part: Part, git: Any) -> dict[str, Any]:
     whole = {
         "part": part.name,
         "git": git,
+        "versions": versions,
         "command": part.command[1:],
         "exit": process.returncode or int(nothing),  # tests that were all skipped show nothing
         "timed_out": timed_out,
@@ -279,11 +292,11 @@ def main(argv: list[str] | None = None) -> int:
     from specbench.system.environment import git_state
 
     git = git_state() or {"commit": None, "dirty": True}
-    plan = [p for p in parts(args, (git["commit"] or "none")[:8])
+    plan = [p for p in parts(args, code_of(git, versions))
             if not args.only or p.name.split()[0] in args.only.split(",")]  # fmt: skip
     begun, found = time.monotonic(), {}
     for part in plan:
-        earlier = kept(args, part, git)
+        earlier = kept(args, part, git, versions)
         left = (
             float("inf") if args.minutes is None else 60 * args.minutes + begun - time.monotonic()
         )
@@ -292,7 +305,7 @@ def main(argv: list[str] | None = None) -> int:
         elif args.dry_run or left < part.limit_s:
             state = "to do"
         else:
-            earlier = measure(args, part, git)
+            earlier = measure(args, part, git, versions)
             state = "TIMED OUT" if earlier["timed_out"] else "FAILED" if earlier["exit"] else "done"
         if earlier is not None:
             found[part.name] = earlier | {"state": state}

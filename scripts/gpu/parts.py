@@ -69,18 +69,22 @@ def bandwidths(save: Callable[[Any], None], tokens: int, repeats: int, words: li
 def loops(
     save: Callable[[Any], None], tokens: int, repeats: int, words: list[str], static: bool = True
 ) -> None:
-    """Plain decoding four ways, turn about; tokens/s of whole calls, the prompt's pass included.
+    """Plain decoding five ways, turn about; tokens/s of whole calls, the prompt's pass included.
 
-    Also our clock against the wall: ``decode_s`` is taken of CUDA events.
+    ``graph`` is what a run measures, ``graph_stock`` the same without fused layers. Also our clock
+    against the wall: ``decode_s`` is taken of CUDA events.
     """
     stock, model = loaded(words), loaded(words)
     prompt = np.random.default_rng(0).integers(3, 200, PROMPT)
     ids = torch.from_numpy(prompt)[None].to(stock.device)
     sizes: dict[str, Any] = {"max_len": PROMPT + tokens, "max_nodes": 1}
-    graph = GraphTarget(model, capture=model.device.type == "cuda", **sizes)
+    graphs = {
+        name: GraphTarget(model, capture=model.device.type == "cuda", fused=fused, **sizes)
+        for name, fused in (("graph_stock", False), ("graph", True))
+    }
     engines = {
         name: Engine(target, GreedyVerifier(), eos_ids=frozenset())
-        for name, target in (("eager", Target(model, **sizes)), ("graph", graph))
+        for name, target in {"eager": Target(model, **sizes), **graphs}.items()
     }
     clock: list[float] = []
     found: dict[str, Any] = {
@@ -126,14 +130,16 @@ def loops(
                 continue
             if i:
                 found["tokens_per_s"][name].append(tokens / spent)
-            save({**found, "passes": graph.describe()})
+            passes = {name: target.describe() for name, target in graphs.items()}
+            save({**found, "passes": passes})
 
 
 def kernels(save: Callable[[Any], None], tokens: int, repeats: int, words: list[str]) -> None:
     """Microseconds of a pass by family of kernels, at few rows and at many, and its launches."""
     model = loaded(words)
     on_gpu = model.device.type == "cuda"
-    target = GraphTarget(model, capture=on_gpu, max_len=PROMPT + 64, max_nodes=max(KERNEL_ROWS))
+    sizes = {"max_len": PROMPT + 64, "max_nodes": max(KERNEL_ROWS)}
+    target = GraphTarget(model, capture=on_gpu, fused=True, **sizes)  # as runs have it
     kind = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
     found: dict[str, Any] = {}
     for rows in KERNEL_ROWS:
@@ -163,7 +169,7 @@ def kernels(save: Callable[[Any], None], tokens: int, repeats: int, words: list[
             "launches": dict(launched),
             "longest_us": dict(sorted(names.items(), key=lambda item: -item[1])[:12]),
         }
-        save(found)
+        save({**found, "passes": {"graph": target.describe()}})
 
 
 KINDS: dict[str, Callable[..., None]] = {

@@ -49,7 +49,8 @@ def write(path: Path, found: Mapping[str, Any], versions: str, git: Mapping[str,
         if kind.startswith("loops") and "tokens_per_s" in result:
             lines += ["", f"## Loops, {model}", "", *_loops(result, copy)]
         elif kind == "kernels" and (rows_ := [k for k in result if k.isdigit()]):
-            lines += ["", f"## Kernels, {model}", "", *_kernels({k: result[k] for k in rows_})]
+            shown = _kernels({k: result[k] for k in rows_}) + _fallbacks(result.get("passes", {}))
+            lines += ["", f"## Kernels, {model}", "", *shown]
         elif "surface.json" in result:
             large = results.get(f"loops {model}", {}).get("parameters", 0) >= LARGE
             lines += ["", f"## Rows, {model}", "", *_rows(result["surface.json"], large)]
@@ -74,6 +75,7 @@ def _loops(result: Mapping[str, Any], copy: float | None) -> list[str]:
     clock = result["clock_over_wall"]
     off = max((abs(c - 1) for c in clock), default=None)
     lines = _table(["loop", "tokens/s", "share of copy bandwidth"], rows)
+    lines += _fallbacks(result.get("passes", {}))
     if large:
         lines += ["", "Goal of the graph engine at this size: at least 70 %, aim 80 %."]
     if off is not None:
@@ -106,9 +108,21 @@ def _rows(surface: Mapping[str, Any], large: bool) -> list[str]:
         for i, n in enumerate(axes["rows"])
     ]  # fmt: skip
     lines = _table(["rows"] + [f"ms at {c} (of 1 row)" for c in axes["context"]], rows)
-    eager = (surface["model"].get("passes") or {}).get("eager") or {}
-    lines += ["", f"Ran eagerly: {eager}."] if eager else []
+    lines += _fallbacks({"graph": surface["model"].get("passes") or {}})
     return [*lines, "", "Goal at 64 rows: at most 1.25, aim 1.15."] if large else lines
+
+
+def _fallbacks(passes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What of each engine's passes is not what its name says."""
+    lines = []
+    for name, described in passes.items():
+        if eager := described.get("eager"):
+            lines += ["", f"{name} ran eagerly: {eager}."]
+        if reason := described.get("reason"):
+            lines += ["", f"{name} ran eagerly: {reason}."]
+        if stock := (described.get("layers") or {}).get("stock"):
+            lines += ["", f"{name} has layers that are not fused: {stock}."]
+    return lines
 
 
 def _summary(summary: Mapping[str, Any], nodes: Mapping[str, float]) -> list[str]:

@@ -54,6 +54,17 @@ def key_bucket(keys: int, most: int) -> int:
     return min(bucket, most)
 
 
+def _no_memory(error: RuntimeError) -> bool:
+    """Whether the device was out of memory: the driver, which a graph asks too, says so in words.
+
+    cuBLAS has a status of its own.
+    """
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        word in said for word in ("out of memory", "alloc_failed")
+    )
+
+
 def no_graphs(model: PreTrainedModel) -> str | None:
     """Why passes of ``model`` cannot be replayed as CUDA graphs; None where they can."""
     places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
@@ -320,7 +331,7 @@ class GraphTarget(Target):
         except RuntimeError as error:
             # The allocator may still count the old one as being recorded to, and refuse it.
             self._pool = torch.cuda.graph_pool_handle()
-            if isinstance(error, torch.OutOfMemoryError):
+            if _no_memory(error):
                 raise ConfigurationError(
                     f"the device has no memory left for the CUDA graph of {name} "
                     f"({message_line(error)}). Type engine=eager, a smaller "

@@ -6,6 +6,7 @@ must be a near tie. Files that methods draft from are toys. Skipped where there 
 plugins: nothing here may need them.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,8 @@ pytestmark = [
 DEVICE, SECOND = "cuda:0", "cuda:1"
 EOS = frozenset({2})
 BATCH = 10  # k of N-Grammys: its layout is a batch, and a target of one row runs that as a tree
-ENGINES = {"eager": Target, "graph": GraphTarget}
+FUSED = partial(GraphTarget, fused=True)  # as runs have it
+ENGINES = {"eager": Target, "graph": FUSED}
 
 
 # Small enough for the vocabulary, and for many passes.
@@ -66,7 +68,7 @@ def small_draft(architecture: str, device: str, seed: int) -> DraftModel:
     """A draft model on the graph engine, for any method; with seed 0 it is the target itself."""
     nodes = max(NEEDS[name].draft_nodes or NEEDS[name].max_nodes for name in DRAFTED)
     model = tiny_model(architecture, seed=seed).to(device)
-    fixed = GraphTarget(model, max_len=200 + nodes, max_nodes=nodes, drafts=True)
+    fixed = FUSED(model, max_len=200 + nodes, max_nodes=nodes, drafts=True)
     return DraftModel(fixed, target_vocab=VOCAB, max_nodes=nodes)
 
 
@@ -116,11 +118,12 @@ def test_differences_in_half_precision_are_near_ties(engine, dtype, rng, tmp_pat
             )
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_captured_passes_give_the_same_tokens(architecture, rng):
+def test_captured_passes_give_the_same_tokens(architecture, fused, rng):
     sizes = {"max_len": 200, "max_nodes": 40}
     plain = Target(tiny_model(architecture).to(DEVICE), **sizes)
-    fixed = GraphTarget(tiny_model(architecture).to(DEVICE), **sizes)
+    fixed = GraphTarget(tiny_model(architecture).to(DEVICE), fused=fused, **sizes)
     prompt = rng.integers(3, VOCAB, 30)
     drafter = RandomDrafts(name="random_drafts", n_nodes=20)
     wanted = decode(plain, Drafter(name="plain"), prompt, 60)
@@ -173,7 +176,7 @@ def test_a_drafts_captured_passes_give_the_same_logits(architecture, rng):
 @pytest.mark.parametrize("seed", [0, 1], ids=["itself", "stranger"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_methods_with_a_draft_model_are_exact(architecture, seed, rng):
-    target = GraphTarget(tiny_model(architecture).to(DEVICE), max_len=200, max_nodes=127)
+    target = FUSED(tiny_model(architecture).to(DEVICE), max_len=200, max_nodes=127)
     draft = small_draft(architecture, DEVICE, seed)
     prompt = rng.integers(3, VOCAB, 40)
     plain = decode(target, Drafter(name="plain"), prompt, 30)
@@ -202,7 +205,7 @@ def check_overlaps(method: str, device: str, seed: int, prompt: np.ndarray) -> N
     accepted = []
     for overlap in ("stream", "thread", "serial"):
         # Made anew: each way must do with graphs that nothing else has captured.
-        target = GraphTarget(tiny_model("llama").to(DEVICE), max_len=200, max_nodes=127)
+        target = FUSED(tiny_model("llama").to(DEVICE), max_len=200, max_nodes=127)
         draft = small_draft("llama", device, seed)
         accepted.append(check_drafting(target, method, overlap, draft, prompt, plain))
     assert accepted[0] == accepted[1] == accepted[2]

@@ -417,9 +417,17 @@ def test_eager_passes_in_place_of_graphs_are_counted(rng):
     assert target.eager_passes == 2
 
 
-def test_a_capture_without_memory_ends_the_run_and_says_what_to_type(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("CUDA error: out of memory"),  # of the driver, as a graph is made
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    ],
+)
+def test_a_capture_without_memory_ends_the_run_and_says_what_to_type(error, monkeypatch):
     def fail(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        raise error
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(FixedShape, "capture", fail)

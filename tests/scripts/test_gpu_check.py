@@ -11,6 +11,7 @@ from specbench.system import environment
 TRIAL = ["--device", "cpu", "--models", "tiny", "--tokens", "8", "--repeats", "1",
          "--contexts", "32,64"]  # fmt: skip
 GIT = {"commit": "a" * 40, "dirty": False}
+SOFTWARE = "torch 9, an H100"
 
 
 def plan(*words):
@@ -71,22 +72,29 @@ def part_of(tmp_path, command, limit_s=60):
     return args, gpu_check.Part("loops tiny", limit_s, [gpu_check.sys.executable, *command])
 
 
-def test_a_part_is_kept_for_its_own_commit_and_command_only(tmp_path):
+def test_a_part_is_kept_for_its_own_commit_command_and_machine_only(tmp_path):
     args, part = part_of(tmp_path, ["-c", "print('done')"])
-    assert gpu_check.kept(args, part, GIT) is None
-    assert gpu_check.measure(args, part, GIT)["exit"] == 0
-    assert gpu_check.kept(args, part, GIT)["result"]["last_line"] == "done"
-    assert gpu_check.kept(args, part, GIT | {"commit": "b" * 40}) is None
-    assert gpu_check.kept(args, part, GIT | {"dirty": True, "changes": "c"}) is None
+    assert gpu_check.kept(args, part, GIT, SOFTWARE) is None
+    assert gpu_check.measure(args, part, GIT, SOFTWARE)["exit"] == 0
+    assert gpu_check.kept(args, part, GIT, SOFTWARE)["result"]["last_line"] == "done"
+    assert gpu_check.kept(args, part, GIT | {"commit": "b" * 40}, SOFTWARE) is None
+    assert gpu_check.kept(args, part, GIT | {"dirty": True, "changes": "c"}, SOFTWARE) is None
+    assert gpu_check.kept(args, part, GIT, "torch 10, an A100") is None
     other = gpu_check.Part(part.name, 60, [*part.command, "more"])
-    assert gpu_check.kept(args, other, GIT) is None
+    assert gpu_check.kept(args, other, GIT, SOFTWARE) is None
+
+
+def test_runs_of_other_changes_or_versions_have_folders_of_their_own():
+    changed = GIT | {"dirty": True, "changes": "c"}
+    names = [gpu_check.code_of(*of) for of in ((GIT, "9"), (GIT, "10"), (changed, "9"))]
+    assert len(set(names)) == 3 and all(name.startswith("a" * 8) for name in names)
 
 
 def test_a_part_that_is_stopped_leaves_what_it_had(tmp_path):
     out = gpu_check.file_of(tmp_path, "loops tiny", ".found.json")
     code = f"import time; open({str(out)!r}, 'w').write('{{\"half\": 1}}'); time.sleep(60)"
     args, part = part_of(tmp_path, ["-c", code], limit_s=1)
-    found = gpu_check.measure(args, part, GIT)
+    found = gpu_check.measure(args, part, GIT, SOFTWARE)
     assert found["timed_out"] and found["exit"] != 0
     assert found["result"]["half"] == 1
 
@@ -96,13 +104,13 @@ def test_numbers_of_another_commit_are_not_left_for_a_part_that_fails(tmp_path):
     old = gpu_check.file_of(tmp_path, part.name, ".found.json")
     old.parent.mkdir(parents=True)
     old.write_text(json.dumps({"tokens_per_s": {"graph": [1.0]}}))
-    assert "tokens_per_s" not in gpu_check.measure(args, part, GIT)["result"]
+    assert "tokens_per_s" not in gpu_check.measure(args, part, GIT, SOFTWARE)["result"]
 
 
 def test_tests_that_were_all_skipped_show_nothing(tmp_path):
     args, part = part_of(tmp_path, ["-c", "print('9 skipped in 1s')", "pytest"])
     part = gpu_check.Part(part.name, 60, [part.command[0], *part.command[1:3], "pytest"])
-    assert gpu_check.measure(args, part, GIT)["exit"] == 1
+    assert gpu_check.measure(args, part, GIT, SOFTWARE)["exit"] == 1
 
 
 def test_throttling_is_told_and_idling_is_not():
@@ -122,6 +130,8 @@ def test_goals_are_asked_of_large_models_alone(tmp_path):
             "tokens": 128, "weight_bytes": 13e9, "parameters": parameters, "failed": {},
             "tokens_per_s": {"graph": [190.0, 200.0, 210.0]},
             "passes_per_s": {"graph": [200.0]}, "clock_over_wall": [0.999, 1.02],
+            "passes": {"graph": {"eager": {"1 x 1 rows, 256 keys": "no"},
+                                 "layers": {"stock": {"GemmaMLP": 2}}}},
         }  # fmt: skip
 
     common = {"state": "done", "seconds": 1.0, "watched": "", "device": "cuda:0"}
@@ -134,6 +144,8 @@ def test_goals_are_asked_of_large_models_alone(tmp_path):
     report.write(tmp_path / "r.md", found, "torch 9", GIT)
     large, small = (tmp_path / "r.md").read_text().split("## Loops, smollm2_135m")
     assert "| graph | 200 [190, 210] of 3 | 65% |" in large  # 13 GB, 200 times a second, of 4 TB/s
+    assert "graph ran eagerly: {'1 x 1 rows, 256 keys': 'no'}" in large
+    assert "not fused: {'GemmaMLP': 2}" in large
     assert "at least 70 %" in large and "at least 70 %" not in small
     assert "off by at most 2.00%, NOT within 1 %" in large
 
@@ -145,7 +157,13 @@ def test_a_trial_on_the_cpu(tmp_path, monkeypatch):
     words = [*TRIAL, "--only", "loops,kernels,rows", "--out", str(tmp_path)]
     assert gpu_check.main(words) == 0
     shown = (tmp_path / "gpu_check.md").read_text()
-    for word in ("A trial on a CPU", "| generate_static |", "| product |", "ms at 64 (of 1 row)"):
+    for word in (
+        "A trial on a CPU",
+        "| generate_static |",
+        "| graph_stock |",
+        "| product |",
+        "ms at 64 (of 1 row)",
+    ):
         assert word in shown
     monkeypatch.setattr(gpu_check, "measure", lambda *_: pytest.fail("it was done"))
     assert gpu_check.main(words) == 0
