@@ -55,8 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_and_draw(options: argparse.Namespace) -> int:
-    names = _experiments([word for word in options.words if "=" not in word])
     overrides = [word for word in options.words if "=" in word]
+    typed = [word for word in options.words if "=" not in word]
+    names = _experiments(typed, measured="scale=paper" in overrides)
     overrides += _stand_in(overrides)
     if options.dry_run:
         return _show_estimates(names, overrides, options)
@@ -103,17 +104,23 @@ def _show_estimates(
     Console(width=100).print(FittedTable(pd.DataFrame(rows, columns=heads), "estimates"))
     print(
         f"Estimates by the formula in scripts/estimates.py, at {options.gb_per_s:g} GB/s "
-        f"(--gb-per-s); nothing was run. A call without --dry-run goes on with what is not done."
+        f"(--gb-per-s): an upper end, as if every answer were as long as it may be and no method "
+        "any faster than plain decoding. Hours are of all jobs, done or not, each with baselines of "
+        "its own. Nothing was run. A call without --dry-run goes on with what is not done."
     )
     return 0
 
 
-def _experiments(wanted: Sequence[str]) -> list[str]:
+def _experiments(wanted: Sequence[str], measured: bool) -> list[str]:
+    """Those of the artifacts; where all is ``measured``, without any whose runs others have."""
     by_name = {artifact.name: artifact for artifact in REPRODUCTIONS}
     for name in wanted:
         if name not in by_name:
             raise unknown_name("artifact", name, by_name)
     chosen = [by_name[name] for name in wanted] or REPRODUCTIONS
+    if measured:
+        run = {name for artifact in chosen for name in artifact.experiments}
+        chosen = [a for a in chosen if not (a.instead and run.issuperset(a.instead))]
     names = dict.fromkeys(name for artifact in chosen for name in artifact.experiments)
     return sorted(names, key=lambda name: name != _SURFACE)  # the others stay in their order
 

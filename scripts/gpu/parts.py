@@ -138,7 +138,7 @@ def kernels(save: Callable[[Any], None], tokens: int, repeats: int, words: list[
     """Microseconds of a pass by family of kernels, at few rows and at many, and its launches."""
     model = loaded(words)
     on_gpu = model.device.type == "cuda"
-    sizes = {"max_len": PROMPT + 64, "max_nodes": max(KERNEL_ROWS)}
+    sizes: dict[str, Any] = {"max_len": PROMPT + 64, "max_nodes": max(KERNEL_ROWS)}
     target = GraphTarget(model, capture=on_gpu, fused=True, **sizes)  # as runs have it
     kind = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
     found: dict[str, Any] = {}

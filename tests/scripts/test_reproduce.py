@@ -68,6 +68,19 @@ def test_the_paper_s_size_never_takes_the_demo_prompts(calls, tmp_path):
     assert calls[0][-1] == "scale=paper"
 
 
+def test_a_grid_that_two_artifacts_show_is_measured_once(calls, tmp_path):
+    """Not where one of them is replayed: then it has runs of its own."""
+    words = ["ngrammys_figure3", "ngrammys_figure5", "--results", str(tmp_path), "data_dir=D"]
+    reproduce.main([*words, "scale=paper"])
+    assert [command[2] for command in calls] == ["experiment=ngrammys_figure3"]
+    calls.clear()
+    reproduce.main(words)
+    assert len(calls) == 2
+    calls.clear()
+    reproduce.main([*words[1:], "scale=paper"])
+    assert [command[2] for command in calls] == ["experiment=ngrammys_figure5"]
+
+
 def test_an_unknown_name_exits_2_with_the_nearest(calls, capsys):
     assert reproduce.main(["card_tabel2"]) == 2
     assert "card_table2" in capsys.readouterr().err
@@ -90,7 +103,7 @@ def test_a_dry_run_prints_jobs_hours_and_memory_and_runs_nothing(calls, tmp_path
     # 560 turns of 1,024 tokens: 4 labels at 13.5 ms (13.5 GB at 1,000 GB/s), eager ar at 30 ms.
     hours = 560 * 1024 * (4 * 0.01348 + 0.03) / 3600
     assert re.search(rf"cacheback_table1 +vicuna7b +1 of 1 +{hours:.1f} +17\n", shown)
-    assert "nothing was run" in shown
+    assert "Nothing was run" in shown and "an upper end" in shown
 
 
 def test_estimates_count_jobs_questions_and_parameters():
