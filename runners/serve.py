@@ -26,6 +26,7 @@ from specbench.config.schema import RunConfig
 from specbench.config.server_schema import (
     DRAFT_FILE_NEEDED,
     ENGINES,
+    LEARN_FROM_REQUESTS,
     LLAMACPP_SPECULATIONS,
     PLAIN,
     SERVERS,
@@ -193,6 +194,12 @@ def _baseline_of(own: Mapping[str, Any]) -> dict[str, Any]:
             f"server.speculation={own['speculation']} is compared with plain decoding. Type "
             "server.plain_url=URL, where the same model runs without it, or baseline=false."
         )
+    if str(own["plain_url"]).rstrip("/") == str(own["base_url"]).rstrip("/"):
+        raise ConfigurationError(
+            f"server.plain_url={own['plain_url']} must not be server.base_url: one server cannot "
+            f"both draft ({own['speculation']}) and decode plainly. Start a second one without "
+            "speculation, or type baseline=false."
+        )
     return {**own, "speculation": PLAIN, "label": None, "base_url": own["plain_url"]}
 
 
@@ -237,5 +244,7 @@ def _entry(server: Mapping[str, Any]) -> Entry:
     else:
         check_url("server.base_url", server["base_url"])
     method = {"_target_": _TARGET, "name": f"{name}_{kind}", "server": dict(server)}
+    if name == "llamacpp" and kind in LEARN_FROM_REQUESTS:
+        method["state_scope"] = "prompt"  # its server is started anew for each case
     label = server["label"] or (BASELINE if kind == PLAIN else method["name"])
     return Entry(str(label), method)

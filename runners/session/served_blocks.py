@@ -17,10 +17,10 @@ from runners.session.interference_rule import by_counters
 from runners.session.method_runs import MethodRun
 from runners.session.open_run import OpenRun, complete
 from runners.session.progress import RunProgress
-from runners.session.served_session import Asked, ServedSession
+from runners.session.served_session import NOT_PLAIN, Asked, ServedSession
 from runners.session.warmup import TEXT
 from specbench.config.server_schema import LlamacppConfig
-from specbench.errors import CaseFailed
+from specbench.errors import CaseFailed, ConfigurationError
 from specbench.models.checkpoints.bundled import find_gguf
 from specbench.results.records import DIFFERS, CaseRecord, Lossless
 from specbench.results.statistics.served import Served, first_difference
@@ -129,18 +129,25 @@ class ServedBlocks:
         self._watch = SystemMonitor(helpers=lambda: self.session.pids)
 
     def warm_up(self, rounds: int) -> None:
-        """Ask every server about a text that is never measured."""
+        """Ask every server about a text that is never measured.
+
+        Raises:
+            ConfigurationError: the baseline's server drafts.
+        """
         messages = [{"role": "user", "content": TEXT}]
         for _ in range(rounds):
             for label in self.runs:
                 asked = Asked(messages, 0)
                 self.session.ask(label, [asked], longest=8)
+                if getattr(asked.error, "kind", "") == NOT_PLAIN:
+                    raise ConfigurationError(str(asked.error))
                 if asked.error is not None:  # fails again where it is counted
                     log.warning("warm-up of %s failed: %s", label, asked.error)
 
     def run(self, number: int, batch: Sequence[CaseBlock], attempt: int = 0) -> BlockResult:
         """Measure a batch, turn by turn and label by label, and compare the outputs."""
         result = BlockResult()
+        self.session.forget()
         dialogues = {(b.place, label): _Dialogue() for b in batch for label in self.runs}
         order = self.job.labels if number % 2 == 0 else self.job.labels[::-1]
         for turn in range(max(len(block.case.turns) for block in batch)):

@@ -14,7 +14,13 @@ from typing import Any
 from runners.job import Job
 from runners.session.method_runs import MethodRun
 from specbench.config.schema import GenerationConfig
-from specbench.config.server_schema import PLAIN, LlamacppConfig, OpenaiConfig, ServerConfig
+from specbench.config.server_schema import (
+    LEARN_FROM_REQUESTS,
+    PLAIN,
+    LlamacppConfig,
+    OpenaiConfig,
+    ServerConfig,
+)
 from specbench.errors import SpecBenchError
 from specbench.results.manifest import ModelInfo
 from specbench.servers import counters, llamacpp
@@ -28,6 +34,8 @@ SERVER_LOG = "server-{}.log"
 _METRICS_S = 2.0  # an engine may count an answer a moment after it has sent it
 _METRICS_EVERY_S = 0.05
 _LONGEST_WAIT_S = 60.0
+NOT_PLAIN = "not_plain"  # kind of error: the baseline's server drafts
+_SETTLING = [{"role": "user", "content": "Hello"}]
 _STARTS = 3  # of a server that is killed while it starts
 
 
@@ -144,8 +152,26 @@ class ServedSession:
             for other in self.servers.values():
                 if other is not server:
                     other.stop()
+        started = server.process is not None and not server.process.alive
         server.ready()
+        if started:
+            self._settle(server)
         return server
+
+    def forget(self) -> None:
+        """End the servers that would answer with what they learnt from questions before.
+
+        `use` starts them again.
+        """
+        for server in self.servers.values():
+            if server.process is not None and server.config.speculation in LEARN_FROM_REQUESTS:
+                server.stop()
+
+    def _settle(self, server: Server) -> None:
+        """Have a server that was just started touch its memory, so that no question pays for it."""
+        one = Asked(_SETTLING, 0)
+        self._prepare(server, [one], longest=2)
+        self._request(server, one)  # what goes wrong here does so again where it is counted
 
     def close(self) -> None:
         for server in self.servers.values():
@@ -274,6 +300,14 @@ class ServedSession:
                 answer.prompt_ids = list(one.question.prompt_ids)
                 answer.n_prompt = len(answer.prompt_ids)
             if server.plain:
+                if counters.drafts(engine, answer.counters):
+                    raise NoAnswer(
+                        NOT_PLAIN,
+                        f"the server at {server.client.url} drafts, but answers as plain decoding. "
+                        "Start it without speculation (server.plain_url), or say what it drafts "
+                        "with (server.speculation).",
+                        again=False,
+                    )
                 one.counts = counters.plain_counts(answer.n_new)
             else:
                 one.counts = counters.find_counts(engine, answer.counters, answer.n_new)

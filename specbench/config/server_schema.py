@@ -14,6 +14,9 @@ LLAMACPP_SPECULATIONS = (
     *("draft", "eagle3", "mtp", "dflash"),
 )
 DRAFT_FILE_NEEDED = ("draft", "eagle3", "mtp", "dflash")
+# These keep n-grams of earlier requests: a table of all slots, and one that a new request does not
+# empty (ggml-org/llama.cpp#27852).
+LEARN_FROM_REQUESTS = ("ngram_mod", "ngram_cache")
 
 
 @dataclass

@@ -197,12 +197,28 @@ def find_counts(engine: str, answer: Mapping[str, Any], n_new: int) -> Counts | 
     for words in TABLE:
         if words.place == (METRICS,) or engine not in (words.engine, "other"):
             continue
-        node: Any = answer
-        for key in words.place:
-            node = node.get(key) if isinstance(node, Mapping) else None
-        if isinstance(node, Mapping) and (found := convert(words, node, n_new)):
+        if found := convert(words, _at(answer, words.place), n_new):
             return found
     return None
+
+
+def drafts(engine: str, answer: Mapping[str, Any]) -> bool:
+    """Whether an answer's counters say that the server drafted."""
+    for words in TABLE:
+        if words.place == (METRICS,) or engine not in (words.engine, "other"):
+            continue
+        said = _at(answer, words.place)
+        if any(_count(said.get(name)) for name in (*words.drafted, words.passes)):
+            return True
+    return False
+
+
+def _at(answer: Mapping[str, Any], place: tuple[str, ...]) -> Mapping[str, Any]:
+    """The object at a place of an answer, or an empty one."""
+    node: Any = answer
+    for key in place:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node if isinstance(node, Mapping) else {}
 
 
 def metrics_words(engine: str) -> Words | None:

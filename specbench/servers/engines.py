@@ -68,7 +68,9 @@ def identify(client: Client, engine: str, model: str | None, numerics: str | Non
         return EngineInfo(
             "llamacpp", version, numerics or kept, name, {"slots": props.get("total_slots")}
         )
-    said = _asked(client, "/get_server_info") if engine in ("auto", "sglang") else None
+    said = None
+    if engine in ("auto", "sglang"):
+        said = _asked(client, "/server_info") or _asked(client, "/get_server_info")  # new, old
     if said or engine == "sglang":
         said = said or {}
         flags = {

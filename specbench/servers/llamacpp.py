@@ -21,6 +21,7 @@ from typing import IO, Any
 from specbench import paths
 from specbench.config.server_schema import PLAIN, LlamacppConfig
 from specbench.errors import NeedsNotMet, SpecBenchError
+from specbench.system.environment import cpus_usable
 
 WHEEL = "xllamacpp"
 _NO_SPECULATION = b"failed to initialize speculative"  # in its log
@@ -56,7 +57,7 @@ def flags(config: LlamacppConfig, gguf: Path) -> dict[str, Any]:
         "speculation": kind,
         "slots": config.concurrency,
         "context": config.context,
-        "threads": config.threads or max(1, len(os.sched_getaffinity(0)) // 2),
+        "threads": config.threads or max(1, cpus_usable() // 2),
     }
     if kind.startswith("ngram_"):
         found |= {"size_n": config.size_n, "size_m": config.size_m, "min_hits": config.min_hits}

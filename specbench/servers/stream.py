@@ -21,7 +21,8 @@ class Answer:
         output_ids, prompt_ids: where the server gives them, else empty.
         n_new, n_prompt: tokens, as the server counts them.
         finish_reason: ``eos`` or ``length``.
-        ttft_s: from the request to the first token; ``last_s``: to the last one.
+        ttft_s: from the request to the first token; ``last_s``: to the last one, which may be an
+            end token without text.
         counters: the events' parts that hold counters, in the server's words.
     """
 
@@ -53,6 +54,7 @@ def read_answer(events: Iterable[tuple[float, Any]]) -> Answer:
     answer = Answer()
     parts: list[str] = []
     reasoning: list[str] = []
+    arrivals, ended = 0, 0.0
     for at, event in events:
         if not isinstance(event, Mapping):
             raise NoAnswer("malformed", f"an event is {event!r:.60}, not an object", again=True)
@@ -77,14 +79,18 @@ def read_answer(events: Iterable[tuple[float, Any]]) -> Answer:
         if said or thought or len(answer.output_ids) > before:
             answer.ttft_s = answer.ttft_s or at
             answer.last_s = at
+            arrivals += 1
             parts.append(said)
             reasoning.append(thought)
         reason = choice.get("finish_reason") or choice.get("stop_type")
         if isinstance(reason, str) and reason not in ("", "none"):
             answer.finish_reason = _REASONS.get(reason, reason)
+            ended = at
         _take_own(answer, choice)
     answer.text = "".join([*reasoning, *parts])
-    _check(answer)
+    if answer.ttft_s and answer.finish_reason == "eos" and len(answer.output_ids) < answer.n_new:
+        answer.last_s = ended  # of an end token without text and id only the end is seen
+    _check(answer, arrivals)
     return answer
 
 
@@ -127,8 +133,11 @@ def _tokens(value: Any) -> int:
     return value if type(value) is int and 0 <= value < _MOST_ID else 0
 
 
-def _check(answer: Answer) -> None:
+def _check(answer: Answer, arrivals: int) -> None:
     """Refuse what cannot be measured.
+
+    Args:
+        arrivals: events that brought tokens.
 
     Raises:
         NoAnswer: says what is missing.
@@ -142,7 +151,9 @@ def _check(answer: Answer) -> None:
         raise NoAnswer("empty", "the answer has no text", again=False)
     if not answer.n_new:
         raise NoAnswer("no_count", "the server does not say how many tokens it made", again=False)
-    if answer.n_new > 1 and not answer.decode_s > 0:
+    # Of two tokens the second may be the end token, which comes without text.
+    at_once = arrivals == 1 and answer.n_new > 2
+    if answer.n_new > 1 and (at_once or not answer.decode_s > 0):
         words = f"all {answer.n_new} tokens came at once: the server does not stream"
         raise NoAnswer("not_streamed", words, again=False)
     # An end token has no text, and some servers give no id for it either.

@@ -74,7 +74,7 @@ def hardware() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cpus": psutil.cpu_count(logical=True),
         "cores": psutil.cpu_count(logical=False),
-        "cpus_usable": _cpus_usable(),
+        "cpus_usable": cpus_usable(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpus": gpus(),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -82,7 +82,7 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _cpus_usable() -> int:
+def cpus_usable() -> int:
     """CPUs this process may run on (a container or ``taskset`` may allow fewer)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -46,6 +46,22 @@ def test_mat_is_what_a_hand_computes_from_the_servers_counters(tmp_path, engine,
     assert version in summary["caption"]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_baseline_whose_server_drafts_is_refused(tmp_path, engine):
+    with serving(engine=engine, **SCRIPT) as (url, _):
+        with pytest.raises(ConfigurationError, match=r"server\.plain_url"):
+            run(tmp_path / "warm", f"server.base_url={url}", "measure.warmup=1")
+        code, records, _ = run(tmp_path / "cold", f"server.base_url={url}", "dataset.limit=1")
+    assert code == 1
+    assert {r.status for r in records} == {"failed"}
+
+
+def test_one_server_is_not_its_own_baseline(tmp_path):
+    with serving() as (url, _), pytest.raises(ConfigurationError, match="baseline=false"):
+        words = [f"server.base_url={url}", f"server.plain_url={url}/", "server.speculation=mtp"]
+        run(tmp_path / "r", *words)
+
+
 def errors(path):
     return [json.loads(line) for line in (path / "errors.jsonl").read_text().splitlines()]
 

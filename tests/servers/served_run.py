@@ -11,8 +11,9 @@ QUIET = "measure.disturbed={steal: null, others: null, slowdown: null}"
 
 def run(path, *words):
     """The exit code, the records and the summary of a run in this process."""
-    words = ["runner=serve", "server=openai", "dataset.limit=2", "server.retry_wait_s=0", *words]
-    words += ["measure.warmup=0", "measure.exclusive=false", QUIET, f"output_dir={path}"]
+    first = ["runner=serve", "server=openai", "dataset.limit=2", "server.retry_wait_s=0"]
+    words = [*first, "measure.warmup=0", *words]
+    words += ["measure.exclusive=false", QUIET, f"output_dir={path}"]
     cfg = compose(words)
     code = execute(cfg, Invocation(tuple(words)), launch=lambda work, job: work(job))
     records, _ = read_records(path)

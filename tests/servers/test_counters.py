@@ -13,6 +13,7 @@ from specbench.servers.counters import (
     Counts,
     convert,
     difference,
+    drafts,
     find_counts,
     metrics_words,
     plain_counts,
@@ -139,3 +140,20 @@ def test_what_is_converted_is_always_possible(said, n_new):
 
 def test_plain_decoding_takes_a_step_for_each_token_after_the_first():
     assert plain_counts(3) == Counts(2, 0, 0, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("engine", "answer", "said"),
+    [
+        ("vllm", {"metrics": {"speculative_decoding": {"num_spec_steps": 3}}}, True),
+        ("vllm", {"metrics": {"speculative_decoding": None}}, False),
+        ("sglang", {"sglext": {"spec_tokens_details": {"spec_verify_ct": 4}}}, True),
+        ("sglang", {"sglext": {"spec_tokens_details": {"spec_verify_ct": 0}}}, False),
+        ("llamacpp", {"timings": {"predicted_n": 9, "draft_n": 2}}, True),
+        ("llamacpp", {"timings": {"predicted_n": 9}}, False),
+        ("other", {"timings": {"predicted_n": 9, "draft_n": 2}}, True),
+        ("other", {}, False),
+    ],
+)
+def test_a_server_that_drafts_is_known_by_its_counters(engine, answer, said):
+    assert drafts(engine, answer) == said

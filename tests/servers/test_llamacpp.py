@@ -14,6 +14,7 @@ import pytest
 from methods.pld import PromptLookup
 from runners.launch.dispatch import Invocation, execute
 from specbench.config.compose import compose, typed
+from specbench.config.server_schema import LEARN_FROM_REQUESTS
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import load_traces
 from specbench.results.records import read_records
@@ -54,6 +55,20 @@ def test_the_real_server_answers_and_is_gone_afterwards(tmp_path):
     assert records[0].output_ids == records[1].output_ids
     assert summary["served"][1]["equal"] == 1
     assert not [s for s in servers() if s["ppid"] == os.getpid()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LEARN_FROM_REQUESTS)
+def test_a_question_asked_twice_is_drafted_alike(tmp_path, kind):
+    """Servers that learn from requests are started anew for each case, also for a repeat."""
+    words = ["dataset.tasks=[qa]", "dataset.limit=2", "generation.max_new_tokens=32", "repeats=2"]
+    code, records, _ = run(tmp_path / "r", *words, f"compare=[{{speculation: {kind}, label: it}}]")
+    assert code == 0
+    mine = [r for r in records if r.label == "it"]
+    assert {r.state_scope for r in mine} == {"prompt"}
+    said = [(r.n_drafted, r.n_target_passes) for r in mine]
+    assert len(said) == 4
+    assert said[:2] == said[2:]
 
 
 class Watched(PromptLookup):

@@ -59,10 +59,35 @@ def test_a_whole_answer_is_read(engine):
         assert len(answer.output_ids) == (12 if engine == "vllm" else 0)
 
 
-def test_reasoning_is_part_of_the_answer():
-    def chunk(reason=None, **delta):
-        return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+def chunk(reason=None, **delta):
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
 
+
+def usage(n_new):
+    return {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": n_new}}
+
+
+def read_events_of(events):
+    return read_answer((float(i + 1), event) for i, event in enumerate(events))
+
+
+def test_the_time_of_an_end_token_without_text_counts():
+    said = [chunk(content="Yes"), chunk(content=", sir"), chunk("stop", content=""), usage(3)]
+    answer = read_events_of(said)
+    assert (answer.ttft_s, answer.last_s, answer.n_new) == (1.0, 3.0, 3)
+
+
+def test_one_word_and_its_end_token_are_an_answer():
+    answer = read_events_of([chunk(content="Yes"), chunk("stop"), usage(2)])
+    assert (answer.text, answer.n_new, answer.decode_s) == ("Yes", 2, 1.0)
+
+
+def test_an_answer_in_one_piece_has_no_speed():
+    with pytest.raises(NoAnswer, match="does not stream"):
+        read_events_of([chunk(content="All of it at once"), chunk("stop"), usage(5)])
+
+
+def test_reasoning_is_part_of_the_answer():
     events = [
         chunk(role="assistant", content=""),
         chunk(reasoning_content="Hm. "),
