@@ -105,8 +105,8 @@ def _show_estimates(
     print(
         f"Estimates by the formula in scripts/estimates.py, at {options.gb_per_s:g} GB/s "
         f"(--gb-per-s): an upper end, as if every answer were as long as it may be and no method "
-        "any faster than plain decoding. Hours are of all jobs, done or not, each with baselines of "
-        "its own. Nothing was run. A call without --dry-run goes on with what is not done."
+        "any faster than plain decoding. Hours are of all jobs, done or not, with baselines of each. "
+        "Nothing was run. A call without --dry-run goes on with what is not done."
     )
     return 0
 
