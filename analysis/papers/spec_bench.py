@@ -139,7 +139,7 @@ def _figures(runs: Sequence[Run]) -> Pictures:
             where = after("Spec-Bench's board", comparison_title(comparison))
             words = captions([comparison], claimed_words([comparison], key))
             figure = heatmaps(
-                [grid], "", "", unit_of(key, comparison.timing), where, words,
+                [grid], "task", "method", unit_of(key, comparison.timing), where, words,
                 1.0 if key == "speedup" else None,
             )  # fmt: skip
             yield f"{comparison.model}_{key}", figure

@@ -14,7 +14,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from runners.job import Job
-from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig
 from specbench.errors import OutputRefused
 from specbench.models import loading
@@ -37,9 +36,10 @@ def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
     if device.type == "cuda" and model.device_map is not None:
         indices = set(range(torch.cuda.device_count()))
     else:
-        weights = [draft_weights(draft, model) for draft in drafts]
-        own = [loading.choose_device(each.device) for each in weights if each is not None]
-        indices = {each.index or 0 for each in (device, *own) if each.type == "cuda"}
+        own = [torch.device(draft.device) for draft in drafts if draft.device]
+        named = {each.index or 0 for each in (device, *own) if each.type == "cuda"}
+        # A draft whose device is not there shares the target's.
+        indices = named & set(range(torch.cuda.device_count()))
     gpus = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices]
     return sorted([*gpus, *(["cpu"] if device.type == "cpu" else [])])
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from analysis.report import summary
+from analysis.report import first_table
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.leaders import leaders
 from analysis.runs.load import load_runs
@@ -39,6 +39,11 @@ def led(results, key="speedup"):
     return comparison, [comparison.name_of(e) for e in leaders(comparison.drafting, key)]
 
 
+def decided(comparison):
+    """The report's first table."""
+    return first_table([comparison], [], True).shown.frame
+
+
 def test_in_one_run_they_are_those_of_its_summary(results):
     comparison, found = led(results)
     (run,) = comparison.runs
@@ -69,7 +74,7 @@ def test_two_cases_part_nothing_and_the_report_says_so(results, case_ids, key):
     comparison, found = led(results, key)
     assert set(found) == {"cacheback", "no_frozen", "pld"}
     assert (found[0] == "pld") == (key == "speedup")
-    rows = summary([comparison]).frame.set_index("method")
+    rows = decided(comparison).set_index("method")
     top = "pld" if key == "speedup" else rows["speedup [95 %]"].map(lambda e: e.value).idxmax()
     assert rows["against the best"].map(str).to_dict() == {
         name: "highest" if name == top else "too few cases" for name in rows.index
@@ -80,6 +85,6 @@ def test_two_cases_part_nothing_and_the_report_says_so(results, case_ids, key):
 def test_the_report_names_one_where_the_data_do(results, case_ids):
     edit_records(results / "one", only(case_ids, factor=0.2))
     comparison, _ = led(results)
-    stands = summary([comparison]).frame.set_index("method")["against the best"].map(str)
+    stands = decided(comparison).set_index("method")["against the best"].map(str)
     assert stands["pld"] == "best"
     assert all(words.startswith("slower, p ") for words in stands.drop("pld"))

@@ -68,7 +68,7 @@ def test_a_run_killed_while_it_opens_its_files_can_be_resumed(job, tmp_path, mon
         folder.jsonl.append_jsonl(tmp_path / records.CASES, [])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(open_run, "build_method_runs", lambda job: [])
+    monkeypatch.setattr(open_run, "build_method_runs", lambda job, given: [])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(folder, "ResultFiles", killed)
         open_run.complete(job, lambda run: None)
