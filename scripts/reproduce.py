@@ -105,7 +105,7 @@ def _show_estimates(
     print(
         f"Estimates by the formula in scripts/estimates.py, at {options.gb_per_s:g} GB/s "
         f"(--gb-per-s): an upper end, as if every answer were as long as it may be and no method "
-        "any faster than plain decoding. Hours are of all jobs, done or not, with baselines of each. "
+        "any faster than plain decoding. Hours are of all jobs, done or not, with their baselines. "
         "Nothing was run. A call without --dry-run goes on with what is not done."
     )
     return 0
