@@ -137,7 +137,8 @@ def _figures(runs: Sequence[Run]) -> Pictures:
                 [HEADINGS.get(task, task) for task in tasks],
             )
             where = after("Spec-Bench's board", comparison_title(comparison))
-            words = captions([comparison], claimed_words([comparison], key))
+            claims = claimed_words([comparison], key)
+            words = captions([comparison], claims, speedup=key == "speedup")
             figure = heatmaps(
                 [grid], "task", "method", unit_of(key, comparison.timing), where, words,
                 1.0 if key == "speedup" else None,

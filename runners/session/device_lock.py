@@ -14,6 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from runners.job import Job
+from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig
 from specbench.errors import OutputRefused
 from specbench.models import loading
@@ -36,7 +37,8 @@ def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
     if device.type == "cuda" and model.device_map is not None:
         indices = set(range(torch.cuda.device_count()))
     else:
-        own = [torch.device(draft.device) for draft in drafts if draft.device]
+        apart = [draft for draft in drafts if draft.device and draft_weights(draft, model)]
+        own = [torch.device(str(draft.device)) for draft in apart]
         named = {each.index or 0 for each in (device, *own) if each.type == "cuda"}
         # A draft whose device is not there shares the target's.
         indices = named & set(range(torch.cuda.device_count()))
