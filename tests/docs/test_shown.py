@@ -141,3 +141,16 @@ def test_decimals_of_the_papers_table_are_those_of_the_linked_files():
         for shown in re.findall(r"\d+\.\d+", row[3]):
             half = 0.5001 * 10.0 ** -len(shown.partition(".")[2])
             assert any(abs(number - float(shown)) <= half for number in numbers), (link, shown)
+
+
+def test_the_quickstart_s_output_is_its_record_s():
+    printed = text("README.md").split("```text\n")[1].split("```")[0].splitlines()[2:]
+    rows = read("docs/measurements/cpu-xeon-2core/quickstart.json")["rows"]
+    for line, row in zip(printed, rows, strict=True):
+        interval = (
+            "" if row["label"] == BASELINE else " [{:.2f}, {:.2f}]".format(*row["speedup_ci"])
+        )
+        assert line.split()[:2] == [row["label"], f"{row['mat']:.2f}"]
+        assert f" {row['speedup']:.2f}{interval} " in line
+        assert f" {row['end_to_end_speedup']:.2f} " in line
+        assert line.endswith(f" {row['lossless']['equal']} equal")
