@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specbench.config.schema import DraftConfig, PairConfig, RunConfig, verifier_name
 from specbench.data.cases import Case
+from specbench.errors import ConfigurationError
 from specbench.results.manifest import BASELINE
 
 EAGER_BASELINE = "ar_eager"
@@ -42,6 +43,25 @@ class Entry:
     def heads(self) -> Mapping[str, str]:
         """The ``pair.heads`` node: where trained heads are, by name."""
         return (self.pair or PairConfig()).heads
+
+
+def refuse_doubled(entries: Sequence[Entry], chosen: Callable[[str], str]) -> None:
+    """Refuse two entries with one label.
+
+    Args:
+        chosen: of a label, what an entry of ``compare`` types to choose it.
+
+    Raises:
+        ConfigurationError: a label occurs twice.
+    """
+    labels = [entry.label for entry in entries]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigurationError(
+                f"the label {label!r} occurs {labels.count(label)} times among the run's entries "
+                f"({', '.join(labels)}). Name the second one, e.g. "
+                f"'compare=[{{{chosen(label)}, label: {label}_2}}]'."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from runners.job import Entry, Job
+from runners.job import Entry, Job, refuse_doubled
 from runners.runner import Runner
 from specbench.config import compose
 from specbench.config.schema import RunConfig
@@ -77,14 +77,7 @@ class Serve(Runner):
         if cfg.baseline and own["speculation"] != PLAIN:
             found.insert(0, _entry(_baseline_of(own)))
         found += [_entry(_with_entry(own, entry)) for entry in cfg.compare]
-        labels = [entry.label for entry in found]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise ConfigurationError(
-                    f"the label {label!r} occurs {labels.count(label)} times among the run's "
-                    f"entries ({', '.join(labels)}). Name the second one, e.g. "
-                    f"'compare=[{{speculation: {own['speculation']}, label: {label}_2}}]'."
-                )
+        refuse_doubled(found, lambda _: f"speculation: {own['speculation']}")
         return tuple(found)
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:

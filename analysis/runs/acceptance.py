@@ -16,28 +16,29 @@ def by_depth(
     records: Sequence[CaseRecord], seed: int = 0, deepest: int = 12
 ) -> list[tuple[int, Estimate]]:
     """By depth from 1 to where nothing is accepted: share of steps that accepted so many tokens."""
-    reached = max((n - 1 for record in records for n in record.accepted_per_step), default=0)
-
-    def accepted(depth: int) -> Callable[[CaseRecord], float]:
-        return lambda record: sum(n > depth for n in record.accepted_per_step)
-
-    return [
-        (depth, pooled_ratio(records, accepted(depth), steps, seed, 1))
-        for depth in range(1, min(reached, deepest) + 1)
-    ]
+    return _shares(records, lambda depth: steps, seed, deepest)
 
 
 def where_the_one_before(
     records: Sequence[CaseRecord], seed: int = 0, deepest: int = 12
 ) -> list[tuple[int, Estimate]]:
     """As :func:`by_depth`, of the steps that accepted the token before it alone."""
+    return _shares(records, lambda depth: _accepted(depth - 1), seed, deepest)
+
+
+def _accepted(depth: int) -> Callable[[CaseRecord], float]:
+    return lambda record: sum(n > depth for n in record.accepted_per_step)
+
+
+def _shares(
+    records: Sequence[CaseRecord],
+    among: Callable[[int], Callable[[CaseRecord], float]],
+    seed: int,
+    deepest: int,
+) -> list[tuple[int, Estimate]]:
     reached = max((n - 1 for record in records for n in record.accepted_per_step), default=0)
-
-    def accepted(depth: int) -> Callable[[CaseRecord], float]:
-        return lambda record: sum(n > depth for n in record.accepted_per_step)
-
     return [
-        (depth, pooled_ratio(records, accepted(depth), accepted(depth - 1), seed, 1))
+        (depth, pooled_ratio(records, _accepted(depth), among(depth), seed, 1))
         for depth in range(1, min(reached, deepest) + 1)
     ]
 
