@@ -21,9 +21,10 @@ from specbench.results.records import (
     CaseRecord,
     read_records,
 )
-from specbench.storage.jsonl import JsonObject
+from specbench.storage.jsonl import PACKED, JsonObject
 
 _NO_DTYPE = "dtype not recorded"
+_READ = (CASES, DISTURBED)
 SURFACE = "surface.json"  # of a cost run, in place of records
 
 
@@ -89,11 +90,14 @@ class Run:
     @functools.cached_property
     def questions(self) -> Mapping[str, int]:
         """The cases that were asked, by id, each with a checksum of its first turn's prompt."""
-        prompts: dict[str, Sequence[int]] = {}
+        prompts: dict[str, CaseRecord] = {}
         for record in self.records:
-            if record.turn == 0:
-                prompts[record.case_id] = prompts.get(record.case_id) or record.prompt_ids
-        return {case: zlib.crc32(str(list(ids)).encode()) for case, ids in prompts.items()}
+            if record.turn:
+                continue
+            known = prompts.get(record.case_id)
+            if known is None or not known.n_prompt:  # a turn that failed early has no prompt
+                prompts[record.case_id] = record
+        return {case: zlib.crc32(asked.prompt_hash.encode()) for case, asked in prompts.items()}
 
     def tells_draft_time(self, label: str) -> bool:
         """Whether the clock could tell a label's drafting from the target's passes.
@@ -251,7 +255,7 @@ def find_runs(paths: Iterable[Path | str], names: Sequence[str] = (CASES, MANIFE
             raise ResultsError(f"{root} is not a folder. Name a run folder or one that holds some.")
         for folder, below, files in os.walk(root):
             below.sort()
-            if set(names) <= set(files):
+            if set(names) <= {name.removesuffix(PACKED) for name in files}:
                 path = Path(folder)
                 found.setdefault(path.resolve(), path)
     return sorted(found.values())
@@ -272,7 +276,7 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
         manifest = RunManifest.read(path)
         done = (path / DONE).exists()
         if done:
-            manifest.check_files(path, (CASES, DISTURBED))
+            manifest.check_files(path, (*_READ, *(name + PACKED for name in _READ)))
         records, truncated = _read(path / CASES, manifest)
         if records:
             complete = done and not truncated

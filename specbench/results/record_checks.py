@@ -15,6 +15,7 @@ from specbench.storage.jsonl import JsonObject
 _TEXTS = (
     *("run_key", "label", "method", "model", "dataset", "task", "category", "case_id"),
     *("state_scope", "verifier", "disturbed_by", "started_at", "host", "engine", "numerics"),
+    *("prompt_sha", "output_sha"),
 )
 _COUNTS = (
     *("turn", "repeat", "stream_index", "position", "attempt", "seed"),

@@ -22,6 +22,7 @@ Files of a run folder:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -120,6 +121,8 @@ class CaseRecord:
         engine: what decoded: ours, or another one with its version (``runner=serve``), whose
             turns may lack ids and single steps; ``numerics``: what that one keeps weights in.
         served: what a server's turn says besides, see `specbench.results.statistics.served.Served`.
+        prompt_sha, output_sha: SHA-256 of the ids of a record that was kept without them (see
+            `without_ids`); else empty.
         forced_resume: whether the run was resumed with ``resume=force`` on other hardware,
             versions or code before this record was made.
     """
@@ -173,6 +176,8 @@ class CaseRecord:
     engine: str = OWN_ENGINE
     numerics: str = ""
     served: JsonObject | None = None
+    prompt_sha: str = ""
+    output_sha: str = ""
     forced_resume: bool = False
 
     def finished(
@@ -188,6 +193,22 @@ class CaseRecord:
             accepted_per_step=committed,
             **measured,
         )
+
+    def without_ids(self) -> CaseRecord:
+        """The same turn with hashes in place of its ids, which spell out others' text."""
+        return replace(
+            self,
+            served=None if self.served is None else self.served | {"text": ""},
+            prompt_ids=(),
+            output_ids=(),
+            prompt_sha=self.prompt_hash,
+            output_sha=_sha256(self.output_ids),
+        )
+
+    @property
+    def prompt_hash(self) -> str:
+        """SHA-256 of the prompt's ids, kept or not."""
+        return self.prompt_sha or _sha256(self.prompt_ids)
 
     @property
     def lossy(self) -> bool:
@@ -212,6 +233,8 @@ class CaseRecord:
         if self.engine == OWN_ENGINE:
             for name in ("engine", "numerics", "served"):
                 del line[name]
+        if not self.output_sha:
+            del line["prompt_sha"], line["output_sha"]
         for name in ("accepted_per_step", "prompt_ids", "output_ids"):
             line[name] = [int(value) for value in line[name]]
         return line
@@ -247,7 +270,8 @@ class CaseRecord:
             raise ValueError(f"verdict {verdict!r} must be one of {', '.join(VERDICTS)}")
         check_record(self)
         foreign = self.engine != OWN_ENGINE
-        if len(self.output_ids) != self.n_new and not (foreign and not self.output_ids):
+        without = not self.output_ids and (foreign or self.output_sha)
+        if len(self.output_ids) != self.n_new and not without:
             raise ValueError(f"n_new is {self.n_new}, output_ids has {len(self.output_ids)}")
         if foreign and not self.accepted_per_step:
             return  # a server that counts says totals
@@ -263,12 +287,16 @@ class CaseRecord:
             )
 
 
+def _sha256(ids: Sequence[int]) -> str:
+    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
+
+
 _RECORD_FIELDS = tuple(f.name for f in fields(CaseRecord))
 # All but these are promised to every reader of the files.
 _OPTIONAL_FIELDS = (
     "method_version position n_aux timing phase_s drafter verifier cpu_steal cpu_waiting "
     "cpu_others cpu_load gpu energy_j attempt disturbed_by started_at host n_retokenized "
-    "engine numerics served forced_resume"
+    "engine numerics served prompt_sha output_sha forced_resume"
 )
 _REQUIRED_FIELDS = frozenset(_RECORD_FIELDS) - set(_OPTIONAL_FIELDS.split())
 

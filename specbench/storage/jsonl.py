@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import json
 import math
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +22,8 @@ from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
 
 # What a file holds before it becomes a typed value.
 JsonObject: TypeAlias = dict[str, Any]
+
+PACKED = ".gz"  # of a file of lines that is kept gzipped
 
 _DEEPEST = 64  # nested lists and objects; our own files have three levels
 _LARGEST = 2**63 - 1  # what arrays and tables can hold
@@ -98,15 +102,20 @@ def read_jsonl(
     """The objects of a file and whether its last line was cut off (and is left out).
 
     Args:
-        path: a file of this program's; one that is missing is an empty one.
+        path: a file of this program's; where it is missing, the gzipped one beside it
+            (``cases.jsonl.gz``) is read, and without that it is an empty one.
         check: raises a ValueError for an object that is not what this file holds.
 
     Raises:
         RecordError: a line before the last one is not such a json object.
     """
-    if not path.exists():
+    packed = path.with_name(path.name + PACKED)
+    if path.exists():
+        lines = path.read_bytes().split(b"\n")
+    elif packed.exists():
+        lines = _unpacked(packed).split(b"\n")
+    else:
         return [], False
-    lines = path.read_bytes().split(b"\n")
     # A whole file ends in a newline, so whatever follows the last newline was cut off.
     truncated = bool(lines.pop())
     objects: list[JsonObject] = []
@@ -127,6 +136,15 @@ def read_jsonl(
             raise damaged(path, number, error) from error
         objects.append(value)
     return objects, truncated
+
+
+def _unpacked(path: Path) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordError(
+            f"{path} is damaged: {error}. Put the file back from where it came."
+        ) from error
 
 
 def damaged(path: Path, number: int, reason: object) -> RecordError:

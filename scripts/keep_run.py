@@ -1,0 +1,84 @@
+"""Copy a finished run into the repository: its numbers, without the words of its questions.
+
+    python scripts/keep_run.py RUN docs/measurements/MACHINE/NAME
+
+The copy has ``manifest.json``, ``summary.json``, ``DONE`` and ``cases.jsonl.gz`` (and, where
+measurements were made again, ``disturbed.jsonl.gz``), with hashes in place of the ids of prompts
+and outputs: the questions are others' text. A cost run's ``surface.json`` is copied as it is. Paths
+of this machine become DATA, RUN and RECORDING. ``python -m analysis.tables FOLDER`` and the other
+commands of ``analysis`` read the copy like any run; a replay cannot, as it needs the ids.
+"""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.load import SURFACE
+from specbench.errors import ResultsError
+from specbench.results.manifest import RunManifest
+from specbench.results.records import CASES, DISTURBED, DONE, MANIFEST, SUMMARY, read_records
+from specbench.storage.jsonl import PACKED
+
+
+def keep(run: Path, kept: Path) -> list[Path]:
+    """Write the copy; returns its files.
+
+    Raises:
+        ResultsError: the run is not finished, or ``kept`` holds another one.
+        specbench.storage.jsonl.RecordError: a file of the run is damaged.
+    """
+    if not (run / DONE).is_file():
+        raise ResultsError(f"{run} holds no finished run (no {DONE}). Repeat the run's command.")
+    manifest = RunManifest.read(run)
+    manifest.check_files(run)
+    if (kept / DONE).exists() and RunManifest.read(kept).folder_id != manifest.folder_id:
+        raise ResultsError(f"{kept} holds another run. Delete it, or name another folder.")
+    kept.mkdir(parents=True, exist_ok=True)
+    lines = {}
+    for name in (CASES, DISTURBED):
+        records, _ = read_records(run / name)
+        if records:
+            packed = "".join(
+                json.dumps(record.without_ids().to_json(), separators=(",", ":")) + "\n"
+                for record in records
+            )
+            lines[name + PACKED] = gzip.compress(packed.encode(), mtime=0)
+    names = [*lines, *(name for name in (SUMMARY, SURFACE) if (run / name).is_file())]
+    for name in names:
+        (kept / name).write_bytes(lines.get(name) or (run / name).read_bytes())
+    kept_manifest = RunManifest.from_json(_without_places(manifest))
+    kept_manifest.seal(kept, names)
+    kept_manifest.write(kept)
+    (kept / DONE).write_bytes((run / DONE).read_bytes())
+    return [kept / name for name in (*names, MANIFEST, DONE)]
+
+
+def _without_places(manifest: RunManifest) -> dict[str, Any]:
+    """The manifest with words in place of the folders that were typed."""
+    config = manifest.config
+    traces = (config.get("runner") or {}).get("traces")
+    places = {config.get("output_dir"): "RUN", config.get("data_dir"): "DATA", traces: "RECORDING"}
+    text = json.dumps(manifest.to_json())
+    for place, word in places.items():
+        if "/" in str(place):  # not `runner.traces=record`
+            text = text.replace(json.dumps(str(place))[1:-1], word)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def main() -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("kept", type=Path, help="the copy, a folder below docs/measurements")
+    options = parser.parse_args()
+    files = keep(options.run, options.kept)
+    size = sum(path.stat().st_size for path in files)
+    print(f"{len(files)} files, {size / 1024:.0f} KiB: {options.kept}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(reporting_errors(main))

@@ -1,0 +1,72 @@
+"""A run's copy in the repository tells the same numbers and holds none of its questions' words."""
+
+import gzip
+import json
+
+import pytest
+
+from analysis.runs.load import load_runs
+from scripts.keep_run import keep
+from specbench.errors import ResultsError
+from specbench.results.statistics.summary import summarize
+from specbench.storage.jsonl import RecordError
+from tests.analysis.conftest import results  # noqa: F401, a fixture
+from tests.analysis.folders import copy_run, edit_manifest
+
+
+def test_the_copy_tells_the_same_numbers(results, tmp_path):  # noqa: F811
+    keep(results / "one", tmp_path / "kept")
+    ((run,), (copy,)) = load_runs([results / "one"]), load_runs([tmp_path / "kept"])
+    assert copy.complete
+    assert copy.questions == run.questions
+    one, other = (summarize(found.records, found.labels, baseline="ar", seed=0) for found in (run, copy))
+    assert one == other
+    assert len(copy.superseded) == len(run.superseded)
+
+
+def test_the_copy_holds_no_ids_and_no_places_of_this_machine(results, tmp_path):  # noqa: F811
+    place = str(tmp_path / "somewhere")
+    config = json.loads((results / "one/manifest.json").read_text())["config"]
+    edit_manifest(
+        results / "one",
+        config=config | {"output_dir": place, "data_dir": f"{place}/data"},
+        overrides=[f"output_dir={place}", f"data_dir={place}/data"],
+    )
+    files = keep(results / "one", tmp_path / "kept")
+    assert not any(place.encode() in path.read_bytes() for path in files)
+    lines = gzip.decompress((tmp_path / "kept/cases.jsonl.gz").read_bytes()).splitlines()
+    assert lines
+    for line in map(json.loads, lines):
+        assert line["prompt_ids"] == line["output_ids"] == []
+        assert len(line["prompt_sha"]) == len(line["output_sha"]) == 64
+
+
+def test_equal_outputs_have_equal_hashes(results, tmp_path):  # noqa: F811
+    keep(results / "one", tmp_path / "kept")
+    (run,), (copy,) = load_runs([results / "one"]), load_runs([tmp_path / "kept"])
+    both = zip(run.records, copy.records, strict=True)
+    pairs = {(tuple(one.output_ids), other.output_sha) for one, other in both}
+    assert len(pairs) == len({ids for ids, _ in pairs}) == len({sha for _, sha in pairs})
+
+
+def test_it_keeps_no_unfinished_run_and_no_run_over_another(results, tmp_path):  # noqa: F811
+    keep(results / "one", tmp_path / "kept")
+    keep(results / "one", tmp_path / "kept")
+    copy_run(results / "one", tmp_path / "two", "another")
+    edit_manifest(tmp_path / "two", folder_id="another")
+    with pytest.raises(ResultsError, match="another run"):
+        keep(tmp_path / "two", tmp_path / "kept")
+    (results / "one/DONE").unlink()
+    with pytest.raises(ResultsError, match="Repeat the run's command"):
+        keep(results / "one", tmp_path / "new")
+
+
+def test_a_spoiled_copy_is_refused(results, tmp_path):  # noqa: F811
+    keep(results / "one", tmp_path / "kept")
+    cases = tmp_path / "kept/cases.jsonl.gz"
+    cases.write_bytes(cases.read_bytes()[:-9])
+    with pytest.raises(RecordError, match="was changed"):
+        load_runs([tmp_path / "kept"])
+    (tmp_path / "kept/DONE").unlink()
+    with pytest.raises(RecordError, match="damaged"):
+        load_runs([tmp_path / "kept"])
