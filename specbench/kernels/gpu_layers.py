@@ -29,7 +29,7 @@ from torch.nn.functional import linear, rms_norm
 
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.kernels.fused_layers import NORMS, sliding_window
-from specbench.kernels.stacked_weights import stack, unstack
+from specbench.kernels.stacked_weights import stack
 
 _ATTENTIONS = (
     "LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "Phi3Attention",
@@ -50,11 +50,9 @@ class Fusion:
         self.fused: Counter[str] = Counter()
         self.stock: Counter[str] = Counter()
         self.is_active = False
-        self._forwards: list[_Forward] = []
 
     def add(self, forward: _Forward) -> None:
         forward.module.forward = forward
-        self._forwards.append(forward)
         self.fused[type(forward.module).__name__] += 1
 
     @contextmanager
@@ -66,29 +64,15 @@ class Fusion:
         finally:
             self.is_active = False
 
-    def undo(self) -> None:
-        """Leave the model as it was found: each weight in memory of its own, every ``forward``."""
-        for forward in self._forwards:
-            del forward.module.forward
-            unstack(forward.stacked)
-        self._forwards.clear()
-        self.fused.clear()
-        self.stock.clear()
-
     def describe(self) -> dict[str, dict[str, int]]:
         return {"fused": dict(self.fused), "stock": dict(self.stock)}
 
 
 class _Forward:
-    """In place of a module's ``forward``.
-
-    Attributes:
-        stacked: parameters that have become parts of one matrix.
-    """
+    """In place of a module's ``forward``."""
 
     def __init__(self, module: Any, fusion: Fusion) -> None:
         self.module, self.fusion = module, fusion
-        self.stacked: Sequence[torch.Tensor] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.fusion.is_active:
@@ -105,7 +89,6 @@ class _Forward:
             return first.weight, first.bias
         weights = [each.weight for each in linears]
         biases = [] if first.bias is None else [each.bias for each in linears]
-        self.stacked = [*weights, *biases]
         return stack(weights), stack(biases) if biases else None
 
 

@@ -25,7 +25,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from specbench.kernels.autotune import KERNELS, PACKED, Kernel, load_plan, pack, plain
-from specbench.kernels.stacked_weights import stack, unstack
+from specbench.kernels.stacked_weights import stack
 
 MAX_PREFILL_ROWS_PACKED = 512
 
@@ -227,20 +227,11 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, module)
 
 
-def unpack_linears(model: nn.Module, *, apart: bool = False) -> None:
-    """Undo ``pack_linears``.
-
-    Weights of siblings stay parts of one matrix. ``apart`` gives each its own memory again, after
-    which the stand-ins that were taken out must not come back.
-    """
-    siblings = []
+def unpack_linears(model: nn.Module) -> None:
+    """Undo ``pack_linears``; weights of siblings stay parts of one matrix."""
     for name, module in list(model.named_modules()):
         if isinstance(module, PackedLinear | SiblingLinear):
             linear = nn.Linear(1, 1, bias=False, device="meta")
             linear.in_features, linear.out_features = module.in_features, module.out_features
             linear.weight, linear.bias = module.weight, module.bias
             _replace(model, name, linear)
-            if isinstance(module, SiblingLinear):
-                siblings += [module.weight] if module.bias is None else [module.weight, module.bias]
-    if apart:
-        unstack(siblings)

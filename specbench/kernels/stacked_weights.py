@@ -15,9 +15,3 @@ def stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         part.data = stacked[start : start + len(part)]
         start += len(part)
     return stacked
-
-
-def unstack(parts: Sequence[torch.Tensor]) -> None:
-    """Undo ``stack``: each part has memory of its own again."""
-    for part in parts:
-        part.data = part.data.clone()

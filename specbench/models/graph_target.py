@@ -138,12 +138,6 @@ class GraphTarget(Target):
                         for layers in self._hidden_layers:
                             self._pass(rows, keys, batch_rows, layers)
 
-    def release(self) -> None:
-        self._free()
-        if self._fusion is not None:
-            self._fusion.undo()
-        super().release()
-
     def _free(self) -> None:
         """Also the passes, whose graphs point into the cache that goes and hold memory too."""
         for step in self._passes.values():

@@ -22,9 +22,9 @@ from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry, visibility
 from specbench.errors import CaseFailed
-from specbench.kernels.attention import ATTENTION_NAME, AttentionPlan, install, window_sizes
-from specbench.kernels.fused_layers import count_fused, fuse, unfuse
-from specbench.kernels.packed_linear import pack_linears, packed_weights, unpack_linears
+from specbench.kernels.attention import AttentionPlan, install, window_sizes
+from specbench.kernels.fused_layers import count_fused, fuse
+from specbench.kernels.packed_linear import pack_linears, packed_weights
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.embeddings import Embeddings
 from specbench.models.hidden_states import HiddenStates, decoder_layers
@@ -72,7 +72,6 @@ class Target:
         )
         self.windows = window_sizes(model)
         self._layer_devices = layer_devices(model, config.num_hidden_layers, self.device)
-        self._attention_before = str(model.config._attn_implementation)
         install(model)
         self.packed_weights = packed_weights(model)  # another target may have packed it before
         if packed_bytes:
@@ -164,16 +163,6 @@ class Target:
         self._geometry = TreeGeometry(max_nodes=rows - 1)
         self._ids = np.zeros(rows, dtype=np.int64)
         self._key_positions = torch.arange(length, device=self.device)
-
-    def release(self) -> None:
-        """Give the model back as it was before any target: its layers, weights and attention.
-
-        For a model that somebody else loaded and goes on with. Targets of it cannot be used again.
-        """
-        unfuse(self.model)
-        unpack_linears(self.model, apart=True)
-        if self._attention_before != ATTENTION_NAME:
-            self.model.set_attn_implementation(self._attention_before)
 
     def describe(self) -> dict[str, Any]:
         return {"engine": "eager"} | ({"reason": self._reason} if self._reason else {})

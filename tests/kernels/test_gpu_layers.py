@@ -24,6 +24,7 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.kernels import gpu_layers
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.kernels.fused_layers import NORMS
+from specbench.models.given_back import given_back
 from specbench.models.graph_target import GraphTarget
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import KVCache
@@ -151,10 +152,10 @@ def test_a_model_is_given_back_as_it_was(architecture):
     with torch.inference_mode():
         wanted = model(ids).logits
     attention = model.config._attn_implementation
-    target = GraphTarget(model, fused=True, capture=False, **SIZES)
-    target.prefill(PROMPT)
-    assert target.forward(3, DraftTree.empty()).logits.isfinite().all()
-    target.release()
+    with given_back(model):
+        target = GraphTarget(model, fused=True, capture=False, **SIZES)
+        target.prefill(PROMPT)
+        assert target.forward(3, DraftTree.empty()).logits.isfinite().all()
     assert model.config._attn_implementation == attention
     assert not any("forward" in vars(module) for module in model.modules())
     after = dict(model.named_parameters())
