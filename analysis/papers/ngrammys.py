@@ -53,7 +53,7 @@ _TABLE1_TEXT = (
     "± is the standard deviation over the run's repeats, as in the paper, the bracket a 95 % "
     "interval over prompts. (k*, w*): the fastest of the settings that were run, chosen on the "
     "questions it is shown for, as the paper does; those that may be as fast are listed below. "
-    "A claim stands beside a row of its own model; "
+    "A claim is shown in the row of its own model; "
     "the paper's others on the same data follow below."
 )
 

@@ -50,8 +50,8 @@ VERDICT_WORDS = (
     f'"{MAT_ONLY}": speed does not agree, or cannot be compared, as on other hardware or '
     "predicted; where a run is lacking, the verdict says which. "
     f'"{TOO_FEW}": the upper end of an interval is more than {WIDEST:g} times its lower one, or '
-    f"there is none, as of fewer than {FEWEST} cases. A claim stands beside its own settings only; "
-    "one for another model, the nearest in size that is stated, for orientation."
+    f"there is none, as of fewer than {FEWEST} cases. A claim is shown with its own settings only; "
+    "one for another model, the nearest in size that is stated, is there for orientation."
 )
 
 # What a run lacks that has no speed on a claim's terms.

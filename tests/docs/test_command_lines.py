@@ -27,7 +27,14 @@ NOT_RUN = {
     "draft_model.train --threads": "trains for hours",
     "draft_model.train_heads": "trains for hours",
     "draft_model.train --time": "times passes, which a shared machine cannot",
+    "vllm serve": "others' programs",
+    "sglang.launch_server": "others' programs",
+    "llama-server -m": "others' programs",
+    "server=openai": "a server that runs",
+    "MODEL.gguf": "the reader's weights",
+    "--push": "a network",
 }
+OTHERS_PROGRAMS = ("vllm", "llama-server")
 # What makes a line quick enough to run: words put behind those that it has.
 SHORT = ["generation.max_new_tokens=8", "measure.warmup=0", "measure.exclusive=false"]
 SHORT_GRID = [
@@ -43,14 +50,17 @@ BEFORE = {
     ],
     "spec_bench.py import": ["cp OUT/*-ar-*.jsonl A.jsonl", "cp OUT/*-pld-*.jsonl B.jsonl"],
     "spec_bench.py export": ["rm -rf RUN", "cp -r LIVE RUN"],
+    "keep_run.py results/RUN": ["cp -r LIVE results/RUN"],
 }
 
 
 def lines_of(document):
-    return [line.rstrip() for line in code_blocks(document).splitlines() if line.strip()]
+    whole = re.sub(r" *\\\n *", " ", code_blocks(document))
+    return [line.rstrip() for line in whole.splitlines() if line.strip()]
 
 
-LINES = list(dict.fromkeys(line for document in DOCUMENTS for line in lines_of(document)))
+WITH_COMMANDS = (*DOCUMENTS, "docs/report.md", "docs/servers.md")
+LINES = list(dict.fromkeys(line for document in WITH_COMMANDS for line in lines_of(document)))
 
 
 def commands(line):
@@ -118,6 +128,10 @@ def test_every_command_of_the_documents_is_one_that_exists(line, monkeypatch):
             assert {word for word in words[1:] if "=" not in word} <= set(make_targets())
         elif words[:2] == ["python", "run.py"]:
             composes(words[2:])
+        elif words[0] in OTHERS_PROGRAMS or words[:3] == ["python", "-m", "sglang.launch_server"]:
+            continue
+        elif words[0] == "jupytext":
+            assert (ROOT / words[-1]).is_file()
         elif words[:2] == ["python", "-m"]:
             parses(words[2], words[3:], monkeypatch)
         else:
