@@ -50,7 +50,7 @@ BEFORE = {
     ],
     "spec_bench.py import": ["cp OUT/*-ar-*.jsonl A.jsonl", "cp OUT/*-pld-*.jsonl B.jsonl"],
     "spec_bench.py export": ["rm -rf RUN", "cp -r LIVE RUN"],
-    "keep_run.py results/RUN": ["cp -r LIVE results/RUN"],
+    "keep_run.py results/RUN": ["python run.py method=pld output_dir=results/RUN"],
 }
 
 
