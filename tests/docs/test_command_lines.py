@@ -150,6 +150,8 @@ def shortened(words):
         if "runner=cost" in words:
             return [*words, *SHORT_GRID, "measure.exclusive=false"]
         limit = [] if any("dataset.limit" in word for word in words) else ["dataset.limit=2"]
+        if "-m" in words:  # a sweep of a reader's length would take minutes: two values of a knob
+            words = [re.sub(r"^([\w.]+=[\w.]+,[\w.]+),.*", r"\1", word) for word in words]
         return [*words, *SHORT, *limit]
     more = {"scripts/tune.py": ["--trials", "2"], "analysis.residuals": ["--limit", "100"]}
     return [*words, *next((more[word] for word in words[:3] if word in more), [])]

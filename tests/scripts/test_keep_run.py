@@ -19,7 +19,7 @@ def test_the_copy_tells_the_same_numbers(results, tmp_path):  # noqa: F811
     ((run,), (copy,)) = load_runs([results / "one"]), load_runs([tmp_path / "kept"])
     assert copy.complete
     assert copy.questions == run.questions
-    one, other = (summarize(found.records, found.labels, baseline="ar", seed=0) for found in (run, copy))
+    one, other = (summarize(found.records, found.labels) for found in (run, copy))
     assert one == other
     assert len(copy.superseded) == len(run.superseded)
 
@@ -29,11 +29,15 @@ def test_the_copy_holds_no_ids_and_no_places_of_this_machine(results, tmp_path):
     config = json.loads((results / "one/manifest.json").read_text())["config"]
     edit_manifest(
         results / "one",
+        prompt_set_hash="owner/name",
         config=config | {"output_dir": place, "data_dir": f"{place}/data"},
-        overrides=[f"output_dir={place}", f"data_dir={place}/data"],
+        overrides=[f"output_dir={place}", f"data_dir={place}/data", f"x={tmp_path}/a/surface.json"],
     )
     files = keep(results / "one", tmp_path / "kept")
-    assert not any(place.encode() in path.read_bytes() for path in files)
+    assert not any(str(tmp_path).encode() in path.read_bytes() for path in files)
+    kept = json.loads((tmp_path / "kept/manifest.json").read_text())
+    assert kept["overrides"] == ["output_dir=RUN", "data_dir=RUN/data", "x=surface.json"]
+    assert kept["prompt_set_hash"] == "owner/name"  # as of a hub: no path
     lines = gzip.decompress((tmp_path / "kept/cases.jsonl.gz").read_bytes()).splitlines()
     assert lines
     for line in map(json.loads, lines):
