@@ -115,7 +115,7 @@ def table(name: str) -> str:
     if "by" in made:
         lists = [r[0] if isinstance(r, list) else r[made.get("list", "rows")] for r in records]
         records = [by_keys(rows, made["by"]) for rows in lists]
-    named = dict(zip("abcd", records, strict=False))
+    named = dict(zip(string.ascii_lowercase, records, strict=False))
     lines = [made["header"], " | ".join(["---"] * (made["header"].count(" | ") + 1))]
     for row in made["rows"]:
         if isinstance(row, str):
