@@ -13,7 +13,7 @@ from analysis.plots.units import MAT, PLAIN, speedup_words
 from analysis.runs.acceptance import by_depth, where_the_one_before
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import rows_of_target_pass
-from analysis.runs.surfaces import cost_on_this_model
+from analysis.runs.surfaces import cost_of_pass, cost_on
 from specbench.results.estimate import Estimate
 from specbench.results.names import display_name
 
@@ -27,9 +27,9 @@ _ROWS_TEXT = (
     "A chain and a tree at one place read as many rows in a target pass, the root included."
 )
 _PRICED_TEXT = (
-    "Predicted: MAT over what a pass of so many rows costs ({source}, {context} tokens cached); "
-    "drafting is not priced. Measured: drafting included."
+    "Drafting free: MAT over what a pass of so many rows costs ({source}, {context} tokens cached)."
 )
+_WHOLE_TEXT = "The last picture has the time of drafting in it."
 
 
 def of_heads(comparison: Comparison) -> list[ComparedLabel]:
@@ -102,7 +102,10 @@ def rows_picture(comparison: Comparison, caption: str) -> Drawing | None:
             sizes.setdefault((entry.method, is_chain(entry)), []).append((_rows(entry), entry))
     if max((len({rows for rows, _ in found}) for found in sizes.values()), default=0) < _FEWEST:
         return None
-    cost, words = cost_on_this_model(comparison.model, comparison.runs[0].dtype)
+    run = comparison.runs[0]
+    cost, words = cost_of_pass(run.manifest.config.get("runner") or {})
+    if not cost:
+        cost, words = cost_on(run.processor, comparison.model, run.dtype)
 
     def lines(number: Callable[[float, ComparedLabel], Estimate]) -> list[Series]:
         found = [
@@ -119,7 +122,6 @@ def rows_picture(comparison: Comparison, caption: str) -> Drawing | None:
         return [series for series in found if any(p.y is not None for p in series.points)]
 
     xlabel = "rows of a target pass"
-    speedup = speedup_words("measured")
     panels = [
         Panel("", xlabel, MAT, lines(lambda _, e: e.measured("mat")), log=2, bottom=1.0),
     ]
@@ -129,9 +131,11 @@ def rows_picture(comparison: Comparison, caption: str) -> Drawing | None:
         unit = "predicted speedup,\ndrafting free"
         panels.append(Panel("", xlabel, unit, predicted, reference=(1.0, PLAIN), log=2))
         text = f"{text} {_PRICED_TEXT.format(**words)}"
-    if comparison.timing == "measured":
-        measured = lines(lambda _, entry: entry.measured("speedup"))
-        panels.append(Panel("", xlabel, speedup, measured, reference=(1.0, PLAIN), log=2))
+    if comparison.timing != "none":
+        speedups = lines(lambda _, entry: entry.measured("speedup"))
+        unit = speedup_words(comparison.timing)
+        panels.append(Panel("", xlabel, unit, speedups, reference=(1.0, PLAIN), log=2))
+        text = f"{text} {_WHOLE_TEXT}"
     title = f"Chain against tree at equal rows ({comparison_title(comparison)})"
     return curves([panels], title, f"{text}\n{caption}")
 

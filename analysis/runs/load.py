@@ -185,6 +185,12 @@ class Run:
         return ModelInfo.from_json(surface["model"]), surface["machine"].get("hardware") or {}
 
     @property
+    def processor(self) -> str | None:
+        """The GPU that the times belong to, else the CPU; None where that was not recorded."""
+        name = next(iter(self.gpus), None) or self._timed_on[1].get("cpu")
+        return None if name is None else str(name)
+
+    @property
     def hardware(self) -> str:
         if not all(s.get("this_machine", True) for s in (self.manifest.servers or {}).values()):
             return "hardware of the server not recorded"

@@ -108,7 +108,8 @@ class Surface:
 def cost_of_pass(runner: JsonObject) -> tuple[dict[int, float], dict[str, object]]:
     """What a pass of so many tokens costs by the surface that a replay was predicted with.
 
-    Nothing where the run was measured, or its file has gone or changed.
+    Where its file has gone or changed, the same one in ``surfaces/`` serves. Nothing without it, or
+    where the run was measured.
 
     Args:
         runner: the node of the run's configuration.
@@ -117,12 +118,16 @@ def cost_of_pass(runner: JsonObject) -> tuple[dict[int, float], dict[str, object
         Time over that of one token by tokens, and the words that say at which context and by
         which file.
     """
-    path = PROJECT / str(runner.get("surface") or "")
-    if not path.is_file():
+    if not runner.get("surface"):
         return {}, {}
-    if file_sha256(path)[:16] != runner.get("surface_sha"):
-        return {}, {}
-    return _cost(path)
+    for path in (PROJECT / str(runner["surface"]), *_shipped()):
+        if path.is_file() and file_sha256(path)[:16] == runner.get("surface_sha"):
+            return _cost(path)
+    return {}, {}
+
+
+def _shipped() -> list[Path]:
+    return sorted((PROJECT / "surfaces").glob("*.json"))
 
 
 def _cost(path: Path) -> tuple[dict[int, float], dict[str, object]]:
@@ -132,10 +137,15 @@ def _cost(path: Path) -> tuple[dict[int, float], dict[str, object]]:
     return surface.cost_of_rows(context), {"context": context, "source": path.name}
 
 
-def cost_on_this_model(model: str, dtype: str) -> tuple[dict[int, float], dict[str, object]]:
-    """As :func:`cost_of_pass`, by the first file in ``surfaces/`` of this model and precision."""
-    for path in sorted((PROJECT / "surfaces").glob("*.json")):
-        measured = jsonl.read_json(path)["model"]
-        if (measured["name"], measured["dtype"]) == (model, dtype):
+def cost_on(
+    processor: str | None, model: str, dtype: str
+) -> tuple[dict[int, float], dict[str, object]]:
+    """As :func:`cost_of_pass`, by the first file in ``surfaces/`` of processor, model and dtype."""
+    for path in _shipped():
+        measured = jsonl.read_json(path)
+        found, hardware = measured["model"], measured["machine"].get("hardware") or {}
+        on_gpu = str(found.get("device")).startswith("cuda")
+        name = hardware["gpus"][0]["name"] if on_gpu else hardware.get("cpu")
+        if (name, found["name"], found["dtype"]) == (processor, model, dtype):
             return _cost(path)
     return {}, {}

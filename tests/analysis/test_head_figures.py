@@ -9,7 +9,7 @@ from analysis.figures import pictures_of
 from analysis.plots.heads import acceptance_picture, priced, rows_picture
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
-from analysis.runs.surfaces import cost_on_this_model
+from analysis.runs.surfaces import cost_on
 from specbench.results.estimate import Estimate
 from tests.analysis.folders import EXPERIMENTS
 
@@ -58,10 +58,13 @@ def sizes(run):
         for record in run.records
     ]
     found = with_knobs(run, {label: knobs for label, (_, knobs) in SIZES.items()})
+    hardware = {"cpu": "AMD EPYC", "cpus_usable": 1}
     config = {**found.manifest.config, "model": {"name": "smollm2_135m", "dtype": "float32"}}
     model = replace(found.manifest.model, dtype="float32")
     return replace(
-        found, records=records, manifest=replace(found.manifest, config=config, model=model)
+        found,
+        records=records,
+        manifest=replace(found.manifest, config=config, model=model, hardware=hardware),
     )
 
 
@@ -100,7 +103,7 @@ def test_runs_without_heads_have_neither_figure(run):
 def test_chains_and_trees_stand_at_their_rows_priced_by_the_surface(sizes):
     found = comparison_of(sizes)
     mat, predicted, measured = rows_picture(found, "").axes
-    cost, words = cost_on_this_model("smollm2_135m", "float32")
+    cost, words = cost_on("AMD EPYC", "smollm2_135m", "float32")
     assert words["source"] == "smollm2_135m-cpu-epyc-1thread.json"
     rows = {entry.label: entry.overall for entry in found.drafting}
     trees, chains = ["eagle3", "eagle2", "medusa"], ["pld"]
@@ -115,6 +118,13 @@ def test_chains_and_trees_stand_at_their_rows_priced_by_the_surface(sizes):
     assert "predicted" in predicted.get_ylabel()
     assert "predicted" not in measured.get_ylabel()
     assert {"acceptance", "tree_rows"} <= {name for name, _ in pictures_of(found)}
+
+
+def test_a_pass_is_priced_by_no_other_machine(sizes):
+    elsewhere = replace(sizes, manifest=replace(sizes.manifest, hardware={"cpu": "Another"}))
+    mat, measured = rows_picture(comparison_of(elsewhere), "").axes
+    assert "predicted" not in measured.get_ylabel()
+    assert cost_on("Another", "smollm2_135m", "float32") == ({}, {})
 
 
 def test_a_price_lies_between_those_of_the_sizes_that_were_timed():
