@@ -122,7 +122,7 @@ def test_chains_and_trees_stand_at_their_rows_priced_by_the_surface(sizes):
 
 def test_a_pass_is_priced_by_no_other_machine(sizes):
     elsewhere = replace(sizes, manifest=replace(sizes.manifest, hardware={"cpu": "Another"}))
-    mat, measured = rows_picture(comparison_of(elsewhere), "").axes
+    _, measured = rows_picture(comparison_of(elsewhere), "").axes
     assert "predicted" not in measured.get_ylabel()
     assert cost_on("Another", "smollm2_135m", "float32") == ({}, {})
 
