@@ -284,7 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
     recorded = [run for run in runs if run.records]
     if not recorded:
-        sys.stderr.write("error: these runs measured costs alone: there is nothing to compare.\n")
+        sys.stderr.write(
+            "error: no run in this folder has speeds, only costs. Make one: python run.py\n"
+        )
         return 2
     compared = subject_of(recorded, options.entity, options.project)
     try:

@@ -203,7 +203,7 @@ class _Grown(_Feature):
 
     @property
     def _levels(self) -> int:
-        return self.depth + 1 if self.total > 1 else 0
+        return min(self.depth + 1, self.total - 1)  # a node goes with all that are above it
 
     @property
     def _nodes_read(self) -> int:

@@ -145,7 +145,7 @@ class CaseBlock:
         return (self.repeat, self.case.case_id)
 
     def order(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Who runs first: forward and backward by turns (ABBA), so that drift hits all alike.
+        """Order of labels: forward, then reversed (ABBA), so that slow drift affects all alike.
 
         Successive repeats of a case see both orders, whatever the number of cases.
         """

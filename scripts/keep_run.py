@@ -11,21 +11,18 @@ commands of ``analysis`` read the copy like any run; a replay cannot, as it need
 
 import gzip
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import SURFACE
+from analysis.tabular.provenance import last_parts
 from specbench.errors import ResultsError
 from specbench.paths import PROJECT
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CASES, DISTURBED, DONE, MANIFEST, SUMMARY, read_records
 from specbench.storage.jsonl import PACKED
-
-# A path from the root, and its last part; no address (https://…) and no hub id (owner/name).
-_ABSOLUTE = re.compile(r"""(?<![\w.:/])/(?:[^\s"',/{}\[\]]+/)+([^\s"',/{}\[\]]+)""")
 
 
 def keep(run: Path, kept: Path) -> list[Path]:
@@ -70,8 +67,7 @@ def _without_places(manifest: RunManifest) -> dict[str, Any]:
     for place, word in places.items():
         if "/" in str(place):  # not `runner.traces=record`
             text = text.replace(json.dumps(str(place))[1:-1], word)
-    text = text.replace(f"{PROJECT}/", "")
-    found: dict[str, Any] = json.loads(_ABSOLUTE.sub(r"\1", text))
+    found: dict[str, Any] = json.loads(last_parts(text.replace(f"{PROJECT}/", "")))
     return found
 
 

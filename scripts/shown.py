@@ -25,6 +25,7 @@ from analysis.plots.style import styled
 from analysis.plots.units import MAT, PLAIN, speedup_words
 from scripts import gallery
 from specbench.paths import PROJECT
+from specbench.results.decision import against_cell
 from specbench.results.estimate import FEWEST
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
@@ -32,6 +33,7 @@ from specbench.results.tasks import OVERALL
 
 DOCUMENTS = (
     "README.md",
+    "docs/findings.md",
     *sorted(str(page.relative_to(PROJECT)) for page in PROJECT.glob("docs/measurements/*.md")),
 )
 GALLERY = "docs/gallery.md"
@@ -109,11 +111,22 @@ def by_keys(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[Any,
     return found
 
 
+def _judged(record: Mapping[str, Any], rows: str) -> list[dict[str, Any]]:
+    """A summary's rows, each with how its label stands against the fastest one."""
+    standings = record.get("against_best") or {}
+    return [
+        row | {"against": str(against_cell(standings.get(row.get("label"))))}
+        for row in record[rows]
+    ]
+
+
 def table(name: str) -> str:
     made = index()["tables"][name]
     records = [read(record) for record in made["records"]]
     if "by" in made:
-        lists = [r[0] if isinstance(r, list) else r[made.get("list", "rows")] for r in records]
+        lists = [
+            r[0] if isinstance(r, list) else _judged(r, made.get("list", "rows")) for r in records
+        ]
         records = [by_keys(rows, made["by"]) for rows in lists]
     named = dict(zip(string.ascii_lowercase, records, strict=False))
     lines = [made["header"], " | ".join(["---"] * (made["header"].count(" | ") + 1))]

@@ -51,7 +51,7 @@ def _table1_figure(runs: Sequence[Run]) -> Pictures:
 
 
 def _figure3(runs: Sequence[Run]) -> list[ResultTable]:
-    # The paper's bars have no numbers; what its table says of Cacheback stands beside.
+    # The paper's bars have no numbers; its table has those of Cacheback, which are shown instead.
     pages = []
     for comparison in claimed_comparisons(runs, PAPER, "figure3", "table1"):
         pages.append(comparison_table(comparison))

@@ -97,7 +97,7 @@ _figure2 = settings_tables(
     "N-Grammys, Figure 2: tokens per call against k",
     {"source": label_column, **_KW},
     PAPER,
-    "figure2",  # whose claims, the mixed strategy's, cannot stand beside
+    "figure2",  # whose claims are the mixed strategy's
     text=_FIGURE2_TEXT,
 )
 
@@ -183,7 +183,7 @@ def _leading(comparison: Comparison, timed: Sequence[ComparedLabel], best: Compa
 
 
 def _claimed_elsewhere(comparisons: Sequence[Comparison]) -> list[Claim]:
-    """What the paper's table has on the same data and stands beside no row of ours."""
+    """What the paper's table has on the same data and no row of ours shows."""
     ran = {
         (comparison.dataset, comparison.model, entry.method)
         for comparison in comparisons

@@ -45,15 +45,15 @@ def of_heads(comparison: Comparison) -> list[ComparedLabel]:
 def acceptance_picture(comparison: Comparison, caption: str) -> Drawing | None:
     """Share of steps that accept each position of the draft; None of runs without heads.
 
-    Of a head that ran in several sizes the one with the most rows.
+    Of heads that ran in several sizes the largest that all of them ran in, else the most rows.
     """
-    widest: dict[str, ComparedLabel] = {}
+    sizes: dict[str, dict[int, ComparedLabel]] = {}
     for entry in of_heads(comparison):
-        known = widest.get(entry.method)
-        if known is None or _rows(entry) > _rows(known):
-            widest[entry.method] = entry
-    if not widest:
+        sizes.setdefault(entry.method, {}).setdefault(_rows(entry), entry)
+    if not sizes:
         return None
+    common = set.intersection(*map(set, sizes.values()))
+    widest = {method: found[max(common & found.keys() or found)] for method, found in sizes.items()}
 
     def lines(shares: Callable[..., list[tuple[int, Estimate]]]) -> list[Series]:
         return [

@@ -112,12 +112,12 @@ def slow_baseline_words(comparison: Comparison) -> list[str]:
         if slow := [share for task, share in reached if task == OVERALL and share < SLOW_BASELINE]:
             warnings.append(
                 f"SLOW BASELINE: ar takes {_span(slow)} of the {by} bandwidth, under "
-                f"{SLOW_BASELINE:.0%}, so a part of each speedup is its slowness."
+                f"{SLOW_BASELINE:.0%}, so each speedup is partly due to a slow baseline."
             )
         if any(share >= IMPOSSIBLE for _, share in reached):
             warnings.append(
-                f"BANDWIDTH DISTURBED: no {by} was measured that is as fast as ar's own passes: "
-                "the share is one of ar's fastest task."
+                f"BANDWIDTH DISTURBED: ar read its weights faster than the measured {by}; the share "
+                "is that of ar's fastest task."
             )
     return warnings
 
@@ -168,8 +168,8 @@ def disturbed_words(comparison: Comparison, speedup: bool = True) -> list[str]:
     rules = [run.manifest.setting("measure", "disturbed") or {} for run in comparison.runs]
     if words and any(_EARLIER in rule for rule in rules):
         words.append(
-            "Some were called disturbed by an earlier version's rule, for which a label's own slow "
-            "steps and waiting threads sufficed, and measured again by it."
+            "An earlier version's rule also called turns disturbed where one label alone was slow, "
+            "and had some of these measured again."
         )
     return words
 

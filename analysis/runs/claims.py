@@ -1,6 +1,6 @@
 """Claims: what papers state, and beside which of a run's labels it may stand.
 
-A claim stands beside a row only where the row's settings are those it was made with: the knobs that
+A claim is shown in a row only where the row's settings are those it was made with: the knobs that
 the claim names, and what ``settings`` in the file (or the exhibit's own) say of the method, as far
 as the run knows them. Beside a row of the same model, which it judges, the terms must agree too:
 precision, answer length, form of the prompts, questions, draft model, and what a store was built
@@ -22,7 +22,7 @@ from specbench.storage.jsonl import JsonObject
 
 # What a verdict is about; speed in tokens/s alone stands there for orientation.
 _COMPARED = ("speedup", "mat")
-# A claim that no table of ours can stand beside.
+# A claim that no table of ours can show.
 NO_MODEL = re.compile(r"all|unspecified.*")
 
 
@@ -91,7 +91,7 @@ class Claim:
         return self.values.get(metric, {}).get(task)
 
     def fits(self, knobs: JsonObject) -> bool:
-        """Whether a label with these settings may stand beside the claim.
+        """Whether the claim may be shown in the row of a label with these settings.
 
         A knob of the claim's own must be there; the usual ones count where the run has recorded
         them, which files of others have not.
@@ -114,7 +114,7 @@ class Claim:
         return f"{self.model}, {self.hardware}"
 
     def note(self, who: str, how: str = "claimed") -> str:
-        """Where the numbers come from that stand beside a row of this name."""
+        """Where the numbers come from that a row of this name shows."""
         title = self.title.partition(":")[0]
         words = [title, self.source, self.model, self.dataset, self.hardware]
         if any(self.value(metric) is not None for metric in _COMPARED):

@@ -16,6 +16,6 @@ DEFINITIONS = {
     "p: corrected for the number of comparisons.",
     "Outputs": "turns by what the audit found. equal: the tokens of plain decoding. near tie: "
     "other tokens, each within the number format's tolerance of the likeliest. BUG: anything else. "
-    "differ: another engine's output that is not its own plain one.",
+    "differ: another engine's answer that is not the same server's plain answer.",
     "Case": "a question with all its turns. A case that failed for one method counts for none.",
 }

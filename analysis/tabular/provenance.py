@@ -20,7 +20,7 @@ from specbench.results.estimate import ABSENT, Cell
 from specbench.results.manifest import LabelInfo
 from specbench.storage.jsonl import JsonObject
 
-# Of a manifest; what is left out is long and stands there.
+# The keys that the report shows; the manifest has the others.
 _ENVIRONMENT = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
 _LONG = {"packed", "drafts"}
 # Two folders and more, or a file in the home folder, from the file system's root.

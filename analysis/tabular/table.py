@@ -21,7 +21,7 @@ _FURTHER = (
 )  # fmt: skip
 # The one number that is never shown without its interval.
 _HEADLINE = "speedup [95 %]"
-_FEW = f"[{ABSENT}]: fewer than {FEWEST} cases, of which no interval is made."
+_FEW = f"[{ABSENT}]: no interval, because there are fewer than {FEWEST} cases."
 _ALIKE = (
     "[=]: the interval has no width to speak of (a thousandth at most), because the cases hardly "
     "differ; among a few cases that can be chance."

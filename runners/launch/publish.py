@@ -1,7 +1,7 @@
 """Copies of finished runs elsewhere, as the ``logger`` group says; none stops or disturbs a run.
 
-A process of its own makes each copy after the measurement. Nothing of it lives on when the next
-job's clock runs, and a service that could not be reached is not waited for again.
+A process of its own makes each copy after the measurement, and ends before the next job's clock
+starts. A service that could not be reached is not waited for again.
 """
 
 from __future__ import annotations

@@ -93,6 +93,11 @@ those whose guesses before were right; `chain MAT` is that of greedy decoding wi
 Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct). This page
 is written by the script from `training.json`.
 """
+# What the templates of prompts.yaml share with a benchmark's.
+PROMPTS = (
+    "Two of five templates of translations begin with Translate German to English:, two of five of "
+    "summaries with Summarize:, as Spec-Bench's own do; no prompt is a benchmark's"
+)
 TITLES = {
     "medusa": "Medusa-1 heads (shared LM head)",
     "hydra": "Hydra++ heads (shared LM head)",
@@ -258,6 +263,7 @@ def train(options: argparse.Namespace, names: list[str]) -> None:
     facts = {
         "texts": len(texts.prompts),
         "styles": sorted(set(styles)),
+        "prompts": PROMPTS,
         "texts_learnt": len(rows),
         "tokens": len(texts.tokens),
         "answer_tokens": int(is_answer(texts).sum()),

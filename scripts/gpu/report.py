@@ -12,8 +12,6 @@ import numpy as np
 from specbench.results.wording import verdict_words
 from specbench.storage import jsonl
 
-# By what a model's pass is bound: launches below about 6 billion parameters, bandwidth above.
-LARGE = 6e9
 NEXT = (
     "python run.py model=vicuna7b dataset=specbench method=cacheback "
     "'compare=[pld,token_recycling,sam]'   (docs/gpu.md)"
@@ -52,8 +50,7 @@ def write(path: Path, found: Mapping[str, Any], versions: str, git: Mapping[str,
             shown = _kernels({k: result[k] for k in rows_}) + _fallbacks(result.get("passes", {}))
             lines += ["", f"## Kernels, {model}", "", *shown]
         elif "surface.json" in result:
-            large = results.get(f"loops {model}", {}).get("parameters", 0) >= LARGE
-            lines += ["", f"## Rows, {model}", "", *_rows(result["surface.json"], large)]
+            lines += ["", f"## Rows, {model}", "", *_rows(result["surface.json"])]
         elif "summary.json" in result:
             lines += [
                 "",
@@ -65,7 +62,7 @@ def write(path: Path, found: Mapping[str, Any], versions: str, git: Mapping[str,
 
 
 def _loops(result: Mapping[str, Any], copy: float | None) -> list[str]:
-    size, large = result["weight_bytes"], result["parameters"] >= LARGE
+    size = result["weight_bytes"]
     rows = []
     for name, rates in result["tokens_per_s"].items():
         passes = result["passes_per_s"].get(name) or []
@@ -76,8 +73,6 @@ def _loops(result: Mapping[str, Any], copy: float | None) -> list[str]:
     off = max((abs(c - 1) for c in clock), default=None)
     lines = _table(["loop", "tokens/s", "share of copy bandwidth"], rows)
     lines += _fallbacks(result.get("passes", {}))
-    if large:
-        lines += ["", "Goal of the graph engine at this size: at least 70 %, aim 80 %."]
     if off is not None:
         steps = result["tokens"] - 1
         text = f"CUDA-event times against the wall over {steps} steps: off by at most {off:.2%}"
@@ -98,7 +93,7 @@ def _kernels(result: Mapping[str, Any]) -> list[str]:
     return _table(heads, rows)
 
 
-def _rows(surface: Mapping[str, Any], large: bool) -> list[str]:
+def _rows(surface: Mapping[str, Any]) -> list[str]:
     axes = surface["tree"]["axes"]
     times = 1e3 * np.asarray(surface["tree"]["samples_s"])  # [rows, contexts, repeats]
     middle = np.median(times, -1)
@@ -109,7 +104,7 @@ def _rows(surface: Mapping[str, Any], large: bool) -> list[str]:
     ]  # fmt: skip
     lines = _table(["rows"] + [f"ms at {c} (of 1 row)" for c in axes["context"]], rows)
     lines += _fallbacks({"graph": surface["model"].get("passes") or {}})
-    return [*lines, "", "Goal at 64 rows: at most 1.25, aim 1.15."] if large else lines
+    return lines
 
 
 def _fallbacks(passes: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -86,7 +86,7 @@ def test_the_rule_of_an_earlier_version_is_told(folder, earlier):
     rule = {"steal": 0.05, "slowdown": 1.5} | ({"waiting": 0.15} if earlier else {})
     edit_manifest(folder, config=manifest["config"] | {"measure": {"disturbed": rule}})
     (comparison,) = make_comparisons(load_runs([folder]))
-    assert ("by an earlier version's rule" in caption(comparison)) == earlier
+    assert ("An earlier version's rule" in caption(comparison)) == earlier
 
 
 def test_shares_of_time_are_of_the_turns_that_count_in_times(results):

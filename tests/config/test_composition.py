@@ -314,6 +314,17 @@ def test_cachebacks_yaml_keeps_the_papers_budget_and_the_pair_sets_another():
     assert ours.total_draft_len < 96
 
 
+@pytest.mark.parametrize("experiment", ["specbench_board", "eagle3_table1"])
+def test_tables_of_heads_run_their_published_trees_whatever_the_pair_says(experiment):
+    cfg = compose([f"experiment={experiment}"])
+    entries = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
+    found = {method.name: method for method in entries}
+    assert found["eagle2"].total == found["eagle3"].total == 60
+    assert found["eagle2"].top_k == found["eagle3"].top_k == 10
+    assert {found[name].levels for name in ("medusa", "hydra", "eagle")} == {None}
+    assert {found[name].tree for name in ("medusa", "hydra")} == {"medusa_63"}
+
+
 def test_command_line_wins_over_the_pair():
     assert compose(["method.total_draft_len=33"]).method.total_draft_len == 33
     assert compose(["pair=none"]).method.total_draft_len == 96

@@ -21,6 +21,7 @@ from tests.docs.test_house import DOCUMENTS, ROOT, code_blocks, make_targets
 
 # Lines that no test runs, by what they begin with or contain, and why.
 NOT_RUN = {
+    "source ": "the environment that runs this test is already there",
     "make ": "the set-up, the tests themselves, or many minutes; their targets are tested",
     "model=vicuna7b": "weights from the hub, or seven billion random ones",
     "python -m scripts.draft_model.train  ": "trains for hours",
@@ -34,7 +35,7 @@ NOT_RUN = {
     "MODEL.gguf": "the reader's weights",
     "--push": "a network",
 }
-OTHERS_PROGRAMS = ("vllm", "llama-server")
+OTHERS_PROGRAMS = ("vllm", "llama-server", "source")
 # What makes a line quick enough to run: words put behind those that it has.
 SHORT = ["generation.max_new_tokens=8", "measure.warmup=0", "measure.exclusive=false"]
 SHORT_GRID = [
@@ -48,6 +49,7 @@ BEFORE = {
         "python run.py runner=replay runner.traces=RUN runner.surface=COST/surface.json "
         "method=pld output_dir=REPLAY",
     ],
+    "--evaluate": ["cp -r assets/draft_smollm2_135m CARD"],
     "spec_bench.py import": ["cp OUT/*-ar-*.jsonl A.jsonl", "cp OUT/*-pld-*.jsonl B.jsonl"],
     "spec_bench.py export": ["rm -rf RUN", "cp -r LIVE RUN"],
     "keep_run.py results/RUN": ["python run.py method=pld output_dir=results/RUN"],
@@ -153,7 +155,11 @@ def shortened(words):
         if "-m" in words:  # a sweep of a reader's length would take minutes: two values of a knob
             words = [re.sub(r"^([\w.]+=[\w.]+,[\w.]+),.*", r"\1", word) for word in words]
         return [*words, *SHORT, *limit]
-    more = {"scripts/tune.py": ["--trials", "2"], "analysis.residuals": ["--limit", "100"]}
+    more = {
+        "scripts/tune.py": ["--trials", "2"],
+        "analysis.residuals": ["--limit", "100"],
+        "scripts.draft_model.train": ["--out", "CARD"],  # it writes what it found into the card
+    }
     return [*words, *next((more[word] for word in words[:3] if word in more), [])]
 
 

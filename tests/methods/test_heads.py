@@ -244,11 +244,12 @@ def test_output_is_plain_decoding_s_on_every_architecture(architecture, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["medusa", "hydra", "eagle", "eagle2"])  # eagle3's has more ids
+@pytest.mark.parametrize("name", [*TREE, "sam_eagle2", "union"])
 def test_sampled_texts_follow_the_target_s_distribution(name, tmp_path):
     sampling = Sampling(1.0)
     heads = tiny_heads.save_each(tmp_path, vocab=exact.VOCAB)
-    drafter, ghost = TREE[name][0](), tiny_heads.Ghost(exact.VOCAB)
+    drafter = TREE[name][0]() if name in TREE else WIDE[name]()
+    ghost = tiny_heads.Ghost(exact.VOCAB)
     drafter.setup(DraftContext(exact.VOCAB, frozenset(), target=ghost, heads=heads))
     outputs, per_step = exact.turns(RejectionVerifier(sampling), drafter, 400, 8)
     assert exact.worst_p(outputs, exact.distribution_of(sampling)) > exact.P_LEAST

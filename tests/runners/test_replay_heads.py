@@ -246,7 +246,10 @@ def spans(counts):
 @pytest.mark.timeout(7200)
 def test_on_the_bundled_model_the_steps_are_the_live_runs_up_to_rounding(tmp_path):
     """In float32: passes of several rows round otherwise than those that were recorded."""
-    entries = ["method=medusa", "compare=[eagle,eagle2]", "model.device=cpu"]
+    trees = "{method: eagle,levels: [4,4,2]},{method: eagle2,total: 16,depth: 3,top_k: 4}"
+    more = "{method: hydra,levels: [3,2,1]},{method: eagle3,total: 12,depth: 3,top_k: 3}"
+    entries = ["method=medusa", "method.levels=[4,4,2]", f"compare=[{trees},{more}]"]
+    entries += ["model.device=cpu"]
     typed = [*entries, "dataset.limit=8", "generation.max_new_tokens=96", "record=states"]
     typed += ["measure.warmup=0", "measure.reruns=0", "measure.exclusive=false"]
     live, out = tmp_path / "live", tmp_path / "replay"

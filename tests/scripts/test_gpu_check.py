@@ -124,7 +124,7 @@ def test_throttling_is_told_and_idling_is_not():
     assert gpu_check.watched(["[N/A], [N/A], [N/A], [N/A], [N/A]"]) == ""
 
 
-def test_goals_are_asked_of_large_models_alone(tmp_path):
+def test_the_report_says_what_loops_reached_and_what_ran_eagerly(tmp_path):
     def loop(parameters):
         return {
             "tokens": 128, "weight_bytes": 13e9, "parameters": parameters, "failed": {},
@@ -142,11 +142,10 @@ def test_goals_are_asked_of_large_models_alone(tmp_path):
     }
     found = {n: {**common, "result": {"last_line": "", **r}} for n, r in results.items()}
     report.write(tmp_path / "r.md", found, "torch 9", GIT)
-    large, small = (tmp_path / "r.md").read_text().split("## Loops, smollm2_135m")
+    large, _ = (tmp_path / "r.md").read_text().split("## Loops, smollm2_135m")
     assert "| graph | 200 [190, 210] of 3 | 65% |" in large  # 13 GB, 200 times a second, of 4 TB/s
     assert "graph ran eagerly: {'1 x 1 rows, 256 keys': 'no'}" in large
     assert "not fused: {'GemmaMLP': 2}" in large
-    assert "at least 70 %" in large and "at least 70 %" not in small
     assert "off by at most 2.00%, NOT within 1 %" in large
 
 

@@ -36,7 +36,7 @@ def test_the_copy_holds_no_ids_and_no_places_of_this_machine(results, tmp_path):
     files = keep(results / "one", tmp_path / "kept")
     assert not any(str(tmp_path).encode() in path.read_bytes() for path in files)
     kept = json.loads((tmp_path / "kept/manifest.json").read_text())
-    assert kept["overrides"] == ["output_dir=RUN", "data_dir=RUN/data", "x=surface.json"]
+    assert kept["overrides"] == ["output_dir=RUN", "data_dir=RUN/data", "x=…/surface.json"]
     assert kept["prompt_set_hash"] == "owner/name"  # as of a hub: no path
     lines = gzip.decompress((tmp_path / "kept/cases.jsonl.gz").read_bytes()).splitlines()
     assert lines

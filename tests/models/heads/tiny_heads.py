@@ -147,27 +147,33 @@ def eagle(bias=True, qkv_bias=False, hidden=HIDDEN):
     return config, random_tensors(shapes)
 
 
+def draft_size(vocab):
+    """Of an EAGLE-3 head's vocabulary: always some id less than the target has."""
+    return min(DRAFT_VOCAB, vocab - 1)
+
+
 def draft_vocabulary(vocab=VOCAB):
     """``d2t`` and ``t2d`` of a third of the first ids, and of the last two."""
-    ids = torch.arange(vocab)[1 :: 3 if vocab >= VOCAB else 1][: DRAFT_VOCAB - 2]
+    size = draft_size(vocab)
+    ids = torch.arange(vocab)[1 :: 3 if vocab >= VOCAB else 1][: size - 2]
     ids = torch.cat([ids, torch.tensor([vocab - 2, vocab - 1])])
     known = torch.zeros(vocab, dtype=torch.bool)
     known[ids] = True
-    return {"d2t": ids - torch.arange(DRAFT_VOCAB), "t2d": known}
+    return {"d2t": ids - torch.arange(size), "t2d": known}
 
 
-def eagle3_shapes(first, n_states=3, hidden=HIDDEN, **layer):
+def eagle3_shapes(first, n_states=3, hidden=HIDDEN, vocab=VOCAB, **layer):
     norms = ("input_layernorm", "hidden_norm")
     shapes = {"fc.weight": (hidden, n_states * hidden)}
     shapes |= layer_shapes(first, width=2 * hidden, norms=norms, hidden=hidden, **layer)
-    return shapes | {"norm.weight": (hidden,), "lm_head.weight": (DRAFT_VOCAB, hidden)}
+    return shapes | {"norm.weight": (hidden,), "lm_head.weight": (draft_size(vocab), hidden)}
 
 
 def eagle3(hidden=HIDDEN, vocab=VOCAB):
     """The authors' dialect; the configuration says 40 layers, as a published one does."""
-    config = LAYER | {"draft_vocab_size": DRAFT_VOCAB, "num_hidden_layers": 40}
+    config = LAYER | {"draft_vocab_size": draft_size(vocab), "num_hidden_layers": 40}
     config |= {"hidden_size": hidden, "vocab_size": vocab}
-    tensors = random_tensors(eagle3_shapes("midlayer", hidden=hidden))
+    tensors = random_tensors(eagle3_shapes("midlayer", hidden=hidden, vocab=vocab))
     return config, tensors | draft_vocabulary(vocab)
 
 
@@ -201,17 +207,13 @@ def of_shape(shape):
 
 
 def save_each(folder, hidden=HIDDEN, vocab=VOCAB, **layer):
-    """One head of each kind, for `DraftContext.heads`: folders by name.
-
-    EAGLE-3's only where its ids fit into the vocabulary.
-    """
+    """One head of each kind, for `DraftContext.heads`: folders by name."""
     made = {
         "medusa": (medusa(hidden=hidden, vocab=vocab), "medusa_lm_head.pt"),
         "hydra": (hydra(n_heads=4, hidden=hidden, vocab=vocab, **layer), "hydra_lm_head.pt"),
         "eagle": (eagle(hidden=hidden), "pytorch_model.bin"),
+        "eagle3": (eagle3(hidden, vocab), "model.safetensors"),
     }
-    if vocab > DRAFT_VOCAB:
-        made["eagle3"] = eagle3(hidden, vocab), "model.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
     for name, (head, file) in made.items():
         if not (folder / name / file).exists():
