@@ -1,9 +1,9 @@
 """Compare speculative-decoding methods: ``python run.py method=cacheback model=smollm2_135m``.
 
 ``python run.py --help`` lists the choices, ``--list methods`` (models, datasets, experiments) says
-what they are; docs/metrics.md explains the numbers. Exit codes: 0 all done and lossless; 1 a case failed
-or an output differs from plain decoding; 2 bad configuration or input. A multirun (``-m``) runs all
-its jobs and exits with the highest code.
+what they are; docs/metrics.md explains the numbers. Exit codes: 0 all done and lossless; 1 a case
+failed or an output differs from plain decoding; 2 bad configuration or input. A multirun (``-m``)
+runs all its jobs and exits with the highest code.
 """
 
 from __future__ import annotations

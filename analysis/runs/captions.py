@@ -116,8 +116,8 @@ def slow_baseline_words(comparison: Comparison) -> list[str]:
             )
         if any(share >= IMPOSSIBLE for _, share in reached):
             warnings.append(
-                f"BANDWIDTH DISTURBED: ar read its weights faster than the measured {by}; the share "
-                "is that of ar's fastest task."
+                f"BANDWIDTH DISTURBED: ar read its weights faster than the measured {by}; the "
+                "share is that of ar's fastest task."
             )
     return warnings
 
