@@ -12,6 +12,7 @@ commands of ``analysis`` read the copy like any run; a replay cannot, as it need
 import gzip
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,16 @@ from analysis.tabular.provenance import last_parts
 from specbench.errors import ResultsError
 from specbench.paths import PROJECT
 from specbench.results.manifest import RunManifest
-from specbench.results.records import CASES, DISTURBED, DONE, MANIFEST, SUMMARY, read_records
+from specbench.results.records import (
+    CASES,
+    DISTURBED,
+    DONE,
+    MANIFEST,
+    SUMMARY,
+    CaseRecord,
+    read_records,
+)
+from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED
 
 
@@ -44,7 +54,7 @@ def keep(run: Path, kept: Path) -> list[Path]:
         records, _ = read_records(run / name)
         if records:
             packed = "".join(
-                json.dumps(record.without_ids().to_json(), separators=(",", ":")) + "\n"
+                json.dumps(_without_ids(record).to_json(), separators=(",", ":")) + "\n"
                 for record in records
             )
             lines[name + PACKED] = gzip.compress(packed.encode(), mtime=0)
@@ -56,6 +66,18 @@ def keep(run: Path, kept: Path) -> list[Path]:
     kept_manifest.write(kept)
     (kept / DONE).write_bytes((run / DONE).read_bytes())
     return [kept / name for name in (*names, MANIFEST, DONE)]
+
+
+def _without_ids(record: CaseRecord) -> CaseRecord:
+    """The same turn with hashes in place of its ids, which spell out others' text."""
+    return replace(
+        record,
+        served=None if record.served is None else record.served | {"text": ""},
+        prompt_ids=(),
+        output_ids=(),
+        prompt_sha=ids_sha256(record.prompt_ids),
+        output_sha=ids_sha256(record.output_ids),
+    )
 
 
 def _without_places(manifest: RunManifest) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from specbench.results.records import (
     CaseRecord,
     read_records,
 )
+from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED, JsonObject
 
 _NO_DTYPE = "dtype not recorded"
@@ -97,7 +98,8 @@ class Run:
             known = prompts.get(record.case_id)
             if known is None or not known.n_prompt:  # a turn that failed early has no prompt
                 prompts[record.case_id] = record
-        return {case: zlib.crc32(asked.prompt_hash.encode()) for case, asked in prompts.items()}
+        hashes = {case: r.prompt_sha or ids_sha256(r.prompt_ids) for case, r in prompts.items()}
+        return {case: zlib.crc32(digest.encode()) for case, digest in hashes.items()}
 
     def tells_draft_time(self, label: str) -> bool:
         """Whether the clock could tell a label's drafting from the target's passes.

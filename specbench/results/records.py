@@ -22,7 +22,6 @@ Files of a run folder:
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -121,8 +120,7 @@ class CaseRecord:
         engine: what decoded: ours, or another one with its version (``runner=serve``), whose
             turns may lack ids and single steps; ``numerics``: what that one keeps weights in.
         served: what a server's turn says besides, see `specbench.results.statistics.served.Served`.
-        prompt_sha, output_sha: SHA-256 of the ids of a record that was kept without them (see
-            `without_ids`); else empty.
+        prompt_sha, output_sha: SHA-256 of ids that were not kept (``scripts/keep_run.py``).
         forced_resume: whether the run was resumed with ``resume=force`` on other hardware,
             versions or code before this record was made.
     """
@@ -193,22 +191,6 @@ class CaseRecord:
             accepted_per_step=committed,
             **measured,
         )
-
-    def without_ids(self) -> CaseRecord:
-        """The same turn with hashes in place of its ids, which spell out others' text."""
-        return replace(
-            self,
-            served=None if self.served is None else self.served | {"text": ""},
-            prompt_ids=(),
-            output_ids=(),
-            prompt_sha=self.prompt_hash,
-            output_sha=_sha256(self.output_ids),
-        )
-
-    @property
-    def prompt_hash(self) -> str:
-        """SHA-256 of the prompt's ids, kept or not."""
-        return self.prompt_sha or _sha256(self.prompt_ids)
 
     @property
     def lossy(self) -> bool:
@@ -285,10 +267,6 @@ class CaseRecord:
                 f"accepted_per_step sums to {sum(self.accepted_per_step)}, "
                 f"n_new - 1 is {self.n_new - 1}"
             )
-
-
-def _sha256(ids: Sequence[int]) -> str:
-    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
 
 
 _RECORD_FIELDS = tuple(f.name for f in fields(CaseRecord))

@@ -1,11 +1,17 @@
-"""SHA-256 of files."""
+"""SHA-256 of files, and of token ids."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+
+def ids_sha256(ids: Sequence[int]) -> str:
+    """SHA-256 of token ids as hex."""
+    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
 
 
 def file_sha256(path: Path, memo_dir: Path | None = None) -> str:

@@ -168,4 +168,4 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, capsy
 
 def test_costs_alone_are_refused(capsys):
     assert dashboards.main([str(GOLDEN / "experiments" / "ngrammys_figure1")]) == 2
-    assert "nothing to compare" in capsys.readouterr().err
+    assert "no run in this folder has speeds" in capsys.readouterr().err

@@ -84,7 +84,8 @@ def jobs_of(words):
     for word in words:
         if word != "-m":
             key, values = word.split("=", 1)
-            choices.append([f"{key}={value}" for value in values.split(",")])
+            several = [values] if "[" in values else values.split(",")
+            choices.append([f"{key}={value}" for value in several])
     longest = max(len(values) for values in choices)
     return [[values[i % len(values)] for values in choices] for i in range(longest)]
 
@@ -94,6 +95,8 @@ def composes(words):
     for overrides in jobs_of(words):
         cfg = compose.compose(overrides)
         check_values(cfg)
+        if any(word.endswith("MODEL.gguf") for word in words):
+            continue  # the reader's file
         if cfg.runner.name == "serve":
             Serve().entries(cfg)  # the server drafts: entries name its ways of drafting
             continue
