@@ -187,7 +187,7 @@ def test_the_runs_draft_holds_for_all_its_entries(tmp_path):
     cfg = compose(["method=sps", "pair=random_draft", "pair.draft.random.layers=3"])
     assert compose_entry(cfg, "opt_tree").pair.draft.random.layers == 3
     budget = compose_entry(cfg, "cacheback")
-    assert budget.method.total_draft_len == 8  # from its own pair file
+    assert budget.method.total_draft_len == 6  # from its own pair file
     cfg = compose(["method=cacheback", "pair=none", f"pair.draft.path={tmp_path}"])
     assert compose_entry(cfg, "sps").pair.draft.path == str(tmp_path)
 
