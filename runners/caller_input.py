@@ -16,7 +16,7 @@ from hydra.core.singleton import Singleton
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runners.job import Entry, Job
+from runners.job import Entry, Job, refuse_doubled
 from runners.launch.dispatch import entry_of
 from specbench import paths
 from specbench.config import compose
@@ -333,14 +333,13 @@ def _entries(
         raise ConfigurationError(
             f"drafters must hold a method other than {BASELINE}. Type drafters=['pld']."
         )
-    labels = [entry.label for entry in entries]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ConfigurationError(
-                f"the label {label!r} occurs {labels.count(label)} times ({', '.join(labels)}). "
-                f"Name the second one: {{'method': NAME, 'label': '{label}_2'}}, or "
-                f"{{'drafter': INSTANCE, 'label': '{label}_2'}}."
-            )
+    refuse_doubled(
+        entries,
+        lambda label: (
+            f"{{'method': NAME, 'label': '{label}_2'}} or "
+            f"{{'drafter': INSTANCE, 'label': '{label}_2'}}"
+        ),
+    )
     cfg.compare = noted
     return tuple(entries), given
 

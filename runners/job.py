@@ -45,11 +45,16 @@ class Entry:
         return (self.pair or PairConfig()).heads
 
 
-def refuse_doubled(entries: Sequence[Entry], chosen: Callable[[str], str]) -> None:
+def typed_second(chosen: str, label: str) -> str:
+    """The entry of ``compare`` that gives a label's second entry a name of its own."""
+    return f"'compare=[{{{chosen}, label: {label}_2}}]'"
+
+
+def refuse_doubled(entries: Sequence[Entry], second: Callable[[str], str]) -> None:
     """Refuse two entries with one label.
 
     Args:
-        chosen: of a label, what an entry of ``compare`` types to choose it.
+        second: of a label, what its second entry is to be typed as.
 
     Raises:
         ConfigurationError: a label occurs twice.
@@ -59,8 +64,7 @@ def refuse_doubled(entries: Sequence[Entry], chosen: Callable[[str], str]) -> No
         if labels.count(label) > 1:
             raise ConfigurationError(
                 f"the label {label!r} occurs {labels.count(label)} times among the run's entries "
-                f"({', '.join(labels)}). Name the second one, e.g. "
-                f"'compare=[{{{chosen(label)}, label: {label}_2}}]'."
+                f"({', '.join(labels)}). Name the second one, e.g. {second(label)}."
             )
 
 

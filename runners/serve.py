@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from runners.job import Entry, Job, refuse_doubled
+from runners.job import Entry, Job, refuse_doubled, typed_second
 from runners.runner import Runner
 from specbench.config import compose
 from specbench.config.schema import RunConfig
@@ -77,7 +77,8 @@ class Serve(Runner):
         if cfg.baseline and own["speculation"] != PLAIN:
             found.insert(0, _entry(_baseline_of(own)))
         found += [_entry(_with_entry(own, entry)) for entry in cfg.compare]
-        refuse_doubled(found, lambda _: f"speculation: {own['speculation']}")
+        chosen = f"speculation: {own['speculation']}"
+        refuse_doubled(found, lambda label: typed_second(chosen, label))
         return tuple(found)
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:

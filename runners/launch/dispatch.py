@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runners.job import Entry, Job, refuse_doubled
+from runners.job import Entry, Job, refuse_doubled, typed_second
 from runners.launch import prerequisites, stopping
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
@@ -197,7 +197,7 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
     if cfg.baseline and entries[0].label != BASELINE:
         entries.insert(0, entry_of(compose_entry(cfg, BASELINE)))
     entries += [entry_of(compose_entry(cfg, extra)) for extra in cfg.compare]
-    refuse_doubled(entries, lambda label: f"method: {label}")
+    refuse_doubled(entries, lambda label: typed_second(f"method: {label}", label))
     return tuple(entries)
 
 

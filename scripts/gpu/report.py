@@ -1,4 +1,4 @@
-"""``gpu_check.md`` of what the parts found: numbers with their spread, and what is aimed at."""
+"""``gpu_check.md`` of what the parts found: numbers with their spread."""
 
 from __future__ import annotations
 
