@@ -180,6 +180,14 @@ def test_look_ups_go_on_with_the_older_array_while_a_thread_sorts(being_sorted):
     assert index.staleness == Staleness(0, 0, 0.0)
 
 
+def test_a_thread_ends_with_its_rebuild_and_takes_its_openmp_team_along(being_sorted):
+    index, may_end = being_sorted
+    assert "suffix-array" in {thread.name for thread in threading.enumerate()}
+    may_end.set()
+    index.wait()
+    assert "suffix-array" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_a_rebuild_under_way_does_not_undo_a_reset(being_sorted):
     index, may_end = being_sorted
     index.clear()
