@@ -35,7 +35,9 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
         ConfigurationError: the class cannot be imported, the state scope is none, or a knob is
             unknown, missing or of the wrong type.
     """
-    given = OmegaConf.to_container(method) if isinstance(method, DictConfig) else method
+    given = (
+        OmegaConf.to_container(method, resolve=True) if isinstance(method, DictConfig) else method
+    )
     if not isinstance(given, Mapping):
         raise ConfigurationError(
             f"method={given!r} is not the name of a file in conf/method. Type e.g. method=pld."
@@ -47,7 +49,7 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
         raise ConfigurationError(f"method.label={given['label']!r} must be a text.")
     fields = _constructor_fields(str(given.get("_target_")), str(name))
     scope = given.get("state_scope", PAPER_SCOPE)
-    if scope not in (*STATE_SCOPES, PAPER_SCOPE) and not str(scope).startswith("${"):
+    if scope not in (*STATE_SCOPES, PAPER_SCOPE):
         raise unknown_name("method.state_scope", str(scope), (*STATE_SCOPES, PAPER_SCOPE))
     for key, value in given.items():
         if key in _NOT_KNOBS:

@@ -561,6 +561,12 @@ def made(method: DictConfig) -> None:
     assert isinstance(hydra.utils.instantiate(taken, _convert_="all"), Drafter)
 
 
+def test_a_knob_may_take_its_value_from_another_key():
+    cfg = compose(["method=pld", "method.num_tokens=${seed}", "seed=7"])
+    check_values(cfg)
+    assert cfg.method.num_tokens == 7
+
+
 def test_budget_experiment_covers_the_whole_grid():
     cfg = compose(["experiment=cacheback_budget"])
     methods = [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]

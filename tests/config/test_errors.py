@@ -83,6 +83,7 @@ def test_our_own_error_passes_unchanged():
         ("method.leader_len=true", ["method.leader_len=True", "a whole number"]),
         ("method.state_scope=promt", ["method.state_scope 'promt'", "'prompt'", "paper"]),
         ("method.merge=3", ["method.merge=3", "true or false"]),
+        ("method.leader_len=${model.name}", ["method.leader_len='smollm2_135m'", "a whole number"]),
         ("method.tables=3", ["method.tables=3", "a list or null"]),
         ("method._target_=methods.cacheback.Nope", ["methods.cacheback.Nope"]),
         ("method._target_=nope", ["'nope'"]),
