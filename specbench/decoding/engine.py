@@ -126,6 +126,18 @@ class Engine:
         Raises:
             CaseFailed: the prompt does not fit, the draft is invalid, or logits are not finite.
         """
+        try:
+            return self._decode(prompt, drafter, max_new_tokens, seed)
+        finally:
+            # OpenMP keeps a team for each thread that ran a pass, and while all teams together are
+            # larger than the machine, every label's passes wait in their sleep instead of spinning.
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+
+    def _decode(
+        self, prompt: IntArray, drafter: Drafter, max_new_tokens: int, seed: int
+    ) -> DecodeResult:
         limit = self._limit(len(prompt), max_new_tokens)
         needs = drafter.needs
         state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit, seed)
