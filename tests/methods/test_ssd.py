@@ -188,6 +188,19 @@ def test_a_thread_ends_with_its_rebuild_and_takes_its_openmp_team_along(being_so
     assert "suffix-array" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_a_turn_s_record_waits_for_the_rebuild_so_that_no_other_method_pays_for_it():
+    drafter = ready(rebuild="background")
+    reports = []
+    for text in ([1, 3], [4, 5], [6, 7]):
+        drafter.begin(state_of(text))
+        finish(drafter, text)
+        reports.append(drafter.report())
+        assert drafter.staleness.requests == 0
+    assert [r["stale_requests"] for r in reports] == [0, 0, 0]
+    assert [r["searched_tokens"] for r in reports] == [0, 3, 6]
+    drafter.close()
+
+
 def test_a_rebuild_under_way_does_not_undo_a_reset(being_sorted):
     index, may_end = being_sorted
     index.clear()
