@@ -12,10 +12,11 @@ import json
 import logging
 import os
 import platform
+import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +30,9 @@ log = logging.getLogger(__name__)
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 PACK_ROWS = 32  # rows that oneDNN packs for
 PACKED = ("onednn", "panels")  # kernels with a copy of the weights
-PLAN_VERSION = 3
-CLEARLY = 0.8  # share of the packed kernel's time that the plain one must stay below
+PLAN_VERSION = 4
+CLEARLY = 0.95  # share of the packed kernel's time that the plain one must stay below
+ROUNDS = 7  # timings of a kernel and a number of rows; their median counts
 MEASURE_BYTES = 48 << 20  # weights streamed per timing, so that they come from memory, not cache
 
 # Input, weight, its packed copy (the weight itself where there is none) and bias, to the product.
@@ -86,14 +88,10 @@ def available_kernels() -> tuple[str, ...]:
     return tuple(found)
 
 
-def _seconds(call: Callable[[], object], repeats: int = 3) -> float:
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
     call()
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
+    return time.perf_counter() - start
 
 
 def measure_plan(
@@ -110,26 +108,36 @@ def measure_plan(
     plan: dict[str, dict[int, str]] = {}
     for shape, group in shapes.items():
         sample = group[: max(1, MEASURE_BYTES // (4 * group[0].numel()))]
-        plan[shape] = _choose({kind: _seconds_by_rows(kind, sample) for kind in kinds})
+        plan[shape] = _choose(_seconds_by_kernel(kinds, sample))
     return plan
 
 
-def _seconds_by_rows(kind: str, weights: list[torch.Tensor]) -> dict[int, float]:
-    packs = [pack(kind, weight) for weight in weights]
+def _seconds_by_kernel(
+    kinds: Sequence[str], weights: list[torch.Tensor]
+) -> dict[str, dict[int, float]]:
+    """Median seconds by kernel and rows. Kernels take turns, so a busy moment hits them all."""
+    packs = {kind: [pack(kind, weight) for weight in weights] for kind in kinds}
 
-    def products(x: torch.Tensor) -> None:
-        for weight, packed in zip(weights, packs, strict=True):
+    def products(kind: str, x: torch.Tensor) -> None:
+        for weight, packed in zip(weights, packs[kind], strict=True):
             KERNELS[kind](x, weight, packed, None)
 
-    inputs = {rows: torch.randn(rows, weights[0].shape[1]) for rows in ROW_BUCKETS}
-    return {rows: _seconds(partial(products, x)) for rows, x in inputs.items()}
+    found: dict[str, dict[int, float]] = {kind: {} for kind in kinds}
+    for rows in ROW_BUCKETS:
+        calls = {k: partial(products, k, torch.randn(rows, weights[0].shape[1])) for k in kinds}
+        for call in calls.values():
+            call()  # what a first call prepares is not timed
+        rounds = [{k: _seconds(call) for k, call in calls.items()} for _ in range(ROUNDS)]
+        for kind in kinds:
+            found[kind][rows] = statistics.median(times[kind] for times in rounds)
+    return found
 
 
 def _choose(times: dict[str, dict[int, float]]) -> dict[int, str]:
     """Kernel by row bucket from seconds by kernel and bucket, with at most one packed format.
 
-    The plain kernel must win clearly: a timing taken while another process was busy shall not send
-    some row count to a kernel that is slow on a quiet machine.
+    One row counts as much as all other buckets together: plain decoding is in every run, and half
+    of all passes are of one row. The plain kernel must win clearly.
     """
     plain_s = times["plain"]
 
@@ -137,7 +145,8 @@ def _choose(times: dict[str, dict[int, float]]) -> dict[int, str]:
         return "plain" if plain_s[rows] < CLEARLY * times[packed][rows] else packed
 
     def cost(packed: str) -> float:
-        return sum(times[best(rows, packed)][rows] / plain_s[rows] for rows in ROW_BUCKETS)
+        ratio = {rows: times[best(rows, packed)][rows] / plain_s[rows] for rows in ROW_BUCKETS}
+        return len(ROW_BUCKETS) * ratio[1] + sum(ratio.values())
 
     packed = min(times, key=cost)  # the plain one comes first, so it wins a tie
     return {rows: best(rows, packed) for rows in ROW_BUCKETS}
