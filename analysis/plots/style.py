@@ -50,7 +50,7 @@ _METHODS: dict[str, tuple[str, str, str]] = {
     "hydra": (_ORANGE, "..", "p"),
     "eagle": (_PURPLE, "..", "8"),
     "eagle2": (_SKY, "xx", "8"),
-    "eagle3": (_PURPLE, "\\\\", "8"),
+    "eagle3": (_INDIGO, "\\\\", "8"),
     "random_drafts": (_GREY, "xx", "x"),
     "oracle": (_BLACK, "", "o"),
     "ngrammys/context": (_ORANGE, "", "o"),

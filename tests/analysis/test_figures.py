@@ -17,6 +17,7 @@ from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.style import bar_style, line_style
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, usable_runs
+from specbench.paths import CONF_DIR
 from specbench.results.estimate import Estimate
 from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_manifest
 
@@ -177,6 +178,12 @@ def test_methods_of_one_picture_have_hues_that_any_eye_tells_apart(together):
         assert far > 15, (one, other)
         assert bar_style(one)["hatch"] != bar_style(other)["hatch"] or far > 20, (one, other)
         assert line_style(one)["marker"] != line_style(other)["marker"] or one == "ar"
+
+
+def test_no_two_methods_share_marker_and_color():
+    names = sorted(path.stem for path in (CONF_DIR / "method").glob("[a-z]*.yaml"))
+    drawn = [(line_style(n)["marker"], line_style(n)["color"]) for n in names]
+    assert len(set(drawn)) == len(drawn)
 
 
 def claim_markers(axes):
