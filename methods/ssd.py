@@ -66,6 +66,7 @@ class Spacelike(Drafter):
     """
 
     name: str = "ssd"
+    version: int = 3
     state_scope: str = "run"
     paper_scope: str = "run"
     max_query: int = 10

@@ -111,7 +111,8 @@ def test_settings_that_contradict_themselves_use_up_budget_and_are_counted(pack,
 def test_every_space_names_knobs_and_values_of_its_method():
     spaces = OmegaConf.to_container(OmegaConf.load(tune.SPACES))
     for method, space in spaces.items():
-        node = OmegaConf.to_container(compose([f"method={method}", "pair=none"]).method)
+        cfg = compose([f"method={method}", "pair=none"])
+        node = OmegaConf.to_container(cfg.method, resolve=True)
         for key, values in space.items():
             ends = values if isinstance(values, list) else [values["from"], values["to"]]
             for value in ends:
