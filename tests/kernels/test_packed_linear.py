@@ -162,7 +162,7 @@ def test_the_plain_kernel_must_win_clearly():
     assert chosen[2] == "onednn" and chosen[4] == "plain" and chosen[128] == "onednn"
 
 
-def test_one_row_counts_as_much_as_all_other_buckets():
+def test_one_row_counts_for_more_than_all_other_buckets():
     times = {
         "plain": dict.fromkeys(autotune.ROW_BUCKETS, 10.0),
         "onednn": dict.fromkeys(autotune.ROW_BUCKETS, 4.0) | {1: 8.0},
