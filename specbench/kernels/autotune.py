@@ -136,8 +136,8 @@ def _seconds_by_kernel(
 def _choose(times: dict[str, dict[int, float]]) -> dict[int, str]:
     """Kernel by row bucket from seconds by kernel and bucket, with at most one packed format.
 
-    One row counts for more than all other buckets together: plain decoding is in every run, and half
-    of all passes are of one row. The plain kernel must win clearly.
+    One row counts for more than all other buckets together: plain decoding is in every run, and
+    half of all passes are of one row. The plain kernel must win clearly.
     """
     plain_s = times["plain"]
 
