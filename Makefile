@@ -78,7 +78,7 @@ test: $(STAMP) ## Tests without a GPU or a network, 7 to 8 minutes on 2 busy cor
 	$(PYTEST) -m 'not slow and not gpu and not network' $(ARGS)
 
 test-all: $(STAMP) ## Also the slow tests (real small model) and, where there is one, the GPU's
-	$(PYTEST) -m 'not network' $(ARGS)
+	HYPOTHESIS_PROFILE=full $(PYTEST) -m 'not network' $(ARGS)
 
 lint: $(STAMP) ## Style, formatting and the rules about who may import whom
 	$(PY) -m ruff check .

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
@@ -30,6 +31,18 @@ from tests.small_run import (  # noqa: F401 (fixtures)
     small,
 )
 from tests.tiny_checkpoint import TINY
+
+# How many examples a property test tries where it names no number, always the same ones in "quick";
+# `make test-all` asks for "full". A test whose examples decode on a model names its own number.
+for _profile, _examples in (("quick", 20), ("full", 250)):
+    settings.register_profile(
+        _profile,
+        max_examples=_examples,
+        deadline=None,  # the first example may compile
+        derandomize=_profile == "quick",
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")

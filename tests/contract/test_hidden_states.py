@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.pld import PromptLookup
@@ -120,9 +120,7 @@ def targets():
     ("kind", "architecture"),
     [("exact", "llama"), ("padded", "mistral_window"), ("verified on the host", "qwen3")],
 )
-@settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 999), n_prompt=st.integers(1, 20), honesty=st.floats(0.2, 1))
 def test_states_are_those_of_committed_tokens(architecture, kind, seed, n_prompt, honesty, targets):
     """Whatever was drafted, accepted, rolled back, or cut by the limit."""

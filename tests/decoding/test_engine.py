@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.decoding.drafter import Drafter
@@ -76,9 +76,7 @@ class Adversary(Drafter):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 999), n_prompt=st.integers(1, 20), honesty=st.floats(0, 1))
 def test_random_trees_change_nothing(architecture, seed, n_prompt, honesty, make_target):
     target = make_target(architecture)

@@ -30,7 +30,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -283,7 +283,6 @@ def draws_with(q, width):
 some_distribution = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(sum)
 
 
-@settings(max_examples=60, deadline=None)
 @given(p=some_distribution, q=some_distribution, width=st.integers(1, 3), replacement=st.booleans())
 def test_accepted_child_or_residual_token_has_the_targets_distribution(p, q, width, replacement):
     """The sum over all draws and all outcomes of the tests, not a sample."""
@@ -461,7 +460,6 @@ def test_device_tokens_outside_the_vocabulary_fail_the_case(verifier):
 # -- probabilities and draws -----------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     logits=st.lists(st.integers(-4, 4), min_size=2, max_size=9),
     temperature=st.sampled_from([0.3, 1.0, 1.5]),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.decoding.structs import BonusProposal, DraftTree, Proposal
@@ -45,7 +45,6 @@ parents_lists = st.lists(st.floats(0, 1), max_size=40).map(
 )
 
 
-@settings(deadline=None)  # the first example may compile
 @given(parents_lists)
 def test_both_implementations_agree(parents):
     depths, visible = geometry(parents)
@@ -129,7 +128,6 @@ def test_longest_match_by_hand():
     assert match([], [], [3]) == []
 
 
-@settings(deadline=None)
 @given(parents_lists, st.integers(0, 10_000))
 def test_longest_match_against_the_definition(parents, seed):
     rng = np.random.default_rng(seed)

@@ -3,7 +3,7 @@ import zlib
 from collections import Counter
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.artifacts import corpora, frozen_table
@@ -78,7 +78,6 @@ def test_no_text_gives_an_empty_table():
     assert (table.leader_len, table.follower_len, content(table)) == (2, 3, {})
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     documents=st.lists(st.lists(st.integers(0, 4), max_size=30), max_size=6),
     leader_len=st.integers(1, 3),

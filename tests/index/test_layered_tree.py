@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.index.tree.layered_tree import LayeredTree
@@ -134,7 +134,6 @@ def test_an_emptied_layer_is_refilled_from_the_children_its_parents_kept():
     assert fed[-1] == ([2, 1], [-1, -1])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     width=st.integers(1, 7),

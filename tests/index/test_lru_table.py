@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.index.lru.kernels import find_leader, touch_leader
@@ -85,7 +85,6 @@ def test_growth_keeps_content_and_order(alphabet):
     assert filled(tokens, *shape).snapshot() == plain.snapshot()
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 5), max_size=80),
     leader_len=st.integers(1, 3),

@@ -2,7 +2,7 @@ import importlib.util
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.index.suffix import array
@@ -35,7 +35,6 @@ def test_banana(sort):
 
 
 @pytest.mark.parametrize("sort", SORTERS)
-@settings(max_examples=200, deadline=None)
 @given(
     text=st.one_of(
         st.lists(st.integers(SEPARATOR, 2), min_size=2, max_size=60),
@@ -72,7 +71,6 @@ def test_repetitive_texts_sort_in_few_rounds():
     assert (behind[one[~first] + 1] < behind[two[~first] + 1]).all()
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     text=st.lists(st.integers(SEPARATOR, 3), min_size=1, max_size=50),
     query=st.lists(st.integers(0, 3), min_size=1, max_size=4),

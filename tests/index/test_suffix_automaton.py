@@ -2,7 +2,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts import build_artifact as script
@@ -167,7 +167,6 @@ def test_a_state_with_many_transitions_finds_all_of_them(rng):
     assert automaton.arrays.tokens[first : first + 8].tolist() == [7, *range(7)]
 
 
-@settings(deadline=None)
 @given(documents=documents, text=texts)
 def test_the_cursor_is_at_the_longest_suffix_in_the_corpus(documents, text):
     automaton, plain = frozen(documents), PlainCorpus([list(chain.from_iterable(documents))])
@@ -180,7 +179,6 @@ def test_the_cursor_is_at_the_longest_suffix_in_the_corpus(documents, text):
             assert automaton.arrays.counts[cursor[0]] == plain.counts[suffix]
 
 
-@settings(deadline=None)
 @given(
     documents=st.lists(texts.filter(bool), min_size=1, max_size=6),
     text=texts,

@@ -11,7 +11,7 @@ from types import MethodType
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -249,7 +249,6 @@ def test_heads_that_share_keys_are_attended_in_any_layout_of_the_result(heads, r
     torch.testing.assert_close(found, wanted, atol=1e-12, rtol=0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_writing_keys_and_values_together_is_writing_both(data):
     rows, batch = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
@@ -277,7 +276,6 @@ def test_writing_keys_and_values_together_is_writing_both(data):
         assert torch.equal(one, other)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_moving_an_accepted_path_is_a_plain_gather(data):
     """Also of one longer than what the pass moves itself."""

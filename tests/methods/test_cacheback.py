@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.cacheback import Cacheback
@@ -271,7 +271,6 @@ def situations(draw):
     }
 
 
-@settings(max_examples=250, deadline=None)
 @given(situation=situations())
 def test_trees_and_tables_equal_the_plain_version_after_every_step(tmp_path_factory, situation):
     keys = ("leader_len", "follower_len", "leader_capacity", "follower_capacity")

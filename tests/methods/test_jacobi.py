@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.jacobi import Jacobi
@@ -100,7 +100,6 @@ def plain_blocks(prompt, n, rule, block):
     return blocks
 
 
-@settings(max_examples=120, deadline=None)
 @given(seed=st.integers(0, 10**6), block=st.integers(1, 9), n=st.integers(1, 60))
 def test_passes_of_every_block_are_those_of_the_published_iteration(seed, block, n):
     rule, prompt = markov_rule(seed, order=1 + seed % 2), [1, 2, 3]
@@ -134,7 +133,6 @@ def plain_jacobi(prompt, n, rule, block):
     return steps
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), block=st.integers(1, 9), n=st.integers(1, 40))
 def test_steps_of_a_moving_block_are_those_of_the_plain_iteration(seed, block, n):
     rule, prompt = markov_rule(seed), [1, 2, 3]
@@ -150,9 +148,7 @@ def test_a_repeating_target_is_predicted():
 
 
 @pytest.mark.parametrize("architecture", CARRIERS)
-@settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=4)
 @given(
     seed=st.integers(0, 999),
     n_prompt=st.integers(1, 20),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.lookahead import Lookahead
@@ -52,7 +52,6 @@ def test_a_text_is_inserted_from_where_it_is_new():
     assert len(pool) == 3
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     n=st.integers(1, 4),
@@ -172,7 +171,6 @@ def plain_lookahead(prompt, n, rule, first_level, n_gram, cap, from_text, lost_b
     return steps
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     n_gram=st.integers(2, 5),
@@ -219,9 +217,7 @@ def test_some_guess_is_accepted_and_the_bonus_is_lost_only_where_asked():
 
 
 @pytest.mark.parametrize("architecture", CARRIERS)
-@settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=4)
 @given(
     seed=st.integers(0, 999),
     n_prompt=st.integers(1, 20),

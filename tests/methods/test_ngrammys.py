@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.ngrammys import NGrammys
@@ -173,7 +173,6 @@ def plain_tree(rows):
     return [(p[-1], nodes.index(p[:-1]) if len(p) > 1 else -1) for p in nodes]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     text=st.lists(st.integers(0, 9), min_size=1, max_size=60)
     | st.lists(st.integers(0, 1), min_size=1, max_size=60),

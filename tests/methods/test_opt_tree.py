@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.opt_tree import OptTree
@@ -85,7 +85,6 @@ def paths(tree):
     return found
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 999),
     nodes=st.integers(1, 20),
@@ -115,7 +114,6 @@ def layers_of_the_paper(scores, nodes, threshold, max_depth):
     return depth, expected
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 999),
     nodes=st.integers(1, 20),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.ouroboros import Ouroboros, phrases_spoken
@@ -260,7 +260,6 @@ def test_the_targets_words_on_a_rejected_draft_are_phrases():
     assert phrases_spoken(draft[:2], said[:2], 3).shape == (0, 4)
 
 
-@settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(0, 12), length=st.integers(1, 4))
 def test_spoken_phrases_are_those_of_the_plain_walk(seed, n, length):
     random = np.random.default_rng(seed)

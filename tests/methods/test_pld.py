@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.pld import PromptLookup
@@ -133,7 +133,6 @@ def test_the_draft_is_a_copy():
     assert draft.tolist() == [2, 3]
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     text=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     variant=st.sampled_from(["specbench", "hf", "vllm", "recent"]),

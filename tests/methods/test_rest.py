@@ -3,7 +3,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.rest import Retrieval
@@ -129,7 +129,6 @@ def plain_tree(chunks, text, knobs):
     return [(p[-1], kept.index(p[:-1]) if len(p) > 1 else -1) for p in kept]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     documents=st.lists(
         st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8

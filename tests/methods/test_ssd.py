@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.ssd import Spacelike
@@ -252,7 +252,6 @@ def test_without_room_the_ring_keeps_the_newest():
     assert ring.snapshot().tolist() == [4, 5, SEPARATOR, 6, SEPARATOR]
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     texts=st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=12),
     capacity=st.integers(1, 20),
@@ -283,7 +282,6 @@ def plain_draft(requests, text, max_query, draft_len):
     return []
 
 
-@settings(max_examples=250, deadline=None)
 @given(
     requests=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), max_size=8),
     text=st.lists(st.integers(0, 3), min_size=1, max_size=6),

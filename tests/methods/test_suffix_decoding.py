@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.suffix_decoding import SuffixDecoding
@@ -117,7 +117,6 @@ def test_a_tree_for_no_requests_stays_empty():
 operations = st.lists(st.lists(st.integers(0, 3), max_size=25), max_size=8)
 
 
-@settings(deadline=None)
 @given(
     requests=operations,
     depth=st.integers(2, 6),
@@ -146,7 +145,6 @@ def test_counts_are_those_of_substrings(requests, depth, max_requests, pieces, b
     assert tree.n_nodes == 0
 
 
-@settings(deadline=None)
 @given(
     requests=operations,
     prompt=st.lists(st.integers(0, 3), min_size=1, max_size=6),

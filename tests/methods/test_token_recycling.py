@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.token_recycling import TokenRecycling
@@ -99,7 +99,6 @@ def test_a_broken_template_is_refused_by_name(tmp_path, content):
         load_tree(path)
 
 
-@settings(max_examples=40, deadline=None)
 @given(k=st.integers(1, 4), depth=st.integers(1, 4), share=st.floats(0, 1))
 def test_a_grown_tree_is_the_cheapest_one(k, depth, share):
     everything = [p for d in range(1, depth + 1) for p in itertools.product(range(k), repeat=d)]
@@ -143,7 +142,6 @@ def test_a_tree_of_given_levels():
 # -- the matrix ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     n=st.integers(1, 5),
@@ -183,7 +181,6 @@ def test_a_repeated_token_takes_the_occurrence_the_rule_says():
         matrix.update(tokens, logits, "latest")
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     k=st.integers(1, 5),
@@ -351,9 +348,7 @@ def test_more_candidates_than_tokens_are_refused():
 
 
 @pytest.mark.parametrize("architecture", CARRIERS)
-@settings(
-    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=3)
 @given(
     seed=st.integers(0, 999),
     n_prompt=st.integers(1, 20),

@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.cacheback import Cacheback
@@ -166,7 +166,6 @@ def trees(draw):
     return tokens, [draw(st.integers(-1, i - 1)) for i in range(n)]
 
 
-@settings(deadline=None)
 @given(
     drafts=st.lists(trees(), min_size=1, max_size=4),
     max_nodes=st.integers(1, 40),

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.random_drafts import RandomDrafts
@@ -82,9 +82,7 @@ def test_buckets():
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=10)
 @given(tree=trees(), n_prompt=st.sampled_from([1, 9, 30, 250, 256, 257]), seed=st.integers(0, 99))
 def test_padding_changes_no_logit(architecture, tree, n_prompt, seed, pairs):
     exact, padded = pairs(architecture)
@@ -104,7 +102,6 @@ def test_padding_changes_no_logit(architecture, tree, n_prompt, seed, pairs):
     same_caches(exact, padded)
 
 
-@settings(max_examples=200, deadline=None)
 @given(tree=trees(20), data=st.data())
 def test_acceptance_on_the_device_is_the_walk(tree, data):
     """Few distinct tokens: deep acceptance, repeated siblings and ties of depth all occur."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.decoding.structs import DraftTree
@@ -53,9 +53,7 @@ def trees(draw: st.DrawFn, most: int = 14) -> DraftTree:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12)
 @given(tree=trees(), n_prompt=st.integers(1, 30), seed=st.integers(0, 99))
 def test_each_branch_is_a_sequential_pass(architecture, tree, n_prompt, seed, make_target):
     target = make_target(architecture)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -43,7 +43,6 @@ values = arrays(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(values)
 def test_the_fit_never_decreases_and_leaves_monotone_values_alone(measured):
     fit = monotone_fit(measured)
@@ -52,7 +51,6 @@ def test_the_fit_never_decreases_and_leaves_monotone_values_alone(measured):
     np.testing.assert_allclose(monotone_fit(rising), rising, atol=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
 @given(values, st.integers(0, 2**16))
 def test_no_other_monotone_array_is_closer(measured, seed):
     """The definition of a projection: the sum of squares grows towards any monotone array."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.results.manifest import RunManifest
@@ -391,7 +391,6 @@ class TestPossibleIntervals:
         )
 
     @given(st.lists(st.tuples(st.integers(2, 60), st.floats(0.01, 1.0)), min_size=3, max_size=6))
-    @settings(max_examples=40, deadline=None)
     def test_none_outside_the_possible(self, turns):
         cases = []
         for i, (n_new, share) in enumerate(turns):

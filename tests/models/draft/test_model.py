@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.decoding.device import to_device
@@ -103,9 +103,7 @@ def draft(architecture: str, engine: str = "eager") -> DraftModel:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_trees_fed_in_layers(architecture, engine, data):
     pick = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
