@@ -38,7 +38,7 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup bench test test-all lint fmt type tables figures shown soak bench-engine bench-drafters bench-growth bench-kernels draft-model train-heads check-architectures gpu-check clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters bench-growth bench-kernels draft-model train-heads check-architectures gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -97,9 +97,6 @@ tables: $(STAMP) ## Every table and figure of the papers: runs what is missing, 
 
 figures: $(STAMP) ## Figures of all runs below RESULTS, drawn again
 	$(PY) -m analysis.figures $(RESULTS) $(ARGS)
-
-shown: $(STAMP) ## Tables and figures of the documents, made again from their records
-	$(PY) -m scripts.shown
 
 bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host work per step
 	$(PY) -m scripts.bench engine $(ARGS)
