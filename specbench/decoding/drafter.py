@@ -97,7 +97,11 @@ class Drafter:
         """
 
     def begin(self, state: DecodeState) -> None:
-        """Index the prompt. ``state`` already holds the first new token."""
+        """Index the prompt. ``state`` already holds the first new token.
+
+        In a later turn of a dialogue ``state.tokens[: state.n_seen]`` is text that the drafter has
+        seen: who counts must count only what follows.
+        """
 
     def propose(self, state: DecodeState) -> DraftTree:
         """The draft below ``state.root``; may be empty."""

@@ -22,7 +22,14 @@ from specbench.config.schema import OVERLAP_MODES
 from specbench.decoding.device import to_device
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.pass_target import PassTarget, StepScores
-from specbench.decoding.structs import BonusProposal, DecodeState, DraftTree, Needs, StepOutcome
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    BonusProposal,
+    DecodeState,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 from specbench.decoding.verify import Verifier
 from specbench.errors import CaseFailed, unknown_name
 from specbench.system.clock import Clock, Timings, make_clock
@@ -113,7 +120,13 @@ class Engine:
         self._side_stream: torch.cuda.Stream | None = None
 
     def decode(
-        self, prompt: IntArray, drafter: Drafter, *, max_new_tokens: int, seed: int = 0
+        self,
+        prompt: IntArray,
+        drafter: Drafter,
+        *,
+        max_new_tokens: int,
+        seed: int = 0,
+        seen: IntArray = NO_TOKENS,
     ) -> DecodeResult:
         """Decode one turn.
 
@@ -122,12 +135,13 @@ class Engine:
             drafter: set up and, where its state scope says so, reset.
             max_new_tokens: the first token included.
             seed: for verifiers and drafters that draw random numbers.
+            seen: the text of the case's last turn, where the drafter has not been reset since.
 
         Raises:
             CaseFailed: the prompt does not fit, the draft is invalid, or logits are not finite.
         """
         try:
-            return self._decode(prompt, drafter, max_new_tokens, seed)
+            return self._decode(prompt, drafter, max_new_tokens, seed, seen)
         finally:
             # OpenMP keeps a team for each thread that ran a pass, and while all teams together are
             # larger than the machine, every label's passes wait in their sleep instead of spinning.
@@ -136,11 +150,11 @@ class Engine:
                 self._pool = None
 
     def _decode(
-        self, prompt: IntArray, drafter: Drafter, max_new_tokens: int, seed: int
+        self, prompt: IntArray, drafter: Drafter, max_new_tokens: int, seed: int, seen: IntArray
     ) -> DecodeResult:
         limit = self._limit(len(prompt), max_new_tokens)
         needs = drafter.needs
-        state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit, seed)
+        state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit, seed, seen)
         result = DecodeResult()
         clock = self._clock
         self.verifier.begin(seed)

@@ -6,7 +6,7 @@ This module imports no torch, so that replaying drafters against a recorded outp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,20 @@ class DraftTree:
         n = len(tokens)
         return DraftTree(tokens, _CHAIN[:n] if n <= len(_CHAIN) else np.arange(-1, n - 1))
 
+    @staticmethod
+    def from_paths(paths: Iterable[Sequence[int]]) -> DraftTree:
+        """The tree of several continuations of the root; equal beginnings share their nodes.
+
+        Nodes stand in the order in which the paths name them first.
+        """
+        node_of: dict[tuple[int, int], int] = {}  # by parent and token
+        for path in paths:
+            parent = -1
+            for token in path:
+                parent = node_of.setdefault((parent, int(token)), len(node_of))
+        nodes = np.array(list(node_of), dtype=np.int64).reshape(-1, 2)
+        return DraftTree(nodes[:, 1].copy(), nodes[:, 0].copy())
+
     def take(self, nodes: IntArray) -> DraftTree:
         """The tree of some nodes, ``[k]`` increasing indices, with the parent of each.
 
@@ -123,12 +137,26 @@ class DecodeState:
         last_committed: tokens committed by the last step (1 after prefill).
         step: target passes done after prefill.
         remaining: new tokens that may still be committed.
+        n_seen: tokens at the start of the prompt that the drafter saw in the case's earlier turns
+            and may still remember; 0 in a first turn and after a reset. What lies behind them is
+            new to it.
         seed: the turn's seed, for drafters that draw random numbers.
     """
 
-    __slots__ = ("buffer", "last_committed", "length", "n_prompt", "remaining", "seed", "step")
+    __slots__ = (
+        "buffer",
+        "last_committed",
+        "length",
+        "n_prompt",
+        "n_seen",
+        "remaining",
+        "seed",
+        "step",
+    )
 
-    def __init__(self, prompt: IntArray, max_new_tokens: int, seed: int = 0) -> None:
+    def __init__(
+        self, prompt: IntArray, max_new_tokens: int, seed: int = 0, seen: IntArray = NO_TOKENS
+    ) -> None:
         self.buffer: IntArray = np.empty(len(prompt) + max_new_tokens, dtype=np.int64)
         self.buffer[: len(prompt)] = prompt
         self.length = self.n_prompt = len(prompt)
@@ -136,6 +164,9 @@ class DecodeState:
         self.step = 0
         self.remaining = max_new_tokens
         self.seed = seed
+        common = min(len(seen), len(prompt))
+        differs = np.flatnonzero(np.asarray(seen[:common]) != self.buffer[:common])
+        self.n_seen = int(differs[0]) if len(differs) else common
 
     @property
     def tokens(self) -> IntArray:

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from specbench.arrays import IntArray
 from specbench.artifacts import bigram_table, corpora, resolve
 from specbench.config.compare import with_parts
-from specbench.config.compose import compose, option_names
+from specbench.config.compose import compose, methods_that_need, option_names
 from specbench.config.knobs import check_method
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling
@@ -71,14 +71,8 @@ def instantiate(name: str, **knobs: object) -> Drafter:
 
 
 def with_draft_model() -> dict[str, Callable[[], Drafter]]:
-    """Makers of the methods whose drafts come from a second model alone, by name."""
-    makers = {name: functools.partial(instantiate, name) for name in method_names()}
-    needs = {name: make().needs for name, make in makers.items()}
-    return {
-        name: make
-        for name, make in makers.items()
-        if needs[name].draft_model and not needs[name].artifacts
-    }
+    """Makers of the methods whose drafts come from a second model, by name; none is made yet."""
+    return {name: functools.partial(instantiate, name) for name in methods_that_need("draft_model")}
 
 
 def needs_a_target(needs: Needs) -> bool:

@@ -35,7 +35,8 @@ def root(tmp_path_factory):
     written = {name for _, name in blocks}
     assert written == {f for e in EXAMPLES for f in (f"methods/{e}.py", f"conf/method/{e}.yaml")}
     for text, name in blocks:
-        assert not (paths.PROJECT / name).exists(), "an example must not hide a method"
+        pasted = paths.PROJECT / name
+        assert not pasted.exists() or pasted.read_text() == text, "an example hides a method"
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -83,6 +84,26 @@ def test_the_tests_find_the_examples_and_pass(root, tests):
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 10
+
+
+def test_the_examples_have_the_style_that_lint_asks_for(root):
+    for check in (["check"], ["format", "--check"]):
+        config = ["--config", str(paths.PROJECT / "pyproject.toml")]
+        command = [sys.executable, "-m", "ruff", *check, *config, str(root / "methods")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_later_turn_of_a_dialogue_shows_the_example_what_is_new(make, monkeypatch):
+    drafter, read = make("successor_walk"), []
+    monkeypatch.setattr(drafter, "_learn", lambda tokens: read.append(tokens.tolist()))
+    loop = Engine(TableTarget(table(0, 8, 3.0)), GreedyVerifier(), eos_ids=frozenset())
+    first = np.array([3, 1, 4], dtype=np.int64)
+    said = loop.decode(first, drafter, max_new_tokens=2).output_ids
+    text = np.array([*first, *said], dtype=np.int64)
+    read.clear()
+    loop.decode(np.array([*text, 6, 2]), drafter, max_new_tokens=1, seen=text)
+    assert read[0][:3] == [said[-1], 6, 2] and len(read[0]) == 4
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
