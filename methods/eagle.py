@@ -43,7 +43,7 @@ from specbench.decoding.structs import (
     DraftContext,
     DraftTree,
 )
-from specbench.index.tree.static_tree import tree_of_knobs
+from specbench.index.static_tree import tree_of_knobs
 from specbench.models.heads import eagle, eagle3, layer_ids
 from specbench.models.heads.decoder import FeatureHead
 from specbench.models.heads.short_list import ends_of

@@ -24,7 +24,7 @@ import torch
 from specbench.decoding.device import to_device
 from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
-from specbench.index.tree.static_tree import require_heads, tree_of_knobs
+from specbench.index.static_tree import require_heads, tree_of_knobs
 from specbench.models.heads import hydra_heads
 from specbench.models.heads.short_list import ends_of
 

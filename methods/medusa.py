@@ -26,7 +26,7 @@ import torch
 
 from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
-from specbench.index.tree.static_tree import require_heads, tree_of_knobs
+from specbench.index.static_tree import require_heads, tree_of_knobs
 from specbench.models.heads import medusa
 from specbench.models.heads.short_list import ends_of
 

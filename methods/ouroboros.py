@@ -54,8 +54,8 @@ from specbench.decoding.structs import (
     StepOutcome,
 )
 from specbench.decoding.tree import longest_match
-from specbench.index.ngram.lookahead_window import LookaheadWindow
-from specbench.index.ngram.pool import NgramPool
+from specbench.index.lookahead_window import LookaheadWindow
+from specbench.index.ngram_pool import NgramPool
 
 _DRAFT, _PHRASE = 0, 1
 

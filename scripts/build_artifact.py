@@ -15,19 +15,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
-from specbench.artifacts import bigram_table, datastore, frozen_table, resolve, static_automaton
+from methods.cacheback import builder as frozen_table
+from methods.ngrammys import builder as bigram_table
+from methods.ngrammys.bigram_table import TOP, digest
+from methods.rest import builder as datastore
+from methods.rest.datastore import CHUNK
+from methods.sam import builder as static_automaton
+from specbench.artifacts import resolve
 from specbench.artifacts.corpora import HUB, documentation, file_texts, hub_texts
 from specbench.artifacts.recorded_text import recorded_turns
 from specbench.config.compose import compose, typed
 from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError
-from specbench.index.ngram.bigram_table import TOP, digest
-from specbench.index.suffix.datastore import CHUNK
 from specbench.models import loading
 from specbench.models.checkpoints import weights
 from specbench.storage import jsonl
@@ -56,6 +61,7 @@ class Job(NamedTuple):
 
 class Kind(NamedTuple):
     about: str
+    builder: ModuleType
     add_options: Callable[[argparse.ArgumentParser], None]
     build: Callable[[Job], None]  # writes Job.partial
     contents: str  # what is in the file, a format of its header
@@ -243,6 +249,7 @@ _TOKENS = "{n_tokens:,} tokens in {n_documents:,} documents of {corpus[name]}"
 KINDS = {
     "frozen_table": Kind(
         _FROZEN_TABLE,
+        frozen_table,
         _frozen_table_options,
         _frozen_table,
         "{n_leaders:,} leaders, {n_followers:,} followers from {n_tokens:,} tokens of "
@@ -250,16 +257,18 @@ KINDS = {
         params=tuple(_SHAPE),
     ),
     "datastore": Kind(
-        _DATASTORE, _datastore_options, _datastore, _TOKENS, params=("store_tokens",)
+        _DATASTORE, datastore, _datastore_options, _datastore, _TOKENS, params=("store_tokens",)
     ),
     "static_automaton": Kind(
         _STATIC_AUTOMATON,
+        static_automaton,
         _static_automaton_options,
         _static_automaton,
         "{n_states:,} states, {n_edges:,} transitions from " + _TOKENS,
     ),
     "bigram_table": Kind(
         _BIGRAM_TABLE,
+        bigram_table,
         _bigram_table_options,
         _bigram_table,
         "next tokens of the model with weights {weights}",
@@ -325,7 +334,7 @@ def build(options: argparse.Namespace) -> Path:
     tokenizer = loading.load_tokenizer(cfg)
     artifact = Artifact(
         options.name,
-        f"specbench.artifacts.{options.name}:build_default",
+        f"{kind.builder.__name__}:build_default",
         "",
         params={key: value for key in kind.params if (value := getattr(options, key)) is not None},
         per_model=kind.per_model,

@@ -18,6 +18,7 @@ import hydra.utils
 import numpy as np
 
 from methods.cacheback import Cacheback
+from methods.cacheback.frozen_table import FrozenTable
 from scripts.bench.harness import print_table
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
@@ -26,7 +27,6 @@ from specbench.config.compare import method_node
 from specbench.config.compose import compose, option_names, typed
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, Needs, StepOutcome
-from specbench.index.lru.frozen_table import FrozenTable
 from specbench.models import loading
 from specbench.models.checkpoints import weights
 

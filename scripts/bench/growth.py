@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from methods.rest.builder import build_datastore
+from methods.sam.builder import DocumentAutomaton
+from methods.ssd.ring import RingIndex
 from scripts.bench.drafters import Documentation, label_of, make, time_steps
 from scripts.bench.harness import console, print_table, seconds
 from specbench.arrays import IntArray
-from specbench.artifacts.datastore import build_datastore
-from specbench.artifacts.static_automaton import DocumentAutomaton
 from specbench.config.compose import option_names
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
-from specbench.index.suffix.array import build_suffix_array
-from specbench.index.suffix.ring import RingIndex
+from specbench.index.suffix_array import build_suffix_array
 
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
 STORES = (10**4, 10**5, 10**6, 10**7)

@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 
 from methods.cacheback import Cacheback
+from methods.cacheback import builder as frozen_table
+from methods.cacheback.frozen_table import FrozenTable
 from scripts import build_artifact as script
-from specbench.artifacts import corpora, documentation, frozen_table, resolve
+from specbench.artifacts import corpora, documentation, resolve
 from specbench.errors import NeedsNotMet
-from specbench.index.lru.frozen_table import FrozenTable
 from tests.contract.driver import WordTokenizer
 
 TEXT = "the cat sat on the mat\nand the cat slept\n\n\na dog came\n\nthe cat sat still\n"

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from methods.cacheback.frozen_table import FrozenTable
 from specbench.artifacts import resolve as artifacts
 from specbench.decoding.structs import Artifact
 from specbench.errors import NeedsNotMet
-from specbench.index.lru.frozen_table import FrozenTable
 
 
 class Tokenizer:

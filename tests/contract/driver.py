@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from methods.ngrammys import builder as bigram_table
 from specbench.arrays import IntArray
-from specbench.artifacts import bigram_table, corpora, resolve
+from specbench.artifacts import corpora, resolve
 from specbench.config.compare import with_parts
 from specbench.config.compose import compose, methods_that_need, option_names
 from specbench.config.knobs import check_method

@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench.artifacts import corpora, frozen_table
-from specbench.index.lru.frozen_table import FrozenTable
-from specbench.index.lru.ngram_counts import WindowCounter, frequent_followers
+from methods.cacheback import builder as frozen_table
+from methods.cacheback.frozen_table import FrozenTable
+from methods.cacheback.ngram_counts import WindowCounter, frequent_followers
+from specbench.artifacts import corpora
 
 
 class WordTokenizer:

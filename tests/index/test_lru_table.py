@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench.index.lru.kernels import find_leader, touch_leader
-from specbench.index.lru.table import LruTable
+from methods.cacheback.kernels import find_leader, touch_leader
+from methods.cacheback.table import LruTable
 from tests.methods.cacheback_reference import PlainTable
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench.index.suffix import array
-from specbench.index.suffix.array import SEPARATOR, build_suffix_array, sort_by_doubling
-from specbench.index.suffix.array_queries import find_range
+from specbench.index import suffix_array as array
+from specbench.index.suffix_array import SEPARATOR, build_suffix_array, sort_by_doubling
+from specbench.index.suffix_queries import find_range
 
 SORTERS = [
     sort_by_doubling,

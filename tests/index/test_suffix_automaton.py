@@ -5,17 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import build_artifact as script
-from specbench.artifacts.static_automaton import DocumentAutomaton, build_from_ids, build_from_texts
-from specbench.errors import ArtifactError
-from specbench.index.suffix.automaton import START, SuffixAutomaton
-from specbench.index.suffix.static_automaton import (
+from methods.sam.automaton import START, SuffixAutomaton
+from methods.sam.builder import DocumentAutomaton, build_from_ids, build_from_texts
+from methods.sam.static_automaton import (
     StaticAutomaton,
     find_target,
     follow,
     grow_best_first,
     text_after,
 )
+from scripts import build_artifact as script
+from specbench.errors import ArtifactError
 from tests.contract.driver import VOCABULARY, WordTokenizer
 from tests.methods.suffix_reference import PlainCorpus, earlier_suffix
 

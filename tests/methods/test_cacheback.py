@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.cacheback import Cacheback
+from methods.cacheback.frozen_table import FrozenTable
+from methods.cacheback.kernels import grow_tree, insert_windows, rechain
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError
-from specbench.index.lru.frozen_table import FrozenTable
-from specbench.index.lru.kernels import grow_tree, insert_windows, rechain
 from tests.methods.cacheback_reference import PlainFrozen, PlainTable, draft
 from tests.methods.toy_turns import pairs
 

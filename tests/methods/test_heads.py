@@ -19,7 +19,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import RejectionVerifier
 from specbench.errors import ConfigurationError
-from specbench.index.tree.static_tree import TREES, load_tree
+from specbench.index.static_tree import TREES, load_tree
 from specbench.models.draft.loading import ID_MAP_FILE
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.target import Target

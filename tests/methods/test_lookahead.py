@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from methods.lookahead import Lookahead
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, StepOutcome
-from specbench.index.ngram.lookahead_window import tree_shape
-from specbench.index.ngram.pool import NgramPool
+from specbench.index.lookahead_window import tree_shape
+from specbench.index.ngram_pool import NgramPool
 from tests.conftest import CARRIERS, VOCAB
 from tests.methods.lookahead_reference import PlainLookahead
 from tests.methods.toy_turns import continued, decode, markov_rule, plain, play

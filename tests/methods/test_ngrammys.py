@@ -6,13 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.ngrammys import NGrammys
+from methods.ngrammys import NGrammys, bigram_table
+from methods.ngrammys.bigram_table import BigramTable
+from methods.ngrammys.builder import build_default, build_table, rank_unigrams
 from scripts import build_artifact as script
-from specbench.artifacts.bigram_table import build_default, build_table, rank_unigrams
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError
-from specbench.index.ngram import bigram_table
-from specbench.index.ngram.bigram_table import BigramTable
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.target import Target
 from tests.conftest import CARRIERS, VOCAB, tiny_model

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from methods.ouroboros import Ouroboros, phrases_spoken
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
-from specbench.index.ngram.pool import NgramPool
+from specbench.index.ngram_pool import NgramPool
 from tests.methods.lookahead_reference import PlainLookahead
 from tests.methods.table_turns import PROMPT, pair, turn
 

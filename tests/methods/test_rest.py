@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.rest import Retrieval
+from methods.rest.builder import build_datastore, build_default
+from methods.rest.datastore import Datastore
 from scripts import build_artifact as script
 from specbench.artifacts import corpora
-from specbench.artifacts.datastore import build_datastore, build_default
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ArtifactError, ConfigurationError
-from specbench.index.suffix.datastore import Datastore
 from specbench.storage.arrays import read_header
 from tests.conftest import CARRIERS, VOCAB
 from tests.methods.toy_turns import decode, plain

@@ -6,7 +6,7 @@ import pytest
 from methods.ngrammys import NGrammys
 from methods.pld import PromptLookup
 from methods.sam import SuffixAutomatonDecoding
-from specbench.artifacts.static_automaton import DocumentAutomaton
+from methods.sam.builder import DocumentAutomaton
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,
@@ -170,7 +170,7 @@ class Spy(Drafter):
 
     @property
     def needs(self):
-        file = Artifact("table", "specbench.artifacts.frozen_table:build_default", "make it")
+        file = Artifact("table", "methods.cacheback.builder:build_default", "make it")
         return Needs(
             tokens_only=False,
             logits=True,

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.ssd import Spacelike
+from methods.ssd.ring import RingIndex, Staleness, TokenRing
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ArtifactError
-from specbench.index.suffix.array import SEPARATOR, build_suffix_array
-from specbench.index.suffix.ring import RingIndex, Staleness, TokenRing
+from specbench.index.suffix_array import SEPARATOR, build_suffix_array
 from tests.conftest import CARRIERS, VOCAB
 from tests.methods.toy_turns import decode, plain
 from tests.small_run import case_record

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.suffix_decoding import SuffixDecoding
+from methods.suffix_decoding.kernels import FREED, TAIL, speculate
+from methods.suffix_decoding.tree import SuffixTree
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
-from specbench.index.suffix.tree import SuffixTree
-from specbench.index.suffix.tree_kernels import FREED, TAIL, speculate
 from tests.conftest import CARRIERS, VOCAB
 from tests.methods.suffix_reference import PlainSuffixTree
 from tests.methods.toy_turns import continued, decode, markov_rule, plain, play

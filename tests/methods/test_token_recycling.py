@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.token_recycling import TokenRecycling
+from methods.token_recycling import AdjacencyMatrix, TokenRecycling, top_ids
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError
-from specbench.index.tree.adjacency import AdjacencyMatrix, top_ids
-from specbench.index.tree.static_tree import (
+from specbench.index.static_tree import (
     TOKEN_RECYCLING_TREE,
     StaticTree,
     grow_tree,

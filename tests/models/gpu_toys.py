@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
+from methods.cacheback.ngram_counts import WindowCounter, frequent_followers
+from methods.ngrammys.bigram_table import BigramTable
+from methods.rest.builder import build_datastore
+from methods.sam.builder import DocumentAutomaton
 from specbench.arrays import IntArray
-from specbench.artifacts.datastore import build_datastore
-from specbench.artifacts.static_automaton import DocumentAutomaton
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import Artifact
-from specbench.index.lru.ngram_counts import WindowCounter, frequent_followers
-from specbench.index.ngram.bigram_table import BigramTable
 from specbench.models.checkpoints.weights import sample_weights
 
 TOKENIZER = "toy"  # in place of a tokenizer's hash
@@ -53,12 +53,12 @@ class ToyFiles:
         key = f"{artifact.builder} {sorted(artifact.params.items())}"
         if key not in self._made:
             path = self._folder / f"toy-{len(self._made)}.bin"
-            kind = artifact.builder.partition(":")[0].rpartition(".")[2]
+            kind = artifact.builder.split(".")[1]
             makers: dict[str, Any] = {
-                "frozen_table": self._frozen_table,
-                "bigram_table": self._bigram_table,
-                "datastore": self._datastore,
-                "static_automaton": self._automaton,
+                "cacheback": self._frozen_table,
+                "ngrammys": self._bigram_table,
+                "rest": self._datastore,
+                "sam": self._automaton,
             }
             if kind not in makers:
                 raise ValueError(f"no toy is made of {artifact.name} (by {artifact.builder})")

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from methods.random_drafts import RandomDrafts
+from methods.token_recycling import UPDATE_RULES, AdjacencyMatrix
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier
-from specbench.index.tree.adjacency import UPDATE_RULES, AdjacencyMatrix
-from specbench.index.tree.static_tree import TOKEN_RECYCLING_TREE, load_tree
+from specbench.index.static_tree import TOKEN_RECYCLING_TREE, load_tree
 from specbench.models.checks.audit_tolerance import calibrate
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget

@@ -1,0 +1,244 @@
+"""Cacheback: draft trees from a table of what followed the last tokens, under LRU eviction.
+
+Paper: "Cacheback: Speculative Decoding With Nothing But Cache", EMNLP 2025, arXiv 2511.21699.
+Reference code studied: the authors' Spec-Bench fork (``model/cacheback``), by its description.
+Tables: a dynamic one, filled from prompt and answer by a sliding window, and a frozen one built
+    beforehand from a corpus. For the bundled model the frozen table is made on first use from the
+    English of installed documentation (``specbench.artifacts.corpora``), elsewhere by
+    ``scripts/build_artifact.py``; its header names the corpus.
+Where ours differs, and why:
+    - The budget counts the tokens committed by the last step as the reference's does, although the
+      engine keeps their KV (``budget_counts: fixed`` counts the root alone).
+    - The first draft comes after the prompt's pass, not in it, as for every method here.
+    - With several tables each one inserts exactly the windows that end on a new token; the
+      reference inserts some old windows of the shorter tables again.
+    - The paper resets the table "before running each test case"; the code its numbers come from
+      does at every turn (``state_scope: paper``). ``prompt`` keeps it for a case, whose second turn
+      repeats the first one's text anyway.
+    - ``merge: true`` is ours: equal branches are shared and the budget counts distinct nodes.
+State kept: the dynamic tables, bounded by leader_capacity × follower_capacity followers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from methods.cacheback.frozen_table import FrozenTable
+from methods.cacheback.kernels import DYNAMIC, FROZEN, SCRATCH, grow_tree
+from methods.cacheback.table import FIRST_ROWS, LruTable
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    Artifact,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
+from specbench.errors import ConfigurationError, unknown_name
+
+_KINDS = {"dual": ("dynamic", "frozen"), "dynamic": ("dynamic",), "frozen": ("frozen",)}
+_COUNTS = ("paper", "fixed")
+_SHAPE = ("leader_len", "follower_len", "leader_capacity", "follower_capacity")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One entry of the ordered list of tables."""
+
+    kind: str
+    leader_len: int
+    follower_len: int
+    leader_capacity: int
+    follower_capacity: int
+    frozen_table: str | None
+
+
+@dataclass(kw_only=True, eq=False)
+class Cacheback(Drafter):
+    """Drafts a tree by asking the tables again and again, from the leaves of what they gave.
+
+    Attributes:
+        leader_len: tokens of a leader (LL).
+        follower_len: tokens of a follower (FL).
+        leader_capacity: leaders of a table at most (LC).
+        follower_capacity: followers of a leader at most (FC).
+        total_draft_len: draft nodes plus tokens not yet cached, at most (TDL).
+        chaining_reserved: of these, kept for the tree's second level and deeper (CRT).
+        table: ``dual``, ``dynamic`` or ``frozen``; ignored where ``tables`` is given.
+        merge: share equal branches and count distinct nodes.
+        budget_counts: what the budget counts besides draft nodes: ``paper`` the tokens committed
+            by the last step, ``fixed`` the root alone.
+        frozen_table: file of the frozen table; None takes the one in the cache folder.
+        tables: several tables, asked in this order, each a mapping with ``kind`` (``dynamic`` or
+            ``frozen``) and, where they differ from the above, leader_len, follower_len,
+            leader_capacity, follower_capacity, frozen_table.
+
+    Raises:
+        ConfigurationError: a value is out of range, or the budget can never draft anything.
+    """
+
+    name: str = "cacheback"
+    paper_scope: str = "turn"
+    leader_len: int = 1
+    follower_len: int = 3
+    leader_capacity: int = 2**20
+    follower_capacity: int = 128
+    total_draft_len: int = 96
+    chaining_reserved: int = 16
+    table: str = "dual"
+    merge: bool = False
+    budget_counts: str = "paper"
+    frozen_table: str | None = None
+    tables: list[Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive(*_SHAPE)
+        self._require(self.chaining_reserved >= 0, "chaining_reserved", "at least 0")
+        self._require_one_of("table", _KINDS)
+        self._require_one_of("budget_counts", _COUNTS)
+        self._plan = self._ordered_tables()
+        room = self.total_draft_len - 1 - self.chaining_reserved
+        longest = max(entry.follower_len for entry in self._plan)
+        if room < longest:
+            raise ConfigurationError(
+                f"method.total_draft_len={self.total_draft_len} drafts nothing: the root and "
+                f"chaining_reserved={self.chaining_reserved} leave {room} nodes for the first "
+                f"level, fewer than follower_len={longest}. Raise total_draft_len to at least "
+                f"{longest + 1 + self.chaining_reserved} or lower chaining_reserved."
+            )
+        self._dynamic: list[LruTable] = []
+        self._frozen: list[FrozenTable] = []
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return tuple(entry.kind for entry in self._plan)
+
+    @property
+    def needs(self) -> Needs:
+        files = tuple(
+            _artifact(entry, f"frozen_table_{i}" if self.tables else "frozen_table")
+            for i, entry in enumerate(self._plan)
+            if entry.kind == "frozen"
+        )
+        # Of each table the rows that it begins with.
+        width = sum(entry.leader_len + entry.follower_len for entry in self._plan)
+        memory = FIRST_ROWS * width * np.dtype(np.int32).itemsize
+        return Needs(artifacts=files, max_nodes=self.total_draft_len - 1, memory=memory)
+
+    def setup(self, context: DraftContext) -> None:
+        files = iter(self.needs.artifacts)
+        self._dynamic, self._frozen, order = [], [], []
+        for entry in self._plan:
+            if entry.kind == "frozen":
+                path = context.artifacts[next(files).name]
+                order.append((FROZEN, len(self._frozen)))
+                self._frozen.append(_open_frozen(entry, path, context.tokenizer_hash))
+            else:
+                order.append((DYNAMIC, len(self._dynamic)))
+                self._dynamic.append(LruTable(*(getattr(entry, key) for key in _SHAPE)))
+        self._order = np.array(order, dtype=np.int64)
+        # Compiled code takes at least one table of each kind; one in no order is never asked.
+        self._never_asked = LruTable(1, 1, 1, 1).arrays
+        frozen = self._frozen or [FrozenTable.empty()]
+        self._frozen_arrays = tuple(table.arrays for table in frozen)
+        self._work = np.zeros((self.total_draft_len, SCRATCH), dtype=np.int64)
+        self._key = np.zeros(max(entry.leader_len for entry in self._plan), dtype=np.int64)
+        self._refresh()
+        # Compiles, or loads what was compiled before, outside any clock.
+        state = DecodeState(np.zeros(16, dtype=np.int64), 1)
+        self.begin(state)
+        self.propose(state)
+        self.reset()
+
+    def reset(self) -> None:
+        for table in self._dynamic:
+            table.clear()
+
+    def begin(self, state: DecodeState) -> None:
+        self._insert(state, 0)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        spent = max(1, state.last_committed) if self.budget_counts == "paper" else 1
+        nodes = grow_tree(
+            state.buffer,
+            state.length,
+            max(0, self.total_draft_len - spent),
+            self.chaining_reserved,
+            self.merge,
+            self._order,
+            self._dynamic_arrays,
+            self._frozen_arrays,
+            self._work,
+            self._key,
+        )
+        return DraftTree(nodes[0], nodes[1], sources=nodes[2])
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        self._insert(state, state.length - len(outcome.committed))
+
+    def _insert(self, state: DecodeState, begin: int) -> None:
+        """Insert every window that ends at ``begin`` or later into every dynamic table."""
+        grown = False
+        for table in self._dynamic:
+            grown |= table.insert_windows(state.buffer, begin, state.length)
+        if grown:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        tables = tuple(table.arrays for table in self._dynamic)
+        self._dynamic_arrays = tables or (self._never_asked,)
+
+    def _ordered_tables(self) -> list[_Table]:
+        defaults = {key: getattr(self, key) for key in (*_SHAPE, "frozen_table")}
+        if not self.tables:
+            return [_Table(kind=kind, **defaults) for kind in _KINDS[self.table]]
+        plan = []
+        for i, entry in enumerate(self.tables):
+            if not isinstance(entry, Mapping) or "kind" not in entry:
+                raise ConfigurationError(
+                    f"method.tables[{i}]={entry!r} is not a table: write it as "
+                    "{kind: dynamic, leader_len: 2}."
+                )
+            for key in entry:
+                if key not in (*defaults, "kind"):
+                    raise unknown_name(f"key of method.tables[{i}]", key, (*defaults, "kind"))
+            if entry["kind"] not in ("dynamic", "frozen"):
+                raise unknown_name(
+                    f"method.tables[{i}].kind", str(entry["kind"]), ("dynamic", "frozen")
+                )
+            table = _Table(**{**defaults, **entry})
+            for key in _SHAPE:
+                if getattr(table, key) < 1:
+                    raise ConfigurationError(f"method.tables[{i}].{key} must be at least 1.")
+            plan.append(table)
+        return plan
+
+
+def _artifact(entry: _Table, name: str) -> Artifact:
+    params = {key: getattr(entry, key) for key in _SHAPE}
+    options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in params.items())
+    return Artifact(
+        name=name,
+        builder="methods.cacheback.builder:build_default",
+        command=f"python scripts/build_artifact.py frozen_table --model MODEL {options}",
+        path=entry.frozen_table,
+        params=params,
+    )
+
+
+def _open_frozen(entry: _Table, path: Any, tokenizer_hash: str) -> FrozenTable:
+    table = FrozenTable.open(path, tokenizer_hash or None)
+    for key in ("leader_len", "follower_len"):
+        found, wanted = getattr(table, key), getattr(entry, key)
+        if found != wanted:
+            raise ConfigurationError(
+                f"{path} has {key}={found}, but the run asks for {key}={wanted}: set "
+                f"method.{key}={found} or build a table for it."
+            )
+    return table

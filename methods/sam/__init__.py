@@ -1,0 +1,256 @@
+"""SAM-Decoding: drafts what follows the longest suffix of the text that occurred before.
+
+Paper: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXiv 2411.10666.
+Reference code studied: hyx1999/SAM-Decoding at 18c41f0 (``samd``, ``samd_sam_only``), which
+    Spec-Bench has a copy of (``model/samd``).
+Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
+    static one of a corpus, which counts occurrences. For the bundled model the static one is made
+    on first use from the English of installed documentation
+    (``specbench.artifacts.corpora``), elsewhere by ``scripts/build_artifact.py`` from
+    texts or from the target's own answers.
+Two modes, the reference's:
+    alone           the longer match wins (the static one less ``len_bias``) and drafts
+                    ``int(alpha × length)`` tokens: a copy of the text, or a tree of the corpus's
+                    most probable continuations.
+    with auxiliary  a match of ``len_threshold`` or more drafts a chain of full length, a copy of
+                    the text or of the corpus; else the auxiliary drafter drafts. All learn from
+                    every step.
+A copy begins after the first occurrence and ends before the root.
+Where ours differs, and why:
+    - Sizes of the reference count the root; ours are the same, so ``max_predicts`` rows hold one
+      draft node less. The first draft comes after the prompt's pass, as for every method here.
+    - The dynamic match is read off the automaton's last suffix link, which is exact. The reference
+      moves a cursor, whose state can go stale when a state is cloned under it.
+    - Where a chain's source is short, the reference pads with id 0 (``pad_token: 0``); ours drafts
+      less.
+    - Of equally frequent continuations the smaller id comes first, of equally probable nodes the
+      one found first; the reference's order depends on its dictionaries and heap.
+State kept: the dynamic automaton of one turn (a later turn's prompt repeats the dialogue), at most
+    124 bytes for each of ``max_tokens``; what the auxiliary keeps, under our state scope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from methods.sam.automaton import SuffixAutomaton
+from methods.sam.static_automaton import (
+    StaticAutomaton,
+    follow,
+    grow_best_first,
+    text_after,
+)
+from specbench.arrays import IntArray
+from specbench.decoding.composite import Composite
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    Artifact,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
+from specbench.errors import ConfigurationError
+
+_AUTOMATA = ("both", "dynamic", "static")
+_DYNAMIC, _STATIC, _AUXILIARY = 0, 1, 2
+_BIAS_WITH_AUXILIARY = 5
+
+
+@dataclass(kw_only=True, eq=False)
+class SuffixAutomatonDecoding(Composite):
+    """Drafts from two suffix automata, or from another drafter where they know little.
+
+    Attributes:
+        automata: ``both``, ``dynamic`` or ``static``.
+        max_predicts: rows of the target pass at most, the root included.
+        alpha: alone: rows per token of the match (plus the root).
+        top_k: alone: nodes of one depth of a static draft at most (K).
+        len_bias: taken from the length of a static match, for its size as for the comparison;
+            None is what Spec-Bench runs, 0 alone and 5 with an auxiliary.
+        len_threshold: with an auxiliary: shortest match that drafts a chain.
+        pad_token: with an auxiliary: id that fills short chains up; None leaves them short.
+        static_automaton: file of the static automaton; None takes the one in the cache folder.
+        max_tokens: text beyond so many tokens is forgotten, the older half at a time.
+        auxiliary: another drafter, by its method's name; None drafts from the automata alone.
+    """
+
+    name: str = "sam"
+    version: int = 2
+    automata: str = "both"
+    max_predicts: int = 40
+    alpha: float = 4.0
+    top_k: int = 8
+    len_bias: int | None = None
+    len_threshold: int = 5
+    pad_token: int | None = None
+    static_automaton: str | None = None
+    max_tokens: int = 2**17
+    auxiliary: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_one_of("automata", _AUTOMATA)
+        self._require(self.max_predicts >= 2, "max_predicts", "at least 2: the root and a draft")
+        self._require(self.alpha > 0, "alpha", "above 0")
+        self._require_positive("top_k", "len_threshold")
+        self._require(self.max_tokens >= 2, "max_tokens", "at least 2")
+        if self.len_bias is None:
+            self._bias = 0 if self.auxiliary is None else _BIAS_WITH_AUXILIARY
+        else:
+            self._require(self.len_bias >= 0, "len_bias", "at least 0, or null")
+            self._bias = self.len_bias
+        if isinstance(self.auxiliary, Drafter):
+            self._check_parts()
+        self._dynamic: SuffixAutomaton | None = None
+        self._static: StaticAutomaton | None = None
+        self._cursor = np.zeros(2, dtype=np.int64)  # in the static one: state, length of the match
+        self._budget = self.max_predicts - 1
+        self._asked: DraftTree | None = None
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return ("dynamic", "static", "auxiliary")
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        if self.auxiliary is None:
+            return ()
+        if not isinstance(self.auxiliary, Drafter):
+            raise ConfigurationError(
+                f"method.auxiliary={self.auxiliary!r} must be a method. Write a method's name."
+            )
+        return (self.auxiliary,)
+
+    @property
+    def own_needs(self) -> Needs:
+        command = (
+            "python scripts/build_artifact.py static_automaton --model MODEL --outputs RUN_FOLDER"
+        )
+        static = Artifact(
+            name="static_automaton",
+            builder="methods.sam.builder:build_default",
+            command=command,
+            path=self.static_automaton,
+        )
+        files = () if self.automata == "dynamic" else (static,)
+        widest = max((part.needs.max_nodes for part in self.parts), default=0)
+        return Needs(artifacts=files, max_nodes=max(self._budget, widest))
+
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        if self.pad_token is not None:
+            self._require_token("pad_token", context)
+        if self.automata != "static":
+            self._dynamic = SuffixAutomaton(self.max_tokens)
+        if self.automata != "dynamic":
+            path = context.artifacts["static_automaton"]
+            self._static = StaticAutomaton.open(path, context.tokenizer_hash or None)
+        self._compile()
+
+    def begin(self, state: DecodeState) -> None:
+        super().begin(state)
+        self._asked = None
+        if self._dynamic is not None:
+            self._dynamic.clear()
+        self._cursor[:] = 0
+        self._read(state, 0)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        if self.auxiliary is not None:
+            return self._with_auxiliary(state)
+        length, after = self._dynamic_match(state, 0)
+        matched = int(self._cursor[1]) - self._bias
+        if self._dynamic is not None and length >= matched:
+            wanted = min(self._budget, int(self.alpha * length))
+            return _named(DraftTree.chain(_copy(state, after, wanted)), _DYNAMIC)
+        wanted = min(self._budget, int(self.alpha * matched))
+        if self._static is None or wanted <= 0:
+            return DraftTree.empty()
+        nodes = grow_best_first(self._static.arrays, self._cursor[0], wanted, self.top_k)
+        return _named(DraftTree(nodes[0], nodes[1]), _STATIC)
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        if self._asked is not None:
+            # The auxiliary gets its own tree's sources back, not ours.
+            sources = self._asked.sources
+            kept = None if sources is None else sources[: len(outcome.tree)]
+            super().observe(state, replace(outcome, tree=replace(outcome.tree, sources=kept)))
+            self._asked = None
+        else:
+            super().observe(state, outcome)
+        self._read(state, state.length - len(outcome.committed))
+
+    def _with_auxiliary(self, state: DecodeState) -> DraftTree:
+        # As much room as the reference asks for: two tokens more than are copied.
+        length, after = self._dynamic_match(state, self._budget + 2)
+        matched = int(self._cursor[1]) - self._bias
+        if max(length, matched) < self.len_threshold:
+            self._asked = self.auxiliary.propose(state)
+            return _named(self._asked, _AUXILIARY)
+        if self._static is not None and (self._dynamic is None or length < matched):
+            arrays, place = self._static.arrays, int(self._cursor[0])
+            draft, source = text_after(arrays, place, self._budget), _STATIC
+        else:
+            draft, source = _copy(state, after, self._budget), _DYNAMIC
+        if self.pad_token is not None and len(draft) < self._budget:
+            short = self._budget - len(draft)
+            draft = np.concatenate([draft, np.full(short, self.pad_token, dtype=np.int64)])
+        return _named(DraftTree.chain(draft), source)
+
+    def _read(self, state: DecodeState, begin: int) -> None:
+        if self._dynamic is not None:
+            self._dynamic.extend(state.buffer, begin, state.length)
+        if self._static is not None:
+            follow(self._static.arrays, self._cursor, state.buffer, begin, state.length)
+
+    def _dynamic_match(self, state: DecodeState, room: int) -> tuple[int, int]:
+        if self._dynamic is None:
+            return 0, state.length
+        return self._dynamic.repeated_suffix(state.length, room)
+
+    def _compile(self) -> None:
+        """Compile, or load what was compiled before, outside any clock."""
+        text = np.zeros(8, dtype=np.int64)
+        if self._dynamic is not None:
+            self._dynamic.extend(text, 0, 8)
+            self._dynamic.repeated_suffix(8)
+            self._dynamic.clear()
+        if self._static is not None:
+            follow(self._static.arrays, self._cursor, text, 0, 8)
+            grow_best_first(self._static.arrays, self._cursor[0], 1, 1)
+            self._cursor[:] = 0
+
+
+@dataclass(kw_only=True, eq=False)
+class SamEagle2(SuffixAutomatonDecoding):
+    """SAM-Decoding with EAGLE-2 where the automaton knows little, as Spec-Bench runs it."""
+
+    name: str = "sam_eagle2"
+    version: int = 1
+    automata: str = "dynamic"
+    auxiliary: Any = field(
+        default_factory=lambda: {
+            "method": "eagle2",
+            "head": "eagle",
+            "total": 63,
+            "depth": 5,
+            "top_k": 8,
+            "vocabulary": None,
+        }
+    )
+
+
+def _copy(state: DecodeState, begin: int, count: int) -> IntArray:
+    """``[≤ count]`` tokens of the text from position ``begin`` on, before the root."""
+    end = min(begin + count, state.length - 1)
+    return state.buffer[begin:end].copy() if begin < end else NO_TOKENS
+
+
+def _named(tree: DraftTree, source: int) -> DraftTree:
+    return replace(tree, sources=np.full(len(tree), source, dtype=np.int64))

@@ -1,0 +1,214 @@
+"""A frozen suffix automaton of a corpus: its text, occurrence counts, best continuations, one file.
+
+The transitions of a state lie together: first the `TOP` that lead to the most frequent states
+(equal counts by token), then the others by token. So a draft reads a state's best continuations
+off its beginning, and a look-up is a short scan and a binary search, without a hash table.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from methods.sam.automaton import (
+    EDGES,
+    END,
+    LENGTH,
+    LINK,
+    PREFIXES,
+    STATES,
+    TARGET,
+    TOKEN,
+    SuffixAutomaton,
+)
+from specbench.arrays import Array, IntArray
+from specbench.storage.arrays import ArrayTable
+
+# Continuations of a state that a draft may take, as in the reference.
+TOP = 8
+
+NONE = -1
+
+
+class StaticArrays(NamedTuple):
+    """The whole content of one frozen automaton; state 0 is the start.
+
+    Attributes:
+        lengths: ``[states]`` int32 length of the longest substring.
+        links: ``[states]`` int32 suffix link, -1 at the start.
+        counts: ``[states]`` int32 occurrences in the corpus; of the start, its tokens.
+        offsets: ``[states + 1]`` int32; transitions of state s: ``offsets[s] : offsets[s + 1]``.
+        tokens: ``[transitions]`` int32.
+        targets: ``[transitions]`` int32.
+        ends: ``[states]`` int32 place in ``text`` of the token at which the state first ended.
+        text: int32, the documents one after the other.
+    """
+
+    lengths: Array
+    links: Array
+    counts: Array
+    offsets: Array
+    tokens: Array
+    targets: Array
+    ends: Array
+    text: Array
+
+
+@njit(cache=True)
+def _total_counts(links: Array, by_length: Array, counts: Array) -> None:
+    for i in range(len(by_length) - 1, 0, -1):
+        state = by_length[i]
+        counts[links[state]] += counts[state]
+
+
+@njit(cache=True)
+def _order_edges(offsets: Array, tokens: Array, targets: Array, counts: Array) -> None:
+    """Bring the transitions of every state into the file's order, in place."""
+    for state in range(len(offsets) - 1):
+        begin, end = offsets[state], offsets[state + 1]
+        for place in range(begin, min(begin + TOP, end)):
+            best = place
+            for i in range(place + 1, end):
+                more = counts[targets[i]] - counts[targets[best]]
+                if more > 0 or (more == 0 and tokens[i] < tokens[best]):
+                    best = i
+            tokens[place], tokens[best] = tokens[best], tokens[place]
+            targets[place], targets[best] = targets[best], targets[place]
+        if end - begin > TOP + 1:
+            order = np.argsort(tokens[begin + TOP : end])
+            tokens[begin + TOP : end] = tokens[begin + TOP : end][order]
+            targets[begin + TOP : end] = targets[begin + TOP : end][order]
+
+
+@njit(cache=True)
+def find_target(automaton: tuple[Array, ...], state: int, token: int) -> np.int64:
+    """The state after ``state`` and ``token``, or -1."""
+    _, _, _, offsets, tokens, targets, _, _ = automaton
+    low, high = np.int64(offsets[state]), np.int64(offsets[state + 1])
+    best = min(low + TOP, high)
+    while low < best:
+        if tokens[low] == token:
+            return np.int64(targets[low])
+        low += 1
+    while low < high:
+        middle = (low + high) // 2
+        if tokens[middle] < token:
+            low = middle + 1
+        else:
+            high = middle
+    if low < offsets[state + 1] and tokens[low] == token:
+        return np.int64(targets[low])
+    return np.int64(NONE)
+
+
+@njit(cache=True)
+def follow(automaton: tuple[Array, ...], cursor: Array, text: Array, begin: int, end: int) -> None:
+    """Move a cursor over ``text[begin:end]``, amortised O(1) look-ups a token.
+
+    ``cursor [2]`` int64 is written: the state of the longest suffix of the text that occurs in the
+    corpus, and that suffix's length.
+    """
+    lengths, links, _, _, _, _, _, _ = automaton
+    state, matched = cursor[0], cursor[1]
+    for position in range(begin, end):
+        target = find_target(automaton, state, text[position])
+        while target == NONE and state != 0:
+            state = np.int64(links[state])
+            matched = np.int64(lengths[state])
+            target = find_target(automaton, state, text[position])
+        if target == NONE:
+            matched = 0
+        else:
+            state = target
+            matched += 1
+    cursor[0], cursor[1] = state, matched
+
+
+@njit(cache=True)
+def grow_best_first(
+    automaton: tuple[Array, ...], state: np.int64, budget: int, per_depth: int
+) -> Array:
+    """The most probable continuations of a state as a tree.
+
+    A node's probability is the product of count(child) / count(parent) along its path. The most
+    probable candidate is taken first, of equals the one that was found first; a candidate at a
+    depth that has ``per_depth`` nodes already is dropped.
+
+    Returns:
+        ``[2, nodes]`` int64 tokens and parents, in the order in which they were taken; at most
+        ``budget`` nodes.
+    """
+    _, _, counts, offsets, tokens, targets, _, _ = automaton
+    out = np.empty((2, budget), dtype=np.int64)
+    at_depth = np.zeros(budget + 2, dtype=np.int64)
+    n = 0
+    found = 0
+    # Minus probability, order of discovery, transition, parent node, depth.
+    heap: Any = [(-1.0, 0, np.int64(NONE), np.int64(NONE), 0)]
+    while n < budget and len(heap) > 0:
+        minus, _, edge, parent, depth = heapq.heappop(heap)
+        here = state
+        node = np.int64(NONE)
+        if edge != NONE:
+            if at_depth[depth] >= per_depth:
+                continue
+            at_depth[depth] += 1
+            node = np.int64(n)
+            out[0, n] = tokens[edge]
+            out[1, n] = parent
+            n += 1
+            here = np.int64(targets[edge])
+        if at_depth[depth + 1] >= per_depth:
+            continue
+        begin = np.int64(offsets[here])
+        for child in range(begin, min(begin + TOP, np.int64(offsets[here + 1]))):
+            found += 1
+            below = minus * counts[targets[child]] / counts[here]
+            heapq.heappush(heap, (below, found, child, node, depth + 1))
+    return out[:, :n].copy()
+
+
+def text_after(arrays: StaticArrays, state: int, count: int) -> IntArray:
+    """``[≤ count]`` int64 tokens that follow the state's first occurrence, over borders too."""
+    begin = int(arrays.ends[state]) + 1
+    return arrays.text[begin : begin + count].astype(np.int64)
+
+
+class StaticAutomaton(ArrayTable[StaticArrays]):
+    """One frozen automaton, read-only."""
+
+    kind = "static_automaton"
+    version = 2
+    layout = StaticArrays
+
+    @classmethod
+    def freeze(cls, growing: SuffixAutomaton, text: Array) -> StaticAutomaton:
+        """The frozen form of the automaton of a text."""
+        n_states = int(growing.arrays.meta[STATES])
+        n_edges = int(growing.arrays.meta[EDGES])
+        states = growing.arrays.states[:n_states]
+        edges = growing.arrays.edges[:n_edges]
+        lengths = np.ascontiguousarray(states[:, LENGTH])
+        links = np.ascontiguousarray(states[:, LINK])
+        counts = np.ascontiguousarray(states[:, PREFIXES])
+        _total_counts(links, np.argsort(lengths, kind="stable"), counts)
+        # Column 0 of a transition is its source.
+        sources = edges[:, 0]
+        offsets = np.zeros(n_states + 1, dtype=np.int32)
+        np.cumsum(np.bincount(sources, minlength=n_states), out=offsets[1:])
+        order = np.argsort(sources, kind="stable")
+        tokens = edges[order, TOKEN]
+        targets = edges[order, TARGET]
+        _order_edges(offsets, tokens, targets, counts)
+        ends = np.ascontiguousarray(states[:, END])
+        kept = text.astype(np.int32)
+        return cls(StaticArrays(lengths, links, counts, offsets, tokens, targets, ends, kept))
+
+    def facts(self) -> dict[str, Any]:
+        return {"n_states": len(self), "n_edges": len(self.arrays.tokens)}
+
+    def __len__(self) -> int:
+        return len(self.arrays.lengths)

@@ -1,0 +1,203 @@
+"""SSD ("Spacelike"): drafts what most often followed the last tokens in earlier requests.
+
+Source: "Using caching for fast speculative decoding", a company's blog post (Takeoff engine) that
+    was reproduced in September 2025. There is no paper, no code and no table of parameters.
+What it states: finished requests, prompt and output, go into one circular buffer of tokens; a
+    suffix array over it is rebuilt in the background at intervals; the last tokens of the text are
+    looked up with decreasing length until something matches; the most frequent continuation of the
+    matches is the draft, one chain; a bounded number of matches is looked at.
+What is ours, where it is silent:
+    - A separator between requests, so that no draft crosses from one to the next, and the buffer
+      unrolled before sorting, so that none crosses the place where it is written.
+    - Its sizes: 2^20 tokens, a rebuild after every request, 1000 matches, taken evenly over the
+      range (the first 1000 would be those whose continuation sorts first). Ties go to the most
+      recent continuation. A draft ends with an end token.
+    - Where nothing matches, nothing is drafted (the blog: perhaps a random continuation).
+    - A multi-turn case is several requests: the second turn's prompt repeats the first turn.
+    - The turn's record waits for a rebuild under way, outside the clock: else other methods, which
+      take turns with this one, would pay for it. So a rebuild costs nobody anything, as on a server
+      with cores to spare, and drafts depend on the order of requests alone.
+    - ``rebuild: sync`` builds the array where the request ends, and its time counts as decoding.
+    - ``warm_start`` begins with the requests of an earlier run, without which the first requests
+      of a run draft nothing.
+The present request cannot be searched before it ends, so there is no prompt lookup in it.
+State kept: all requests of a run (``state_scope: run``; with ``prompt`` only the turns of a case
+    before the present one are found), at most ``buffer_tokens``: 12 bytes each, and as many again
+    while an array is being built. A run keeps the buffer in its folder and goes on from there when
+    it is resumed.
+Recorded for each turn (``drafter`` in the records), as it was when the turn began: the tokens that
+    could be searched, and what the array did not know yet (requests, tokens, its age in seconds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from methods.ssd.ring import RingIndex, Staleness
+from specbench.artifacts.recorded_text import recorded_turns
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import Artifact, DecodeState, DraftContext, DraftTree, Needs
+from specbench.errors import ArtifactError
+from specbench.index.suffix_queries import frequent_continuation
+
+_REBUILDS = ("background", "sync")
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(kw_only=True, eq=False)
+class Spacelike(Drafter):
+    """Drafts a chain from finished requests.
+
+    Attributes:
+        max_query: tokens looked up first.
+        min_query: tokens looked up last.
+        draft_len: tokens drafted at most.
+        max_matches: matches looked at (K), evenly spaced over all.
+        buffer_tokens: tokens kept of finished requests; older ones are overwritten.
+        rebuild: ``background`` (a thread) or ``sync`` (when a request ends; decoding time).
+        rebuild_requests: rebuild the array when so many requests finished since; None never.
+        rebuild_seconds: rebuild it when it is so old and a request finished since; None never.
+        warm_start: ``cases.jsonl`` of an earlier run whose requests are there from the start.
+    """
+
+    name: str = "ssd"
+    version: int = 3
+    state_scope: str = "run"
+    paper_scope: str = "run"
+    max_query: int = 10
+    min_query: int = 1
+    draft_len: int = 10
+    max_matches: int = 1000
+    buffer_tokens: int = 2**20
+    rebuild: str = "background"
+    rebuild_requests: int | None = 1
+    rebuild_seconds: float | None = None
+    warm_start: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_one_of("rebuild", _REBUILDS)
+        self._require_positive("min_query", "draft_len", "max_matches")
+        self._require(
+            self.max_query >= self.min_query, "max_query", f"at least min_query={self.min_query}"
+        )
+        self._require(1 <= self.buffer_tokens <= _INT32_MAX, "buffer_tokens", "1 to 2^31 - 1")
+        requests, seconds = self.rebuild_requests, self.rebuild_seconds
+        self._require(requests is None or requests >= 1, "rebuild_requests", "at least 1, or null")
+        self._require(seconds is None or seconds >= 0, "rebuild_seconds", "at least 0, or null")
+        self._require(
+            requests is not None or seconds is not None,
+            "rebuild_requests",
+            "a number where rebuild_seconds is null, or nothing is ever drafted",
+        )
+        self._index: RingIndex | None = None
+        self._at_begin = (0, Staleness(0, 0, 0.0))  # searched tokens, and what they lack
+
+    @property
+    def needs(self) -> Needs:
+        run = Artifact(
+            name="warm_start",
+            builder="",
+            command="python run.py (its run folder holds a cases.jsonl)",
+            path=self.warm_start,
+        )
+        files = () if self.warm_start is None else (run,)
+        return Needs(artifacts=files, max_nodes=self.draft_len)
+
+    @property
+    def staleness(self) -> Staleness:
+        """How far the suffix array is behind the finished requests, now."""
+        return self._opened.staleness
+
+    @property
+    def failed_rebuilds(self) -> int:
+        """Rebuilds that failed since ``setup``; each was reported and left the older array."""
+        return self._opened.failures
+
+    def setup(self, context: DraftContext) -> None:
+        self.close()
+        self._index = RingIndex(
+            self.buffer_tokens,
+            background=self.rebuild == "background",
+            every_requests=self.rebuild_requests,
+            every_seconds=self.rebuild_seconds,
+        )
+        self._index.start_with(self._earlier_requests(context))
+        self._ends = np.array(sorted(context.eos_ids), dtype=np.int64)
+        self._draft = np.empty(self.draft_len, dtype=np.int64)
+        # Compiles, or loads what was compiled before, outside any clock.
+        self.propose(DecodeState(np.zeros(4, dtype=np.int64), 1))
+
+    def _earlier_requests(self, context: DraftContext) -> Iterator[np.ndarray]:
+        if self.warm_start is None:
+            return
+        path = Path(context.artifacts["warm_start"])
+        for prompt, answer in recorded_turns(path, context.tokenizer_hash or None):
+            text = np.concatenate((prompt, answer))
+            if len(text) and (text.min() < 0 or text.max() >= context.vocab_size):
+                raise ArtifactError(
+                    f"{path} holds ids outside this model's vocabulary of {context.vocab_size}; "
+                    "name a run of this model."
+                )
+            yield text
+
+    @property
+    def _opened(self) -> RingIndex:
+        assert self._index is not None, "setup comes first"
+        return self._index
+
+    def reset(self) -> None:
+        self._opened.clear()
+
+    def begin(self, state: DecodeState) -> None:
+        self._opened.refresh()
+        self._at_begin = (len(self._opened.current.tokens), self._opened.staleness)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        built = self._opened.current
+        size, _ = frequent_continuation(
+            built.tokens,
+            built.suffixes,
+            state.buffer,
+            state.length,
+            self.max_query,
+            self.min_query,
+            self.draft_len,
+            self.max_matches,
+            self._ends,
+            self._draft,
+        )
+        return DraftTree.chain(self._draft[:size].copy()) if size else DraftTree.empty()
+
+    def end(self, state: DecodeState) -> None:
+        self._opened.add(state.tokens)
+
+    def report(self) -> Mapping[str, Any]:
+        self.wait()
+        searched, stale = self._at_begin
+        return {
+            "searched_tokens": searched,
+            "stale_requests": stale.requests,
+            "stale_tokens": stale.tokens,
+            "stale_s": stale.seconds,
+            "failed_rebuilds": self.failed_rebuilds,
+        }
+
+    def snapshot(self) -> Mapping[str, np.ndarray]:
+        return self._opened.snapshot()
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._opened.load(arrays)
+
+    def wait(self) -> None:
+        """Return when no rebuild is under way."""
+        self._opened.wait()
+
+    def close(self) -> None:
+        if self._index is not None:
+            self._index.close()

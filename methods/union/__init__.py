@@ -1,0 +1,220 @@
+"""Union: the branches of several drafters in one tree, under one node budget.
+
+Paper: none; ours. It answers what the drafters know together: every part proposes, equal branches
+    are shared, and each accepted token is traced to the part it came from.
+Merging (``methods.union.merge``): ``fill: ranked`` takes nodes of all parts by their cost,
+    the sum over a node's path of its rank among its siblings (a part's own order of preference) and
+    ``depth_cost``; of equal costs, the part first in priority. ``fill: priority`` takes all of the
+    first part up to its quota, then the next. A shared node takes one place and is credited to the
+    first part in priority that has it. What a part has beyond the budget is left out.
+Each part sees of the outcome what concerns its own nodes: those of its tree that were verified, the
+    accepted ones among them, and their rows of the target's choices, logits and hidden states. The
+    committed tokens are the same for all. A part's auxiliary nodes (Lookahead's window) are never
+    shared and go first.
+Recorded for each turn (``drafter`` in the records): the accepted draft tokens credited to each part
+    (``accepted_from_<name>``), and those that it had in its verified tree (``found_by_<name>``).
+On a GPU, parts that draft on the device are copied to the host once a step.
+State kept: what the parts keep, all under the union's own state scope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from methods.union.merge import merge_trees, part_view
+from specbench.arrays import IntArray
+from specbench.decoding.composite import Composite
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
+from specbench.errors import ConfigurationError, unknown_name
+
+_FILLS = ("ranked", "priority")
+_ANY = np.iinfo(np.int64).max
+_ROOT_ROW = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(kw_only=True, eq=False)
+class Union(Composite):
+    """Drafts the merged tree of its parts.
+
+    Attributes:
+        drafters: the parts, by their methods' names in a configuration (which turns them into
+            drafters), or drafters.
+        max_nodes: nodes of the merged tree at most.
+        fill: ``ranked`` or ``priority``, see the module's text.
+        priority: names of parts that come first, in order; the others follow as in ``drafters``.
+        quotas: for each of ``drafters`` the nodes it may take places for, null for no limit; None
+            for no limits at all.
+        depth_cost: what a level costs in ``ranked``, in places among siblings.
+
+    Raises:
+        ConfigurationError: a value is out of range, or a part cannot work in a union.
+    """
+
+    name: str = "union"
+    drafters: list[Any] = field(default_factory=lambda: ["cacheback", "token_recycling", "sam"])
+    max_nodes: int = 80
+    fill: str = "ranked"
+    priority: list[str] | None = None
+    quotas: list[int | None] | None = None
+    depth_cost: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(len(self.drafters) >= 1, "drafters", "a list of at least one method")
+        self._require_positive("max_nodes")
+        self._require_one_of("fill", _FILLS)
+        self._require(self.depth_cost > 0, "depth_cost", "above 0")
+        for name in self.priority or ():
+            if name not in self.source_names:
+                raise unknown_name("entry of method.priority", name, self.source_names)
+        if self.quotas is not None:
+            self._require(
+                len(self.quotas) == len(self.drafters)
+                and all(quota is None or quota >= 0 for quota in self.quotas),
+                "quotas",
+                "as long as method.drafters, each entry null or at least 0",
+            )
+        first = list(self.priority or ())
+        ranks = [first.index(n) if n in first else len(first) for n in self.source_names]
+        # Places in ``drafters``, the first in priority first.
+        self._order = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
+        quotas = self.quotas or [None] * len(self.drafters)
+        limits = [quotas[i] for i in self._order]
+        self._limits = np.array([_ANY if q is None else q for q in limits], dtype=np.int64)
+        self._proposed: list[tuple[DraftTree, IntArray]] = []
+        self._credited = self._found = np.zeros(len(self.drafters), dtype=np.int64)
+        if all(isinstance(part, Drafter) for part in self.drafters):
+            self._check_parts()
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return tuple(
+            part.name if isinstance(part, Drafter) else str(part) for part in self.drafters
+        )
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        for part in self.drafters:
+            if not isinstance(part, Drafter):
+                raise ConfigurationError(
+                    f"entry {part!r} of method.drafters must be a method. Write a method's name."
+                )
+        return tuple(self.drafters)
+
+    @property
+    def own_needs(self) -> Needs:
+        return Needs(max_nodes=self.max_nodes)
+
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        self._asked = [self.drafters[i] for i in self._order]
+        self._needs = [part.needs for part in self._asked]
+        # Compiles, or loads what was compiled before, outside any clock.
+        chain = DraftTree.chain(np.zeros(2, dtype=np.int64))
+        merged = self._merge([chain] * len(self._asked))
+        self._view(0, len(merged), NO_TOKENS)
+        self._proposed = []
+
+    def begin(self, state: DecodeState) -> None:
+        super().begin(state)
+        self._proposed = []
+        self._credited = np.zeros(len(self.drafters), dtype=np.int64)
+        self._found = np.zeros(len(self.drafters), dtype=np.int64)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        return self._merge([part.propose(state) for part in self._asked])
+
+    def overlap(self, state: DecodeState, tree: DraftTree) -> None:
+        for i, part in enumerate(self._asked):
+            if self._needs[i].overlap:
+                part.overlap(state, self._view(i, len(tree), NO_TOKENS)[0])
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        if outcome.tree.sources is not None:
+            np.add.at(self._credited, outcome.tree.sources[outcome.path], 1)
+        for i, part in enumerate(self._asked):
+            tree, path, rows = self._view(i, len(outcome.tree), outcome.path)
+            self._found[self._order[i]] += len(path)
+            needs = self._needs[i]
+            next_tokens = outcome.next_tokens
+            hidden = tree_hidden = None
+            if outcome.hidden is not None and needs.hidden_layers:
+                # Those of other parts' tokens too: a head must have read all that is committed.
+                hidden = {layer: outcome.hidden[layer] for layer in needs.hidden_layers}
+            if outcome.tree_hidden is not None and needs.tree_hidden:
+                tree_hidden = {
+                    layer: outcome.tree_hidden[layer][rows] for layer in needs.hidden_layers
+                }
+            logits = None
+            if outcome.logits is not None and needs.logits:
+                logits = outcome.logits[rows]
+            seen = StepOutcome(
+                tree=tree,
+                path=path,
+                committed=outcome.committed,
+                next_tokens=None if next_tokens is None else next_tokens[rows],
+                logits=logits,
+                hidden=hidden,
+                tree_hidden=tree_hidden,
+                finished=outcome.finished,
+            )
+            part.observe(state, seen)
+
+    def report(self) -> dict[str, Any]:
+        counts = super().report()
+        for what, by_part in (("accepted_from", self._credited), ("found_by", self._found)):
+            for name, count in zip(self.source_names, by_part.tolist(), strict=True):
+                key = f"{what}_{name}"  # two parts may be the same method
+                counts[key] = counts.get(key, 0) + count
+        return counts
+
+    def _merge(self, trees: list[DraftTree]) -> DraftTree:
+        """One tree of the parts' trees, which are in the order of priority."""
+        lengths = [len(tree) for tree in trees]
+        offsets = np.zeros(len(trees) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        nodes, aux, place = merge_trees(
+            np.concatenate([_host(tree.tokens) for tree in trees]),
+            np.concatenate([tree.parents for tree in trees]),
+            np.concatenate([_auxiliary(tree) for tree in trees]),
+            offsets,
+            self.max_nodes,
+            self._limits,
+            float(self.depth_cost),
+            self.fill == "priority",
+        )
+        self._proposed = [
+            (tree, place[offsets[i] : offsets[i + 1]]) for i, tree in enumerate(trees)
+        ]
+        return DraftTree(
+            nodes[0], nodes[1], aux=aux if aux.any() else None, sources=self._order[nodes[2]]
+        )
+
+    def _view(
+        self, part: int, n_verified: int, path: IntArray
+    ) -> tuple[DraftTree, IntArray, IntArray]:
+        """A part's verified tree, its accepted nodes, and its rows of the target's scores."""
+        if not self._proposed:
+            return DraftTree.empty(), NO_TOKENS, _ROOT_ROW
+        tree, place = self._proposed[part]
+        kept, rows, own = part_view(place, tree.parents, n_verified, path)
+        return tree.take(kept), own, np.concatenate([_ROOT_ROW, rows + 1])
+
+
+def _host(tokens: Any) -> IntArray:
+    return tokens if isinstance(tokens, np.ndarray) else tokens.cpu().numpy()
+
+
+def _auxiliary(tree: DraftTree) -> np.ndarray:
+    return np.zeros(len(tree), dtype=np.bool_) if tree.aux is None else tree.aux
