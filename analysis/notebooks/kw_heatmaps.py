@@ -9,36 +9,29 @@
 # %% [markdown]
 # # (k, w) heatmaps
 #
-# N-Grammys: k rows of w draft tokens. More rows and longer ones are accepted more often (tokens per
-# call) until the target's pass costs more than that brings (speedup).
+# N-Grammys: k rows of w draft tokens. More rows and longer ones are accepted more often (MAT) until
+# the target's pass costs more than that brings (speedup).
 #
 # Needs: `python run.py experiment=ngrammys_figure3`, or any sweep over `method.k` and `method.w`;
 # each strategy (and every other setting) has a heatmap of its own, each experiment a figure.
 
 # %%
+from analysis.figures import figures_of
 from analysis.notebooks import shared
-from analysis.papers.ngrammys import grid_figures
 from analysis.runs.comparisons import make_comparisons
 
-swept = shared.by_experiment("python run.py experiment=ngrammys_figure3", "k", "w")
-columns = (
-    "k",
-    "w",
-    "timing",
-    "mat",
-    "mat_low",
-    "mat_high",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
+command = "python run.py experiment=ngrammys_figure3"
+runs = shared.runs(
+    "the settings k and w",
+    command,
+    where=lambda run: any({"k", "w"} <= run.knobs(label).keys() for label in run.labels),
 )
 
 # %%
-for key in ("mat", "speedup"):
-    for runs in swept:
-        for name, figure in grid_figures(runs, key):
-            shared.show(figure, f"kw_{key}_{name}")
+for name, figure in figures_of(runs):
+    shared.show(figure, name)
 
 # %%
-for runs in swept:
-    shared.table(shared.numbers(make_comparisons(runs), *columns), "Every setting")
+intervals = ("mat", "mat_low", "mat_high", "speedup", "speedup_low", "speedup_high")
+swept = [one for one in make_comparisons(runs) if len(one.runs) > 1]
+shared.table(shared.numbers(swept, "k", "w", "timing", *intervals), "Every setting")

@@ -20,9 +20,10 @@ import functools
 from analysis.figures import mean_accepted_tokens
 from analysis.notebooks import shared
 from analysis.papers.reproduction import captions
-from analysis.plots.charts import Panel, bars
+from analysis.plots.charts import Panel, bars, curves
+from analysis.runs.acceptance import by_depth, by_position, stream_parts
 from analysis.runs.comparisons import make_comparisons
-from analysis.runs.estimates import pooled_ratio, steps
+from analysis.runs.estimates import mat, pooled_ratio, steps
 from specbench.results.estimate import Estimate
 from specbench.results.records import CaseRecord
 
@@ -67,3 +68,34 @@ for comparison in comparisons:
     frame = shared.points(series, "tokens committed")
     frame["tokens committed"] += 1
     shared.table(frame, f"Share of steps: {comparison.printed_title}")
+
+# %% [markdown]
+# How deep does a draft hold: share of all steps that accepted at least so many draft tokens? If
+# every token were accepted with the same chance p, the shares would fall as p, p², p³.
+#
+# Where do methods that learn get better: within an answer (MAT of the steps that begin within each
+# stretch of it), and, with state kept for the run (`python run.py state_scope=paper`), from
+# request to request?
+
+
+# %%
+def over_the_stream(records: list[CaseRecord]) -> list[tuple[float, Estimate]]:
+    return [(size, mat(turns)) for size, turns in stream_parts(records, 5)]
+
+
+# %%
+for comparison in comparisons:
+    depth, left_out = shared.drawn(comparison, by_depth)
+    within, _ = shared.drawn(comparison, by_position)
+    over, _ = shared.drawn(comparison, over_the_stream)
+    panels = [
+        Panel("", "draft tokens accepted, at least", "share of steps", depth, top=1.0),
+        Panel("within an answer", "position (tokens)", "MAT", within, bottom=1.0),
+        Panel("over the stream", "tokens of finished requests", "MAT", over, bottom=1.0),
+    ]
+    title = f"Acceptance: {comparison.printed_title}"
+    words = captions([comparison], left_out, speedup=False, times=False)
+    figure = curves([panels], title, words)
+    shared.show(figure, f"acceptance_{comparison.model}_{comparison.dataset}")
+    for panel in panels:
+        shared.table(shared.points(panel.series, panel.xlabel), title)

@@ -23,7 +23,7 @@ from analysis.plots.charts import Point, Series
 from analysis.plots.layout import Drawing, save, write_words
 from analysis.plots.style import RC
 from analysis.plots.sweeps import figure_name
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import Comparison
 from analysis.runs.load import Run, usable_runs
 from analysis.tabular.records_sheet import records_sheet
 from specbench.errors import SpecBenchError
@@ -45,75 +45,45 @@ def runs(
 ) -> list[Run]:
     """The complete runs below ``RUNS`` that a notebook can show.
 
-    Where there is none, a line says what the notebook needs and which command makes it. A folder
-    that cannot be read is one line, too; a plain file then exits with 2.
-
-    Args:
-        needs: what is shown, in words, and ``command`` that makes it.
-        where: whether a run has it.
+    Where there is none, a line says what the notebook ``needs`` and which ``command`` makes it. So
+    does a folder that cannot be read; a plain file then exits with 2.
     """
-    paths = [_found(path) for path in os.environ.get("RUNS", "results").split(os.pathsep)]
+    names = os.environ.get("RUNS", "results").split(os.pathsep)
+    paths = [Path(n) if Path(n).exists() else PROJECT / n for n in names]
     try:
-        found = [run for run in usable_runs(paths)[0] if where(run)]
+        usable = [run for run in usable_runs(paths)[0] if where(run)]
     except SpecBenchError as error:
+        sys.stderr.write(f"error: RUNS: {error}\n")
         if not _in_notebook():
-            sys.stderr.write(f"error: RUNS: {error}\n")
             raise SystemExit(error.exit_code) from None
-        sys.stdout.write(f"error: RUNS: {error}\n")
         return []
-    if not found:
+    if not usable:
         places = ", ".join(map(str, paths))
         sys.stdout.write(
             f"Nothing to show: no run below {places} has {needs}. Make one: {command}\n"
         )
-    return found
-
-
-def _found(path: str) -> Path:
-    """The folder from here; else from the project, since a notebook is executed in its folder."""
-    in_project = PROJECT / path
-    return in_project if in_project.exists() and not Path(path).exists() else Path(path)
+    return usable
 
 
 def _in_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
-def by_experiment(command: str, *knobs: str) -> list[list[Run]]:
-    """The runs in which a label has all of these knobs, those of each experiment together.
-
-    Different experiments may have run the same cell of a heatmap. ``command`` makes such runs.
-    """
-
-    def swept(run: Run) -> bool:
-        return any(set(knobs) <= run.knobs(label).keys() for label in run.labels)
-
-    found: dict[str | None, list[Run]] = {}
-    for run in runs(f"the settings {' and '.join(knobs)}", command, swept):
-        found.setdefault(run.experiment, []).append(run)
-    return list(found.values())
-
-
-def readable(entries: Sequence[ComparedLabel]) -> tuple[Sequence[ComparedLabel], str]:
-    """As many as one picture can show, and, where there are more, words that say so."""
-    if len(entries) <= MOST:
-        return entries, ""
-    return entries[:MOST], f"Drawn: the first {MOST} of {len(entries)} labels."
-
-
 def drawn(
     comparison: Comparison, numbers: Callable[[list[CaseRecord]], Iterable[tuple[float, Estimate]]]
 ) -> tuple[list[Series], str]:
-    """A line for each readable label through its numbers, and words on those left out."""
-    entries, left_out = readable(comparison.drafting)
-    return [
+    """A line through the numbers of as many labels as a picture can show, and words on the rest."""
+    entries = comparison.drafting
+    lines = [
         Series(
             figure_name(comparison, entry),
             entry.method,
             [Point.at(x, number) for x, number in numbers(entry.records)],
         )
-        for entry in entries
-    ], left_out
+        for entry in entries[:MOST]
+    ]
+    left_out = f"Drawn: the first {MOST} of {len(entries)} labels." if len(entries) > MOST else ""
+    return lines, left_out
 
 
 def numbers(comparisons: Sequence[Comparison], *columns: str) -> pd.DataFrame:
@@ -125,8 +95,8 @@ def numbers(comparisons: Sequence[Comparison], *columns: str) -> pd.DataFrame:
         return pd.DataFrame()
     sheet = records_sheet(comparisons)
     sheet = sheet[sheet["task"] == OVERALL]
-    kept = ["model", "dataset", "label", *(name for name in columns if name in sheet)]
-    return sheet[list(dict.fromkeys(kept))].dropna(axis="columns", how="all").reset_index(drop=True)
+    names = ["model", "dataset", "label", *(name for name in columns if name in sheet)]
+    return sheet[names].dropna(axis="columns", how="all").reset_index(drop=True)
 
 
 def points(series: Sequence[Series], across: str) -> pd.DataFrame:

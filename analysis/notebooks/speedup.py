@@ -16,11 +16,19 @@
 # `RUNS=results jupytext --to notebook --execute analysis/notebooks/speedup.py`.
 
 # %%
+import pandas as pd
+
 from analysis.figures import speedup_by_task
 from analysis.notebooks import shared
+from analysis.plots.stacked_bars import stacked_bars
+from analysis.plots.sweeps import figure_name
+from analysis.runs.captions import caption
 from analysis.runs.comparisons import make_comparisons
+from analysis.runs.estimates import STEP_PHASES, decoded_tokens, phase_s, pooled_ratio
 from analysis.tabular.comparison_tables import pairs_table
 from analysis.tabular.table import sheet
+from specbench.results.estimate import Estimate
+from specbench.results.records import CaseRecord
 
 comparisons = make_comparisons(
     shared.runs("measured times", where=lambda run: run.timing == "measured")
@@ -49,3 +57,29 @@ for comparison in comparisons:
     page = pairs_table(comparison)
     if page is not None:
         shared.table(sheet([page]), page.title)
+
+# %% [markdown]
+# Where does the time go? Milliseconds per token by phase of a step: what plain decoding pays for
+# its passes, and what a method pays for fewer of them. Only runs with `measure=phases` know it.
+
+
+# %%
+def milliseconds(records: list[CaseRecord], phase: str) -> Estimate:
+    return pooled_ratio(records, lambda r: 1e3 * phase_s(r, phase), decoded_tokens)
+
+
+# %%
+for comparison in comparisons:
+    rows = {}
+    for entry in comparison.entries:
+        clocked = [record for record in entry.timed_records if record.phase_s]
+        if clocked:
+            name = figure_name(comparison, entry)
+            rows[name] = {phase: milliseconds(clocked, phase) for phase in STEP_PHASES}
+    if rows:
+        title = f"Time: {comparison.printed_title}"
+        figure = stacked_bars(rows, "milliseconds per token", title, caption(comparison), "{:.1f}")
+        shared.show(figure, f"time_{comparison.model}_{comparison.dataset}")
+        values = {name: {p: cell.value for p, cell in row.items()} for name, row in rows.items()}
+        frame = pd.DataFrame(values).T.rename_axis("label").reset_index()
+        shared.table(frame, f"Milliseconds per token: {comparison.printed_title}")
