@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from analysis.papers import by_reproduction
-from analysis.papers.reproduction import claimed_words, task_panel
+from analysis.papers.claimed import claimed_words, task_panel
 from analysis.plots.charts import bars
 from analysis.plots.heads import acceptance_picture, rows_picture
 from analysis.plots.layout import Drawing, save

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from analysis.papers.cells import CONTEXT, cells
 from analysis.papers.reproduction import Reproduction, captions
 from analysis.runs.claims import Claim
-from analysis.runs.comparisons import ComparedLabel, conditions, make_comparisons
-from analysis.runs.drafting import (
-    draft_passes,
-    draft_tokens,
-    drafter_count,
-    hit_rate,
-    load_of_pass,
-    phase_share,
-    rows_of_draft_pass,
-    rows_of_target_pass,
-)
-from analysis.runs.estimates import decoded_tokens, pooled_ratio
+from analysis.runs.comparisons import ComparedLabel, Comparison, conditions, make_comparisons
+from analysis.runs.drafting import drafter_count, phase_share
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
-from analysis.tabular.comparison_tables import claimed_cell, context_cells
+from analysis.tabular.comparison_tables import claimed_cell
 from analysis.tabular.table import ResultTable
-from specbench.results.decision import case_cell, outputs_cell
+from specbench.results.decision import OUTPUTS
 from specbench.results.estimate import ABSENT, Cell, Estimate, Fact
 
-_TEXT = (
-    "Draft passes and draft tokens (rows of those passes): per committed token; the prompt's pass "
-    "counts for neither model. Draft share: of the steps' time, where a run with measure=phases "
-    "has it; for CARD and PEARL in serial emulation. Hit rate: share of queries whose corrected "
-    "token was in CARD's cache. Params × L_new: billions of parameters times tokens of a pass. "
-    "Devices: those that both models were on, of those asked for. Memory: weights (packed copies "
-    "too) and caches of both models, as the method needs them by itself."
-)
 _CLAIMS_TEXT = (
     "Of each source its largest speedup at the run's temperature. CARD's paper gives CARD one GPU "
     "more than plain decoding and ran the others' code itself; PEARL's draft needs a GPU of its "
@@ -42,22 +24,23 @@ _CLAIMS_TEXT = (
 )
 
 
-def _tables(runs: Sequence[Run]) -> list[ResultTable]:
+def tables(of: Reproduction, runs: Sequence[Run]) -> list[ResultTable]:
+    """What was measured, and below what each paper claims."""
     # The clock inside the steps costs time: speeds are those of the other runs, if any.
     timed = [run for run in runs if not run.phases] or list(runs)
     comparisons = make_comparisons(timed, claims=())
-    entries = [entry for comparison in comparisons for entry in comparison.drafting]
+    entries = [(c, entry) for c in comparisons for entry in c.drafting]
     phased = make_comparisons([run for run in runs if run.phases], claims=())
     inside = {_place(entry): entry for comparison in phased for entry in comparison.drafting}
-    text = captions(comparisons, _TEXT)
-    rows = [_row(entry, inside.get(_place(entry))) for entry in entries]
-    claims = [(entry, claim) for entry in entries for claim in _claims(entry)]
+    text = captions(comparisons, of.text)
+    rows = [_row(c, entry, inside.get(_place(entry))) for c, entry in entries]
+    claims = [(c, entry, claim) for c, entry in entries for claim in _claims(entry)]
     return [
         ResultTable.of("Draft models: gains and resources", text, rows, short=_SHORT),
         ResultTable.of(
             "Draft models: claimed and measured",
             captions(comparisons, _CLAIMS_TEXT),
-            [_claim_row(entry, claim) for entry, claim in claims],
+            [_claim_row(*each) for each in claims],
             [VERDICT_RULE, VERDICT_WORDS],
         ),
     ]
@@ -69,37 +52,28 @@ _SHORT = (
 )  # fmt: skip
 
 
-def _place(entry: ComparedLabel) -> tuple[Any, ...]:
+def _place(entry: ComparedLabel) -> tuple[object, ...]:
     run = entry.run
     return (run.model, run.dataset, conditions(run), run.manifest.prompt_set_hash, entry.label)
 
 
-def _row(entry: ComparedLabel, inside: ComparedLabel | None) -> dict[str, Cell]:
-    run, label, row = entry.run, entry.label, entry.overall
-    share = Estimate(None)
-    if inside is not None and inside.run.tells_draft_time(label):
-        share = phase_share(inside)
-    per_token = [
-        pooled_ratio(entry.records, count, decoded_tokens, run.seed)
-        for count in (draft_passes, draft_tokens)
-    ]
-    return {
-        "model": run.model,
-        "method": label,
-        "MAT [95 %]": entry.measured("mat"),
-        "speedup [95 %]": entry.measured("speedup"),
-        **context_cells(row),
-        "draft share [95 %]": share,
-        "hit rate [95 %]": hit_rate(entry),
-        "draft passes [95 %]": per_token[0],
-        "draft tokens [95 %]": per_token[1],
-        "target Params × L_new": load_of_pass(rows_of_target_pass(entry), run.parameters()),
-        "draft Params × L_new": load_of_pass(rows_of_draft_pass(entry), run.parameters(label)),
+def _row(
+    comparison: Comparison, entry: ComparedLabel, inside: ComparedLabel | None
+) -> dict[str, Cell]:
+    tells = inside is not None and inside.run.tells_draft_time(entry.label)
+    others: dict[str, Cell] = {
+        "draft share [95 %]": phase_share(inside) if inside and tells else Estimate(None),
         "devices": _devices(entry),
         "memory, GB": _memory(entry),
-        "cases": case_cell(row),
-        "outputs": outputs_cell(row),
     }
+    return cells(comparison, entry, _COLUMNS, others)
+
+
+_COLUMNS = (
+    "model", "method", "MAT [95 %]", "speedup [95 %]", CONTEXT, "draft share [95 %]",
+    "hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "target Params × L_new",
+    "draft Params × L_new", "devices", "memory, GB", "cases", OUTPUTS,
+)  # fmt: skip
 
 
 def _devices(entry: ComparedLabel) -> str:
@@ -147,17 +121,13 @@ def _claimed_loads(claim: Claim) -> dict[str, Cell]:
     }
 
 
-def _claim_row(entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
-    run, row = entry.run, entry.overall
+def _claim_row(comparison: Comparison, entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
+    run = entry.run
     models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
     same_data = claim.dataset == run.dataset
     verdict = entry.verdict(claim=claim) if same_data else "other data"
     return {
-        "method": entry.label,
-        "MAT [95 %]": entry.measured("mat"),
-        "speedup [95 %]": entry.measured("speedup"),
-        **context_cells(row),
-        "cases": case_cell(row),
+        **cells(comparison, entry, ("method", "MAT [95 %]", "speedup [95 %]", CONTEXT, "cases")),
         "measured on": f"{run.model}, {run.dataset}, {run.hardware}",
         "claimed MAT": claimed_cell(claim, "mat"),
         "claimed speedup": claimed_cell(claim, "speedup"),
@@ -168,6 +138,3 @@ def _claim_row(entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
         "claimed in": f"{claim.paper}, {claim.source}",
         "verdict": verdict,
     }
-
-
-REPRODUCTIONS = (Reproduction("draft_models", "Draft models side by side", _tables),)

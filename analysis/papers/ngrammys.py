@@ -1,72 +1,50 @@
-"""N-Grammys (arXiv 2411.03786): Figures 1 to 9 and Table 1."""
+"""N-Grammys: Figures 1, 2 and 4, and Table 1."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from analysis.papers.ngrammys_rows import FIGURE4
+from analysis.papers.cells import task_cells
 from analysis.papers.reproduction import (
     Pictures,
     Reproduction,
     after,
     along,
-    by_model,
     captions,
-    claimed_comparisons,
-    heatmap_pictures,
-    knob_column,
-    label_column,
-    settings_tables,
+    claims_of,
+    pictures,
+    points,
+    rows,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.plots.layout import Drawing
 from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
+from analysis.plots.sweeps import figure_name
 from analysis.runs.claims import Claim, claim_of_setting
 from analysis.runs.comparisons import ComparedLabel, Comparison
-from analysis.runs.estimates import over_repeats
+from analysis.runs.estimates import over_repeats, pooled_ratio
 from analysis.runs.leaders import leaders
-from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL
-from analysis.tabular.comparison_tables import claimed_cells, context_cells, with_rule
+from analysis.tabular.comparison_tables import claimed_cells, with_rule
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import case_cell
-from specbench.results.estimate import ABSENT, Cell, Fact
+from specbench.results.estimate import ABSENT, Cell, Estimate, Fact
 from specbench.results.names import display_name
+from specbench.results.records import CaseRecord
 from specbench.results.wording import leader_words
 
 PAPER = "ngrammys"
-_MAT = "tokens per call (MAT)"
-_AXES = {"k": "k (rows)", "w": "w (draft tokens in a row)"}
-_KW = {"k": knob_column("k"), "w": knob_column("w")}
-_FIGURE1_TEXT = (
-    "Time of a target pass over k rows of w + 1 tokens (a batch, as the paper runs it), relative "
-    "to one of a single token. The paper's cells (Mistral-7B, bfloat16, A100-40GB) have no "
-    "numbers in its text."
-)
-_FIGURE2_TEXT = (
-    "What the model alone gives: its unigrams, bigrams, and bigrams extended to w tokens. The "
-    "paper's curves have no numbers; it says about 1.5 tokens per call at k = 25, w = 2 ("
-    "Mistral-7B, A100-40GB, data set not stated)."
-)
-_GRID_TEXT = "k rows of w draft tokens each. The paper's cells have no numbers in its text."
-_TABLE1_TEXT = (
-    "± is the standard deviation over the run's repeats, as in the paper, the bracket a 95 % "
-    "interval over prompts. (k*, w*): the fastest of the settings that were run, chosen on the "
-    "questions it is shown for, as the paper does; those that may be as fast are listed below. "
-    "A claim is shown in the row of its own model; "
-    "the paper's others on the same data follow below."
-)
 
 
-def _comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    return claimed_comparisons(runs, PAPER, "table1")
+# --- Figures 1 and 2 ------------------------------------------------------------------------------
 
 
-# --- Figure 1 -------------------------------------------------------------------------------------
-
-
-def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
-    rows: list[dict[str, Cell]] = [
+def figure1(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+    """What passes cost: this experiment measures no decoding."""
+    slowdowns: list[dict[str, Cell]] = [
         {
             "model": run.model,
             "context (tokens)": str(context),
@@ -76,73 +54,138 @@ def _figure1(runs: Sequence[Run]) -> list[ResultTable]:
             "passes": str(run.surface.passes["batch"].repeats),
         }
         for run in runs
-        if run.surface is not None  # this experiment measures costs alone
+        if run.surface is not None
         for context in run.surface.passes["batch"].axes["context"]
         for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items()
     ]
-    text = "\n".join(slowdown_caption(run, _FIGURE1_TEXT) for run in runs)
-    return [ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, rows)]
+    text = "\n".join(slowdown_caption(run, of.text) for run in runs)
+    yield ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, slowdowns)
 
 
-def _figure1_figure(runs: Sequence[Run]) -> Pictures:
+def figure1_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """One picture per model."""
     for run in runs:
-        title = after("N-Grammys, Figure 1", display_name(run.model))
-        yield run.model, slowdown_heatmaps(run, title, slowdown_caption(run, _FIGURE1_TEXT))
+        title = after(of.place, display_name(run.model))
+        yield run.model, slowdown_heatmaps(run, title, slowdown_caption(run, of.text))
 
 
-# --- Figure 2 -------------------------------------------------------------------------------------
-
-
-_figure2 = settings_tables(
-    "N-Grammys, Figure 2: tokens per call against k",
-    {"source": label_column, **_KW},
-    PAPER,
-    "figure2",  # whose claims are the mixed strategy's
-    text=_FIGURE2_TEXT,
-)
-
-
-def _figure2_figure(runs: Sequence[Run]) -> Pictures:
-    for model, comparisons in by_model(claimed_comparisons(runs, PAPER, "figure2")):
-        panels = []
-        for comparison in comparisons:
-            names = list(dict.fromkeys(entry.label for entry in comparison.drafting))
-            panels.append(
-                Panel(
-                    display_name(comparison.dataset), "k (drafts)", _MAT,
-                    [_over_k(comparison, name) for name in names], bottom=1.0,
-                )
-            )  # fmt: skip
-        text = captions(comparisons, _FIGURE2_TEXT)
-        yield model, curves([panels], after("N-Grammys, Figure 2", display_name(model)), text)
+def _figure2(comparisons: Sequence[Comparison], title: str, text: str) -> Drawing:
+    panels = []
+    for comparison in comparisons:
+        names = dict.fromkeys(entry.label for entry in comparison.drafting)
+        series = [_over_k(comparison, name) for name in names]
+        data, unit = display_name(comparison.dataset), "tokens per call (MAT)"
+        panels.append(Panel(data, "k (drafts)", unit, series, bottom=1.0))
+    return curves([panels], title, text)
 
 
 def _over_k(comparison: Comparison, name: str) -> Series:
-    own = [(k, entry) for k, entry in along(comparison, "k") if entry.label == name]
+    drafts = along([entry for entry in comparison.drafting if entry.label == name], "k")
     source = f"{PAPER}/{name.partition('_')[0]}"
-    points = [Point.at(k, entry.measured("mat")) for k, entry in own]
-    return Series(name.replace("_", ", w = "), source, points)
+    return Series(name.replace("_", ", w = "), source, points(drafts, "mat"))
 
 
-# --- Figures 3, 6, 8 and 5, 7, 9 ------------------------------------------------------------------
+figure2_lines = pictures(_figure2, per_model=True)
 
 
-def _grid_table(words: str) -> Callable[[Sequence[Run]], list[ResultTable]]:
-    title = f"N-Grammys, {words}, over (k, w)"
-    return settings_tables(title, {"method": label_column, **_KW}, PAPER, "table1", text=_GRID_TEXT)
+# --- Figure 4: which rows win, at which rank, and who filled them ---------------------------------
 
 
-def grid_figures(runs: Sequence[Run], key: str, place: str = "N-Grammys") -> Pictures:
-    """One figure per model; of each data set a heatmap per strategy, layout and other setting."""
-    return heatmap_pictures(_comparisons(runs), ("k", "w"), key, place, _GRID_TEXT, _AXES)
+def _won(record: CaseRecord, source: str, key: str) -> Counter[int]:
+    """Values of a list with one entry per step, at the steps that a row of the source won."""
+    steps = zip(record.drafter[key], record.drafter["won_source"], strict=True)
+    return Counter(value for value, won in steps if won == source)
+
+
+_SOURCES = ("context", "bigram")
+# Of each part its unit, and what a turn counted for a source.
+_PARTS: dict[str, tuple[str, Callable[[CaseRecord, str], Counter[int]]]] = {
+    "accepted draft tokens": (
+        "share of the source's wins",
+        lambda record, source: _won(record, source, "accepted"),
+    ),
+    "rank of the winning row (0 is first)": (
+        "share of the source's wins",
+        lambda record, source: _won(record, source, "won_rank"),
+    ),
+    "rows given to the source": (
+        "share of steps",
+        lambda record, source: Counter(record.drafter[f"rows_{source}"]),
+    ),
+}
+
+
+def _distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int, Estimate]]:
+    """Every value up to the largest, also those that did not occur, and its share."""
+    counted = _PARTS[part][1]
+    own = [record for record in entry.records if record.drafter]
+
+    def share(value: int) -> Estimate:
+        return pooled_ratio(
+            own,
+            lambda r: counted(r, source)[value],
+            lambda r: counted(r, source).total(),
+            entry.run.seed,
+            at_most=1,
+        )
+
+    total = sum((counted(record, source) for record in own), Counter[int]())
+    support = range(min(total, default=0), max(total, default=-1) + 1)
+    return [(value, share(value)) for value in support]
+
+
+def _figure4(comparison: Comparison) -> Iterable[tuple[dict[str, Cell], str]]:
+    for entry in comparison.drafting:
+        for part in _PARTS:
+            for source in _SOURCES:
+                for value, share in _distribution(entry, part, source):
+                    row: dict[str, Cell] = {
+                        "run": comparison.title,
+                        "part": part,
+                        "source": source,
+                        "value": str(value),
+                        "share [95 %]": share,
+                        "cases": case_cell(entry.overall),
+                    }
+                    yield row, ""
+
+
+def _figure4_bars(comparisons: Sequence[Comparison], title: str, text: str) -> Drawing:
+    drawn = [(comparison, entry) for comparison in comparisons for entry in comparison.drafting]
+    panels = [[_panel(entry, part) for _, entry in drawn] for part in _PARTS]
+    panels[0] = [replace(p, title=_title(*d)) for p, d in zip(panels[0], drawn, strict=True)]
+    return curves(panels, title, text)
+
+
+def _panel(entry: ComparedLabel, part: str) -> Panel:
+    series = [
+        Series(
+            source,
+            f"{PAPER}/{source}",
+            [Point.at(value, share) for value, share in _distribution(entry, part, source)],
+        )
+        for source in _SOURCES
+    ]
+    return Panel("", part, _PARTS[part][0], series, top=1.0, bars=True)
+
+
+def _title(comparison: Comparison, entry: ComparedLabel) -> str:
+    dataset = display_name(comparison.dataset)
+    several = len(comparison.drafting) > 1
+    return f"{dataset}, {figure_name(comparison, entry)}" if several else dataset
+
+
+figure4 = rows("N-Grammys, Figure 4: acceptance, rank, allocation", _figure4)
+figure4_bars = pictures(_figure4_bars, per_model=True, speedup=False)
 
 
 # --- Table 1 --------------------------------------------------------------------------------------
 
 
-def _table1(runs: Sequence[Run]) -> list[ResultTable]:
-    comparisons = _comparisons(runs)
-    rows: list[dict[str, Cell]] = []
+def table1(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+    """Every setting, the best of them, and below the paper's other claims on the same data."""
+    comparisons = of.comparisons(runs)
+    cells: list[dict[str, Cell]] = []
     notes: list[str] = []
     for comparison in comparisons:
         where = [comparison.model, comparison.dataset]
@@ -151,15 +194,15 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
         best = max(timed, key=lambda e: e.overall["speedup"] or 0.0, default=None)
         for entry in comparison.drafting:
             claim = entry.claim if entry.claim and entry.claim.model == where[0] else None
-            rows.append(_table1_row(entry, _setting(entry), claim))
+            cells.append(_table1_row(entry, _setting(entry), claim))
             notes += [entry.note(_setting(entry), claim)] if claim else []
         if best is not None:
-            claim = claim_of_setting(_claims(), "best", PAPER, *where)
-            rows.append(_table1_row(best, f"(k*, w*) = {_pair(best)}", claim))
+            claim = claim_of_setting(claims_of(PAPER, "table1"), "best", PAPER, *where)
+            cells.append(_table1_row(best, f"(k*, w*) = {_pair(best)}", claim))
             notes.append(_leading(comparison, timed, best))
             notes += [best.note("(k*, w*)", claim)] if claim else []
     for claim in _claimed_elsewhere(comparisons):
-        rows.append(
+        cells.append(
             {
                 "model": claim.model,
                 "data": claim.dataset,
@@ -170,8 +213,7 @@ def _table1(runs: Sequence[Run]) -> list[ResultTable]:
             }
         )
         notes.append(claim.note(_claimed_setting(claim), "quoted" if claim.quoted else "claimed"))
-    text = captions(comparisons, _TABLE1_TEXT)
-    return [ResultTable.of("N-Grammys, Table 1", text, rows, with_rule(notes))]
+    yield ResultTable.of(of.place, captions(comparisons, of.text), cells, with_rule(notes))
 
 
 def _leading(comparison: Comparison, timed: Sequence[ComparedLabel], best: ComparedLabel) -> str:
@@ -192,7 +234,7 @@ def _claimed_elsewhere(comparisons: Sequence[Comparison]) -> list[Claim]:
     datasets = {comparison.dataset for comparison in comparisons}
     return [
         claim
-        for claim in _claims()
+        for claim in claims_of(PAPER, "table1")
         if claim.dataset in datasets and (claim.dataset, claim.model, claim.method) not in ran
     ]
 
@@ -223,22 +265,17 @@ def _pair(entry: ComparedLabel) -> str:
     return f"({entry.knobs['k']}, {entry.knobs['w']})"
 
 
-def _claims() -> list[Claim]:
-    return [c for c in load_claims() if c.paper == PAPER and c.exhibit == "table1"]
-
-
 def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> dict[str, Cell]:
-    row, run = entry.overall, entry.run
+    run, measured = entry.run, task_cells(entry)
     spread = over_repeats(run.records, entry.label, run.baseline or "")
     return {
         "model": run.model,
         "data": run.dataset,
         "setting": setting,
-        "tokens per call [95 %]": entry.measured("mat"),
+        "tokens per call [95 %]": measured.pop("MAT [95 %]"),
         "speedup ± sd": _spread(spread) if spread else ABSENT,
-        "speedup [95 %]": entry.measured("speedup"),
-        **context_cells(row),
-        "cases": case_cell(row),
+        **measured,
+        "cases": case_cell(entry.overall),
         **claimed_cells(claim),
         "verdict": entry.verdict(claim=claim) if claim else "",
     }
@@ -247,24 +284,3 @@ def _table1_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> dict
 def _spread(found: tuple[float, float]) -> Fact:
     mean, sd = found
     return Fact(f"{mean:.2f} ± {sd:.2f}", {"speedup mean": mean, "speedup sd": sd})
-
-
-REPRODUCTIONS = (
-    Reproduction("ngrammys_figure1", "N-Grammys, Figure 1", _figure1, _figure1_figure),
-    Reproduction("ngrammys_figure2", "N-Grammys, Figure 2", _figure2, _figure2_figure),
-    Reproduction(
-        "ngrammys_figure3",
-        "N-Grammys, Figures 3, 6, 8",
-        _grid_table("speedup"),
-        lambda runs: grid_figures(runs, "speedup", "N-Grammys, Figures 3, 6, 8"),
-    ),
-    Reproduction(
-        "ngrammys_figure5",
-        "N-Grammys, Figures 5, 7, 9",
-        _grid_table("tokens per call"),
-        lambda runs: grid_figures(runs, "mat", "N-Grammys, Figures 5, 7, 9"),
-        instead=("ngrammys_figure3",),  # the same grid, with speeds beside
-    ),
-    Reproduction("ngrammys_table1", "N-Grammys, Table 1", _table1),
-    FIGURE4,
-)

@@ -1,38 +1,42 @@
-"""What a reproduction is, and what the papers' modules share."""
+"""What a reproduction is, and the kinds of tables and figures that a paper's module lists."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from analysis.plots.charts import Panel, Point, Series, bars
+from analysis.papers.cells import cells
+from analysis.papers.claimed import claimed_in_cells, claimed_words, speedups, task_panel
+from analysis.plots.charts import Panel, Point, bars, curves
 from analysis.plots.layout import Drawing
-from analysis.plots.sweeps import comparison_title, figure_name, sweep_heatmaps
-from analysis.plots.units import MAT, PLAIN, speedup_words
+from analysis.plots.sweeps import comparison_title, sweep_heatmaps
+from analysis.plots.units import PLAIN, speedup_words
 from analysis.runs.captions import captions_once
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison, conditions, make_comparisons
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.sweeps import sweeps
-from analysis.tabular.comparison_tables import Columns, natural, settings_table
+from analysis.tabular.comparison_tables import (
+    Columns,
+    comparison_table,
+    natural,
+    settings_table,
+    task_table,
+    with_rule,
+)
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT
+from specbench.results.estimate import ABSENT, Cell
 from specbench.results.names import display_name
-from specbench.results.statistics.roofline import baseline_context
-from specbench.results.summary_schema import number
-from specbench.results.tasks import OVERALL
 from specbench.results.wording import case_words
 
 # Pictures with what is added to their files' names.
-Pictures = Iterable[tuple[str, Drawing]]
-
-
-def no_figures(runs: Sequence[Run]) -> Pictures:
-    """Of a reproduction that is a table."""
-    del runs
-    return ()
+Pictures: TypeAlias = Iterable[tuple[str, Drawing]]
+TableKind: TypeAlias = "Callable[[Reproduction, Sequence[Run]], Iterable[ResultTable]]"
+FigureKind: TypeAlias = "Callable[[Reproduction, Sequence[Run]], Pictures]"
+# Of comparisons that share a picture, with its title and caption.
+Draw: TypeAlias = Callable[[Sequence[Comparison], str, str], Drawing]
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,10 @@ class Reproduction:
     Attributes:
         name: of the experiment that it is made of, and of its files.
         place: where it stands, e.g. ``Cacheback, Table 1``.
-        tables: its numbers, from its runs.
-        figures: its pictures, each with what is added to the file name, which need not differ;
-            none for a plain table.
+        claims: the source's key in the ledger, then the exhibits whose claims may stand beside.
+        table_kinds: its numbers.
+        figure_kinds: its pictures; none for a plain table.
+        text: what captions say before the conditions.
         also: further experiments whose runs belong to it.
         instead: experiments whose runs show the same numbers, and serve for a model that its own
             experiments were not run with.
@@ -52,37 +57,38 @@ class Reproduction:
 
     name: str
     place: str
-    tables: Callable[[Sequence[Run]], Sequence[ResultTable]]
-    figures: Callable[[Sequence[Run]], Pictures] = field(default=no_figures)
-    also: tuple[str, ...] = ()
-    instead: tuple[str, ...] = ()
+    claims: Sequence[str]
+    table_kinds: Sequence[TableKind]
+    figure_kinds: Sequence[FigureKind] = ()
+    text: str = ""
+    also: Sequence[str] = ()
+    instead: Sequence[str] = ()
 
     @property
     def experiments(self) -> tuple[str, ...]:
         return (self.name, *self.also)
 
+    def comparisons(self, runs: Sequence[Run]) -> list[Comparison]:
+        """The runs compared, with the claims of this table or figure alone; by model size."""
+        compared = make_comparisons(runs, claims=claims_of(*self.claims))
+        return sorted(compared, key=lambda comparison: natural(comparison.model))
 
-def by_model(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Comparison]]]:
-    """Groups that one picture may show, with their model, in order of appearance.
+    def tables(self, runs: Sequence[Run]) -> list[ResultTable]:
+        """Its numbers, from its runs."""
+        return [table for kind in self.table_kinds for table in kind(self, runs)]
 
-    They differ in data alone: what ran elsewhere, or was predicted, has a picture of its own.
-    """
-    pictures: dict[tuple[Any, ...], list[Comparison]] = {}
-    for comparison in comparisons:
-        key = (comparison.model, conditions(comparison.runs[0]), comparison.estimator)
-        pictures.setdefault(key, []).append(comparison)
-    return [(members[0].model, members) for members in pictures.values()]
-
-
-def claimed_comparisons(runs: Sequence[Run], paper: str, *exhibits: str) -> list[Comparison]:
-    """The comparisons of the runs, with the claims of these tables and figures alone."""
-    claims = [c for c in load_claims() if c.paper == paper and c.exhibit in exhibits]
-    return sorted(make_comparisons(runs, claims=claims), key=lambda found: natural(found.model))
+    def figures(self, runs: Sequence[Run]) -> Pictures:
+        """Its pictures, drawn one after the other."""
+        for kind in self.figure_kinds:
+            yield from kind(self, runs)
 
 
-def label_column(entry: ComparedLabel) -> str:
-    """A column of a table."""
-    return entry.label
+def claims_of(paper: str, *exhibits: str) -> list[Claim]:
+    """What the ledger has from these tables, figures or passages of a source."""
+    return [c for c in load_claims() if c.paper == paper and c.exhibit in exhibits]
+
+
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def knob_column(name: str) -> Callable[[ComparedLabel], str]:
@@ -95,64 +101,207 @@ def knob_column(name: str) -> Callable[[ComparedLabel], str]:
     return value_of
 
 
-def settings_tables(
+STORES = {"ssd": "buffer_tokens", "rest": "store_tokens"}  # by method, the knob of the store's size
+# What a column of a table of settings has, where it is no knob.
+_NO_KNOBS: Columns = {
+    "label": lambda entry: entry.label,
+    "temperature": lambda entry: f"{entry.run.temperature:g}",
+    "store": lambda entry: knob_column(STORES.get(entry.method, "buffer_tokens"))(entry),
+}
+
+
+def settings(title: str, columns: Mapping[str, str], beside: Sequence[str] = ()) -> TableKind:
+    """One table, a row per setting, as :func:`settings_table` has it.
+
+    Args:
+        title: above it.
+        columns: by heading a knob, or one of the columns above.
+        beside: labels of speeds claimed without a data set, which follow below; the caption
+            then says nothing before the conditions.
+    """
+    of_entry = {heading: _NO_KNOBS.get(of) or knob_column(of) for heading, of in columns.items()}
+
+    def tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+        below = claims_of(*of.claims) if beside else []
+        claims = [c for c in below if c.value("tokens_per_s") and (c.setting or "") in beside]
+        text = "" if beside else of.text
+        yield settings_table(title, of.comparisons(runs), of_entry, text, claims)
+
+    return tables
+
+
+def overall_and_by_task() -> TableKind:
+    """Of each comparison the methods, and where it has several tasks these, too."""
+
+    def tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+        for comparison in of.comparisons(runs):
+            yield comparison_table(comparison)
+            if len(comparison.tasks) > 1:
+                yield task_table(comparison, f"{of.place} by task ({comparison.title})")
+
+    return tables
+
+
+def rows(
     title: str,
-    columns: Columns,
-    paper: str,
-    *exhibits: str,
-    text: str = "",
-) -> Callable[[Sequence[Run]], list[ResultTable]]:
-    """The tables of a reproduction that is a row per setting, as :func:`settings_table` has it."""
-    return lambda runs: [
-        settings_table(title, claimed_comparisons(runs, paper, *exhibits), columns, text)
-    ]
+    rows_of: Callable[[Comparison], Iterable[tuple[dict[str, Cell], str]]],
+    short: Sequence[str] = (),
+    speedup: bool = False,
+) -> TableKind:
+    """One table of all comparisons' rows, each with its note; ``short``: its first columns."""
+
+    def tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+        comparisons = of.comparisons(runs)
+        made = [row for comparison in comparisons for row in rows_of(comparison)]
+        notes = with_rule([note for _, note in made])
+        text = captions(comparisons, of.text, speedup=speedup)
+        yield ResultTable.of(title, text, [cells for cells, _ in made], notes, short)
+
+    return tables
 
 
-def data_set_figures(place: str, paper: str, *exhibits: str) -> Callable[[Sequence[Run]], Pictures]:
-    """Figures of speedups by data set, one per model."""
+def knob_rows(
+    title: str, knob: Sequence[str], columns: Sequence[str], speedup: bool = False
+) -> TableKind:
+    """One table, a row for each value of a knob.
 
-    def figures(runs: Sequence[Run]) -> Pictures:
-        for model, members in by_model(claimed_comparisons(runs, paper, *exhibits)):
-            ticks = [
-                f"{display_name(g.dataset)}\nn = {case_words(g.entries[0].overall)}"
-                for g in members
-            ]
-            unit = speedup_words(members[0].timing)
-            panel = Panel("", "", unit, speedups(members), ticks, reference=(1.0, PLAIN))
-            text = captions(members, claimed_words(members, "speedup"))
-            yield model, bars([panel], after(place, display_name(model)), text)
+    Args:
+        title: above it.
+        knob: its name, and the heading of its column.
+        columns: all headings, of :mod:`analysis.papers.cells` but for the knob's.
+        speedup: whether a column shows any; the notes then say whose claims stand beside.
+    """
+    name, heading = knob
+
+    def rows_of(comparison: Comparison) -> Iterable[tuple[dict[str, Cell], str]]:
+        for value, entry in along(comparison.drafting, name):
+            made = cells(comparison, entry, columns, {heading: str(value)})
+            yield made, entry.note(f"{heading} = {value}") if speedup else ""
+
+    return rows(title, rows_of, speedup=speedup)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def by_model(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
+    """Groups that one picture may show, in order of appearance.
+
+    They differ in data alone: what ran elsewhere, or was predicted, has a picture of its own.
+    """
+    pictures: dict[tuple[object, ...], list[Comparison]] = {}
+    for comparison in comparisons:
+        key = (comparison.model, conditions(comparison.runs[0]), comparison.estimator)
+        pictures.setdefault(key, []).append(comparison)
+    return list(pictures.values())
+
+
+def pictures(
+    draw: Draw,
+    place: str = "",
+    per_model: bool = False,
+    by_data: bool = False,
+    speedup: bool = True,
+    claimed: Sequence[str] = (),
+) -> FigureKind:
+    """A picture per comparison, or ``per_model`` of all its data sets.
+
+    Args:
+        draw: the picture.
+        place: in its title; by default the reproduction's.
+        per_model: whether a model's comparisons share a picture.
+        by_data: whether file names have the data set after the model.
+        speedup: whether the picture shows any.
+        claimed: metrics whose claims its caption lists in place of the reproduction's text.
+    """
+
+    def figures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+        comparisons = of.comparisons(runs)
+        for members in by_model(comparisons) if per_model else [[c] for c in comparisons]:
+            first = members[0]
+            where = display_name(first.model) if per_model else comparison_title(first)
+            words = claimed_words(members, *claimed) if claimed else of.text
+            stem = f"{first.model}_{first.dataset}" if by_data else first.model
+            title = after(place or of.place, where)
+            yield stem, draw(members, title, captions(members, words, speedup=speedup))
 
     return figures
 
 
-def along(comparison: Comparison, knob: str) -> list[tuple[int, ComparedLabel]]:
+def lines(
+    grid: Callable[[Comparison], Sequence[Sequence[Panel]]],
+    place: str = "",
+    by_data: bool = False,
+    speedup: bool = False,
+) -> FigureKind:
+    """Lines of one comparison a picture, in rows of panels."""
+    return pictures(
+        lambda members, title, text: curves(grid(members[0]), title, text),
+        place,
+        by_data=by_data,
+        speedup=speedup,
+    )
+
+
+def task_bars(by_data: bool = False) -> FigureKind:
+    """MAT and speedup by task, with the claims."""
+    return pictures(
+        lambda members, title, text: bars(
+            [task_panel(members[0], key) for key in ("mat", "speedup")], title, text
+        ),
+        by_data=by_data,
+        claimed=("mat", "speedup"),
+    )
+
+
+def _data_set_bars(members: Sequence[Comparison], title: str, text: str) -> Drawing:
+    ticks = [f"{display_name(c.dataset)}\nn = {case_words(c.entries[0].overall)}" for c in members]
+    unit = speedup_words(members[0].timing)
+    panel = Panel("", "", unit, speedups(members), ticks, reference=(1.0, PLAIN))
+    return bars([panel], title, text)
+
+
+def data_set_bars() -> FigureKind:
+    """Speedups by data set, one figure per model."""
+    return pictures(_data_set_bars, per_model=True, claimed=("speedup",))
+
+
+def knob_heatmaps(axes: Mapping[str, str], keys: Sequence[str], named: bool = False) -> FigureKind:
+    """One figure per model and key; of each data set a heatmap per method and other setting.
+
+    Args:
+        axes: by knob the name of its axis: the vertical one, then the horizontal one.
+        keys: ``speedup`` or ``mat``; ``named``: also in the file names.
+    """
+    down, across = axes
+
+    def figures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+        for key in keys:
+            for members in by_model(of.comparisons(runs)):
+                model, timed = members[0].model, key == "speedup"
+                swept = [(each, sweep) for each in members for sweep in sweeps(each, down, across)]
+                entries = [entry for _, sweep in swept for entry in sweep.entries.values()]
+                claimed = claimed_in_cells(entries, key, down, across)
+                words = captions(members, of.text, claimed, speedup=timed, times=timed)
+                only = len(members) == 1
+                where = comparison_title(members[0]) if only else display_name(model)
+                title = after(of.place, where)
+                figure = sweep_heatmaps(swept, (down, across), key, title, words, axes)
+                if figure is not None:
+                    yield f"{model}_{key}" if named else model, figure
+
+    return figures
+
+
+def along(entries: Iterable[ComparedLabel], knob: str) -> list[tuple[int, ComparedLabel]]:
     """The entries that have a knob by its value, those of one value by their folder."""
-    found = [
-        (int(entry.knobs[knob]), entry)
-        for entry in comparison.drafting
-        if entry.knobs.get(knob) is not None
-    ]
-    return sorted(found, key=lambda item: (item[0], str(item[1].run.path)))
+    with_knob = [(int(e.knobs[knob]), e) for e in entries if e.knobs.get(knob) is not None]
+    return sorted(with_knob, key=lambda item: (item[0], str(item[1].run.path)))
 
 
-def task_panel(comparison: Comparison, key: str) -> Panel:
-    """Bars of every label by task, the whole run last; of ``speedup`` or ``mat``."""
-    tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
-    series = [
-        Series(
-            figure_name(comparison, entry),
-            entry.method,
-            [Point.at(x, entry.measured(key, task)) for x, task in enumerate(tasks)],
-            claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
-        )
-        for entry in comparison.drafting
-        if number(entry.overall, key) is not None
-    ]
-    ticks = [task_label(comparison, task) for task in tasks]
-    if key == "mat":  # a pass always yields one token: what counts is the part above
-        return Panel("", "", MAT, series, ticks, bottom=1.0)
-    unit = speedup_words(comparison.timing)
-    return Panel("", "", unit, series, ticks, reference=(1.0, PLAIN))
+def points(placed: Iterable[tuple[float, ComparedLabel]], key: str) -> list[Point]:
+    """A number of each entry, at its place."""
+    return [Point.at(x, entry.measured(key)) for x, entry in placed]
 
 
 def after(place: str, where: str) -> str:
@@ -160,146 +309,8 @@ def after(place: str, where: str) -> str:
     return f"After {place} ({where})"
 
 
-def task_figure(comparison: Comparison, place: str) -> Drawing:
-    """MAT and speedup by task, with the claims."""
-    panels = [task_panel(comparison, "mat"), task_panel(comparison, "speedup")]
-    text = captions([comparison], claimed_words([comparison], "mat", "speedup"))
-    return bars(panels, after(place, comparison_title(comparison)), text)
-
-
-def task_label(comparison: Comparison, task: str) -> str:
-    """A task's name in a figure, with the number of its cases."""
-    counts = {case_words(entry.rows[task]) for entry in comparison.entries if task in entry.rows}
-    words = display_name(task).replace("_", " ")
-    return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
-
-
-def heatmap_pictures(
-    comparisons: Sequence[Comparison],
-    knobs: tuple[str, str],
-    key: str,
-    place: str,
-    text: str,
-    names: Mapping[str, str],
-) -> Pictures:
-    """One figure per model; of each data set a heatmap per method and other setting."""
-    for model, members in by_model(comparisons):
-        found = [(each, sweep) for each in members for sweep in sweeps(each, *knobs)]
-        entries = [entry for _, sweep in found for entry in sweep.entries.values()]
-        claimed = claimed_in_cells(entries, key, *knobs)
-        timed = key == "speedup"
-        words = captions(members, text, claimed, speedup=timed, times=timed)
-        where = comparison_title(members[0]) if len(members) == 1 else display_name(model)
-        figure = sweep_heatmaps(found, knobs, key, after(place, where), words, names)
-        if figure is not None:
-            yield model, figure
-
-
 def captions(
     comparisons: Iterable[Comparison], *before: str, speedup: bool = True, times: bool = True
 ) -> str:
     """What stands below a figure: a few words of its own, then each comparison's conditions."""
     return "\n".join([*filter(None, before), *captions_once(comparisons, speedup, times)])
-
-
-def drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
-    """The entry's claim where its ``mat`` or ``speedup`` may stand on the entry's bar.
-
-    It is about this model and hardware, the bar was measured, and a speed is the ratio that the
-    bar shows: by the same formula over the same engine's plain decoding.
-    """
-    claim, run = entry.claim, entry.run
-    if claim is None or claim.model != run.model or run.timing != "measured":
-        return None
-    if key == "speedup":
-        plain = baseline_context(run.manifest).plain.get(claim.counting.baseline)
-        if (plain, claim.counting.speed) != (run.baseline, entry.overall["estimator"]):
-            return None
-    return claim if claim.same_hardware(run.gpus) else None
-
-
-def claimed_words(comparisons: Iterable[Comparison], *metrics: str) -> str:
-    """Whose claims the hollow markers are, and the list of those that are drawn on no bar."""
-    drawn: dict[str, list[str]] = {}
-    listed: dict[str, list[str]] = {}
-    for entry in (entry for comparison in comparisons for entry in comparison.drafting):
-        claim = entry.claim
-        if claim is None:
-            continue
-        models = f"{claim.model} with {claim.draft}" if claim.draft else claim.model
-        source = f"{models}, {claim.hardware} ({claim.title.partition(':')[0]}, {claim.source})"
-        if any(claim.values.get(key) and drawn_claim(entry, key) for key in metrics):
-            counted = f"{source}, {claim.counting.words(claim.method)}"
-            drawn.setdefault(counted, []).append(entry.label)
-        numbers = [
-            " ".join(filter(None, [_WORDS[key], claim.qualifier, f"{claim.value(key):.2f}"]))
-            for key in metrics
-            if claim.value(key) is not None and not drawn_claim(entry, key)
-        ]
-        if numbers:
-            listed.setdefault(source, []).append(f"{entry.label} {' and '.join(numbers)}")
-    heads = {
-        "Hollow markers: claimed for": drawn,
-        "Claimed for other models, hardware or ways of counting, so not drawn:": listed,
-    }
-    return "\n".join(
-        f"{head} {'; '.join(f'{of}: {_once(words)}' for of, words in found.items())}."
-        for head, found in heads.items()
-        if found
-    )
-
-
-_WORDS = {"mat": "MAT", "speedup": "speedup"}
-
-
-def _once(words: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(words))
-
-
-def claimed_in_cells(entries: Iterable[ComparedLabel], metric: str, *knobs: str) -> str:
-    """What is claimed for cells of a heatmap, in words; "" where nothing is."""
-    words = []
-    for entry in entries:
-        value = entry.claim.value(metric) if entry.claim else None
-        if entry.claim is None or value is None:
-            continue
-        cell = ", ".join(str(entry.knobs[knob]) for knob in knobs)
-        where = f"{entry.claim.model}, {entry.claim.dataset}, {entry.claim.hardware}"
-        words.append(f"{value:g} at ({cell}) for {where}")
-    return f"Claimed: {'; '.join(dict.fromkeys(words))}." if words else ""
-
-
-_BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
-
-
-def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> list[Point]:
-    """What is claimed for the entry, at a place; empty where nothing may stand there."""
-    claim = drawn_claim(entry, key)
-    value = claim.value(key, task) if claim else None
-    if claim is None or value is None:
-        return []
-    return [Point(x, value, bound=_BOUND_OF.get(claim.qualifier or "", ""))]
-
-
-def speedups(comparisons: Sequence[Comparison]) -> list[Series]:
-    """Speedup of each label that drafts, a point for each comparison that has it.
-
-    A label that several runs of a comparison have is one for each of them.
-    """
-    found = [{figure_name(c, entry): entry for entry in c.drafting} for c in comparisons]
-    methods = {label: e.method for own in found for label, e in own.items()}
-    places = list(enumerate(found))
-    return [
-        Series(
-            label,
-            method,
-            [Point.at(x, own[label].measured("speedup")) for x, own in places if label in own],
-            claimed=[
-                p
-                for x, own in places
-                if label in own
-                for p in claimed_point(x, own[label], "speedup")
-            ],
-        )
-        for label, method in methods.items()
-    ]

@@ -2,52 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from analysis.papers.reproduction import (
-    Pictures,
-    Reproduction,
-    after,
-    captions,
-    claimed_comparisons,
-    claimed_words,
-)
+from analysis.papers.cells import CONTEXT, cells, task_cells
+from analysis.papers.claimed import claimed_words
+from analysis.papers.reproduction import Pictures, Reproduction, after, captions, claims_of
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.sweeps import comparison_title, figure_name
 from analysis.plots.units import unit_of
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison
-from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import NOT_RUN
-from analysis.tabular.comparison_tables import context_cells, rows_once, with_rule
+from analysis.tabular.comparison_tables import rows_once, with_rule
 from analysis.tabular.table import ResultTable
-from specbench.results.decision import OUTPUTS, case_cell, outputs_cell
+from specbench.results.decision import OUTPUTS, case_cell
 from specbench.results.estimate import ABSENT, Cell, Fact
 from specbench.results.tasks import HEADINGS, OVERALL
 
-PAPER = "spec_bench"
-_BOARDS = ("leaderboard_3090", "leaderboard_a100")
-_TEXT = (
-    "Columns headed by a model and its hardware: what the board claims there for the same method "
-    "with the board's settings, speedup / MAT. The verdict is about a claim on this run's terms."
-)
 _TASK_TEXT = "By task: speedups over ar; in the columns headed by a model what the board claims."
 
 # By model and hardware, then by method.
 _Claims = dict[str, dict[str, Claim]]
 
 
-def _claims() -> _Claims:
-    found: _Claims = {}
-    for claim in load_claims():
-        if claim.paper == PAPER and claim.exhibit in _BOARDS:
-            found.setdefault(f"{claim.model}, {claim.hardware}", {})[claim.method] = claim
-    return dict(sorted(found.items(), key=lambda item: (_size(item[1]), item[0])))
-
-
-def _size(claims: dict[str, Claim]) -> float:
-    return next(iter(claims.values())).size or 0.0
+def _claims(of: Reproduction) -> _Claims:
+    columns: _Claims = {}
+    boards = sorted(claims_of(*of.claims), key=lambda claim: (claim.size or 0.0, claim.place))
+    for claim in boards:
+        columns.setdefault(claim.place, {})[claim.method] = claim
+    return columns
 
 
 def _claimed(claims: _Claims, method: str, task: str = OVERALL) -> dict[str, Cell]:
@@ -62,19 +46,15 @@ def _cell(place: str, claim: Claim | None, task: str) -> Cell:
     return Fact(" / ".join(words) or ABSENT, parts)
 
 
-def _board(runs: Sequence[Run]) -> list[ResultTable]:
-    claims, pages = _claims(), []
+def board(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+    """Of each comparison the board, and the board by task."""
+    claims = _claims(of)
     claimed = list(dict.fromkeys(method for rows in claims.values() for method in rows))
-    for comparison in claimed_comparisons(runs, PAPER, *_BOARDS):
+    for comparison in of.comparisons(runs):
         entries = _ordered(comparison)
         rows = [
             {
-                "method": entry.label,
-                "MAT [95 %]": entry.measured("mat"),
-                "speedup [95 %]": entry.measured("speedup"),
-                **context_cells(entry.overall),
-                OUTPUTS: outputs_cell(entry.overall),
-                "cases": case_cell(entry.overall),
+                **cells(comparison, entry, _MEASURED),
                 **_claimed(claims, entry.method),
                 "verdict": entry.verdict(),
             }
@@ -87,13 +67,13 @@ def _board(runs: Sequence[Run]) -> list[ResultTable]:
             if method not in run
         ]
         title = f"Spec-Bench's board ({comparison.title})"
-        text = captions([comparison], _TEXT)
+        text = captions([comparison], of.text)
         notes = with_rule([entry.note(entry.label) for entry in entries])
-        pages.append(ResultTable.of(title, text, rows, notes, ("method", *_SHORT, *claims)))
-        pages.append(_by_task(comparison, entries, claims))
-    return pages
+        yield ResultTable.of(title, text, rows, notes, ("method", *_SHORT, *claims))
+        yield _by_task(comparison, entries, claims)
 
 
+_MEASURED = ("method", "MAT [95 %]", "speedup [95 %]", CONTEXT, OUTPUTS, "cases")
 _SHORT = ("MAT", "speedup [95 %]", "verdict")
 
 
@@ -104,9 +84,7 @@ def _by_task(
         {
             "task": HEADINGS.get(task, task),
             "method": entry.label,
-            "MAT [95 %]": entry.measured("mat", task),
-            "speedup [95 %]": entry.measured("speedup", task),
-            **context_cells(entry.rows[task]),
+            **task_cells(entry, task),
             "cases": case_cell(entry.rows[task]),
             **_claimed(claims, entry.method, task),
         }
@@ -125,8 +103,9 @@ def _ordered(comparison: Comparison) -> list[ComparedLabel]:
     return sorted(entries, key=lambda entry: -(entry.overall["speedup"] or 0.0))
 
 
-def _figures(runs: Sequence[Run]) -> Pictures:
-    for comparison in claimed_comparisons(runs, PAPER, *_BOARDS):
+def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Of each comparison speedup and MAT, a row per method and a column per task."""
+    for comparison in of.comparisons(runs):
         tasks = [*comparison.tasks, OVERALL]
         entries = _ordered(comparison)[::-1]  # the first row is drawn at the bottom
         for key in ("speedup", "mat"):
@@ -144,6 +123,3 @@ def _figures(runs: Sequence[Run]) -> Pictures:
                 1.0 if key == "speedup" else None,
             )  # fmt: skip
             yield f"{comparison.model}_{key}", figure
-
-
-REPRODUCTIONS = (Reproduction("specbench_board", "Spec-Bench's board", _board, _figures),)

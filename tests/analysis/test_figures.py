@@ -11,7 +11,7 @@ from matplotlib.colors import rgb_to_hsv, to_hex, to_rgb
 
 from analysis import figures
 from analysis.papers import REPRODUCTIONS
-from analysis.papers.reproduction import speedups
+from analysis.papers.claimed import speedups
 from analysis.plots import charts, heatmaps, stacked_bars
 from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.style import bar_style, line_style

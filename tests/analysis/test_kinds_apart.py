@@ -13,7 +13,7 @@ from PIL import Image
 
 from analysis import dashboards, figures, publish, report, tables, wandb_runs
 from analysis.papers import REPRODUCTIONS, by_reproduction
-from analysis.papers.reproduction import claimed_words, no_figures, task_panel
+from analysis.papers.claimed import claimed_words, task_panel
 from analysis.plots import budget, charts, heatmaps, ranking
 from analysis.plots.style import styled
 from analysis.runs import comparisons, estimates
@@ -127,7 +127,7 @@ def test_no_part_of_a_report_has_both(runs, monkeypatch):
             return found[-1]
 
         monkeypatch.setattr(report, name, keep)
-    no_pictures = [dataclasses.replace(each, figures=no_figures) for each in REPRODUCTIONS]
+    no_pictures = [dataclasses.replace(each, figure_kinds=()) for each in REPRODUCTIONS]
     monkeypatch.setattr("analysis.papers.REPRODUCTIONS", no_pictures)
     monkeypatch.setattr(report, "pictures_of", lambda _: ())
     # A few of each kind: a section stands for every table that is looked at above.

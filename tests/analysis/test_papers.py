@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from analysis import tables
-from analysis.papers import REPRODUCTIONS, by_reproduction, card, draft_models, ngrammys
-from analysis.papers.reproduction import claimed_comparisons, sweeps
+from analysis.papers import REPRODUCTIONS, by_reproduction
 from analysis.runs.acceptance import by_depth, by_position, stream_parts
 from analysis.runs.claims import claim_of_setting
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
+from analysis.runs.sweeps import sweeps
 from analysis.tabular.table import ResultTable, csv_text, sheet
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
@@ -25,6 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf" / "experiment"
 # Experiments of our own have no paper's size.
 PAPERS = {path.stem for path in (CONF / "paper").glob("*.yaml")}
+
+
+def reproduction(name):
+    return next(each for each in REPRODUCTIONS if each.name == name)
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +75,7 @@ def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_ru
     shutil.rmtree(tmp_path / "ngrammys_figure5")
     members = made()["ngrammys_figure5"]
     assert {run.experiment for run in members} == {"ngrammys_figure3"}
-    (reproduction,) = (a for a in REPRODUCTIONS if a.name == "ngrammys_figure5")
-    assert [part for part, _ in reproduction.figures(members)] == ["mistral7b"]
+    assert [part for part, _ in reproduction("ngrammys_figure5").figures(members)] == ["mistral7b"]
 
 
 def test_a_surface_without_an_experiment_is_no_artifact(tmp_path):
@@ -91,16 +94,16 @@ def test_a_damaged_surface_exits_2(tmp_path, capsys):
 
 def test_models_stand_in_the_order_of_their_size():
     runs = load_runs([EXPERIMENTS / "cacheback_figure3"])
-    comparisons = claimed_comparisons(runs, "cacheback", "table1")
+    comparisons = reproduction("cacheback_table1").comparisons(runs)
     assert [comparison.model for comparison in comparisons] == ["vicuna7b", "vicuna13b"]
 
 
 def test_claims_of_other_artifacts_stay_away():
     (run,) = load_runs([EXPERIMENTS / "cacheback_table1"])
-    (comparison,) = claimed_comparisons([run], "cacheback", "table1")
+    (comparison,) = reproduction("cacheback_table1").comparisons([run])
     assert {entry.claim.exhibit for entry in comparison.entries if entry.claim} == {"table1"}
     assert comparison.not_run == []
-    (comparison,) = claimed_comparisons([run], "token_recycling", "table1")
+    (comparison,) = reproduction("token_recycling_table1").comparisons([run])
     assert "token_recycling" in {claim.method for claim in comparison.not_run}
 
 
@@ -116,8 +119,8 @@ def test_claims_of_other_artifacts_stay_away():
 )  # fmt: skip
 def test_tables_by_task_have_speeds_with_intervals_and_claims(name, method, claimed, where):
     runs = load_runs([EXPERIMENTS / name])
-    ((reproduction, members),), _ = by_reproduction(runs)
-    page = reproduction.tables(members)[0]
+    ((made, members),), _ = by_reproduction(runs)
+    page = made.tables(members)[0]
     rows = page.frame.to_dict("records")
     row = next(row for row in rows if row["method"] == method)
     assert row["tokens/s [95 %]"].interval is not None
@@ -142,7 +145,7 @@ def test_settings_that_may_be_as_fast_as_the_best_are_named():
     ]
 
     def said(run):
-        (table,) = next(r for r in REPRODUCTIONS if r.name == "ngrammys_table1").tables([run])
+        (table,) = reproduction("ngrammys_table1").tables([run])
         return [note for note in table.foot if note.startswith("(k*, w*) of")]
 
     words = "(k*, w*) of mistral7b on mtbench: (5, 4)"
@@ -152,7 +155,7 @@ def test_settings_that_may_be_as_fast_as_the_best_are_named():
 
 def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
     runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
-    (comparison,) = claimed_comparisons(runs, "cacheback", "table1")
+    (comparison,) = reproduction("cacheback_table1").comparisons(runs)
     claimed = [
         (entry.run.path.name, entry.claim.value("mat"))
         for entry in comparison.entries
@@ -173,10 +176,10 @@ def with_knobs(run, folder, **knobs):
 def test_cells_of_a_heatmap_share_all_other_settings():
     runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
     frozen = [with_knobs(run, f"frozen_{run.path.name}", table="frozen") for run in runs]
-    (comparison,) = claimed_comparisons([*runs, frozen[0]], "cacheback", "table1")
+    (comparison,) = reproduction("cacheback_table1").comparisons([*runs, frozen[0]])
     (sweep,) = sweeps(comparison, "leader_len", "follower_len")
     assert (sweep.words, len(sweep.entries)) == ("", 6), "a single cell is no sweep"
-    (comparison,) = claimed_comparisons([*runs, *frozen[:2]], "cacheback", "table1")
+    (comparison,) = reproduction("cacheback_table1").comparisons([*runs, *frozen[:2]])
     dual, other = sorted(sweeps(comparison, "leader_len", "follower_len"), key=lambda s: s.words)
     assert (dual.words, len(dual.entries)) == ("table dual", 6)
     assert (other.words, len(other.entries)) == ("table frozen", 2)
@@ -188,7 +191,7 @@ def test_cells_of_a_heatmap_share_all_other_settings():
 def test_strategies_do_not_share_a_heatmap():
     runs = load_runs([EXPERIMENTS / "ngrammys_figure5"])
     unigrams = [with_knobs(run, f"uni_{run.path.name}", strategy="unigram") for run in runs]
-    ((_, figure),) = ngrammys.grid_figures([*runs, *unigrams], "mat", "MAT")
+    ((_, figure),) = reproduction("ngrammys_figure5").figures([*runs, *unigrams])
     titles = [axes.get_title("left") for axes in figure.axes if axes.get_title("left")]
     assert len(titles) == 4
     assert sum("strategy unigram" in title for title in titles) == 2
@@ -197,7 +200,7 @@ def test_strategies_do_not_share_a_heatmap():
 def test_a_cell_that_was_run_twice_is_refused():
     runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
     again = with_knobs(runs[0], "again")
-    (comparison,) = claimed_comparisons([*runs, again], "cacheback", "table1")
+    (comparison,) = reproduction("cacheback_table1").comparisons([*runs, again])
     with pytest.raises(ResultsError, match=r"leader_len 1, follower_len 1 was run twice.*again"):
         sweeps(comparison, "leader_len", "follower_len")
 
@@ -207,8 +210,7 @@ def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_p
     for path in (home / "cases.jsonl", home / "manifest.json"):
         path.write_text(path.read_text().replace("mistral7b", "smollm2_135m"))
     runs = load_runs([tmp_path])
-    (reproduction,) = [a for a in REPRODUCTIONS if a.name == "ngrammys_table1"]
-    (page,) = reproduction.tables(runs)
+    (page,) = reproduction("ngrammys_table1").tables(runs)
     claimed = {(row[0], row[2]) for row in page.rows if row[-1] == "other model"}
     assert {model for model, _ in claimed} == {"phi3_mini", "mistral7b", "vicuna13b"}
     assert len(claimed) == 6
@@ -338,7 +340,7 @@ def draft_model_rows(change):
             replace(r, drafter=change(r.method, r.drafter)) if r.method != "ar" else r
             for r in run.records
         ]
-    table = draft_models._tables(runs)[0]
+    table = reproduction("draft_models").tables(runs)[0]
     return {row["method"]: row for row in table.frame.to_dict("records")}
 
 
@@ -369,7 +371,7 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
     column = "draft share [95 %]"
 
     def share():
-        table = draft_models._tables([phased])[0].frame
+        table = reproduction("draft_models").tables([phased])[0].frame
         return {row["method"]: row[column].value for row in table.to_dict("records")}
 
     emulated = share()
@@ -386,19 +388,22 @@ def test_table_3_compares_speed_on_its_own_model_and_hardware():
     machine = {"gpus": [{"name": "NVIDIA A800-SXM4-80GB"}] * 3}
     model = replace(run.manifest.model, device="cuda:0", passes={"engine": "eager"})
     there = replace(run, manifest=replace(run.manifest, hardware=machine, model=model))
-    here = {row[1]: row[-1] for row in card._table3([run])[0].rows}
+    here = {row[1]: row[-1] for row in reproduction("card_table3").tables([run])[0].rows}
     assert (here["card"], here["opt_tree"]) == ("not compared", "other model")
-    verdicts = {row[1]: row[-1] for row in card._table3([there])[0].rows}
+    verdicts = {row[1]: row[-1] for row in reproduction("card_table3").tables([there])[0].rows}
     assert (verdicts["card"], verdicts["opt_tree"]) == ("too few to tell", "other model")
     llama2 = [replace(record, model="llama2_70b") for record in there.records]
-    verdicts = {row[1]: row[-1] for row in card._table3([replace(there, records=llama2)])[0].rows}
+    verdicts = {
+        row[1]: row[-1]
+        for row in reproduction("card_table3").tables([replace(there, records=llama2)])[0].rows
+    }
     assert (verdicts["card"], verdicts["opt_tree"]) == ("other model", "too few to tell")
 
 
 def test_table_3_shows_no_draft_where_there_is_none():
     (run,) = load_runs([EXPERIMENTS / "card_table3"])
     run.records[:] = [replace(r, drafter={}) if r.label == "sps" else r for r in run.records]
-    (table,) = card._table3([run])
+    (table,) = reproduction("card_table3").tables([run])
     (row,) = table.frame[table.frame["method"] == "sps"].to_dict("records")
     for heading in table.frame:
         if "draft" in heading and "claimed" not in heading:

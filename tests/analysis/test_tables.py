@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from analysis import figures, report, tables
-from analysis.papers.reproduction import task_label
+from analysis.papers.claimed import task_label
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs

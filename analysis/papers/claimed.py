@@ -1,0 +1,143 @@
+"""Claims in figures: whose may stand on a bar, and the words about the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from analysis.plots.charts import Panel, Point, Series
+from analysis.plots.sweeps import figure_name
+from analysis.plots.units import MAT, PLAIN, speedup_words
+from analysis.runs.claims import Claim
+from analysis.runs.comparisons import ComparedLabel, Comparison
+from specbench.results.names import display_name
+from specbench.results.statistics.roofline import baseline_context
+from specbench.results.summary_schema import number
+from specbench.results.tasks import OVERALL
+from specbench.results.wording import case_words
+
+_WORDS = {"mat": "MAT", "speedup": "speedup"}
+_BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
+
+
+def task_panel(comparison: Comparison, key: str) -> Panel:
+    """Bars of every label by task, the whole run last; of ``speedup`` or ``mat``."""
+    tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
+    series = [
+        Series(
+            figure_name(comparison, entry),
+            entry.method,
+            [Point.at(x, entry.measured(key, task)) for x, task in enumerate(tasks)],
+            claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
+        )
+        for entry in comparison.drafting
+        if number(entry.overall, key) is not None
+    ]
+    ticks = [task_label(comparison, task) for task in tasks]
+    if key == "mat":  # a pass always yields one token: what counts is the part above
+        return Panel("", "", MAT, series, ticks, bottom=1.0)
+    unit = speedup_words(comparison.timing)
+    return Panel("", "", unit, series, ticks, reference=(1.0, PLAIN))
+
+
+def task_label(comparison: Comparison, task: str) -> str:
+    """A task's name in a figure, with the number of its cases."""
+    counts = {case_words(entry.rows[task]) for entry in comparison.entries if task in entry.rows}
+    words = display_name(task).replace("_", " ")
+    return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
+
+
+def drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
+    """The entry's claim where its ``mat`` or ``speedup`` may stand on the entry's bar.
+
+    It is about this model and hardware, the bar was measured, and a speed is the ratio that the
+    bar shows: by the same formula over the same engine's plain decoding.
+    """
+    claim, run = entry.claim, entry.run
+    if claim is None or claim.model != run.model or run.timing != "measured":
+        return None
+    if key == "speedup":
+        plain = baseline_context(run.manifest).plain.get(claim.counting.baseline)
+        if (plain, claim.counting.speed) != (run.baseline, entry.overall["estimator"]):
+            return None
+    return claim if claim.same_hardware(run.gpus) else None
+
+
+def claimed_words(comparisons: Iterable[Comparison], *metrics: str) -> str:
+    """Whose claims the hollow markers are, and the list of those that are drawn on no bar."""
+    drawn: dict[str, list[str]] = {}
+    listed: dict[str, list[str]] = {}
+    for entry in (entry for comparison in comparisons for entry in comparison.drafting):
+        claim = entry.claim
+        if claim is None:
+            continue
+        models = f"{claim.model} with {claim.draft}" if claim.draft else claim.model
+        source = f"{models}, {claim.hardware} ({claim.title.partition(':')[0]}, {claim.source})"
+        if any(claim.values.get(key) and drawn_claim(entry, key) for key in metrics):
+            counted = f"{source}, {claim.counting.words(claim.method)}"
+            drawn.setdefault(counted, []).append(entry.label)
+        numbers = [
+            " ".join(filter(None, [_WORDS[key], claim.qualifier, f"{claim.value(key):.2f}"]))
+            for key in metrics
+            if claim.value(key) is not None and not drawn_claim(entry, key)
+        ]
+        if numbers:
+            listed.setdefault(source, []).append(f"{entry.label} {' and '.join(numbers)}")
+    heads = {
+        "Hollow markers: claimed for": drawn,
+        "Claimed for other models, hardware or ways of counting, so not drawn:": listed,
+    }
+    return "\n".join(
+        f"{head} {'; '.join(f'{of}: {_once(words)}' for of, words in found.items())}."
+        for head, found in heads.items()
+        if found
+    )
+
+
+def _once(words: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(words))
+
+
+def claimed_in_cells(entries: Iterable[ComparedLabel], metric: str, *knobs: str) -> str:
+    """What is claimed for cells of a heatmap, in words; "" where nothing is."""
+    words = []
+    for entry in entries:
+        value = entry.claim.value(metric) if entry.claim else None
+        if entry.claim is None or value is None:
+            continue
+        cell = ", ".join(str(entry.knobs[knob]) for knob in knobs)
+        where = f"{entry.claim.model}, {entry.claim.dataset}, {entry.claim.hardware}"
+        words.append(f"{value:g} at ({cell}) for {where}")
+    return f"Claimed: {'; '.join(dict.fromkeys(words))}." if words else ""
+
+
+def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> list[Point]:
+    """What is claimed for the entry, at a place; empty where nothing may stand there."""
+    claim = drawn_claim(entry, key)
+    value = claim.value(key, task) if claim else None
+    if claim is None or value is None:
+        return []
+    return [Point(x, value, bound=_BOUND_OF.get(claim.qualifier or "", ""))]
+
+
+def speedups(comparisons: Sequence[Comparison]) -> list[Series]:
+    """Speedup of each label that drafts, a point for each comparison that has it.
+
+    A label that several runs of a comparison have is one for each of them.
+    """
+    found = [{figure_name(c, entry): entry for entry in c.drafting} for c in comparisons]
+    methods = {label: e.method for own in found for label, e in own.items()}
+    places = list(enumerate(found))
+    return [
+        Series(
+            label,
+            method,
+            [Point.at(x, own[label].measured("speedup")) for x, own in places if label in own],
+            claimed=[
+                p
+                for x, own in places
+                if label in own
+                for p in claimed_point(x, own[label], "speedup")
+            ],
+        )
+        for label, method in methods.items()
+    ]
