@@ -17,7 +17,7 @@ from specbench.config import compose
 from specbench.config.compare import compose_entry
 from specbench.config.knobs import check_method
 from specbench.config.validate import check_values
-from tests.docs.test_house import DOCUMENTS, ROOT, code_blocks, make_targets
+from tests.docs.test_house import ROOT, code_blocks, make_targets
 
 # Lines that no test runs, by what they begin with or contain, and why.
 NOT_RUN = {
@@ -61,8 +61,15 @@ def lines_of(document):
     return [line.rstrip() for line in whole.splitlines() if line.strip()]
 
 
-WITH_COMMANDS = (*DOCUMENTS, "docs/report.md", "docs/servers.md")
-LINES = list(dict.fromkeys(line for document in WITH_COMMANDS for line in lines_of(document)))
+# The pages whose lines are run, in this order; those of docs/gallery.md are only parsed.
+DOCUMENTS = (
+    *("README.md", "docs/config.md", "docs/metrics.md", "docs/run_folder.md"),
+    *("docs/replay.md", "docs/papers.md"),
+    *("CONTRIBUTING.md", "docs/design.md", "docs/draft_model.md", "docs/house.md"),
+    *("docs/measurements.md", "docs/pitfalls.md", "surfaces/README.md"),
+    *("assets/draft_smollm2_135m/README.md", "docs/report.md", "docs/servers.md"),
+)
+LINES = list(dict.fromkeys(line for document in DOCUMENTS for line in lines_of(document)))
 
 
 def commands(line):
@@ -77,7 +84,7 @@ def commands(line):
 
 
 def jobs_of(words):
-    """Overrides of the jobs that a command starts; each value of a sweep occurs once."""
+    """Overrides of jobs that a command starts: those of the first and last values of a sweep."""
     if "-m" not in words:
         return [words]
     choices = []
@@ -86,8 +93,7 @@ def jobs_of(words):
             key, values = word.split("=", 1)
             several = [values] if "[" in values else values.split(",")
             choices.append([f"{key}={value}" for value in several])
-    longest = max(len(values) for values in choices)
-    return [[values[i % len(values)] for values in choices] for i in range(longest)]
+    return [[values[end] for values in choices] for end in (0, -1)]
 
 
 def composes(words):
@@ -126,8 +132,7 @@ def parses(module, arguments, monkeypatch):
         importlib.import_module(module).main()
 
 
-@pytest.mark.parametrize("line", [*LINES, *lines_of("docs/gallery.md")])
-def test_every_command_of_the_documents_is_one_that_exists(line, monkeypatch):
+def check(line, monkeypatch):
     for _, words in commands(line):
         if words[0] == "make":
             assert {word for word in words[1:] if "=" not in word} <= set(make_targets())
@@ -145,6 +150,31 @@ def test_every_command_of_the_documents_is_one_that_exists(line, monkeypatch):
             if words[1].startswith("scripts/"):
                 module = words[1].removesuffix(".py").replace("/", ".")
                 parses(module, words[2:], monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in (*DOCUMENTS, "docs/gallery.md") if lines_of(page)]
+)
+def test_every_command_of_a_page_is_one_that_exists(page):
+    for line in lines_of(page):
+        try:
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                check(line, monkeypatch)
+        except BaseException as error:  # a parser exits
+            raise AssertionError(line) from error
+
+
+@pytest.mark.slow  # it loads the bundled model
+@pytest.mark.timeout(900)
+def test_the_example_in_python_runs_as_printed():
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for label in ("ar", "pld", "cacheback", "mine"):
+        assert re.search(rf"^{label} ", done.stdout, re.M), done.stdout
 
 
 def shortened(words):

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,18 +15,11 @@ from packaging.utils import canonicalize_name
 from scripts import check_env
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = (
-    *("README.md", "docs/config.md", "docs/metrics.md", "docs/run_folder.md"),
-    *("docs/replay.md", "docs/papers.md"),
-    *("CONTRIBUTING.md", "docs/design.md", "docs/draft_model.md", "docs/house.md"),
-    *("docs/measurements.md", "docs/pitfalls.md", "surfaces/README.md"),
-    "assets/draft_smollm2_135m/README.md",
-)
-# Pages whose commands are for other machines (servers, GPUs): their links are checked.
-PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))
-MEASURED = sorted(
-    str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "measurements").glob("*.md")
-)
+PAGES = [
+    *("README.md", "CONTRIBUTING.md", "surfaces/README.md", "assets/draft_smollm2_135m/README.md"),
+    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
+]
+PAGES = [page for page in PAGES if "/artifacts/" not in page]
 # What readers write themselves: their machine's settings, and the examples of how to add a method.
 READERS_OWN = re.compile(
     r"conf/local/default\.yaml"
@@ -74,14 +68,37 @@ def config_groups() -> set[str]:
     return {name for name in folders if not name.endswith("_logging")}
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", ".ci/run"])
-def test_make_targets_that_are_named_exist(document):
-    shell = code_blocks(document) if document.endswith(".md") else text(document)
-    calls = re.findall(r"^make ([a-z -]+)", shell, re.M)
-    named = {target for call in calls for target in call.split()}
-    named |= set(re.findall(r"`make ([a-z-]+)`", text(document)))
-    assert named
-    assert named <= set(make_targets())
+@pytest.mark.parametrize("page", PAGES)
+def test_links_paths_modules_and_targets_that_a_page_names_exist(page):
+    links = re.findall(r"\]\(([^)#:]+)\)", text(page))
+    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
+    # Not `conf/pair/draft_<model>.yaml` and not `tests/decoding/test_*.py`: those name a pattern.
+    folders = "specbench|methods|runners|analysis|scripts|tests|conf|docs"
+    paths = re.findall(rf"(?<![\w./-])((?:{folders})/[\w/.-]*+)(?![<*])", text(page))
+    missing += [
+        path
+        for path in paths
+        if not READERS_OWN.fullmatch(path) and not (ROOT / path.rstrip(".")).exists()
+    ]
+    for name in re.findall(
+        r"python -m ((?:specbench|runners|analysis|scripts)\.[\w.]+)", text(page)
+    ):
+        place = ROOT / name.replace(".", "/")
+        if not place.with_suffix(".py").exists() and not (place / "__main__.py").exists():
+            missing.append(name)
+    assert not missing
+    assert set(re.findall(r"`make ([a-z-]+)", text(page))) <= set(make_targets())
+
+
+def test_measurements_say_machine_command_and_date():
+    for page in PAGES:
+        if "/measurements/" in page:
+            sections = re.split(r"^## ", text(page), flags=re.M)[1:]
+            assert sections
+            for section in sections:
+                for word in ("Machine", "Command", "Date"):
+                    found = re.search(rf"^\W*\*\*{word}:\*\* \S", section, re.M)
+                    assert found, f"{section.splitlines()[0]}: no {word}"
 
 
 def test_make_help_lists_every_target_with_its_comment():
@@ -103,26 +120,23 @@ def test_the_gpu_check_installs_nothing(tmp_path, made, python):
 
 
 def test_ci_runs_the_readmes_test_command_before_the_rest():
-    commands = re.findall(r"^make (.+)$", text(".ci/run"), re.M)
-    assert commands == ["test", "lint type"]
+    assert re.findall(r"^make (.+)$", text(".ci/run"), re.M) == ["test", "lint type"]
     assert "make test" in code_blocks("README.md")
 
 
-def test_the_page_on_configuration_names_every_group():
-    page = text("docs/config.md")
-    assert not {group for group in config_groups() if f"`{group}`" not in page}
-
-
-def choices_listed(heading: str) -> set[str]:
-    """Names in the paragraph of docs/config.md that starts with ``**heading**``."""
-    page = text("docs/config.md")
-    paragraph = re.search(rf"\*\*{heading}\*\* \(.*?(?=\n\n)", page, re.S).group()
-    return set(re.findall(r"`([a-z][a-z0-9_]*)`", paragraph)) - {"data_dir"}
-
-
-def choices_that_exist(group: str) -> set[str]:
+def choices(group: str) -> set[str]:
     files = (ROOT / "conf" / group).glob("*.yaml")
     return {path.stem for path in files if not path.stem.startswith("_")}
+
+
+def test_the_page_on_configuration_names_every_group_model_and_data_set():
+    page = text("docs/config.md")
+    assert not {group for group in config_groups() if f"`{group}`" not in page}
+    for group in ("model", "dataset"):
+        heading = rf"\*\*{group.title()}s\*\* \(.*?(?=\n\n)"
+        paragraph = re.search(heading, page, re.S).group()
+        listed = set(re.findall(r"`([a-z][a-z0-9_]*)`", paragraph)) - {"data_dir"}
+        assert listed == choices(group)
 
 
 def test_readme_promises_no_method_that_does_not_exist():
@@ -130,50 +144,20 @@ def test_readme_promises_no_method_that_does_not_exist():
     table = text("README.md").split("## Methods")[1].split("\n## ")[0]
     cells = [line.split(" | ")[1] for line in table.splitlines() if line.startswith("| ")][1:]
     named = set(re.findall(r"`([a-z][a-z0-9_]*)`", " ".join(cells)))
-    assert {"ar", "cacheback", "eagle3"} <= named <= choices_that_exist("method")
+    assert {"ar", "cacheback", "eagle3"} <= named <= choices("method")
 
 
-@pytest.mark.parametrize("group", ["model", "dataset"])
-def test_the_page_on_configuration_lists_the_choices_that_exist(group):
-    assert choices_listed(f"{group.title()}s") == choices_that_exist(group)
-
-
-def test_the_readme_is_read_once():
-    assert len(re.sub("<!--.*?-->", "", text("README.md"), flags=re.S).split()) <= 1200
-
-
-@pytest.mark.parametrize("document", sorted({*DOCUMENTS, *PAGES, *MEASURED}))
-def test_paths_and_links_in_documents_exist(document):
-    found = re.findall(r"\]\(([^)#:]+)\)", text(document))
-    base = (ROOT / document).parent
-    missing = [link for link in found if not (base / link).exists()]
-    # Not `conf/pair/draft_<model>.yaml` and not `tests/decoding/test_*.py`: those name a pattern.
-    folders = "specbench|methods|runners|analysis|scripts|tests|conf|docs"
-    named = re.findall(rf"(?<![\w./-])((?:{folders})/[\w/.-]*+)(?![<*])", text(document))
-    missing += [
-        path
-        for path in named
-        if not READERS_OWN.fullmatch(path) and not (ROOT / path.rstrip(".")).exists()
-    ]
-    assert not missing
-
-
-@pytest.mark.parametrize("document", sorted({*DOCUMENTS, *PAGES, *MEASURED}))
-def test_modules_that_documents_run_exist(document):
-    pattern = r"python -m ((?:specbench|runners|analysis|scripts)\.[\w.]+)"
-    for name in re.findall(pattern, text(document)):
-        place = ROOT / name.replace(".", "/")
-        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), name
-
-
-@pytest.mark.parametrize("document", MEASURED)
-def test_measurements_say_machine_command_and_date(document):
-    sections = re.split(r"^## ", text(document), flags=re.M)[1:]
-    assert sections
-    for section in sections:
-        title = section.splitlines()[0]
-        for word in ("Machine", "Command", "Date"):
-            assert re.search(rf"^\W*\*\*{word}:\*\* \S", section, re.M), f"{title}: no {word}"
+def test_rooms_are_small_and_the_house_page_names_each():
+    """Tests mirror them."""
+    files = Counter(path.parent for path in (ROOT / "specbench").rglob("*.py"))
+    assert files.pop(ROOT / "specbench") <= 4
+    assert max(files.values()) <= 13
+    rooms = {path.parent.name for path in (ROOT / "specbench").glob("*/*.py")}
+    modules = {path.name for path in (ROOT / "specbench").glob("[!_]*.py")}
+    listed = re.findall(r"^\| \d \| `([^`]+)` \|", text("docs/house.md"), re.M)
+    assert set(listed) == {f"{room}/" for room in rooms} | modules
+    tested = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert tested == rooms | {*PACKAGES, "scripts", "contract", "docs", "golden"} - {"specbench"}
 
 
 def tracked() -> list[Path]:
@@ -203,12 +187,13 @@ def test_no_pickles_and_no_binary_weights_outside_assets():
     assert not [p for p in tracked() if p.suffix in suffixes and p.parts[0] != "assets"]
 
 
-@pytest.mark.parametrize("path", sources(*PACKAGES), ids=lambda p: str(p.relative_to(ROOT)))
-def test_module_is_short_enough_to_read(path):
-    if path.stem.endswith("kernels"):  # see the next test
-        assert "One file" in path.read_text(encoding="utf-8")
-        return
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+def test_modules_are_short_enough_to_read():
+    for path in sources(*PACKAGES):
+        source = path.read_text(encoding="utf-8")
+        if path.stem.endswith("kernels"):  # see the next test
+            assert "One file" in source, path
+        else:
+            assert len(source.splitlines()) <= MAX_LINES, path
 
 
 def test_compiled_code_calls_none_of_another_file():
@@ -247,15 +232,39 @@ def test_unpickling_and_foreign_code_stay_off():
         assert not re.search(r"torch\.load\((?!.*weights_only=True)", source), path
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_top_packages_import_nothing(package):
+def test_top_packages_import_nothing():
     """Importing one must cost nothing: reading records needs no torch, composing no method."""
-    body = ast.parse(text(f"{package}/__init__.py")).body
-    if package == "runners":  # compare() is imported when it is asked for
-        named = {node.module for node in body if isinstance(node, ast.ImportFrom)}
-        assert named <= {"__future__", "typing"}
-        return
-    assert all(isinstance(node, ast.Expr) for node in body)
+    for package in PACKAGES:
+        body = ast.parse(text(f"{package}/__init__.py")).body
+        if package == "runners":  # compare() is imported when it is asked for
+            named = {node.module for node in body if isinstance(node, ast.ImportFrom)}
+            assert named <= {"__future__", "typing"}
+        else:
+            assert all(isinstance(node, ast.Expr) for node in body), package
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module of ours, or a word in one."""
+    place, *parts = (ROOT / name.split(".")[0], *name.split(".")[1:])
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    if not parts:
+        return True
+    module = place / f"{parts[0]}.py"
+    if module.exists():
+        parts.pop(0)
+    else:
+        module = place / "__init__.py"
+    return not parts or bool(re.search(rf"\b{parts[0]}\b", module.read_text(encoding="utf-8")))
+
+
+def test_names_in_docstrings_and_configuration_exist():
+    """No tool follows ``:mod:`a.b``` and ``_target_`` strings when a file moves."""
+    ours = rf"(?:{'|'.join([*PACKAGES, 'scripts'])})(?:\.\w+)+"
+    named = rf":\w+:`~?({ours})`|_target_['\"]?: ['\"]?({ours})"
+    for path in [*sources(*PACKAGES, "scripts"), *(ROOT / "conf").rglob("*.yaml")]:
+        for role, target in re.findall(named, path.read_text(encoding="utf-8")):
+            assert exists(role or target), f"{path}: {role or target}"
 
 
 def test_checked_versions_fit_the_declared_bounds():
