@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from analysis.runs.captions import captions_once, decoding_words
 from analysis.runs.claims import Claim
@@ -49,7 +49,8 @@ def comparison_table(*comparisons: Comparison, most: int | None = None) -> Resul
 
     Args:
         comparisons: of one timing.
-        most: of a comparison's methods, the fastest; the caption says how many there are.
+        most: of a comparison's methods, the fastest, or of the highest MAT where nothing was
+            timed; the caption says how many there are.
     """
     several = [*_APART][:2] if len(comparisons) > 1 else []  # a model and its data go together
     apart = {
@@ -86,11 +87,15 @@ def comparison_table(*comparisons: Comparison, most: int | None = None) -> Resul
 
 def _fastest(comparison: Comparison, most: int | None, text: list[str]) -> list[ComparedLabel]:
     entries = rows_once(comparison)
-    by_speed = sorted(comparison.drafting, key=lambda e: -(e.overall["speedup"] or 0.0))
-    if most is None or len(by_speed) <= most:
+    drafting = comparison.drafting
+    if most is None or len(drafting) <= most:
         return entries
-    text.append(f"{comparison.title}: the {most} fastest of {len(by_speed)} settings.")
-    return [e for e in entries if e.label == e.run.baseline or e in by_speed[:most]]
+    timed = any(entry.overall["speedup"] is not None for entry in drafting)
+    key: Literal["speedup", "mat"] = "speedup" if timed else "mat"
+    first = sorted(drafting, key=lambda entry: -(entry.overall[key] or 0.0))[:most]
+    words = "fastest" if timed else "of highest MAT"
+    text.append(f"{comparison.title}: the {most} {words} of {len(drafting)} settings.")
+    return [e for e in entries if e.label == e.run.baseline or e in first]
 
 
 # Of a title, by where the times below it come from.

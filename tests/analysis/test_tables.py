@@ -100,7 +100,7 @@ def test_incomplete_runs_are_named(results, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flag", "start"), [("--markdown", "### "), ("--csv", "run,"), ("--latex", "\\begin{table*}")]
+    ("flag", "start"), [("--markdown", "### "), ("--csv", "run,"), ("--latex", "% Needs ")]
 )
 def test_forms_on_standard_output(results, capsys, flag, start):
     assert tables.main([str(results), flag]) == 0
@@ -468,6 +468,21 @@ def test_names_in_latex_are_text():
     assert "$<$script$>$" in text
     assert r"cmd\textbar{}'/c" in text
     assert r"a\textbackslash{}\textbar{}b c" in text
+
+
+def test_a_row_of_latex_never_begins_with_an_option_of_the_one_before():
+    rows = [{"method": name, "x": "1"} for name in ("a", "[b]", "*c")]
+    text = to_latex([ResultTable.of("t", "", rows)])
+    assert "a & 1 \\\\\n{}[b] & 1 \\\\\n{}*c & 1 \\\\\n" in text
+
+
+def test_settings_without_times_are_cut_by_mat_and_not_called_fast(results):
+    untimed = dict.fromkeys(("prefill_s", "decode_s", "drafter_setup_s", "wall_s"), 0.0)
+    edit_records(results / "one", lambda record: {**record, **untimed, "timing": "none"})
+    table = tables.comparison_table(*make_comparisons(load_runs([results])), most=1)
+    assert [row[0] for row in table.rows][:2] == ["ar", "cacheback"]
+    assert "of highest MAT of 3 settings" in table.caption
+    assert "fastest" not in table.caption.partition(":")[0]
 
 
 def test_the_terminal_shows_brackets_as_they_are():
