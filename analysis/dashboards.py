@@ -11,13 +11,13 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from analysis.publish import logger_settings
+from analysis.publish import PREDICTED, label_numbers, logger_settings
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, make_comparisons
 from analysis.runs.definitions import DEFINITIONS
@@ -25,7 +25,6 @@ from analysis.runs.load import Run
 from analysis.runs.sweeps import swept_knobs
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
-from analysis.wandb_runs import PREDICTED, label_numbers
 
 TITLE = "Speculative decoding compared"
 # What panels show, with its name and unit, in the order of the sections.
@@ -47,20 +46,14 @@ VERDICTS = {
     "near_tie": "Turns that differ by a near tie",
     "not_audited": "Turns not audited",
 }
-PICTURES = ["figures/speedup", "figures/mat", f"figures/{PREDICTED}speedup"]
+_PICTURES = ["figures/speedup", "figures/mat", f"figures/{PREDICTED}speedup"]
 # Columns of the table of runs that stay in view.
-PINNED = ("summary:speedup", "summary:mat", "summary:tokens_per_s", "config:model.value")
+_PINNED = ("summary:speedup", "summary:mat", "summary:tokens_per_s", "config:model.value")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is compared.
-
-    Attributes:
-        entity: W&B user or team; "" until known.
-        project: the W&B project that the runs were sent to.
-        comparisons: the runs.
-    """
+    """Runs that are compared in a W&B project; ``entity``: user or team, "" until known."""
 
     entity: str
     project: str
@@ -72,15 +65,10 @@ class Subject:
         entries = (entry for comparison in self.comparisons for entry in comparison.entries)
         return frozenset(key for entry in entries for key in label_numbers(entry))
 
-    @cached_property
-    def knobs(self) -> list[str]:
-        """The settings that are swept."""
-        found = (knob for comparison in self.comparisons for knob in swept_knobs(comparison))
-        return list(dict.fromkeys(found))
-
-    def conditions(self) -> list[tuple[str, str, str]]:
+    def conditions(self) -> list[dict[str, str]]:
         """Model, data and timing of the comparisons, each once."""
-        return list(dict.fromkeys((c.model, c.dataset, c.timing) for c in self.comparisons))
+        each = dict.fromkeys((c.model, c.dataset, c.timing) for c in self.comparisons)
+        return [dict(zip(("model", "dataset", "timing"), one, strict=True)) for one in each]
 
 
 def subject_of(
@@ -95,58 +83,59 @@ def subject_of(
     )
 
 
-def bars(compared: Subject, key: str, title: str) -> list[Any]:
-    """A panel with a bar for every method; none where no label has the number."""
+def _bars(compared: Subject, titles: dict[str, str]) -> list[Any]:
+    """For each key that a label has a panel with a bar for every method."""
     import wandb_workspaces.reports.v2 as wr
 
-    if key not in compared.keys:
-        return []
-    metrics = [wr.SummaryMetric(key)]
-    by_method = wr.Config("method")
-    return [wr.BarPlot(title=title, metrics=metrics, groupby=by_method, title_x=title)]
+    return [
+        wr.BarPlot(
+            title=title,
+            metrics=[wr.SummaryMetric(key)],
+            groupby=wr.Config("method"),
+            title_x=title,
+        )
+        for key, title in titles.items()
+        if key in compared.keys
+    ]
 
 
-def sweep_panels(compared: Subject, timed: str = "") -> list[Any]:
+def _sweep_panels(compared: Subject, timed: str = "") -> list[Any]:
     """Of a sweep parallel coordinates over its knobs; of any runs speedup by budget and by MAT."""
     import wandb_workspaces.reports.v2 as wr
 
     key = f"{timed}speedup"
     if key not in compared.keys:
         return []
-    made: list[Any] = []
-    if compared.knobs:
-        columns = [
-            wr.ParallelCoordinatesPlotColumn(wr.Config(f"knobs.{k}")) for k in compared.knobs
-        ]
-        ends = [wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(each)) for each in ("mat", key)]
-        made.append(wr.ParallelCoordinatesPlot(title="Settings", columns=[*columns, *ends]))
-    for across, words in (("tokens_per_pass", "draft budget"), ("mat", "MAT")):
-        made.append(
-            wr.ScatterPlot(
-                title=f"{FIGURES[key]} against {words}",
-                x=wr.SummaryMetric(across),
-                y=wr.SummaryMetric(key),
-                log_x=across == "tokens_per_pass",
-            )
+    panels: list[Any] = [
+        wr.ScatterPlot(
+            title=f"{FIGURES[key]} against {words}",
+            x=wr.SummaryMetric(across),
+            y=wr.SummaryMetric(key),
+            log_x=across == "tokens_per_pass",
         )
-    return made
+        for across, words in (("tokens_per_pass", "draft budget"), ("mat", "MAT"))
+    ]
+    if knobs := dict.fromkeys(k for c in compared.comparisons for k in swept_knobs(c)):
+        axes = [*(wr.Config(f"knobs.{k}") for k in knobs), *map(wr.SummaryMetric, ("mat", key))]
+        columns = [wr.ParallelCoordinatesPlotColumn(axis) for axis in axes]
+        panels.insert(0, wr.ParallelCoordinatesPlot(title="Settings", columns=columns))
+    return panels
 
 
 def sections(compared: Subject) -> dict[str, list[Any]]:
     """Panels by the heading above them; headings without any are left out."""
     import wandb_workspaces.reports.v2 as wr
 
-    made = {words: bars(compared, key, words) for key, words in FIGURES.items()}
-    made["Settings and draft budgets"] = sweep_panels(compared)
-    made["Settings and draft budgets, PREDICTED"] = sweep_panels(compared, PREDICTED)
+    panels = {words: _bars(compared, {key: words}) for key, words in FIGURES.items()}
+    panels["Settings and draft budgets"] = _sweep_panels(compared)
+    panels["Settings and draft budgets, PREDICTED"] = _sweep_panels(compared, PREDICTED)
     tasks = sorted(key for key in compared.keys if key.startswith("task/"))
     for figure, words in FIGURES.items():
-        if of_figure := [key for key in tasks if key.endswith(f"/{figure}")]:
-            titles = {key: f"{words}: {key.split('/')[1]}" for key in of_figure}
-            made[f"{words}, by task"] = [p for k in of_figure for p in bars(compared, k, titles[k])]
-    made["Lossless"] = [p for k, words in VERDICTS.items() for p in bars(compared, k, words)]
-    made["Pictures"] = [wr.MediaBrowser(media_keys=PICTURES)]
-    return {words: panels for words, panels in made.items() if panels}
+        titles = {k: f"{words}: {k.split('/')[1]}" for k in tasks if k.endswith(f"/{figure}")}
+        panels[f"{words}, by task"] = _bars(compared, titles)
+    panels["Lossless"] = _bars(compared, VERDICTS)
+    panels["Pictures"] = [wr.MediaBrowser(media_keys=_PICTURES)]
+    return {words: drawn for words, drawn in panels.items() if drawn}
 
 
 def workspace(compared: Subject) -> Any:
@@ -155,23 +144,21 @@ def workspace(compared: Subject) -> Any:
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
 
-    made = [
+    shown = [
         ws.Section(name=words, panels=panels, is_open=place < 2 or words == "Lossless")
         for place, (words, panels) in enumerate(sections(compared).items())
     ]
-    made.append(ws.Section(name="What differs", panels=[wr.RunComparer(diff_only="split")]))
-    model, data, timing = compared.conditions()[0]
-    wanted = {"model": model, "dataset": data, "timing": timing}
+    shown.append(ws.Section(name="What differs", panels=[wr.RunComparer(diff_only="split")]))
     return ws.Workspace(
         entity=compared.entity,
         project=compared.project,
         name=TITLE,
-        sections=made,
+        sections=shown,
         runset_settings=ws.RunsetSettings(
             groupby=[expr.Config("method")],
-            filters=[expr.Config(key) == value for key, value in wanted.items()],
+            filters=[expr.Config(k) == value for k, value in compared.conditions()[0].items()],
             order=[expr.Ordering(expr.Summary("speedup"), ascending=False)],
-            pinned_columns=[*PINNED],
+            pinned_columns=[*_PINNED],
         ),
     )
 
@@ -183,35 +170,26 @@ def report(compared: Subject) -> Any:
     """
     import wandb_workspaces.reports.v2 as wr
 
+    where = {"entity": compared.entity, "project": compared.project}
     runsets = [
         wr.Runset(
-            entity=compared.entity,
-            project=compared.project,
-            name=f"{model} on {data}, {timing}",
-            filters=f"Config('model') = '{model}' and Config('dataset') = '{data}' "
-            f"and Config('timing') = '{timing}'",
+            **where,
+            name="{model} on {dataset}, {timing}".format(**one),
+            filters=" and ".join(f"Config('{key}') = '{value}'" for key, value in one.items()),
             groupby=["config.method"],
         )
-        for model, data, timing in compared.conditions()
+        for one in compared.conditions()
     ]
-    blocks: list[Any] = [wr.TableOfContents(), wr.H1("Words")]
     words = (f"- **{word}**: {meaning}\n" for word, meaning in DEFINITIONS.items())
-    blocks.append(wr.MarkdownBlock(text="".join(words)))
+    blocks = [wr.TableOfContents(), wr.H1("Words"), wr.MarkdownBlock(text="".join(words))]
     for timing, heading in TABLES.items():
         tables = [comparison_table(c) for c in compared.comparisons if c.timing == timing]
         blocks += [wr.H1(heading)] if tables else []
         blocks += [wr.MarkdownBlock(text=to_markdown([table])) for table in tables]
     for heading, panels in sections(compared).items():
         blocks += [wr.H1(heading), wr.PanelGrid(runsets=runsets, panels=panels)]
-    return wr.Report(
-        entity=compared.entity,
-        project=compared.project,
-        title=TITLE,
-        description="Made by python -m analysis.dashboards; repeat the command to bring it up to "
-        "date.",
-        blocks=blocks,
-        width="fluid",
-    )
+    about = "Made by python -m analysis.dashboards; repeat the command to bring it up to date."
+    return wr.Report(**where, title=TITLE, description=about, blocks=blocks, width="fluid")
 
 
 def description(made: Any) -> Any:
@@ -220,14 +198,9 @@ def description(made: Any) -> Any:
     Identifiers that the library draws at random are left out: the same runs give the same file.
     """
     if dataclasses.is_dataclass(made) and not isinstance(made, type):
-        fields = {
-            f.name: description(getattr(made, f.name))
-            for f in dataclasses.fields(made)
-            if not f.name.startswith("_")
-        }
-        return {"kind": type(made).__name__} | {
-            key: value for key, value in fields.items() if value not in (None, "", [], {})
-        }
+        parts = {f.name: description(getattr(made, f.name)) for f in dataclasses.fields(made)}
+        said = {k: v for k, v in parts.items() if k[0] != "_" and v not in (None, "", [], {})}
+        return {"kind": type(made).__name__} | said
     if isinstance(made, dict):
         return {str(key): description(value) for key, value in made.items()}
     if isinstance(made, list | tuple):
@@ -235,27 +208,8 @@ def description(made: Any) -> Any:
     return made if isinstance(made, str | int | float | bool | None) else str(made)
 
 
-def next_steps(compared: Subject, names: Iterable[str]) -> str:
-    """The commands that make what was written, for somebody with an account."""
-    runs = " ".join(names)
-    entity = compared.entity or "NAME"
-    return "\n".join(
-        [
-            "Nothing was sent. To have it on W&B:",
-            "  wandb login",
-            f"  python -m analysis.publish {runs} "
-            f'--settings \'{{"mode": "online", "project": "{compared.project}"}}\'',
-            f"  python -m analysis.dashboards {runs} --entity {entity} "
-            f"--project {compared.project} --push",
-        ]
-    )
-
-
 def push(compared: Subject) -> list[str]:
-    """Save both on W&B; needs ``wandb login`` and a network.
-
-    Returns:
-        Their addresses.
+    """Save both on W&B and return their addresses; needs ``wandb login`` and a network.
 
     Raises:
         Exception: whatever W&B raises.
@@ -309,7 +263,16 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(description(made), indent=1, ensure_ascii=False)
     output.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(f"{output}\n{next_steps(compared, map(str, options.runs))}\n")
+    folders, settings = (
+        " ".join(map(str, options.runs)),
+        json.dumps({"mode": "online", "project": compared.project}),
+    )
+    sys.stdout.write(
+        f"{output}\nNothing was sent. To have it on W&B:\n  wandb login\n"
+        f"  python -m analysis.publish {folders} --settings '{settings}'\n"
+        f"  python -m analysis.dashboards {folders} --entity {compared.entity or 'NAME'} "
+        f"--project {compared.project} --push\n"
+    )
     return 0
 
 

@@ -19,8 +19,8 @@ from analysis.papers.reproduction import (
     rows,
 )
 from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.plots.heatmaps import slowdown_caption, slowdown_heatmaps
 from analysis.plots.layout import Drawing
-from analysis.plots.slowdowns import slowdown_caption, slowdown_heatmaps
 from analysis.plots.sweeps import figure_name
 from analysis.runs.claims import Claim, claim_of_setting
 from analysis.runs.comparisons import ComparedLabel, Comparison

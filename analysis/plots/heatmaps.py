@@ -17,6 +17,7 @@ from matplotlib.patheffects import Normal, Stroke
 
 from analysis.plots.layout import Drawing, canvas, finish, print_width, ratio_ticks
 from analysis.plots.style import HEATMAP, REFERENCE
+from analysis.runs.load import Run
 from analysis.runs.sweeps import Value
 from specbench.results.estimate import Estimate
 
@@ -225,3 +226,26 @@ def _part(axes: Axes, values: np.ndarray, level: float) -> dict[str, Artist]:
     for xs, ys in lines:
         axes.plot(xs, ys, scalex=False, scaley=False, **look)
     return {f"break-even ({level:g})": Line2D([], [], **look)} if lines else {}
+
+
+def slowdown_caption(run: Run, text: str) -> str:
+    """Words of one's own, then model, hardware, number of passes and code."""
+    assert run.surface is not None
+    made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
+    return (
+        f"{made_up}{text} {run.model} ({run.dtype}), random ids. Hardware: {run.hardware}. Medians "
+        f"of {run.surface.passes['batch'].repeats} passes; intervals: 95 %, bootstrap over passes. "
+        f"Code: {run.code}."
+    )
+
+
+def slowdown_heatmaps(run: Run, title: str, caption: str) -> Drawing:
+    """Time over that of one token: a heatmap for each number of cached tokens."""
+    assert run.surface is not None
+    contexts = run.surface.passes["batch"].axes["context"]
+    grids = [
+        HeatmapGrid.of(f"context of {context} tokens", run.surface.slowdowns(context, run.seed))
+        for context in contexts
+    ]
+    unit = "time over that of one token"
+    return heatmaps(grids, "w (draft tokens in a row)", "k (rows)", unit, title, caption)

@@ -12,9 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 from omegaconf import DictConfig, OmegaConf
@@ -42,26 +40,25 @@ def publish(logger: DictConfig, path: Path) -> None:
     name = str(logger.name)
     if name not in _LOGGERS:
         raise unknown_name("logger", name, ["none", *_LOGGERS])
-    plain = OmegaConf.to_container(logger, resolve=True)
-    assert isinstance(plain, dict)
-    node = {str(key): value for key, value in plain.items()}
-    if name in _lost and node.get("mode") == "online":
-        node["mode"] = "offline"
-    code, said = _copy(name, path, node)
-    if code == _UNREACHABLE and node.get("mode") == "online":
+    if name not in _lost:
+        code, message = _copy(logger, path)
+        if code != _UNREACHABLE or logger.mode != "online":
+            sys.stdout.write(f"{name}: {message}\n")
+            return
         _lost.add(name)
-        node["mode"] = "offline"
         sys.stdout.write(
-            f"{name}: {said}\n{name}: the copies of this job and of the later ones are laid down "
-            "offline, since each would wait as long.\n"
+            f"{name}: {message}\n{name}: the copies of this job and of the later ones are laid "
+            "down offline, since each would wait as long.\n"
         )
-        _, said = _copy(name, path, node)
-    sys.stdout.write(f"{name}: {said}\n")
+    offline = logger.copy()
+    offline.mode = "offline" if offline.mode == "online" else offline.mode
+    sys.stdout.write(f"{name}: {_copy(offline, path)[1]}\n")
 
 
-def _copy(name: str, path: Path, node: Mapping[str, Any]) -> tuple[int, str]:
+def _copy(logger: DictConfig, path: Path) -> tuple[int, str]:
     """The exit code of the process that makes the copy, and what it says."""
-    command = [sys.executable, "-m", _LOGGERS[name], str(path), "--settings", json.dumps(node)]
+    settings = json.dumps(OmegaConf.to_container(logger, resolve=True))
+    command = [sys.executable, "-m", _LOGGERS[logger.name], str(path), "--settings", settings]
     try:
         process = subprocess.Popen(
             command,
@@ -79,17 +76,13 @@ def _copy(name: str, path: Path, node: Mapping[str, Any]) -> tuple[int, str]:
         except subprocess.TimeoutExpired:
             return _UNREACHABLE, f"not published: {path}: it took more than {_PUBLISH_S:g} s"
         finally:
-            _end(process)
-    # The first line says it; a service's own complaints may follow.
-    said = (out if process.returncode == 0 else complaints).strip().splitlines()
-    return process.returncode, said[0] if said else "nothing was said"
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Kill what is left of a process, its group, and what it started in sessions of their own."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
+            # What it left: its children, also in sessions of their own, and its group.
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+    # The first line says it; a service's own complaints may follow.
+    lines = (out if process.returncode == 0 else complaints).strip().splitlines()
+    return process.returncode, lines[0] if lines else "nothing was said"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from analysis import dashboards, wandb_runs
+from analysis import dashboards, publish
 from analysis.runs.load import load_runs
 from specbench.results.estimate import Estimate
 from tests.analysis.folders import GOLDEN
@@ -43,7 +43,7 @@ def names(made):
 @pytest.mark.parametrize("make", [dashboards.workspace, dashboards.report])
 def test_every_panel_shows_a_key_that_is_sent(make, compared):
     entries = [e for comparison in compared.comparisons for e in comparison.entries]
-    sent = {key for entry in entries for key in wandb_runs.label_numbers(entry)}
+    sent = {key for entry in entries for key in publish.label_numbers(entry)}
     shown = names(dashboards.description(make(compared)))
     assert shown <= sent
     assert {"speedup", "mat", "tokens_per_s", "tokens_per_pass", "bug", "task/qa/mat"} <= shown

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from analysis import publish, report, tables, wandb_runs
+from analysis import publish, report, tables
 from analysis.figures import figures_of
 from analysis.plots.style import styled
 from analysis.runs.captions import caption
@@ -70,7 +70,7 @@ def test_what_wandb_and_csv_are_given_has_it_too(folder, capsys):
     (comparison,) = make_comparisons([run])
     (pld,) = (e for e in comparison.entries if e.label == "pld")
     without = pld.disturbed["without_rule"]["pld"]["speedup"]
-    metrics = wandb_runs.label_numbers(pld)
+    metrics = publish.label_numbers(pld)
     assert metrics["speedup_without_rule"] == without
     assert metrics["speedup"] == pld.overall["speedup"] != without
     assert DISTURBED in publish.FILES, "the copy of the records would give other numbers without it"

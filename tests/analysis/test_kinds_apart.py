@@ -11,7 +11,7 @@ import functools
 import pytest
 from PIL import Image
 
-from analysis import dashboards, figures, publish, report, tables, wandb_runs
+from analysis import dashboards, figures, publish, report, tables
 from analysis.papers import REPRODUCTIONS, by_reproduction
 from analysis.papers.claimed import claimed_words, task_panel
 from analysis.plots import budget, charts, heatmaps, ranking
@@ -148,14 +148,14 @@ def test_no_wandb_key_has_both(runs):
     for comparison in made:
         if comparison.timing in sent:
             for entry in comparison.entries:
-                sent[comparison.timing] |= wandb_runs.label_numbers(entry).keys()
+                sent[comparison.timing] |= publish.label_numbers(entry).keys()
     both = {key.rsplit("/", 1)[-1] for key in sent["measured"] & sent["predicted"]}
     times = {"speed", "tokens_per_s", "bandwidth"}
     assert both
     assert not {key for key in both if any(word in key for word in times)}
     timed = {key.rsplit("/", 1)[-1] for key in sent["predicted"]} - both
     assert timed
-    assert all(name.startswith(wandb_runs.PREDICTED) for name in timed)
+    assert all(name.startswith(publish.PREDICTED) for name in timed)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")  # theirs
@@ -197,7 +197,7 @@ def test_nothing_that_is_sent_of_a_predicted_run_has_a_measured_one_s_key(
 ):
     wandb = pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
     Image.new("RGB", (1, 1)).save(tmp_path / "dot.png")
-    monkeypatch.setattr(wandb_runs, "save", lambda *_, **__: [tmp_path / "dot.png"])
+    monkeypatch.setattr(publish, "save", lambda *_, **__: [tmp_path / "dot.png"])
     keys = []
     (run,) = [run for run in runs if run.path.name == "synthetic"]
     for each in (run, predicted(run)):
