@@ -92,9 +92,11 @@ def finish(
         columns = max(1, min(len(legend), int((inches - 0.2) / widest)))
         lines = math.ceil(len(legend) / columns)
         names = _by_rows(list(legend), math.ceil(len(legend) / lines))
+        # Held in the figure's coordinates: a picture that is cut tight around its words has others.
         figure.legend(
             [legend[name] for name in names], names, loc="outside upper left",
             ncols=math.ceil(len(legend) / lines), fontsize="small", borderaxespad=0.2,
+            bbox_to_anchor=(0, 0, 1, 1), bbox_transform=figure.transFigure,
         )  # fmt: skip
         # The space that the legend takes is not taken from the axes.
         figure.set_figheight(figure.get_figheight() + 0.08 + 0.17 * lines)

@@ -126,35 +126,40 @@ def test_a_table_is_a_csv_file_too(read, run):
     assert own.speedup_low < own.speedup < own.speedup_high
 
 
-def test_no_folder_of_the_machine_is_in_the_page(run, tmp_path):
+def test_names_are_no_markup_folders_are_not_told_and_a_picture_is_drawn_once(
+    run, tmp_path, monkeypatch
+):
+    hostile = "<script>alert(1)</script>"
+    run.manifest.hardware["cpu"] = hostile
+    run.manifest.labels["pld"].knobs["variant"] = hostile
     run.manifest.overrides = [f"dataset.path={tmp_path}/mine.jsonl"]
     run.manifest.hardware["driver"] = f"{tmp_path}/lib/driver.so"
     run.manifest.model.id = "/home/somebody/weights/vicuna"
     again = shutil.copytree(run.path, tmp_path / "other" / "run")
     edit_manifest(again, run_key="again")
     edit_records(again, lambda record: record | {"run_key": "again"})
+    drawn = []
+
+    def picture(figure):
+        drawn.append(f"{figure.title}\n{figure.caption}")
+        return report.Picture(figure.title, "", "", "data:image/svg+xml;base64,", 100)
+
+    monkeypatch.setattr(report, "picture", picture)
     made = report.page([run, *load_runs([again])])
+    assert hostile not in made
+    assert made.count("&lt;script&gt;") >= 2
     assert "…/mine.jsonl" in made
     assert "…/driver.so" in made
     assert "other/run" in made  # of two folders of one name
     assert str(tmp_path) not in made
     assert "/home/" not in made
+    assert made.count("<figure>") == len(drawn) == len(set(drawn))
 
 
 def test_bytes_are_shown_in_units(run):
     (place,) = provenance.environments([run])
     assert place.facts["model.copy_bytes_per_s"] == "20 GB/s"
     assert place.facts["model.weight_bytes"] == "0.538 GB"
-
-
-def test_a_picture_is_drawn_once(run, monkeypatch):
-    drawn = []
-    picture = report.picture
-    monkeypatch.setattr(
-        report, "picture", lambda figure: drawn.append(figure.title) or picture(figure)
-    )
-    made = report.page([run])
-    assert made.count("<figure>") == len(drawn) == len(set(drawn))
 
 
 @pytest.fixture(scope="module")
@@ -226,15 +231,6 @@ def test_the_same_records_give_the_same_bytes(page, tmp_path):
     again = tmp_path / "again.html"
     assert report.main([str(RECORDS), "-o", str(again)]) == 0
     assert again.read_bytes() == page.read_bytes()
-
-
-def test_what_runs_are_called_cannot_become_markup(run):
-    hostile = "<script>alert(1)</script>"
-    run.manifest.hardware["cpu"] = hostile
-    run.manifest.labels["pld"].knobs["variant"] = hostile
-    made = report.page([run])
-    assert hostile not in made
-    assert made.count("&lt;script&gt;") >= 2
 
 
 def test_a_bug_is_the_first_thing_said(run):
