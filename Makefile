@@ -38,7 +38,7 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters bench-growth bench-kernels draft-model train-heads check-architectures gpu-check clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -106,9 +106,6 @@ soak: $(STAMP) ## A thousand cases with faults, a hundred kills: memory stays fl
 
 bench-drafters: $(STAMP) ## Drafting time per step of each method
 	$(PY) -m scripts.bench drafters $(ARGS)
-
-bench-growth: $(STAMP) ## Drafting time against context length and store size; time to build stores
-	$(PY) -m scripts.bench growth $(ARGS)
 
 bench-kernels: $(STAMP) ## Kernels that a pass launches on a GPU, a layer and in all, counted without one
 	$(PY) -m scripts.bench kernels $(ARGS)

@@ -46,9 +46,9 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1]
-MODELS = ("vicuna7b", "llama3_1b", "smollm2_135m")
-CONTEXTS = (128, 448, 960, 1900)  # buckets of keys end at 256, 512, 1024, 2048
-ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+MODELS = "vicuna7b,llama3_1b,smollm2_135m"
+CONTEXTS = "128,448,960,1900"  # buckets of keys end at 256, 512, 1024, 2048
+ROWS = "1,2,4,8,16,32,48,64,96,128"
 _SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256,
           "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 TINY = ["model=smollm2_135m", *(f"model.shape_config.{k}={v}" for k, v in _SHAPE.items())]
@@ -56,6 +56,10 @@ _QUICK = "half or (llama and not window and (exact or captured))"
 # Fields of nvidia-smi that are looked at every few seconds while a part runs.
 _FIELDS = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
 _IDLE = 0x3  # bits that slow nothing: idle, and clocks set by a user
+_NEXT = (
+    "python run.py model=vicuna7b dataset=specbench method=cacheback "
+    "'compare=[pld,token_recycling,sam]'   (docs/gpu.md)"
+)
 
 
 @dataclass(frozen=True)
@@ -118,31 +122,28 @@ def parts(args: argparse.Namespace, code: str) -> list[Part]:
         chosen = TINY if name == "tiny" else [f"model={name}"]
         return [*chosen, *engine, "model.shape=true", f"model.dtype={dtype}"]
 
-    def own(kind: str, limit_s: int, name: str | None = None) -> Part:
-        label = f"{kind} {name}" if name else kind
-        words = model(name) if name else [f"model.device={args.device}"]
-        out = str(file_of(args.out, label, ".found.json"))
-        numbers = [str(args.tokens), str(2 if args.quick else args.repeats)]
-        return Part(
-            label, limit_s, [python, "-m", "scripts.gpu.parts", kind, out, *numbers, *words]
-        )
+    def bench(kind: str, limit_s: int, name: str = "", *options: str) -> Part:
+        label = f"{kind} {name}".strip()
+        overrides = model(name) if name else [f"model.device={args.device}"]
+        sizes = [f"--tokens={args.tokens}", f"--repeats={2 if args.quick else args.repeats}"]
+        command = [python, "-m", "scripts.bench", "gpu", kind.partition("-")[0], *overrides]
+        out = file_of(args.out, label, ".found.json")
+        return Part(label, limit_s, [*command, *sizes, *options, f"--out={out}"])
 
-    def ours(name: str, limit_s: int, *words: str) -> Part:
+    def run(name: str, limit_s: int, *overrides: str) -> Part:
         folder = runs / name.replace(" ", "-")
-        return Part(name, limit_s, [python, "run.py", *words, f"output_dir={folder}"], folder)
+        return Part(name, limit_s, [python, "run.py", *overrides, f"output_dir={folder}"], folder)
 
     first = args.models[0]
-    found = [Part("numerics-quick", 90, [*pytest, "-k", _QUICK]), own("bandwidth", 60)]
+    plan = [Part("numerics-quick", 90, [*pytest, "-k", _QUICK]), bench("bandwidth", 60)]
     if args.quick:
-        return [*found, own("loops-quick", 90, first), own("kernels", 60, first)]
+        return [*plan, bench("loops-quick", 90, first, "--no-static"), bench("kernels", 60, first)]
     grid = [f"runner.{axis}=[]" for axis in ("batch_k", "batch_w", "batch_contexts")]
-    grid += [f"runner.contexts={[*args.contexts]}".replace(" ", "")]
-    grid += [f"runner.tree_rows={[*ROWS]}".replace(" ", ""), f"runner.passes={args.repeats}"]
+    grid += [f"runner.contexts=[{args.contexts}]", f"runner.tree_rows=[{ROWS}]"]
+    grid += [f"runner.passes={args.repeats}", "runner=cost", "baseline=false"]
     for name in args.models:
-        found += [own("loops", 300, name), own("kernels", 90, name)]
-        found.append(
-            ours(f"rows {name}", 420, "runner=cost", *model(name), "baseline=false", *grid)
-        )
+        plan += [bench("loops", 300, name), bench("kernels", 90, name)]
+        plan.append(run(f"rows {name}", 420, *model(name), *grid))
     every = sorted(p.stem for p in (PROJECT / "conf/method").glob("[!_]*.yaml"))
     shipped = PROJECT / "assets/heads_smollm2_135m"
     absent = [h for h in ("medusa", "hydra", "eagle", "eagle3") if not (shipped / h).is_dir()]
@@ -150,11 +151,11 @@ def parts(args: argparse.Namespace, code: str) -> list[Part]:
     table = ["model=smollm2_135m", *engine, "model.dtype=float32", "generation.max_new_tokens=64"]
     table += ["method=cacheback", f"compare=[{others}]"]
     # Each word is followed by several others: look-ups find enough to fill their trees.
-    full = ["measure=phases", "dataset=jsonl", "dataset.path=scripts/gpu/branching.jsonl"]
+    full = ["measure=phases", "dataset=jsonl", "dataset.path=scripts/bench/branching.jsonl"]
     return [
-        *found,
-        ours("methods", 480, *table, "dataset=demo"),
-        ours("steps", 480, *table, *full),
+        *plan,
+        run("methods", 480, *table, "dataset=demo"),
+        run("steps", 480, *table, *full),
         Part("numerics", 480, pytest),
     ]
 
@@ -172,27 +173,30 @@ def file_of(out: Path, name: str, ending: str) -> Path:
     return out / "parts" / f"{name.replace(' ', '-')}{ending}"
 
 
+def read(path: Path) -> Any:
+    """A JSON file's content; nothing where there is none, or half of one."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text())
+    return {}
+
+
 def kept(args: argparse.Namespace, part: Part, git: Any, versions: str) -> dict[str, Any] | None:
     """What an earlier call found, of this code, command, GPU and software."""
-    with contextlib.suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads(file_of(args.out, part.name, ".json").read_text())
-        of = (found["git"], found["command"], found.get("versions"))
-        if of == (git, part.command[1:], versions):
-            return found
-    return None
+    earlier: dict[str, Any] = read(file_of(args.out, part.name, ".json"))
+    measured = tuple(earlier.get(key) for key in ("git", "command", "versions"))
+    return earlier if measured == (git, part.command[1:], versions) else None
 
 
 def measure(args: argparse.Namespace, part: Part, git: Any, versions: str) -> dict[str, Any]:
-    """Run a part, watch the GPU meanwhile, and keep what it found or left."""
-    file, log = file_of(args.out, part.name, ".json"), file_of(args.out, part.name, ".log")
-    found = file_of(args.out, part.name, ".found.json")
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """Run a part, watch the GPU meanwhile, and keep what it printed and found or left."""
+    log, found = (file_of(args.out, part.name, ending) for ending in (".log", ".found.json"))
+    log.parent.mkdir(parents=True, exist_ok=True)
     found.unlink(missing_ok=True)  # of another commit
     environ = os.environ | {"PYTHONPATH": str(PROJECT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     start, samples, timed_out = time.monotonic(), [], False
-    with log.open("w") as out:
-        process = subprocess.Popen(part.command, cwd=PROJECT, stdout=out, stderr=out, env=environ,
-                                   start_new_session=True)  # fmt: skip
+    with log.open("w") as errors, log.with_suffix(".out").open("w+") as out:
+        process = subprocess.Popen(part.command, cwd=PROJECT, stdout=out, stderr=errors,
+                                   env=environ, start_new_session=True)  # fmt: skip
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
@@ -201,14 +205,13 @@ def measure(args: argparse.Namespace, part: Part, git: Any, versions: str) -> di
             if time.monotonic() - start > part.limit_s:
                 timed_out = True
                 os.killpg(process.pid, signal.SIGKILL)
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    result: dict[str, Any] = {"last_line": lines[-1] if lines else ""}
-    with contextlib.suppress(OSError, ValueError):
-        result |= json.loads(found.read_text())
-    for name in ("summary.json", "surface.json") if part.run else ():
-        with contextlib.suppress(OSError, ValueError):
-            result[name] = json.loads(((part.run or Path()) / name).read_text())
+        out.seek(0)
+        printed = out.read()
+    lines = [line for line in (log.read_text() + "\n" + printed).splitlines() if line.strip()]
+    result = {"last_line": lines[-1] if lines else "", "printed": printed, **read(found)}
     if part.run:
+        files = {name: read(part.run / name) for name in ("summary.json", "surface.json")}
+        result |= {name: content for name, content in files.items() if content}
         with contextlib.suppress(OSError, ValueError):
             result["nodes_per_step"] = nodes_per_step(part.run / "cases.jsonl")
     nothing = "pytest" in part.command and " passed" not in result["last_line"]
@@ -225,7 +228,7 @@ def measure(args: argparse.Namespace, part: Part, git: Any, versions: str) -> di
         "watched": watched(samples),
         "result": result,
     }
-    file.write_text(json.dumps(whole, indent=1))
+    file_of(args.out, part.name, ".json").write_text(json.dumps(whole, indent=1))
     return whole
 
 
@@ -250,28 +253,51 @@ def watched(samples: list[str]) -> str:
     return ", ".join(words)
 
 
+def report(path: Path, found: dict[str, dict[str, Any]], versions: str, git: Any) -> None:
+    """``gpu_check.md``: what each part printed, and what the GPU did meanwhile."""
+    lines = ["# GPU check", "", versions, ""]
+    lines.append(f"Code: {git['commit']}{' and changes' * git['dirty']}")
+    if any(part["device"] == "cpu" for part in found.values()):
+        lines += ["", "**A trial on a CPU: the numbers say nothing.**"]
+    for name, part in found.items():
+        result = part["result"]
+        lines += ["", f"## {name.capitalize()}", "", f"{part['state']} in {part['seconds']:.0f} s"]
+        lines[-1] += f"; the GPU meanwhile: {part['watched'] or 'not watched'}"
+        if part["state"] != "done":
+            lines.append(f"Its last line: {result['last_line']}")
+        for row in result.get("summary.json", {}).get("rows", []):
+            if row["task"] == "overall" and row["phase_share"]:
+                shares = row["phase_share"]
+                inside = sum(s for p, s in shares.items() if p not in ("prefill", "setup"))
+                outside = 1 - shares.get("verify", 0.0) / inside if inside else 0.0
+                nodes = result["nodes_per_step"].get(row["label"], 0.0)
+                lines.append(f"- {row['label']}: {nodes:.1f} nodes a step, {outside:.1%} of a step "
+                             "outside the target's pass")  # fmt: skip
+        lines += ["", "```", result["printed"].rstrip(), "```"]
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     raw = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add, names = parser.add_argument, {p.stem for p in (PROJECT / "conf/model").glob("*.yaml")}
     add("--out", type=Path, default=PROJECT / "docs/measurements/gpu", help="folder of the report")
-    add("--models", default=",".join(MODELS), help="names of conf/model, or tiny; commas between")
+    add("--models", default=MODELS, help="names of conf/model, or tiny; commas between")
     add("--only", default="", help="kinds of parts, e.g. loops,rows")
     add("--quick", action="store_true", help="numerics, bandwidth, loops and kernels: 5 minutes")
-    add("--minutes", type=float, help="begin no part whose limit would end later")
+    add("--minutes", type=float, default=float("inf"), help="begin no part that could end later")
     add("--dry-run", action="store_true", help="show the parts and stop")
     add("--anyway", action="store_true", help="whatever the versions are")
     add("--device", default="cuda:0", help="or cpu, for a trial")
     add("--tokens", type=int, default=128, help="new tokens of a loop; over 100 for the clock")
     add("--repeats", type=int, default=5)
-    add("--contexts", default=",".join(map(str, CONTEXTS)))
+    add("--contexts", default=CONTEXTS)
     args = parser.parse_args(argv)
     args.models = args.models.split(",")
     if unknown := [name for name in args.models if name not in names | {"tiny"}]:
         parser.error(f"--models: {unknown[0]!r} is not one of tiny, {', '.join(sorted(names))}")
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", args.contexts):
         parser.error("--contexts: type whole numbers from 1 with commas between, e.g. 128,448")
-    args.contexts = [int(number) for number in args.contexts.split(",")]
     args.out = args.out.absolute()
     return args
 
@@ -288,21 +314,17 @@ def main(argv: list[str] | None = None) -> int:
         print("torch sees no GPU: its CUDA may be newer than the driver. --device cpu is a trial.")
     if not args.dry_run and (no_gpu or (wrong and not args.anyway)):
         return 2
-    from scripts.gpu import report  # both import the project
     from specbench.system.environment import git_state
 
     git = git_state() or {"commit": None, "dirty": True}
     plan = [p for p in parts(args, code_of(git, versions))
             if not args.only or p.name.split()[0] in args.only.split(",")]  # fmt: skip
-    begun, found = time.monotonic(), {}
+    end, found = time.monotonic() + 60 * args.minutes, {}
     for part in plan:
         earlier = kept(args, part, git, versions)
-        left = (
-            float("inf") if args.minutes is None else 60 * args.minutes + begun - time.monotonic()
-        )
         if earlier is not None and not earlier["exit"]:
             state = "done"
-        elif args.dry_run or left < part.limit_s:
+        elif args.dry_run or time.monotonic() + part.limit_s > end:
             state = "to do"
         else:
             earlier = measure(args, part, git, versions)
@@ -313,7 +335,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             print(" " * 10 + " ".join(["python", *part.command[1:]]))
         elif found:
-            report.write(args.out / "gpu_check.md", found, versions, git)
+            report(args.out / "gpu_check.md", found, versions, git)
     left_over = [p.name for p in plan if found.get(p.name, {}).get("state") != "done"]
     if args.dry_run:
         print(f"at most {sum(p.limit_s for p in plan) / 60:.0f} minutes in all; nothing was run")
@@ -321,7 +343,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"report: {args.out}/gpu_check.md")
     typed = " ".join(w for w in (sys.argv[1:] if argv is None else argv) if w != "--dry-run")
     again = f"python -m scripts.gpu_check {typed}   (left: {', '.join(left_over)})"
-    print(f"next: {again if left_over else report.NEXT}")
+    print(f"next: {again if left_over else _NEXT}")
     return 1 if left_over and not args.dry_run else 0
 
 

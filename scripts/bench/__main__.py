@@ -2,8 +2,8 @@
 
     python -m scripts.bench engine       # against transformers, a pass by rows, host work a step
     python -m scripts.bench drafters     # drafting time per step of each method
-    python -m scripts.bench growth       # drafting time by context and store, time to build stores
     python -m scripts.bench kernels      # kernels that a pass would launch on a GPU
+    python -m scripts.bench gpu PART     # bandwidth, loops or kernels of a GPU (make gpu-check)
 
 All figures of a section are measured in one process: compare ratios, not numbers of two runs.
 """
@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
-from scripts.bench import drafters, engine, growth, kernels
-from scripts.bench.harness import console
+from scripts.bench import console, drafters, engine, gpu, kernels
 from specbench.storage import jsonl
 from specbench.system import environment
 
-SECTIONS = {"engine": engine, "drafters": drafters, "growth": growth, "kernels": kernels}
+SECTIONS = {"engine": engine, "drafters": drafters, "kernels": kernels, "gpu": gpu}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,20 +26,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="section", metavar="SECTION", required=True)
     for name, module in SECTIONS.items():
         command = add_command(commands, name, module.__doc__ or "")
-        command.add_argument("--out", type=Path, help="write the results as JSON")
+        command.add_argument("--out", type=Path, help="write the results as JSON, as they come")
         module.add_options(command)
     options = parser.parse_args(argv)
-    section = SECTIONS[options.section]
-    results = section.measure(options)
-    section.show(results)
+    facts = {
+        "command": " ".join(sys.argv),
+        "date": time.strftime("%Y-%m-%d"),
+        "environment": environment.describe(),
+    }
+    results = {}
+    for results in SECTIONS[options.section].measure(options):
+        if options.out:  # a command that is stopped leaves what it had
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            jsonl.write_json(options.out, facts | results)
+    SECTIONS[options.section].show(results)
     if options.out:
-        facts = {
-            "command": " ".join(sys.argv),
-            "date": time.strftime("%Y-%m-%d"),
-            "environment": environment.describe(),
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        jsonl.write_json(options.out, facts | results)
         console.print(f"written to {options.out}")
     return 0
 

@@ -12,6 +12,7 @@ are against its time, measured in the same run.
 import argparse
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import hydra.utils
@@ -19,7 +20,7 @@ import numpy as np
 
 from methods.cacheback import Cacheback
 from methods.cacheback.frozen_table import FrozenTable
-from scripts.bench.harness import print_table
+from scripts.bench import print_table
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.artifacts.corpora import installed_prose
@@ -44,51 +45,15 @@ WARM_UP = 20
 PARTS = ("propose", "observe", "both")
 
 
-class Documentation:
-    """Python's own prose in the bundled model's tokens, and drafters ready to draft from it."""
-
-    def __init__(self) -> None:
-        self.cfg = typed(compose([]))
-        self.tokenizer = loading.load_tokenizer(self.cfg)
-
-    def tokens(self, count: int) -> IntArray:
-        _, prose = next(installed_prose())
-        ids: list[int] = []
-        for paragraph in prose:
-            ids += self.tokenizer.encode(paragraph + "\n\n", add_special_tokens=False)
-            if len(ids) >= count:
-                break
-        return np.array(ids[:count], dtype=np.int64)
-
-    def set_up(self, drafter: Drafter, max_len: int, seed: int = 0) -> None:
-        files = resolve.resolve(
-            drafter.needs.artifacts,
-            tokenizer=self.tokenizer,
-            bundled=True,
-            cache_dir=self.cfg.cache_dir,
-            model_key=weights.model_key(self.cfg),
-        )
-        drafter.setup(
-            DraftContext(
-                vocab_size=len(self.tokenizer),
-                eos_ids=frozenset({self.tokenizer.eos_token_id}),
-                tokenizer_hash=loading.tokenizer_hash(self.tokenizer),
-                max_len=max_len,
-                artifacts=files,
-                seed=seed,
-            )
-        )
-
-
-def make(name: str, knobs: dict[str, Any]) -> Drafter:
-    """The drafter with its yaml's knobs, and these instead of some."""
-    node = method_node(name, knobs, "pair=none")
-    drafter: Drafter = hydra.utils.instantiate(node, _convert_="all")
-    return drafter
-
-
-def label_of(name: str, knobs: dict[str, Any]) -> str:
-    return " ".join([name, *(f"{key}={value}" for key, value in knobs.items())])
+def tokens_of_prose(tokenizer: Any, count: int) -> IntArray:
+    """``[count]`` Python's own documentation in the bundled model's tokens."""
+    _, prose = next(installed_prose())
+    ids: list[int] = []
+    for paragraph in prose:
+        ids += tokenizer.encode(paragraph + "\n\n", add_special_tokens=False)
+        if len(ids) >= count:
+            break
+    return np.array(ids[:count], dtype=np.int64)
 
 
 def time_steps(drafter: Drafter, text: IntArray, context: int, seed: int) -> dict[str, Any]:
@@ -178,28 +143,44 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    documentation = Documentation()
-    text = documentation.tokens(options.context + 3 * (options.steps + WARM_UP))
-    entries = [
-        (label_of(name, knobs), make(name, knobs))
-        for name in option_names("method")
-        for knobs in ({}, *VARIANTS.get(name, []))
-    ]
-    entries.append(("plain dictionary walk", DictionaryWalk(name="plain")))
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    cfg = typed(compose([]))
+    tokenizer = loading.load_tokenizer(cfg)
+    text = tokens_of_prose(tokenizer, options.context + 3 * (options.steps + WARM_UP))
+    drafters: dict[str, Drafter] = {}
+    for name in option_names("method"):
+        for knobs in ({}, *VARIANTS.get(name, [])):
+            label = " ".join([name, *(f"{key}={value}" for key, value in knobs.items())])
+            node = method_node(name, knobs, "pair=none")
+            drafters[label] = hydra.utils.instantiate(node, _convert_="all")
+    drafters["plain dictionary walk"] = DictionaryWalk(name="plain")
     rows = []
-    for label, drafter in entries:
-        if drafter.needs.tokens_only and not drafter.needs.draft_model:
-            documentation.set_up(
-                drafter, documentation.cfg.model.context_length or 0, seed=options.seed
+    for label, drafter in drafters.items():
+        if not drafter.needs.tokens_only or drafter.needs.draft_model:
+            continue
+        files = resolve.resolve(
+            drafter.needs.artifacts,
+            tokenizer=tokenizer,
+            bundled=True,
+            cache_dir=cfg.cache_dir,
+            model_key=weights.model_key(cfg),
+        )
+        drafter.setup(
+            DraftContext(
+                vocab_size=len(tokenizer),
+                eos_ids=frozenset({tokenizer.eos_token_id}),
+                tokenizer_hash=loading.tokenizer_hash(tokenizer),
+                max_len=cfg.model.context_length or 0,
+                artifacts=files,
+                seed=options.seed,
             )
-            timed = time_steps(drafter, text, options.context, options.seed)
-            rows.append({"label": label, **timed})
-            drafter.close()
+        )
+        rows.append({"label": label, **time_steps(drafter, text, options.context, options.seed)})
+        drafter.close()
     walk = rows[-1]["both_median_us"]
     for row in rows:
         row["ratio_to_walk"] = round(row["both_median_us"] / walk, 3)
-    return {"context": options.context, "seed": options.seed, "rows": rows}
+    yield {"context": options.context, "seed": options.seed, "rows": rows}
 
 
 def show(results: dict[str, Any]) -> None:

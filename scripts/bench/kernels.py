@@ -10,7 +10,7 @@ that they are on CUDA. Libraries may split a product into two; that only a GPU c
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 from unittest import mock
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import AutoConfig
 
-from scripts.bench.harness import print_table
+from scripts.bench import print_table
 from specbench.kernels import gpu_layers
 from specbench.models.graph_target import GraphTarget
 from specbench.models.static_pass import StaticPass
@@ -33,23 +33,14 @@ KEYS = 1024
 _DEPTHS = (1, 3)  # a layer is what passes of these differ by
 
 _FREE = (
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "_unsafe_view",
-    "detach",
-    "lift_fresh",
+    *("empty", "empty_like", "empty_strided", "new_empty"),
+    *("_unsafe_view", "detach", "lift_fresh"),
 )
 _COPY_FIRST = ("index_copy", "masked_fill", "index_put", "scatter")
 
 
 class KernelCount(TorchDispatchMode):
-    """Counts operations by name that would launch a kernel.
-
-    Attributes:
-        by_name: kernels by operation.
-    """
+    """Counts the kernels that operations would launch, ``by_name`` of the operation."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,8 +57,6 @@ class KernelCount(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def as_one(self, name: str, result: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-        """A call that counts as one kernel and gives what ``result`` makes of its arguments."""
-
         def call(*args: Any, **_: Any) -> torch.Tensor:
             self.by_name[name] += 1
             return result(*args)
@@ -114,14 +103,14 @@ def measure_model(name: str, rows: int) -> dict[str, Any]:
     text = (CONF_DIR / "model" / f"{name}.yaml").read_text(encoding="utf-8")
     shape = yaml.safe_load(text)["shape_config"]
     depth = shape["num_hidden_layers"]
-    found: dict[str, Any] = {"model": name, "rows": rows, "layers": depth}
+    counts: dict[str, Any] = {"model": name, "rows": rows, "layers": depth}
     for kind in ("stock", "fused"):
         few, more = (count_pass(shape, layers, rows, fused=kind == "fused") for layers in _DEPTHS)
         layer, left = divmod(more.total() - few.total(), _DEPTHS[1] - _DEPTHS[0])
         assert left == 0
-        found[f"layer_{kind}"] = layer
-        found[f"pass_{kind}"] = few.total() + (depth - _DEPTHS[0]) * layer
-    return found
+        counts[f"layer_{kind}"] = layer
+        counts[f"pass_{kind}"] = few.total() + (depth - _DEPTHS[0]) * layer
+    return counts
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -130,9 +119,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--rows", nargs="+", type=int, default=list(ROWS), help="rows of a pass")
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    found = [measure_model(name, rows) for name in options.models for rows in options.rows]
-    return {"kernels": found}
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    yield {"kernels": [measure_model(n, rows) for n in options.models for rows in options.rows]}
 
 
 def show(results: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from scripts.bench import engine
-from scripts.bench import layers as bench_layers
 from specbench.decoding.structs import DraftTree
 from specbench.models.target import Target
 from tests.conftest import tiny_model
@@ -18,7 +17,7 @@ def target(everything_packed):
 
 
 def test_the_best_of_the_libraries_is_the_engines_own_choice_without_panels(target):
-    layers = bench_layers.Layers(target.model)
+    layers = engine.Layers(target.model)
     plan = layers.plan_libraries()
     assert plan.keys() == target.packed_weights["plan"].keys()
     assert "panels" not in {kind for kernels in plan.values() for kind in kernels.values()}
@@ -35,22 +34,22 @@ def test_the_best_of_the_libraries_is_the_engines_own_choice_without_panels(targ
 
 @pytest.mark.parametrize("calls", [False, True])
 def test_a_pass_without_arithmetic_may_still_call_each_product(calls, target, monkeypatch):
-    layers = bench_layers.Layers(target.model)
+    layers = engine.Layers(target.model)
     target.prefill(np.arange(9))
     asked = []
     (name,) = {kind for linear in layers._products for kind in linear.kernels.values()}
-    real = bench_layers.KERNELS[name]
+    real = engine.KERNELS[name]
 
     def counted(x, *rest):
         asked.append(tuple(x.shape))
         return real(x, *rest)
 
-    monkeypatch.setitem(bench_layers.KERNELS, name, counted)
+    monkeypatch.setitem(engine.KERNELS, name, counted)
     for linear in layers._products:
         linear.by_rows = [(counted if k is real else k, p) for k, p in linear.by_rows]
     with layers.without_arithmetic(calls):
         target.forward(3, DraftTree.empty())
-    assert asked == [(1, bench_layers.SMALL)] * len(layers._products) * calls
+    assert asked == [(1, engine.SMALL)] * len(layers._products) * calls
 
 
 def test_the_products_calls_are_told_apart(target):

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from scripts import gpu_check
-from scripts.gpu import report
+from scripts.bench import gpu
 from specbench.system import environment
+from tests.conftest import tiny_model
 
 TRIAL = ["--device", "cpu", "--models", "tiny", "--tokens", "8", "--repeats", "1",
          "--contexts", "32,64"]  # fmt: skip
@@ -124,29 +125,48 @@ def test_throttling_is_told_and_idling_is_not():
     assert gpu_check.watched(["[N/A], [N/A], [N/A], [N/A], [N/A]"]) == ""
 
 
-def test_the_report_says_what_loops_reached_and_what_ran_eagerly(tmp_path):
-    def loop(parameters):
-        return {
-            "tokens": 128, "weight_bytes": 13e9, "parameters": parameters, "failed": {},
-            "tokens_per_s": {"graph": [190.0, 200.0, 210.0]},
-            "passes_per_s": {"graph": [200.0]}, "clock_over_wall": [0.999, 1.02],
-            "passes": {"graph": {"eager": {"1 x 1 rows, 256 keys": "no"},
-                                 "layers": {"stock": {"GemmaMLP": 2}}}},
-        }  # fmt: skip
+def test_the_report_has_what_parts_printed_and_what_is_left_outside_the_pass(tmp_path):
+    row = {"task": "overall", "label": "pld", "phase_share": {"verify": 0.6, "prefill": 0.2}}
+    row["phase_share"] |= {"draft": 0.2}
+    result = {"printed": "a table\n", "last_line": "no memory", "nodes_per_step": {"pld": 7.0}}
+    result["summary.json"] = {"rows": [row]}
+    part = {"state": "FAILED", "seconds": 1.0, "watched": "", "device": "cpu", "result": result}
+    gpu_check.report(tmp_path / "r.md", {"steps": part}, "torch 9", GIT)
+    page = (tmp_path / "r.md").read_text()
+    assert "- pld: 7.0 nodes a step, 25.0% of a step outside the target's pass" in page
+    assert "FAILED in 1 s" in page and "no memory" in page and "a table" in page
+    assert "A trial on a CPU" in page
 
-    common = {"state": "done", "seconds": 1.0, "watched": "", "device": "cuda:0"}
+
+def test_loops_print_what_they_reached_and_what_ran_eagerly(capsys):
+    layers = {"stock": {"GemmaMLP": 2}}
     results = {
-        "bandwidth": {"copy_bytes_per_s": [4e12], "read_bytes_per_s": [4.2e12]},
-        "loops vicuna7b": loop(6.7e9),
-        "loops smollm2_135m": loop(1e8),
-    }
-    found = {n: {**common, "result": {"last_line": "", **r}} for n, r in results.items()}
-    report.write(tmp_path / "r.md", found, "torch 9", GIT)
-    large, _ = (tmp_path / "r.md").read_text().split("## Loops, smollm2_135m")
-    assert "| graph | 200 [190, 210] of 3 | 65% |" in large  # 13 GB, 200 times a second, of 4 TB/s
-    assert "graph ran eagerly: {'1 x 1 rows, 256 keys': 'no'}" in large
-    assert "not fused: {'GemmaMLP': 2}" in large
-    assert "off by at most 2.00%, NOT within 1 %" in large
+        "tokens": 128, "weight_bytes": 13e9, "copy_bytes_per_s": 4e12, "failed": {},
+        "tokens_per_s": {"graph": [190.0, 200.0, 210.0]}, "passes_per_s": {"graph": [200.0]},
+        "clock_over_wall": [0.999, 1.02],
+        "passes": {"graph": {"eager": {"1 x 1 rows, 256 keys": "no"}, "layers": layers}},
+    }  # fmt: skip
+    gpu.show(results)
+    shown = capsys.readouterr().out
+    assert "200 [190, 210] of 3" in shown and "65%" in shown  # 13 GB, 200 times a second, of 4 TB/s
+    assert "graph ran eagerly: {'1 x 1 rows, 256 keys': 'no'}" in shown
+    assert "not fused: {'GemmaMLP': 2}" in shown
+    assert "off by at most 2.00%, NOT within 1 %" in shown
+
+
+def test_graphs_are_captured_after_the_weights_have_moved():
+    """A graph reads the addresses that weights had at its capture."""
+    addresses = {}
+
+    class Watched(gpu.GraphTarget):
+        def __init__(self, model, *, fused=False, **options):
+            super().__init__(model, fused=fused, **options)
+            addresses[fused] = [p.data_ptr() for p in model.parameters()]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "GraphTarget", Watched)
+        gpu.graph_targets(tiny_model("llama"), max_len=40, max_nodes=1)
+    assert addresses[True] == addresses[False]
 
 
 @pytest.mark.slow  # processes of its own, which import torch
@@ -158,10 +178,10 @@ def test_a_trial_on_the_cpu(tmp_path, monkeypatch):
     shown = (tmp_path / "gpu_check.md").read_text()
     for word in (
         "A trial on a CPU",
-        "| generate_static |",
-        "| graph_stock |",
-        "| product |",
-        "ms at 64 (of 1 row)",
+        "generate_static",
+        "graph_stock",
+        "product",
+        "milliseconds of a pass",
     ):
         assert word in shown
     monkeypatch.setattr(gpu_check, "measure", lambda *_: pytest.fail("it was done"))
