@@ -117,7 +117,7 @@ train-heads: $(STAMP) ## Train the bundled model's heads again, in two to four h
 	$(PY) -m scripts.draft_model.train_heads $(ARGS)
 
 check-architectures: $(STAMP) ## Which of transformers' architectures decode here: docs/architectures.md
-	$(PY) -m scripts.check_architectures $(ARGS)
+	ARCHITECTURES_PAGE=docs/architectures.md $(PY) -m pytest -q tests/models/test_architectures.py $(ARGS)
 
 # No prerequisite: machines with GPUs often have no network and a torch of their own.
 gpu-check: ## Numerics, bandwidth, loops, kernels, rows and steps on this machine's GPU, in parts

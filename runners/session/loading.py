@@ -17,9 +17,10 @@ from runners.session.session import Session
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
+from specbench.kernels.architectures import usable_context
 from specbench.models import loading
 from specbench.models.checkpoints import weights
-from specbench.models.checks import self_check, supported
+from specbench.models.checks import self_check
 from specbench.models.draft.loading import check_same_tokenizer
 from specbench.models.loading import LoadedModel
 
@@ -71,10 +72,10 @@ def make_session(
             check_same_tokenizer(wanted, tokenizer)
     model = load()
     what = f"{weights.key_of(config.model)}={model.id}"
-    supported.check_tokenizer(model.model, tokenizer, what)
+    self_check.check_tokenizer(model.model, tokenizer, what)
     max_len = min(_longest_turn(job, template), model.context_length)
     max_nodes = max(run.drafter.needs.max_nodes for run in runs)
-    usable = supported.usable_context(model.model, what, max_len, max_nodes)
+    usable = usable_context(model.model, what, max_len, max_nodes)
     make = partial(
         make_target,
         config=config,

@@ -14,30 +14,9 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from specbench.errors import ConfigurationError
+from specbench.kernels.architectures import ELSE, WITHOUT_EFFECT, refuse_arguments
 
 ATTENTION_NAME = "specbench"
-
-# What layers hand on besides, and what moves no number of ours.
-_WITHOUT_EFFECT = frozenset(
-    {
-        "cache_position",
-        "dropout",  # of training
-        "is_causal",  # the plan says it
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "use_cache",
-    }
-)
-
-_FEATURES = {
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
-    "position_bias": "a bias by distance",
-    "indices": "sparse attention",
-    "block_indices": "sparse attention",
-}
 
 
 @dataclass(slots=True)
@@ -117,8 +96,8 @@ def attend(
     Raises:
         ConfigurationError: the layer asks for something that is not computed here.
     """
-    if not others.keys() <= _WITHOUT_EFFECT:
-        _refuse(module, others)
+    if not others.keys() <= WITHOUT_EFFECT:
+        refuse_arguments(module, others)
     plan = plan or AttentionPlan(mask=attention_mask, causal=attention_mask is None)
     mask, causal = plan.mask, plan.causal and query.shape[2] > 1
     if sliding_window is not None and sliding_window in plan.windowed:
@@ -150,17 +129,6 @@ def attend(
         enable_gqa=groups > 1,
     )
     return out.transpose(1, 2).contiguous(), None
-
-
-def _refuse(module: torch.nn.Module, others: dict[str, Any]) -> None:
-    asked = sorted(k for k, v in others.items() if k not in _WITHOUT_EFFECT and v is not None)
-    if asked:
-        named = ", ".join(f"{key} ({_FEATURES[key]})" if key in _FEATURES else key for key in asked)
-        raise ConfigurationError(
-            f"{type(module).__name__} computes attention with {named}, which this project's "
-            "attention lacks: outputs would be another model's. Take a model that decodes here, "
-            "see docs/architectures.md."
-        )
 
 
 def _capped(
@@ -221,15 +189,5 @@ def install(model: PreTrainedModel) -> None:
     if model.config._attn_implementation != ATTENTION_NAME:
         raise ConfigurationError(
             f"{type(model).__name__} computes attention itself, and transformers can put no other "
-            "in its place. Take a model that decodes here, see docs/architectures.md."
+            f"in its place. {ELSE}"
         )
-
-
-def window_sizes(model: PreTrainedModel) -> tuple[int, ...]:
-    """The sliding-window sizes that ``model``'s layers hand to attention, without repeats."""
-    config = model.config.get_text_config()
-    size = getattr(config, "sliding_window", None)
-    if size is None or getattr(config, "use_sliding_window", True) is False:
-        return ()
-    kinds = getattr(config, "layer_types", None)
-    return (int(size),) if kinds is None or "sliding_attention" in kinds else ()

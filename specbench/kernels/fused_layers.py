@@ -24,13 +24,15 @@ from numba import carray, cfunc, float32, njit, types
 from torch import nn
 from torch.compiler import is_compiling
 
+from specbench.kernels.architectures import (
+    ATTENTION,
+    GATED,
+    NORM,
+    known_part,
+    sliding_window,
+)
 from specbench.kernels.attention import attend
 from specbench.kernels.packed_linear import SiblingLinear
-
-# By name: importing the models of a library that has hundreds takes longer than looking.
-NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Phi3RMSNorm")
-ATTENTIONS = ("LlamaAttention", "MistralAttention", "Qwen2Attention")
-GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 
 _FLOATS = types.CPointer(types.float32)
 
@@ -154,13 +156,6 @@ def _attention_forward(
     return self.o_proj(out.view(batch, rows, -1)), None
 
 
-def sliding_window(attention: Any) -> int | None:
-    """The layer's window, from where its class takes it."""
-    of_all = type(attention).__name__ in ("MistralAttention", "Phi3Attention")
-    window: int | None = getattr(attention.config if of_all else attention, "sliding_window", None)
-    return window
-
-
 def _gated_forward(self: Any, x: torch.Tensor) -> Any:
     if is_compiling():
         return type(self).forward(self, x)
@@ -194,16 +189,18 @@ def _is_ours(module: nn.Module) -> bool:
     return getattr(vars(module).get("forward"), "__func__", None) in ours
 
 
-def _fused(module: nn.Module) -> Any:
-    kind: type = type(module)
-    if not kind.__module__.startswith("transformers.models."):
+def _fused(module: Any) -> Any:
+    part, family = known_part(module)
+    if family is None:
         return None
-    if kind.__name__ in NORMS:
-        weight: torch.Tensor = module.weight  # type: ignore[assignment]
+    if part == NORM:
+        weight = module.weight
         return _norm_forward if weight.dtype == torch.float32 and weight.is_cpu else None
-    if kind.__name__ in ATTENTIONS and isinstance(module.q_proj, SiblingLinear):
+    if family.joined:
+        return None
+    if part == ATTENTION and not family.norms_heads and isinstance(module.q_proj, SiblingLinear):
         return _attention_forward
-    if kind.__name__ in GATED and isinstance(module.gate_proj, SiblingLinear):
+    if part == GATED and isinstance(module.gate_proj, SiblingLinear):
         return _gated_forward
     return None
 

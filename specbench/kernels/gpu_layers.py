@@ -27,14 +27,16 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, rms_norm
 
+from specbench.kernels.architectures import (
+    ATTENTION,
+    GATED,
+    NORM,
+    inputs_of,
+    known_part,
+    sliding_window,
+)
 from specbench.kernels.attention import AttentionPlan, attend
-from specbench.kernels.fused_layers import NORMS, sliding_window
-from specbench.kernels.stacked_weights import stack
-
-_ATTENTIONS = (
-    "LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "Phi3Attention",
-)  # fmt: skip
-_GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "Phi3MLP")
+from specbench.kernels.packed_linear import stack
 
 
 class Fusion:
@@ -102,7 +104,7 @@ class _Attention(_Forward):
     def __init__(self, module: Any, fusion: Fusion) -> None:
         super().__init__(module, fusion)
         self.size: int = module.head_dim
-        linears = _inputs_of(module)
+        linears = inputs_of(module)
         self.kv_heads = module.config.num_key_value_heads
         outputs = sum(each.out_features for each in linears)
         self.heads = outputs // self.size - 2 * self.kv_heads
@@ -148,8 +150,8 @@ class _Attention(_Forward):
 class _Gated(_Forward):
     def __init__(self, module: Any, fusion: Fusion) -> None:
         super().__init__(module, fusion)
-        self.weight, self.bias = self._product(_inputs_of(module))
-        self.activation = module.activation_fn if _joined(module) else module.act_fn
+        self.weight, self.bias = self._product(inputs_of(module))
+        self.activation = getattr(module, "activation_fn", None) or module.act_fn
 
     def compute(self, x: torch.Tensor) -> Any:
         gate, up = linear(x, self.weight, self.bias).chunk(2, -1)
@@ -193,37 +195,22 @@ def fuse(model: nn.Module, layers: Iterable[nn.Module]) -> Fusion:
 
 
 def _kind(module: Any) -> type[_Forward] | None:
-    kind = type(module)
-    if not kind.__module__.startswith("transformers.models.") or "forward" in vars(module):
+    part, _ = known_part(module)
+    if part is None or "forward" in vars(module):
         return None
-    if kind.__name__ in NORMS:
+    if part == NORM:
         return _Norm
-    known = {_Attention: _ATTENTIONS, _Gated: _GATED}
-    found = next((forward for forward, names in known.items() if kind.__name__ in names), None)
-    if found is None:
-        return None
-    linears = _inputs_of(module)
+    linears = inputs_of(module)
     passed_by = [*linears, *(getattr(module, name, None) for name in ("q_norm", "k_norm"))]
     if any(each is not None and not _is_plain(each) for each in passed_by):
         return None
     alike = {(each.weight.dtype, each.weight.device, each.bias is None) for each in linears}
-    return found if len(alike) == 1 else None
-
-
-def _joined(module: Any) -> bool:
-    """Whether the model itself has the products of one input in one matrix (Phi-3)."""
-    return hasattr(module, "qkv_proj") or hasattr(module, "gate_up_proj")
-
-
-def _inputs_of(module: Any) -> list[Any]:
-    """The linears that read ``module``'s input, in the order of their outputs."""
-    names = ("qkv_proj", "q_proj", "k_proj", "v_proj", "gate_up_proj", "gate_proj", "up_proj")
-    return [getattr(module, name) for name in names if hasattr(module, name)]
+    return {ATTENTION: _Attention, GATED: _Gated}[part] if len(alike) == 1 else None
 
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether nobody would miss it being called: no hooks, no other linear in its place."""
-    known = type(module) is nn.Linear or type(module).__name__ in NORMS
+    known = type(module) is nn.Linear or known_part(module)[0] == NORM
     hooks = module._forward_hooks or module._forward_pre_hooks
     ours = isinstance(vars(module).get("forward"), _Forward)
     return known and not hooks and (ours or "forward" not in vars(module))

@@ -15,7 +15,7 @@ leaves every product to plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,10 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from specbench.kernels.architectures import SIBLINGS
 from specbench.kernels.autotune import KERNELS, PACKED, Kernel, load_plan, pack, plain
-from specbench.kernels.stacked_weights import stack
 
 MAX_PREFILL_ROWS_PACKED = 512
-
-# Children of one module that are called one after the other with the same tensor, in this order.
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class PackedLinear(nn.Module):
@@ -131,6 +128,16 @@ class SharedProduct:
         if self._waiting == 0:  # the next pass may bring the same tensor with other numbers
             self._input = self._output = None
         return out
+
+
+def stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``parts`` below one another; they become views of the result, so that it takes no memory."""
+    stacked = torch.cat([part.detach() for part in parts])
+    start = 0
+    for part in parts:
+        part.data = stacked[start : start + len(part)]
+        start += len(part)
+    return stacked
 
 
 def _constant(values: torch.Tensor) -> nn.Parameter:

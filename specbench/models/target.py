@@ -22,7 +22,8 @@ from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry, visibility
 from specbench.errors import CaseFailed
-from specbench.kernels.attention import AttentionPlan, install, window_sizes
+from specbench.kernels.architectures import window_sizes
+from specbench.kernels.attention import AttentionPlan, install
 from specbench.kernels.fused_layers import count_fused, fuse
 from specbench.kernels.packed_linear import pack_linears, packed_weights
 from specbench.models.checkpoints.weights import sample_weights

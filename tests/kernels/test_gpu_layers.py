@@ -22,8 +22,8 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.kernels import gpu_layers
+from specbench.kernels.architectures import NORM, known_part
 from specbench.kernels.attention import AttentionPlan, attend
-from specbench.kernels.fused_layers import NORMS
 from specbench.models.given_back import given_back
 from specbench.models.graph_target import GraphTarget
 from specbench.models.hidden_states import decoder_layers
@@ -55,7 +55,7 @@ def wide_norms(model: nn.Module) -> nn.Module:
         return self.weight * (x * torch.rsqrt(variance + self.variance_epsilon))
 
     for module in model.modules():
-        if type(module).__name__ in NORMS:
+        if known_part(module)[0] == NORM:
             module.forward = MethodType(forward, module)
     return model
 

@@ -6,18 +6,21 @@ from functools import partial
 import pytest
 import torch
 
-from scripts.check_architectures import ARCHITECTURES, checked_target
 from specbench.errors import ConfigurationError
 from specbench.kernels.attention import AttentionPlan, attend
-from specbench.models.checks import self_check, supported
+from specbench.models.checks import self_check
 from specbench.models.checks.self_check import measure_spread
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import tiny_model
+from tests.models.test_architectures import (
+    DTYPES,
+    build,
+    checked_target,
+    equal_answers,
+    why_refused,
+)
 from tests.tiny_checkpoint import tiny_tokenizer
-
-BY_NAME = {each.name: each for each in ARCHITECTURES}
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 REFUSED = {
     "gpt-oss": "attention sinks",
@@ -53,16 +56,8 @@ FAST = ("gpt-oss", "StableLM", "DeepSeek-V3", "Phi-3, LongRoPE past its switch")
 )
 def test_features_that_are_not_computed_here_are_refused_by_name(name):
     with pytest.raises(ConfigurationError, match=REFUSED[name]) as caught:
-        checked_target(BY_NAME[name].build(torch.float32))
+        checked_target(build(name, torch.float32))
     assert caught.value.exit_code == 2
-
-
-def passes(name, dtype):
-    try:
-        checked_target(BY_NAME[name].build(getattr(torch, dtype)))
-    except ConfigurationError as error:
-        return str(error)
-    return "passes"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -70,17 +65,7 @@ def passes(name, dtype):
     "name", ["Llama", "Mistral, window", "Mixtral", "Gemma-2, soft-capping", "Phi-3, LongRoPE"]
 )
 def test_what_decodes_rightly_is_not_refused(name, dtype):
-    assert passes(name, dtype) == "passes"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in BY_NAME if n not in REFUSED])
-def test_no_architecture_is_refused_in_one_dtype_alone(name):
-    found = {dtype: passes(name, dtype) for dtype in DTYPES}
-    if found["float64"] == "passes":
-        assert set(found.values()) == {"passes"}
-    else:
-        assert "passes" not in found.values()
+    assert why_refused(name, dtype) == ""
 
 
 class SeesAll(Target):
@@ -157,7 +142,7 @@ def test_passes_of_fixed_shape_are_checked_as_well(drafts):
 
 def test_a_fault_in_a_mixture_of_experts_is_found():
     with pytest.raises(ConfigurationError, match="logits of a tree differ"):
-        check(BY_NAME["Mixtral"].build(torch.float32), SeesAll)
+        check(build("Mixtral", torch.float32), SeesAll)
 
 
 def test_a_routers_near_tie_is_no_fault(monkeypatch):
@@ -171,9 +156,9 @@ def test_a_routers_near_tie_is_no_fault(monkeypatch):
         return found
 
     monkeypatch.setattr(self_check, "_our_rows", with_another_expert)
-    check(BY_NAME["Mixtral"].build(torch.float32))
+    check(build("Mixtral", torch.float32))
     with pytest.raises(ConfigurationError, match="logits of a tree differ by 1 "):
-        check(BY_NAME["Llama"].build(torch.float32))
+        check(build("Llama", torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -232,9 +217,9 @@ def test_the_spread_of_passes_that_agree_is_that_of_roundings():
 def test_a_tokenizer_with_more_ids_than_embeddings_is_refused():
     tokenizer = tiny_tokenizer()
     last, size = max((i, token) for token, i in tokenizer.get_vocab().items())[0], len(tokenizer)
-    supported.check_tokenizer(tiny_model("llama", vocab_size=size), tokenizer, "model.id=x")
+    self_check.check_tokenizer(tiny_model("llama", vocab_size=size), tokenizer, "model.id=x")
     with pytest.raises(ConfigurationError, match=rf"1 tokens .* \(id {last}\)"):
-        supported.check_tokenizer(tiny_model("llama", vocab_size=last), tokenizer, "model.id=x")
+        self_check.check_tokenizer(tiny_model("llama", vocab_size=last), tokenizer, "model.id=x")
 
 
 def heads(*shape):
@@ -264,24 +249,22 @@ def test_soft_capping_is_the_formula(causal):
 
 
 def test_gemma_2_answers_as_transformers_does():
-    from scripts.check_architectures import check as compare
-
-    assert compare(BY_NAME["Gemma-2, soft-capping"]).equal == (6, 6)
+    assert equal_answers("Gemma-2, soft-capping") == 6
 
 
 def test_soft_capped_logits_are_transformers_own():
     """To the last digits of float64 in a chain; the caps do bite."""
-    capped = BY_NAME["Gemma-2, soft-capping"]
-    found = check(capped.build(torch.float64)).difference
+    capped = partial(build, "Gemma-2, soft-capping")
+    found = check(capped(torch.float64)).difference
     assert found["chain"] < 1e-12
     assert found["tree"] < 1e-5  # the softmax is in float32, and more keys are hidden here
-    model = capped.build(torch.float64)
+    model = capped(torch.float64)
     ids = torch.arange(4, 24)[None]
     model.config.attn_logit_softcapping = None
     for layer in model.model.layers:
         layer.self_attn.attn_logit_softcapping = None
     bare = model(ids).logits
-    assert not torch.allclose(bare, capped.build(torch.float64)(ids).logits, atol=1e-3)
+    assert not torch.allclose(bare, capped(torch.float64)(ids).logits, atol=1e-3)
 
 
 def test_attention_swallows_no_argument_that_it_does_not_know():

@@ -17,14 +17,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specbench.arrays import IntArray
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError, SpecBenchError, first_line
-from specbench.kernels.attention import window_sizes
-from specbench.models.checks.supported import ELSE
+from specbench.kernels.architectures import ELSE, is_mixture, window_sizes
 from specbench.models.hidden_states import HiddenStates, decoder_layers
 from specbench.models.target import Target
 
@@ -121,7 +120,7 @@ def checked(
     ours = _attempt(lambda: _our_rows(target, text, drafts), failing)
     if not own.finite:  # as after an overflow: its cases will fail, and say so
         return target, SelfCheck(len(text.prompt), None, None, {}, windows)
-    mixture = _is_mixture(model)
+    mixture = is_mixture(model)
     found = {part: _difference(ours[part], own.logits[part], mixture) for part in ours}
     part, largest = max(found.items(), key=lambda item: item[1])
     if largest > own.spread.tolerance:
@@ -237,7 +236,7 @@ def _own_rows(model: PreTrainedModel, text: _Text) -> _OwnRows:
             "chain": [chain_states[i] for i in numbers],
             "tree": [in_tree([hidden[i] for _, hidden in passes]) for i in numbers],
         },
-        spread=measure_spread(one, chain, whole.logits[0], typical=_is_mixture(model)),
+        spread=measure_spread(one, chain, whole.logits[0], typical=is_mixture(model)),
     )
 
 
@@ -285,16 +284,6 @@ def _difference(a: torch.Tensor, b: torch.Tensor, typical: bool = False) -> floa
     return float(apart.median() if typical else apart.max())
 
 
-def _is_mixture(model: PreTrainedModel) -> bool:
-    """Whether a router chooses experts: at a near tie, a rounding gives a row another one.
-
-    Such a row says nothing; a fault shows in most rows.
-    """
-    config = model.config.get_text_config()
-    keys = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    return any(getattr(config, key, None) for key in keys)
-
-
 @torch.inference_mode()
 def _first_to_differ(target: Target, text: _Text, own: _OwnRows) -> str:
     """The layer where our hidden states leave the model's own."""
@@ -314,3 +303,21 @@ def _first_to_differ(target: Target, text: _Text, own: _OwnRows) -> str:
     kinds = (type(module).__name__ for module in layer.modules())
     attention = next((kind for kind in kinds if "Attention" in kind), type(layer).__name__)
     return f"layer {first - 1} ({attention})"
+
+
+def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, what: str) -> None:
+    """Refuse a tokenizer with ids that the model has no embedding of.
+
+    Raises:
+        ConfigurationError: with the first such token.
+    """
+    embedding: Any = model.get_input_embeddings()
+    rows = int(embedding.weight.shape[0])
+    beyond = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i >= rows)
+    if beyond:
+        i, token = beyond[0]
+        raise ConfigurationError(
+            f"{what}: the tokenizer has {len(beyond)} tokens that the model has no embedding of, "
+            f"{token!r} (id {i}) the first of them: there are {rows}. Take the tokenizer that the "
+            "model was trained with, or resize the model's embeddings and save it again."
+        )

@@ -16,8 +16,9 @@ from specbench.arrays import IntArray
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
+from specbench.kernels.architectures import usable_context
 from specbench.models import loading
-from specbench.models.checks import self_check, supported
+from specbench.models.checks import self_check
 from specbench.models.draft.model import DraftModel
 from specbench.models.target import Target
 from specbench.results.manifest import DraftInfo
@@ -67,7 +68,7 @@ def load_draft_model(
         loaded = loading.load_model(node, tokenizer)
         what = f"{node.key}={node.id}"
         network = loaded.model
-        usable = supported.usable_context(network, what, max_len, max_nodes)
+        usable = usable_context(network, what, max_len, max_nodes)
         context_length = min(loaded.context_length, usable or loaded.context_length)
         described = DraftInfo(
             id=loaded.id, revision=loaded.revision, weights_hash=loaded.weights_hash

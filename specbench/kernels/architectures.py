@@ -1,0 +1,189 @@
+"""What differs from architecture to architecture: the one file that a new one touches.
+
+Most need no line here: they are decoded through transformers' own layers, with this project's
+attention, cache and masks, and the self-check of a run (``models.checks.self_check``) compares them
+with the original. Here stand the families of which layers are computed in fewer kernels, what
+attention takes and refuses, and what is refused by the configuration, before any pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from specbench.errors import ConfigurationError
+
+ELSE = "Take a model that decodes here, see docs/architectures.md."
+
+
+# -- layers that are computed in fewer kernels -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Classes of transformers whose formulas are known: ``XRMSNorm``, ``XAttention``, ``XMLP``."""
+
+    norms_heads: bool = False  # attention norms each head's query and key
+    joined: bool = False  # query, key and value are one matrix, and so are gate and up
+    window_in_config: bool = False  # else the attention has its sliding window itself
+
+
+# By name: importing the models of a library that has hundreds takes longer than looking.
+FAMILIES = {
+    "Llama": Family(),
+    "Mistral": Family(window_in_config=True),
+    "Qwen2": Family(),
+    "Qwen3": Family(norms_heads=True),
+    "Phi3": Family(joined=True, window_in_config=True),
+}
+NORM, ATTENTION, GATED = "RMSNorm", "Attention", "MLP"
+_PARTS = {
+    family + part: (part, traits)
+    for family, traits in FAMILIES.items()
+    for part in (NORM, ATTENTION, GATED)
+}
+
+# Children of one module that are called one after the other with the same tensor, in this order.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+JOINED = ("qkv_proj", "gate_up_proj")
+
+
+def known_part(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
+    """Which part of a layer a module is, and its family's traits; None of an unknown class."""
+    kind = type(module)
+    if not kind.__module__.startswith("transformers.models."):
+        return None, None
+    return _PARTS.get(kind.__name__, (None, None))
+
+
+def inputs_of(module: Any) -> list[Any]:
+    """The linears that read ``module``'s input, in the order of their outputs."""
+    names = [*JOINED, *(name for together in SIBLINGS for name in together)]
+    return [getattr(module, name) for name in names if hasattr(module, name)]
+
+
+def sliding_window(attention: Any) -> int | None:
+    """The layer's window, from where its class takes it."""
+    _, family = known_part(attention)
+    holder = attention.config if family and family.window_in_config else attention
+    window: int | None = getattr(holder, "sliding_window", None)
+    return window
+
+
+def window_sizes(model: PreTrainedModel) -> tuple[int, ...]:
+    """The sliding-window sizes that ``model``'s layers hand to attention, without repeats."""
+    config = model.config.get_text_config()
+    size = getattr(config, "sliding_window", None)
+    if size is None or getattr(config, "use_sliding_window", True) is False:
+        return ()
+    kinds = getattr(config, "layer_types", None)
+    return (int(size),) if kinds is None or "sliding_attention" in kinds else ()
+
+
+# -- what attention takes --------------------------------------------------------------------------
+
+# What layers hand on besides, and what moves no number of ours.
+WITHOUT_EFFECT = frozenset(
+    {
+        "cache_position",
+        "dropout",  # of training
+        "is_causal",  # the plan says it
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    }
+)
+
+_FEATURES = {
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "position_bias": "a bias by distance",
+    "indices": "sparse attention",
+    "block_indices": "sparse attention",
+}
+
+
+def refuse_arguments(module: nn.Module, others: Mapping[str, Any]) -> None:
+    """Refuse what a layer asks of attention besides, where it would move a number."""
+    asked = sorted(k for k, v in others.items() if k not in WITHOUT_EFFECT and v is not None)
+    if asked:
+        named = ", ".join(f"{key} ({_FEATURES[key]})" if key in _FEATURES else key for key in asked)
+        raise ConfigurationError(
+            f"{type(module).__name__} computes attention with {named}, which this project's "
+            f"attention lacks: outputs would be another model's. {ELSE}"
+        )
+
+
+# -- what a configuration says ---------------------------------------------------------------------
+
+
+def usable_context(model: PreTrainedModel, what: str, longest: int, nodes: int) -> int | None:
+    """Tokens up to which our passes are the model's own; None: as many as it takes.
+
+    Args:
+        what: the model in the words of its user, e.g. ``model.id=FOLDER``.
+        longest: tokens of the run's longest text; ``nodes``: of its largest draft tree.
+
+    Raises:
+        ConfigurationError: some layers keep something else than keys and values, or the run's texts
+            go beyond a switch; names the feature.
+    """
+    config = model.config.get_text_config()
+    if getattr(config, "kv_lora_rank", None):
+        raise ConfigurationError(
+            f"{what}: multi-head latent attention (kv_lora_rank) has keys and values of unequal "
+            f"sizes, which this project's cache does not hold. {ELSE}"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ())
+    stateful = sorted(k for k in kinds if not k.endswith("attention") or k == "linear_attention")
+    if stateful:
+        raise ConfigurationError(
+            f"{what}: layers of kind {', '.join(stateful)} keep a state, which cannot go back "
+            f"where a draft is rejected. {ELSE}"
+        )
+    switches = _switches(config)
+    if not switches:
+        return None
+    switch, feature = min(switches)
+    usable = switch - nodes
+    if longest > usable:
+        raise ConfigurationError(
+            f"{what}: beyond {switch} tokens {feature}. This run's texts may have {longest}, with "
+            f"drafts of {nodes} nodes behind them: type model.context_length={max(usable, 1)}, or "
+            "leave out long prompts."
+        )
+    return usable
+
+
+def _switches(config: Any) -> list[tuple[int, str]]:
+    """Lengths of text at which a model computes differently, and what changes there."""
+    found = []
+    rope = getattr(config, "rope_parameters", None) or {}
+    for each in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        kind = each.get("rope_type")
+        begun = each.get("original_max_position_embeddings")
+        begun = begun or getattr(config, "original_max_position_embeddings", None)
+        if kind == "longrope" and begun:
+            found.append((int(begun), "LongRoPE rotates all keys anew, cached ones too"))
+        if kind == "dynamic":
+            end = int(begun or config.max_position_embeddings)
+            found.append((end, "dynamic RoPE rotates keys by the length of the text"))
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        found.append((int(config.attention_chunk_size), "attention is chunked, and our masks not"))
+    return found
+
+
+def is_mixture(model: PreTrainedModel) -> bool:
+    """Whether a router chooses experts: at a near tie, a rounding gives a row another one.
+
+    Such a row says nothing; a fault shows in most rows.
+    """
+    config = model.config.get_text_config()
+    keys = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    return any(getattr(config, key, None) for key in keys)

@@ -1,0 +1,305 @@
+"""Which of transformers' architectures decode here as they do there: docs/architectures.md.
+
+Tiny models with random weights, made by transformers' own configuration classes. Each is put
+through the self-check of a run in four dtypes. In float64 it answers three prompts greedily, plain
+and with random draft trees, and ``model.generate`` answers them, too. `make check-architectures`
+runs all of them and writes the page; run it again on a new transformers.
+"""
+
+import copy
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from methods.random_drafts import RandomDrafts
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import DraftContext
+from specbench.errors import ConfigurationError, message_line
+from specbench.kernels.architectures import usable_context
+from specbench.models.checks import self_check
+from specbench.models.loading import offered_attention
+from specbench.models.target import Target
+from tests.conftest import engine
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+VOCAB, PROMPTS, PROMPT_TOKENS, NEW_TOKENS, NODES = 64, 3, 26, 24, 12
+LONGEST = PROMPT_TOKENS + NEW_TOKENS
+
+_SIZES = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.4,  # spread logits: no accidental ties
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+_MANY_HEADS = {"num_key_value_heads": 4}  # of models without grouped heads
+_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512} | _MANY_HEADS
+_MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_SHARED = {"shared_expert_intermediate_size": 16}
+_LATENT = {
+    "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "head_dim": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def _rope(kind, **numbers):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **numbers}}
+
+
+_SPREAD_ROPE = {"factor": 4.0, "original_max_position_embeddings": 128}
+_LONG_ROPE = _rope("longrope", short_factor=[1.0] * 4, long_factor=[2.0, 3.0, 4.0, 5.0])
+_GEMMA_2 = {
+    "head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8,
+    "attn_logit_softcapping": 1.0, "final_logit_softcapping": 4.0,
+}  # fmt: skip
+_GEMMA_3N = {
+    "head_dim": 8, "sliding_window": 16, "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "laurel_rank": 4,
+    "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4,
+}  # fmt: skip
+_LLAMA_4 = {
+    "head_dim": 8, "attention_chunk_size": 16, "num_local_experts": 4, "intermediate_size_mlp": 48,
+    "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0],
+}  # fmt: skip
+_GPT_NEO = {
+    "num_layers": 2, "num_heads": 4, "window_size": 16,
+    "attention_types": [[["global", "local"], 1]],
+}  # fmt: skip
+_FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True}
+_MPT = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}
+_QWEN_3_NEXT = {
+    **_EXPERTS, **_SHARED, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}  # fmt: skip
+
+# By name: the type in transformers, and what sets it apart.
+ARCHITECTURES = {
+    "Llama": ("llama",),
+    "Llama, 1 layer": ("llama", {"num_hidden_layers": 1}),
+    "Llama, YaRN": ("llama", _rope("yarn", **_SPREAD_ROPE)),
+    "Llama 3.1": (
+        "llama",
+        _rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **_SPREAD_ROPE),
+    ),
+    "Llama, dynamic RoPE": ("llama", _rope("dynamic", factor=4.0)),
+    "Llama, dynamic RoPE outgrown": (
+        "llama",
+        _rope("dynamic", factor=4.0) | {"max_position_embeddings": 40},
+    ),
+    "Mistral": ("mistral", {"sliding_window": None}),
+    "Mistral, window": ("mistral", {"sliding_window": 12}),
+    "Mixtral": ("mixtral", _LOCAL_EXPERTS),
+    "Phi": ("phi",),
+    "Phi-3, window": ("phi3", {"sliding_window": 20}),
+    "Phi-3, LongRoPE": (
+        "phi3",
+        _LONG_ROPE | {"sliding_window": None, "original_max_position_embeddings": 128},
+    ),
+    "Phi-3, LongRoPE past its switch": (
+        "phi3",
+        _LONG_ROPE | {"sliding_window": None, "original_max_position_embeddings": 40},
+    ),
+    "Qwen2": ("qwen2", {"use_sliding_window": False}),
+    "Qwen2, window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
+    "Qwen2-MoE": ("qwen2_moe", _EXPERTS | _SHARED),
+    "Qwen3": ("qwen3", {"head_dim": 8}),
+    "Qwen3-MoE": ("qwen3_moe", _EXPERTS | {"head_dim": 8}),
+    "Gemma": ("gemma", {"head_dim": 8}),
+    "Gemma-2, soft-capping": ("gemma2", _GEMMA_2),
+    "Gemma-3": ("gemma3_text", _MIXED | {"head_dim": 8}),
+    "Gemma-3n": ("gemma3n_text", _GEMMA_3N),
+    "OLMo": ("olmo",),
+    "OLMo-2": ("olmo2",),
+    "OLMo-3": ("olmo3", _MIXED),
+    "OLMoE": ("olmoe", _EXPERTS),
+    "Cohere": ("cohere",),
+    "Cohere-2": ("cohere2", _MIXED),
+    "StarCoder2, window": ("starcoder2", {"sliding_window": 16}),
+    "EXAONE-4": ("exaone4", _MIXED),
+    "Granite": ("granite",),
+    "Granite-MoE": ("granitemoe", _LOCAL_EXPERTS),
+    "GLM": ("glm", {"head_dim": 8}),
+    "GLM-4": ("glm4", {"head_dim": 8}),
+    "SmolLM3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "Helium": ("helium", {"head_dim": 8}),
+    "GPT-2": ("gpt2", _GPT),
+    "GPT-NeoX": ("gpt_neox", _MANY_HEADS),
+    "OPT": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32} | _MANY_HEADS),
+    "GPT-BigCode": ("gpt_bigcode", _GPT | {"num_key_value_heads": 1}),
+    "Persimmon": ("persimmon", _MANY_HEADS),
+    "DiffLlama": ("diffllama",),
+    "JetMoE": ("jetmoe", _LOCAL_EXPERTS | {"kv_channels": 8}),
+    "gpt-oss": ("gpt_oss", _MIXED | _LOCAL_EXPERTS | {"head_dim": 8}),
+    "Llama-4": ("llama4_text", _LLAMA_4),
+    "StableLM": ("stablelm",),
+    "Nemotron": ("nemotron",),
+    "DeepSeek-V2": ("deepseek_v2", _LATENT),
+    "DeepSeek-V3": ("deepseek_v3", _LATENT),
+    "GPT-J": ("gptj", _GPT | {"rotary_dim": 4}),
+    "GPT-Neo": ("gpt_neo", _GPT_NEO),
+    "CodeGen": ("codegen", _GPT | {"rotary_dim": 4}),
+    "Falcon": ("falcon", _FALCON),
+    "BLOOM": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "MPT": ("mpt", _MPT),
+    "Mamba": ("mamba", {"state_size": 4}),
+    "LFM2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "Qwen3-Next": ("qwen3_next", _QWEN_3_NEXT),
+    "Llama-4 within a chunk": ("llama4_text", _LLAMA_4 | {"attention_chunk_size": 128}),
+}
+
+
+def build(name, dtype):
+    """Random weights, with the attention that transformers would give it."""
+    torch.manual_seed(0)
+    model_type, *numbers = ARCHITECTURES[name]
+    config = AutoConfig.for_model(model_type, **(_SIZES | dict(*numbers)))
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=dtype, attn_implementation=offered_attention(config, "sdpa")
+    )
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # the others multiply no float64
+    return model.eval().requires_grad_(False)
+
+
+def checked_target(model):
+    """As a run makes it; raises ConfigurationError where the model is refused."""
+    usable_context(model, "the model", LONGEST, NODES)
+    return self_check.checked(
+        model,
+        lambda network: Target(network, max_len=LONGEST, max_nodes=NODES),
+        what="the model",
+        longest=LONGEST,
+    )[0]
+
+
+def prompts():
+    rng = np.random.default_rng(0)
+    return [rng.integers(4, VOCAB // 2, PROMPT_TOKENS) for _ in range(PROMPTS)]
+
+
+def generated(model):
+    """What transformers answers, without an end token."""
+    wanted = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+    model.generation_config = wanted
+    batches = [torch.from_numpy(prompt)[None] for prompt in prompts()]
+    answers = [
+        model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=wanted)
+        for ids in batches
+    ]
+    return [answer[0, PROMPT_TOKENS:].tolist() for answer in answers]
+
+
+def answered(target):
+    """What plain decoding answers here, and decoding with random drafts."""
+    drafts = RandomDrafts(n_nodes=NODES)
+    drafts.setup(DraftContext(VOCAB, frozenset(), max_len=LONGEST, target=target))
+    for drafter in (Drafter(name="ar"), drafts):
+        for prompt in prompts():
+            drafter.reset()
+            yield engine(target).decode(prompt, drafter, max_new_tokens=NEW_TOKENS).output_ids
+
+
+def why_refused(name, dtype):
+    """What a run says of it; nothing where it takes it."""
+    try:
+        checked_target(build(name, getattr(torch, dtype)))
+    except ConfigurationError as error:
+        return message_line(error)
+    return ""
+
+
+def equal_answers(name):
+    """How many answers are `generate`'s, of six."""
+    model = build(name, torch.float64)
+    wanted = generated(copy.deepcopy(model)) * 2
+    return sum(a == b for a, b in zip(answered(checked_target(model)), wanted, strict=True))
+
+
+@pytest.fixture(scope="module")
+def findings():
+    """By architecture: why it is refused, by dtype, and its equal answers; at the end the page."""
+    found = {}
+    yield found
+    if os.environ.get("ARCHITECTURES_PAGE"):
+        Path(os.environ["ARCHITECTURES_PAGE"]).write_text(page(found), encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_decodes_as_in_transformers_or_is_refused_in_every_dtype(name, findings):
+    refused = {dtype: why for dtype in DTYPES if (why := why_refused(name, dtype))}
+    equal = 0 if "float64" in refused else equal_answers(name)
+    findings[name] = (refused, equal)
+    assert len(refused) in (0, len(DTYPES))
+    assert bool(refused) or equal == 2 * PROMPTS
+
+
+PAGE = """# Architectures
+
+Checked on {date} with {versions}, on a CPU.
+`make check-architectures` makes this page again.
+
+Before a run measures anything, it compares logits of a chain and of a tree through this project's
+attention, cache and masks with those of the model as transformers loads it. The model's own passes
+of one row and of many differ, too; a difference over {times} times as large refuses the run (exit
+code 2). An architecture that is not on this page is checked like any other when it is loaded.
+
+Below are tiny models with random weights. The self-check ran in {dtypes}. The last
+column counts greedy answers of {tokens} tokens in float64 to {prompts} prompts, plain and with
+random draft trees.
+
+## These decode
+
+{decode}
+
+## These are refused
+
+{refuse}
+"""
+
+
+def page(findings):
+    decode, refuse = [], []
+    for name, (refused, equal) in findings.items():
+        row = {"architecture": name, "`model_type`": ARCHITECTURES[name][0]}
+        if "float64" in refused:
+            why = refused["float64"].removeprefix("the model does not decode here")
+            why = why.removeprefix("the model").removeprefix(" as it does in transformers")
+            for rest in (" Take a model that", " This run's texts"):
+                why = why.split(rest)[0]
+            refuse.append(row | {"why": why.removeprefix(":").strip()})
+        else:
+            checked = "; ".join(f"{dtype}: {why}" for dtype, why in refused.items()) or "passes"
+            answers = {"answers equal to `generate`": f"{equal} of {2 * PROMPTS}"}
+            decode.append(row | {"self-check": checked} | answers)
+    return PAGE.format(
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
+        times=self_check.TIMES_SPREAD,
+        dtypes=", ".join(DTYPES),
+        tokens=NEW_TOKENS,
+        prompts=PROMPTS,
+        decode=pd.DataFrame(decode).to_markdown(index=False),
+        refuse=pd.DataFrame(refuse).to_markdown(index=False),
+    )
