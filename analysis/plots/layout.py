@@ -92,11 +92,9 @@ def finish(
         columns = max(1, min(len(legend), int((inches - 0.2) / widest)))
         lines = math.ceil(len(legend) / columns)
         names = _by_rows(list(legend), math.ceil(len(legend) / lines))
-        # Held in the figure's coordinates: a picture that is cut tight around its words has others.
         figure.legend(
             [legend[name] for name in names], names, loc="outside upper left",
             ncols=math.ceil(len(legend) / lines), fontsize="small", borderaxespad=0.2,
-            bbox_to_anchor=(0, 0, 1, 1), bbox_transform=figure.transFigure,
         )  # fmt: skip
         # The space that the legend takes is not taken from the axes.
         figure.set_figheight(figure.get_figheight() + 0.08 + 0.17 * lines)
@@ -127,6 +125,8 @@ def save(figure: Drawing, folder: Path, name: str, caption: bool = False) -> lis
     # Arranged once for all forms: that takes longer than drawing.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    for legend in figure.legends if caption else ():  # else it goes to the top, over the title
+        legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
     for suffix, undated in _UNDATED.items():
         paths.append(folder / f"{name}.{suffix}")
         words = {"Title": figure.title} if suffix != "png" else {}
