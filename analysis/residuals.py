@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate, Interval
 from specbench.results.names import display_name
 from specbench.results.statistics.summary import summarize
-from specbench.results.summary_schema import interval, number
+from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.tasks import OVERALL
 
 _LIMIT = 0.07
@@ -37,8 +37,7 @@ _LIMIT = 0.07
 class Residual:
     """A label of both runs: its numbers as measured, and as the replay predicts them.
 
-    Attributes:
-        interval: 95 %, of the measured speedup.
+    ``interval``: 95 %, of the measured speedup.
     """
 
     label: str
@@ -77,64 +76,59 @@ def residuals(live: Run, replay: Run) -> list[Residual]:
             f"{live.path} and {replay.path} have no common cases with the baseline and a method: "
             "replay the live run with the same method= and compare=."
         )
-    rows = [
-        {
-            row["label"]: row
-            for row in summarize(
-                [r for r in run.records if r.case_id in shared], labels, live.baseline
-            )
-            if row["task"] == OVERALL
-        }
-        for run in (live, replay)
-    ]
-    found = []
-    for label in labels:
-        both = [by_label[label] for by_label in rows]
-        if label != live.baseline and all(row["speedup"] for row in both):
-            mat, speedup, speed = (
-                (number(both[0], key) or 0.0, number(both[1], key) or 0.0)
+    measured, predicted = (_overall(run, labels, live.baseline, shared) for run in (live, replay))
+    pairs = [(measured[name], predicted[name]) for name in labels if name != live.baseline]
+    return [
+        Residual(
+            first["label"],
+            first["method"],
+            interval(first, "speedup"),
+            *(
+                (number(first, key) or 0.0, number(second, key) or 0.0)
                 for key in ("mat", "speedup", "tokens_per_s")
-            )
-            method, bounds = both[0]["method"], interval(both[0], "speedup")
-            found.append(Residual(label, method, bounds, mat, speedup, speed))
-    return found
+            ),
+        )
+        for first, second in pairs
+        if first["speedup"] and second["speedup"]
+    ]
 
 
-def median_error(found: Sequence[Residual]) -> float:
+def _overall(
+    run: Run, labels: Sequence[str], baseline: str, cases: Set[str]
+) -> dict[str, SummaryRow]:
+    rows = summarize([r for r in run.records if r.case_id in cases], labels, baseline)
+    return {row["label"]: row for row in rows if row["task"] == OVERALL}
+
+
+def median_error(residuals_of: Sequence[Residual]) -> float:
     """Median of the absolute residuals of the speedup."""
-    return float(np.median([abs(residual.of_speedup) for residual in found]))
+    return float(np.median([abs(residual.of_speedup) for residual in residuals_of]))
 
 
-def render(found: Sequence[Residual]) -> Table:
+def render(residuals_of: Sequence[Residual]) -> Table:
     """The residuals as a table."""
     table = Table("label", caption="a residual is predicted over measured, minus one")
     for heading in (
         "MAT live", "MAT replay", "speedup measured", "predicted", "residual", "residual, tokens/s",
     ):  # fmt: skip
         table.add_column(heading, justify="right")
-    for residual in found:
-        table.add_row(
-            Text(residual.label),
-            *(f"{value:.3f}" for value in (*residual.mat, *residual.speedup)),
-            f"{residual.of_speedup:+.1%}",
-            f"{residual.of_tokens_per_s:+.1%}",
-        )
+    for each in residuals_of:
+        numbers = [f"{value:.3f}" for value in (*each.mat, *each.speedup)]
+        errors = [f"{error:+.1%}" for error in (each.of_speedup, each.of_tokens_per_s)]
+        table.add_row(Text(each.label), *numbers, *errors)
     return table
 
 
-def draw(found: Sequence[Residual], live: Run) -> Drawing:
+def draw(residuals_of: Sequence[Residual], live: Run) -> Drawing:
     """Predicted against measured speedups."""
     rows = [
         Agreement(
-            display_name(each.method),
-            each.method,
-            Estimate(each.speedup[0], each.interval),
-            each.speedup[1],
+            display_name(r.method), r.method, Estimate(r.speedup[0], r.interval), r.speedup[1]
         )
-        for each in found
+        for r in residuals_of
     ]
     where = f"{display_name(live.model)} on {display_name(live.dataset)}"
-    words = f"Median absolute error: {median_error(found):.1%}. Hardware: {live.hardware}."
+    words = f"Median absolute error: {median_error(residuals_of):.1%}. Hardware: {live.hardware}."
     return predicted_against_measured(rows, f"Predicted and measured speedup ({where})", words)
 
 

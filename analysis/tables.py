@@ -16,7 +16,6 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from analysis.papers import by_reproduction
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, by_timing, make_comparisons
 from analysis.runs.load import Run
@@ -98,11 +97,15 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
     """Print the runs' tables, or write them where the options of :func:`parser` say."""
     # By file name; the runs that belong to no reproduction share one.
     pages: dict[str, _Page] = {}
-    made, others = by_reproduction(runs)
-    for reproduction, members in made:
-        twice = reproduction.name in pages  # the measured runs have the name
-        stem = f"{reproduction.name}_{members[0].timing}" if twice else reproduction.name
-        pages[stem] = _Page(list(reproduction.tables(members)))
+    others = [run for run in runs if run.records]
+    if any(run.experiment for run in runs):
+        from analysis.papers import by_reproduction  # with matplotlib, which takes a second
+
+        made, others = by_reproduction(runs)
+        for reproduction, members in made:
+            twice = reproduction.name in pages  # the measured runs have the name
+            stem = f"{reproduction.name}_{members[0].timing}" if twice else reproduction.name
+            pages[stem] = _Page(reproduction.tables(members))
     for group in by_timing(others):
         comparisons = make_comparisons(group, options.estimator)
         by_engine: dict[str, list[Comparison]] = {}

@@ -106,7 +106,7 @@ def _run_here(measured: list[Point]) -> Series:
 
 def _beside_logs(measured: list[Point], dataset: str, metric: str) -> list[Series]:
     logs = [
-        Point(float(claim.knobs["k"]), claim.value(metric))
+        Point(float(str(claim.knobs["k"])), claim.value(metric))
         for claim in claims_of(PAPER, "figure6_logs")
         if claim.dataset == dataset
     ]

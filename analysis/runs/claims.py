@@ -14,11 +14,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
 from analysis.runs.load import Run
 from specbench.results.tasks import OVERALL
-from specbench.storage.jsonl import JsonObject
 
 # What a verdict is about; speed in tokens/s alone stands there for orientation.
 _COMPARED = ("speedup", "mat")
@@ -74,9 +71,9 @@ class Claim:
     model: str
     values: Mapping[str, Mapping[str, float]]
     counting: Counting
-    knobs: JsonObject = field(default_factory=dict)
-    usual: JsonObject = field(default_factory=dict)
-    terms: JsonObject = field(default_factory=dict)
+    knobs: Mapping[str, object] = field(default_factory=dict)
+    usual: Mapping[str, object] = field(default_factory=dict)
+    terms: Mapping[str, object] = field(default_factory=dict)
     size: float | None = None
     draft: str | None = None
     temperature: float = 0.0
@@ -90,7 +87,7 @@ class Claim:
     def value(self, metric: str, task: str = OVERALL) -> float | None:
         return self.values.get(metric, {}).get(task)
 
-    def fits(self, knobs: JsonObject) -> bool:
+    def fits(self, knobs: Mapping[str, object]) -> bool:
         """Whether the claim may be shown in the row of a label with these settings.
 
         A knob of the claim's own must be there; the usual ones count where the run has recorded
@@ -99,7 +96,7 @@ class Claim:
         wanted = {**self.usual, **self.knobs}
         return self.knobs.keys() <= knobs.keys() and not _differing(wanted, knobs)
 
-    def unmet_terms(self, terms: JsonObject) -> list[str]:
+    def unmet_terms(self, terms: Mapping[str, object]) -> list[str]:
         """The terms that a run recorded with another value."""
         return _differing(self.terms, terms)
 
@@ -122,14 +119,14 @@ class Claim:
         return f"{who}: {how} by {'; '.join(words)}."
 
 
-def _differing(wanted: JsonObject, found: JsonObject) -> list[str]:
+def _differing(wanted: Mapping[str, object], found: Mapping[str, object]) -> list[str]:
     """Keys of both whose value is not the wanted one.
 
     Of a wanted list, one; of a set that was found, all must be in it; a method within a method may
     be wanted by its name alone or with some of its knobs.
     """
 
-    def agrees(value: Any, given: Any) -> bool:
+    def agrees(value: object, given: object) -> bool:
         if isinstance(given, dict) and value is not None:
             named = value if isinstance(value, dict) else {"name": value}
             return named["name"] == given.get("name") and not _differing(named, given)

@@ -56,16 +56,16 @@ def test_a_table_of_its_own_has_them_side_by_side(folder):
     assert engine_table(make_comparisons(load_runs([folder / "vllm1"]))) is None
 
 
-def test_captions_name_the_engine_and_the_load(folder, capsys):
+def test_captions_and_lines_for_a_program_name_the_engine_and_the_load(folder, capsys):
     assert tables.main([str(folder)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "ANOTHER ENGINE: vLLM 0.30.1" in printed
-    assert "ANOTHER ENGINE: SGLang 0.6.2, weights in bfloat16, fp8" in printed
-    assert "Asked at once: 2" in printed
-    assert "Engines, each over its own plain decoding" in printed
-
-
-def test_lines_for_a_program_name_the_engine_and_the_load(folder, capsys):
+    for words in (
+        "ANOTHER ENGINE: vLLM 0.30.1",
+        "ANOTHER ENGINE: SGLang 0.6.2, weights in bfloat16, fp8",
+        "Asked at once: 2",
+        "Engines, each over its own plain decoding",
+    ):
+        assert words in printed
     assert tables.main([str(folder), "--csv"]) == 0
     lines = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert {(line["engine"], line["concurrency"]) for line in lines} == {

@@ -1,7 +1,7 @@
 """Predicted times stand with measured ones in no table, panel, section or W&B key.
 
-Nor do claims of other models or hardware on a bar. Every golden run is taken, as measured and as
-predicted, and everything that is made of both is looked through.
+Nor do claims of other models or hardware on a bar. Golden runs of every kind of table and figure
+are taken, as measured and as predicted, and everything that is made of both is looked through.
 """
 
 import csv
@@ -27,6 +27,12 @@ from tests.analysis.folders import EXPERIMENTS, RECORDS, claim
 PREDICTED = TIMES["predicted"].strip()
 # What a predicted run's numbers are multiplied by, so that they are known wherever they turn up.
 FACTOR = 1000.0
+# One experiment of each kind of table and figure.
+EACH_KIND = (
+    "cacheback_figure3", "cacheback_figure4", "cacheback_table1", "card_figure5", "card_figure6",
+    "draft_models", "ngrammys_figure2", "ngrammys_table1", "specbench_board", "ssd_store_size",
+    "token_recycling_figure4",
+)  # fmt: skip
 
 
 def predicted(run: Run) -> Run:
@@ -55,8 +61,8 @@ def _few_resamples():
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    """The golden runs, and a predicted twin of each measured one."""
-    found, _ = usable_runs([EXPERIMENTS, RECORDS], surfaces=True)
+    """Golden runs, and a predicted twin of each measured one."""
+    found, _ = usable_runs([*(EXPERIMENTS / name for name in EACH_KIND), RECORDS])
     return [*found, *(predicted(r) for r in found if r.records and r.timing == "measured")]
 
 
@@ -74,7 +80,7 @@ def test_no_table_of_a_paper_has_both(runs):
         for table in reproduction.tables(members):
             assert len(says(table.caption)) <= 1, table.title
             kinds[reproduction.name] |= says(table.caption)
-    assert sum(found == {"measured", "predicted"} for found in kinds.values()) > 10
+    assert sum(found == {"measured", "predicted"} for found in kinds.values()) > 5
 
 
 def test_no_figure_has_both_and_no_golden_bar_bears_a_claim(runs, monkeypatch):

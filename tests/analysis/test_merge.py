@@ -74,10 +74,6 @@ def test_merged_shards_are_the_whole_run(small, shards, tmp_path, capsys):
     assert "against the best" in capsys.readouterr().out
 
 
-def test_a_folder_of_shards_is_searched(parts, tmp_path):
-    assert merge.main([str(tmp_path), "-o", str(tmp_path / "merged")]) == 0
-
-
 def recorded_twice(parts):
     text = (parts[0] / records.CASES).read_text()
     with (parts[1] / records.CASES).open("a") as file:
@@ -147,12 +143,10 @@ def test_other_hardware_must_be_asked_for_and_is_noted(parts, tmp_path, capsys):
     assert noted == ["hardware of shard=1/2 is not that of shard=0/2"]
 
 
-def test_nothing_that_exists_is_overwritten(parts, tmp_path, capsys):
-    assert f"{parts[0]} exists already" in refused(capsys, *parts, "-o", parts[0])
-
-
-def test_a_whole_run_is_no_shard(shards, tmp_path, capsys):
-    assert "no shard at or below" in refused(capsys, shards / "whole", "-o", tmp_path / "merged")
+def test_neither_an_existing_folder_nor_a_whole_run_will_do(shards, tmp_path, capsys):
+    part, whole = shards / "part0", shards / "whole"
+    assert f"{part} exists already" in refused(capsys, part, shards / "part1", "-o", part)
+    assert "no shard at or below" in refused(capsys, whole, "-o", tmp_path / "merged")
 
 
 def test_a_failed_case_keeps_its_reason_and_the_exit_code(parts, tmp_path):
@@ -162,7 +156,7 @@ def test_a_failed_case_keeps_its_reason_and_the_exit_code(parts, tmp_path):
     path.write_text(json.dumps(line) + "\n")
     edit_manifest(parts[0], files=None)
     out = tmp_path / "merged"
-    assert merge.main([*map(str, parts), "-o", str(out)]) == 0
+    assert merge.main([str(tmp_path), "-o", str(out)]) == 0, "a folder of shards is searched"
     assert jsonl.read_jsonl(out / records.ERRORS)[0] == [line]
     assert jsonl.read_json(out / records.MANIFEST)["exit_code"] == 1
     notes = jsonl.read_json(out / records.SUMMARY)["notes"]
