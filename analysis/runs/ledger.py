@@ -38,8 +38,8 @@ class _Exhibit(_ExhibitMust, total=False):
     own: bool
     own_of: list[str]
     counting: JsonObject
-    settings: dict[str, JsonObject]
-    terms: JsonObject
+    settings: dict[str, dict[str, object]]
+    terms: dict[str, object]
 
 
 # Of a claim, besides its metrics.
@@ -185,7 +185,7 @@ def _take_values(entry: JsonObject, known: Set[str], place: str) -> dict[str, di
 
 def _terms(
     file: JsonObject, exhibit: _Exhibit, draft: str | None, corpus: str | None
-) -> JsonObject:
+) -> dict[str, object]:
     """A claim's terms: the paper's, the method's corpus, the exhibit's; questions as a list."""
     terms = {**file["papers"][exhibit["paper"]].get("terms", {}), "corpus": corpus}
     terms |= {"draft": file["drafts"][draft] if draft else None, **exhibit.get("terms", {})}

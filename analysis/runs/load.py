@@ -224,7 +224,7 @@ class Run:
         """Bytes of weights and caches by model (``target``, ``draft``)."""
         return self._loaded.memory.get(label, {})
 
-    def terms(self, label: str) -> JsonObject:
+    def terms(self, label: str) -> Mapping[str, object]:
         """What numbers of a label depend on besides its knobs, as far as the run recorded it.
 
         ``dtype``, ``max_new_tokens``, ``prompt_form`` of the data set, ``draft`` (the last part of

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from analysis.runs.load import Run
-from specbench.storage.jsonl import JsonObject
 
 # A label of a run.
 Labelled: TypeAlias = "tuple[Run, str]"
@@ -78,7 +77,7 @@ def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
     return [_typed(_short_paths(own, shared)) for own in apart(shared)]
 
 
-def _of_run(run: Run) -> Mapping[str, Any]:
+def _of_run(run: Run) -> Mapping[str, object]:
     own = run.manifest.identity or {}
     return {key: value for key, value in own.items() if key in _CONDITIONS}
 
@@ -118,12 +117,12 @@ def apart(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     return [{key: own[key] for key in differing if key in own} for own in each]
 
 
-def without_names(knobs: JsonObject) -> JsonObject:
+def without_names(knobs: Mapping[str, object]) -> dict[str, object]:
     """Knobs alone, without what calls a label or its method."""
     return {key: value for key, value in knobs.items() if key not in NAMES}
 
 
-def _flat(node: Mapping[str, Any], above: str = "") -> dict[str, object]:
+def _flat(node: Mapping[str, object], above: str = "") -> dict[str, object]:
     """Leaves of nested settings by their dotted keys."""
     found: dict[str, object] = {}
     for key, value in node.items():
