@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
 from analysis.runs.load import Run
 from specbench.results.tasks import OVERALL
 
