@@ -13,12 +13,10 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
 from methods.cacheback import builder as frozen_table
@@ -28,8 +26,8 @@ from methods.rest import builder as datastore
 from methods.rest.datastore import CHUNK
 from methods.sam import builder as static_automaton
 from specbench.artifacts import resolve
-from specbench.artifacts.corpora import HUB, documentation, file_texts, hub_texts
-from specbench.artifacts.recorded_text import recorded_turns
+from specbench.artifacts.corpora import HUB, Corpus, file_texts, hub_texts, sample_documents
+from specbench.artifacts.documentation import documentation
 from specbench.config.compose import compose, typed
 from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError
@@ -99,25 +97,14 @@ def _frozen_table(job: Job) -> None:
     if not 0 < options.sample <= 1:
         raise ConfigurationError(f"--sample must be above 0 and at most 1, got {options.sample}.")
     shape = {key: getattr(options, key) for key in _SHAPE}
-    if options.corpus == "documentation":
-        cache = Path(job.cfg.cache_dir)
-        frozen_table.build_default(
-            job.tokenizer, job.partial, job.progress, **shape, cache_dir=cache
-        )
-        return
-    texts, facts = _texts(job)
-    by_document = options.by == "document"
-    table, header = frozen_table.build_from_texts(
-        frozen_table.sample_documents(texts, options.sample if by_document else 1.0, options.seed),
-        job.tokenizer,
-        **shape,
-        corpus={**facts, "sample": options.sample, "by": options.by},
-        keep_windows=1.0 if by_document else options.sample,
-        max_tokens=options.max_tokens,
-        seed=options.seed,
-        progress=job.progress,
+    sampling: dict[str, Any] = {}
+    # Documentation is small, and tables of it share one tokenized copy of the whole.
+    if options.corpus != "documentation":
+        keep = options.sample if options.by == "window" else 1.0
+        sampling = {"keep_windows": keep, "seed": options.seed}
+    frozen_table.build(
+        job.tokenizer, job.partial, job.progress, **shape, **sampling, corpus=_corpus(job)
     )
-    table.write(job.partial, tokenizer_hash=job.tokenizer_hash, header=header)
 
 
 _DATASTORE = """REST's datastore: a corpus with its suffix array.
@@ -140,30 +127,14 @@ def _datastore_options(parser: argparse.ArgumentParser) -> None:
     hub = ("ultrachat", "sharegpt", "stack_python")
     _add_corpus(parser, (*hub, "files", "outputs", "documentation"))
     add = parser.add_argument
-    add("--cases", nargs="+", type=Path, default=[], help="run folders")
     add("--chunk", type=int, default=CHUNK, help="tokens sorted at once; bounds the memory")
     add("--store-tokens", type=int, help="stop after about so many: for method.store_tokens")
 
 
 def _datastore(job: Job) -> None:
-    options = job.options
-    if (options.corpus == "outputs") != bool(options.cases):
-        raise ConfigurationError("--corpus outputs and --cases belong together.")
-    if options.corpus == "outputs":
-        ids: Any = _recorded_documents(options.cases, job.tokenizer_hash)
-        facts = {"name": "outputs", "runs": [folder.name for folder in options.cases]}
-    else:
-        texts, facts = _texts(job)
-        ids = datastore.encode_texts(texts, job.tokenizer)
-    datastore.build_datastore(
-        ids,
-        job.partial,
-        tokenizer_hash=job.tokenizer_hash,
-        corpus=facts,
-        vocab_size=len(job.tokenizer),
-        chunk=options.chunk,
-        max_tokens=options.store_tokens or options.max_tokens,
-        progress=job.progress,
+    corpus = _corpus(job, job.options.store_tokens)
+    datastore.build(
+        job.tokenizer, job.partial, job.progress, corpus=corpus, chunk=job.options.chunk
     )
 
 
@@ -181,29 +152,11 @@ bundled default is made from. Building takes about 130 bytes of memory a token.
 
 
 def _static_automaton_options(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--outputs", nargs="+", type=Path, help="run folders or cases.jsonl files")
-    source.add_argument("--texts", nargs="+", type=Path, help="UTF-8 texts")
-    source.add_argument("--documentation", action="store_true", help="installed documentation")
-    parser.add_argument("--max-tokens", type=int, help="stop after about so many")
+    _add_corpus(parser, ("outputs", "files", "documentation"))
 
 
 def _static_automaton(job: Job) -> None:
-    options = job.options
-    build: Any = static_automaton.build_from_texts
-    documents: Iterator[Any]
-    if options.documentation:
-        documents, corpus = documentation(job.progress)
-    elif options.texts:
-        documents = file_texts(options.texts)
-        corpus = {"name": "texts", "files": [file.name for file in options.texts]}
-    else:
-        build = static_automaton.build_from_ids
-        documents = _once(_recorded_documents(options.outputs, job.tokenizer_hash))
-        corpus = {"name": "outputs", "runs": [str(run) for run in options.outputs]}
-    limits = {"max_tokens": options.max_tokens, "progress": job.progress}
-    automaton, header = build(documents, job.tokenizer, corpus=corpus, **limits)
-    automaton.write(job.partial, tokenizer_hash=job.tokenizer_hash, header=header)
+    static_automaton.build(job.tokenizer, job.partial, job.progress, corpus=_corpus(job))
 
 
 _BIGRAM_TABLE = """N-Grammys' table of a model's own n-grams, by running it on every token it knows.
@@ -279,40 +232,42 @@ KINDS = {
 
 
 def _add_corpus(parser: argparse.ArgumentParser, corpora: tuple[str, ...]) -> None:
+    parser.set_defaults(corpora=corpora)
     add = parser.add_argument
-    about = "documentation: what the bundled default is made from (default: %(default)s)"
-    add("--corpus", choices=corpora, default=corpora[0], help=about)
-    add("--files", nargs="+", type=Path, default=[], help="UTF-8 texts")
+    about = (
+        "documentation: what the bundled default is made from (default: what --files or --cases "
+        f"says, else {corpora[0]})"
+    )
+    add("--corpus", choices=corpora, help=about)
+    short = "short for --corpus documentation"
+    add("--documentation", dest="corpus", action="store_const", const="documentation", help=short)
+    add("--files", "--texts", nargs="+", type=Path, default=[], help="UTF-8 texts")
+    if "outputs" in corpora:
+        about = "run folders or cases.jsonl files"
+        add("--cases", "--outputs", nargs="+", type=Path, default=[], help=about)
     add("--revision", help="of the hub's data set")
     add("--max-tokens", type=int, help="stop after about so many")
 
 
-def _texts(job: Job) -> tuple[Iterator[str], dict[str, Any]]:
-    """Documents of the corpus, and what the header says about it."""
+def _corpus(job: Job, max_tokens: int | None = None) -> Corpus:
     options = job.options
+    limits: Any = {"max_tokens": max_tokens or options.max_tokens, "progress": job.progress}
     if options.corpus == "documentation":
-        return documentation(job.progress)
+        return documentation(job.tokenizer, Path(job.cfg.cache_dir), **limits)
+    if options.corpus == "outputs":
+        return Corpus.recorded(options.cases, job.tokenizer_hash, **limits)
+    facts: dict[str, Any] = {"name": options.corpus}
     if options.corpus == "files":
-        files = [file.name for file in options.files]
-        return file_texts(options.files), {"name": "files", "files": files}
-    facts = {"name": options.corpus, "id": HUB[options.corpus].id, "revision": options.revision}
-    return hub_texts(options.corpus, options.revision), facts
-
-
-def _recorded_documents(paths: list[Path], tokenizer_hash: str) -> Iterator[np.ndarray]:
-    """Prompt and answer of every turn of some runs, each turn one document."""
-    for path in paths:
-        for prompt, answer in recorded_turns(path, tokenizer_hash):
-            yield np.concatenate((prompt, answer))
-
-
-def _once(documents: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """Runs that share a turn give it once: what was measured more often is not more frequent."""
-    seen: set[bytes] = set()
-    for document in documents:
-        if document.tobytes() not in seen:
-            seen.add(document.tobytes())
-            yield document
+        texts = file_texts(options.files)
+        facts["files"] = [file.name for file in options.files]
+    else:
+        texts = hub_texts(options.corpus, options.revision)
+        facts |= {"id": HUB[options.corpus].id, "revision": options.revision}
+    if hasattr(options, "sample"):
+        share = options.sample if options.by == "document" else 1.0
+        texts = sample_documents(texts, share, options.seed)
+        facts |= {"sample": options.sample, "by": options.by}
+    return Corpus.of_texts(facts, texts, job.tokenizer, **limits)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -321,8 +276,15 @@ def check(options: argparse.Namespace) -> None:
         if value is not None and value < least:
             option = key.replace("_", "-")
             raise ConfigurationError(f"--{option} must be at least {least}, got {value}.")
-    if hasattr(options, "corpus") and (options.corpus == "files") != bool(options.files):
-        raise ConfigurationError("--corpus files and --files belong together.")
+    if not hasattr(options, "corpora"):
+        return
+    given = {"files": bool(options.files), "outputs": bool(getattr(options, "cases", []))}
+    if options.corpus is None:
+        named = [name for name, there in given.items() if there]
+        options.corpus = named[0] if named else options.corpora[0]
+    for (name, there), key in zip(given.items(), ("files", "cases"), strict=True):
+        if (options.corpus == name) != there:
+            raise ConfigurationError(f"--corpus {name} and --{key} belong together.")
 
 
 def build(options: argparse.Namespace) -> Path:
@@ -334,7 +296,7 @@ def build(options: argparse.Namespace) -> Path:
     tokenizer = loading.load_tokenizer(cfg)
     artifact = Artifact(
         options.name,
-        f"{kind.builder.__name__}:build_default",
+        f"{kind.builder.__name__}:build",
         "",
         params={key: value for key in kind.params if (value := getattr(options, key)) is not None},
         per_model=kind.per_model,

@@ -4,7 +4,7 @@ Paper: "Cacheback: Speculative Decoding With Nothing But Cache", EMNLP 2025, arX
 Reference code studied: the authors' Spec-Bench fork (``model/cacheback``), by its description.
 Tables: a dynamic one, filled from prompt and answer by a sliding window, and a frozen one built
     beforehand from a corpus. For the bundled model the frozen table is made on first use from the
-    English of installed documentation (``specbench.artifacts.corpora``), elsewhere by
+    English of installed documentation (``specbench.artifacts.documentation``), elsewhere by
     ``scripts/build_artifact.py``; its header names the corpus.
 Where ours differs, and why:
     - The budget counts the tokens committed by the last step as the reference's does, although the
@@ -225,7 +225,7 @@ def _artifact(entry: _Table, name: str) -> Artifact:
     options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in params.items())
     return Artifact(
         name=name,
-        builder="methods.cacheback.builder:build_default",
+        builder="methods.cacheback.builder:build",
         command=f"python scripts/build_artifact.py frozen_table --model MODEL {options}",
         path=entry.frozen_table,
         params=params,

@@ -114,7 +114,7 @@ class NGrammys(Drafter):
         wider = f" --top {top}" if top > TOP else ""
         table = Artifact(
             name="bigram_table",
-            builder="methods.ngrammys.builder:build_default",
+            builder="methods.ngrammys.builder:build",
             command=f"python scripts/build_artifact.py bigram_table --model MODEL{bos}{wider}",
             path=self.bigram_table,
             params={"top": top, "bos": self.bos},

@@ -9,7 +9,7 @@ import numpy as np
 
 from methods.ngrammys.bigram_table import TOP, BigramTable, digest, embedding_weight
 from specbench.arrays import Array
-from specbench.artifacts.resolve import Progress
+from specbench.artifacts.resolve import Progress, silent
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.checkpoints.weights import sample_weights
@@ -54,7 +54,7 @@ def build_table(
     bos_id: int | None = None,
     unfinished: Path | None = None,
     batch: int = _BATCH,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> BigramTable:
     """Run the model on every id alone.
 
@@ -79,8 +79,7 @@ def build_table(
         rows[begin:end] = _next_ids(model, begin, end, top, bos_id)
         if isinstance(rows, np.memmap):
             rows.flush()
-        if progress is not None:
-            progress("running the model on every token", end, vocab)
+        progress("running the model on every token", end, vocab)
     bigrams = np.array(rows)
     del rows
     if path is not None:
@@ -127,19 +126,19 @@ def _next_ids(model: PreTrainedModel, begin: int, end: int, top: int, bos_id: in
     return indices.cpu().numpy().astype(np.int32)
 
 
-def build_default(
-    tokenizer: Any, out_path: Path, progress: Progress | None, *, top: int = TOP, bos: bool = False
+def build(
+    tokenizer: Any, path: Path, progress: Progress = silent, *, top: int = TOP, bos: bool = False
 ) -> None:
     """The bundled model's table, in a few minutes; a killed build goes on where it was."""
     table = build_table(
         load_beside(tokenizer),
         top=top,
         bos_id=begin_token(tokenizer) if bos else None,
-        unfinished=out_path,
+        unfinished=path,
         progress=progress,
     )
     header = {"weights": digest(table.sample), "builder_version": BUILDER_VERSION}
-    table.write(out_path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header=header)
+    table.write(path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header=header)
 
 
 def begin_token(tokenizer: Any) -> int:

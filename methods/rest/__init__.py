@@ -6,8 +6,8 @@ Reference code studied: FasterDecoding/REST 50a5fc1 (``DraftRetriever``) and its
 Datastore: a corpus with its suffix array, built beforehand by ``scripts/build_artifact.py``:
     UltraChat, which the paper and Spec-Bench search for chat, or ShareGPT, the reference's small
     store, or The Stack's Python for code. For the bundled model it is made on first use from the
-    English of installed documentation (``specbench.artifacts.corpora``). The file's header names
-    the corpus; so do the run's manifest and every record.
+    English of installed documentation (``specbench.artifacts.documentation``). The file's header
+    names the corpus; so do the run's manifest and every record.
 A step: the last 16 tokens are looked up, then 15, … 2, until some chunk of the datastore has them;
     the prefixes of up to 5000 continuations of each chunk are counted, the 64 most frequent kept,
     and cut so that their distinct tokens sum up to 64 at most. Of more matches in a chunk the first
@@ -97,7 +97,7 @@ class Retrieval(Drafter):
         command = "python scripts/build_artifact.py datastore --model MODEL --corpus ultrachat"
         file = Artifact(
             name="datastore",
-            builder="methods.rest.builder:build_default",
+            builder="methods.rest.builder:build",
             command=" ".join([command, *(f"--store-tokens {n}" for n in size.values())]),
             path=self.datastore,
             params=size,

@@ -1,10 +1,9 @@
-"""Builds REST's datastore for the bundled model, and tokenises the texts of one."""
+"""Builds REST's datastore: by default from installed documentation, else from any corpus."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 
 from methods.rest.datastore import CHUNK, DatastoreWriter
 from specbench.arrays import Array
-from specbench.artifacts.documentation import tokenized_documentation
-from specbench.artifacts.resolve import Progress
+from specbench.artifacts.corpora import Corpus
+from specbench.artifacts.documentation import documentation
+from specbench.artifacts.resolve import Progress, silent
 from specbench.errors import ArtifactError
 from specbench.models import loading
 
@@ -21,31 +21,26 @@ STEM = "datastore"
 # Raised when the same text gives another datastore: every machine then builds again.
 BUILDER_VERSION = 1
 
-# Texts tokenised at once.
-_BATCH = 512
 
-
-def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
-    """Token ids of each text, without special tokens; texts are read lazily."""
-    stream = iter(texts)
-    while batch := list(islice(stream, _BATCH)):
-        yield from tokenizer(batch, add_special_tokens=False)["input_ids"]
-
-
-def build_default(
-    tokenizer: Any, out_path: Path, progress: Progress | None, store_tokens: int | None = None
+def build(
+    tokenizer: Any,
+    path: Path,
+    progress: Progress = silent,
+    *,
+    store_tokens: int | None = None,
+    corpus: Corpus | None = None,
+    chunk: int = CHUNK,
 ) -> None:
-    """The bundled model's datastore, from the prose of installed documentation or a part of it."""
-    documents = tokenized_documentation(tokenizer, out_path.parent.parent, progress)
-    text = dict(documents.header["corpus"])
-    del text["sha256"]  # of the whole, of which this may be a part
+    """Write the datastore of a corpus; None takes installed documentation, or a part of it."""
+    if corpus is None:
+        corpus = documentation(tokenizer, path.parent.parent, progress, store_tokens)
     build_datastore(
-        documents,
-        out_path,
+        corpus,
+        path,
         tokenizer_hash=loading.tokenizer_hash(tokenizer),
-        corpus=text,
+        corpus=corpus.facts,  # without the hash, which may be a larger text's
         vocab_size=len(tokenizer),
-        max_tokens=store_tokens,
+        chunk=chunk,
         progress=progress,
     )
 
@@ -58,8 +53,7 @@ def build_datastore(
     corpus: Mapping[str, Any],
     vocab_size: int,
     chunk: int = CHUNK,
-    max_tokens: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> None:
     """Write a datastore of documents.
 
@@ -68,7 +62,6 @@ def build_datastore(
         path: temporary files of its size lie beside it meanwhile.
         corpus: JSON-ready facts about the documents, for the header.
         chunk: tokens sorted at once; bounds the memory.
-        max_tokens: stop after about so many.
 
     Raises:
         ArtifactError: there is no document, or an id is outside the vocabulary.
@@ -84,14 +77,9 @@ def build_datastore(
                 )
             digest.update(document.tobytes() + b"\0")
             writer.add(document)
-            if progress is not None:
-                progress("adding tokens", writer.n_tokens, max_tokens or 0)
-            if max_tokens is not None and writer.n_tokens >= max_tokens:
-                break
         if not writer.n_documents:
             raise ArtifactError("the corpus has no text. Name texts that are not empty.")
-        if progress is not None:
-            progress("sorting the last chunk", 0, 0)
+        progress("sorting the last chunk", 0, 0)
         header = {
             "builder_version": BUILDER_VERSION,
             "corpus": {**corpus, "ids_sha256": digest.hexdigest()},

@@ -6,7 +6,7 @@ Reference code studied: hyx1999/SAM-Decoding at 18c41f0 (``samd``, ``samd_sam_on
 Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
     static one of a corpus, which counts occurrences. For the bundled model the static one is made
     on first use from the English of installed documentation
-    (``specbench.artifacts.corpora``), elsewhere by ``scripts/build_artifact.py`` from
+    (``specbench.artifacts.documentation``), elsewhere by ``scripts/build_artifact.py`` from
     texts or from the target's own answers.
 Two modes, the reference's:
     alone           the longer match wins (the static one less ``len_bias``) and drafts
@@ -134,7 +134,7 @@ class SuffixAutomatonDecoding(Composite):
         )
         static = Artifact(
             name="static_automaton",
-            builder="methods.sam.builder:build_default",
+            builder="methods.sam.builder:build",
             command=command,
             path=self.static_automaton,
         )

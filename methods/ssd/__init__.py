@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from methods.ssd.ring import RingIndex, Staleness
-from specbench.artifacts.recorded_text import recorded_turns
+from specbench.artifacts.corpora import recorded_turns
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import Artifact, DecodeState, DraftContext, DraftTree, Needs
 from specbench.errors import ArtifactError

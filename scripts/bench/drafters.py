@@ -23,7 +23,7 @@ from methods.cacheback.frozen_table import FrozenTable
 from scripts.bench import print_table
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
-from specbench.artifacts.corpora import installed_prose
+from specbench.artifacts.documentation import installed_prose
 from specbench.config.compare import method_node
 from specbench.config.compose import compose, option_names, typed
 from specbench.decoding.drafter import Drafter

@@ -4,8 +4,8 @@
     python -m scripts.draft_model.prompts --count 2304 --compare FILE.jsonl
 
 Templates and word lists are this project's own (``prompts.yaml``); passages are paragraphs of the
-installed packages' documentation (``specbench/artifacts/corpora.py``). Everything is drawn with a
-seed. ``--compare`` counts a training's own prompts that share eight words in a row with any
+installed packages' documentation (``specbench/artifacts/documentation.py``). Everything is drawn
+with a seed. ``--compare`` counts a training's own prompts that share eight words in a row with any
 question of a data file.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from analysis.runs.command import parser_of
-from specbench.artifacts.corpora import installed_prose
+from specbench.artifacts.documentation import installed_prose
 
 GROUP = 48  # prompts of one style that the target answers together
 STYLES = ("chat", "translation", "summarization", "qa", "math", "rag")

@@ -1,152 +1,126 @@
-"""Texts that tables and datastores are made from: installed documentation, files, the hub.
+"""The texts that tables and datastores are made from: files, the hub, what earlier runs recorded.
 
-Installed documentation is English prose that every machine with this project has: docstrings and
-comments of Python's own library and of the packages this project requires, Python's help topics and
-the packages' descriptions, cut into paragraphs. Code, tables and signatures are left out by keeping
-paragraphs that consist mostly of plain words, each once. About 24 MB of text; the same versions
-give the same.
+``specbench.artifacts.documentation`` has the texts that are installed on every machine.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import importlib.util
-import platform
-import re
-import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
-from specbench.errors import ConfigurationError, unknown_name
+import numpy as np
 
-# Required by this project, directly or through torch, and rich in prose. Import names; the
-# distributions are called the same.
-PACKAGES = (
-    "accelerate",
-    "datasets",
-    "huggingface_hub",
-    "matplotlib",
-    "networkx",
-    "numba",
-    "numpy",
-    "pandas",
-    "pyarrow",
-    "scipy",
-    "sympy",
-    "torch",
-    "transformers",
-)
-
-# Chosen on answers of the bundled model: below, code gets in; above, too little is left.
-_SHARE_OF_WORDS = 0.85
-_SHORTEST = 40
+from specbench.arrays import Array
+from specbench.artifacts.resolve import Progress, silent
+from specbench.errors import ArtifactError, ConfigurationError, unknown_name
+from specbench.results.records import CASES, MANIFEST, read_records
+from specbench.storage.jsonl import read_json
 
 # Texts tokenized at once: enough for the tokenizer's threads, little enough to stay small.
 _BATCH = 512
 
-_DOCSTRING = re.compile(r"(\"\"\"|''')(.*?)\1", re.DOTALL)
-_COMMENT = re.compile(r"(?:^[ \t]*#(?!!)[^\n]*\n)+", re.MULTILINE)
-_COMMENT_SIGN = re.compile(r"^[ \t]*#+[ \t]?", re.MULTILINE)
-_BLANK_LINE = re.compile(r"\n\s*\n")
-_WORD = re.compile(r"[\"'(]?[A-Za-z][a-z'\u2019-]*[.,;:!?]?[\")]?")
-_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
+class Corpus:
+    """Documents as token ids, read lazily and once.
 
-def is_prose(paragraph: str) -> bool:
-    """Whether a paragraph (words separated by single spaces) reads like English text."""
-    if len(paragraph) < _SHORTEST:
-        return False
-    words = paragraph.split(" ")
-    plain = sum(_WORD.fullmatch(word) is not None for word in words)
-    return plain >= _SHARE_OF_WORDS * len(words)
-
-
-def paragraphs(text: str) -> Iterator[str]:
-    """The prose paragraphs of a text, each on one line."""
-    for block in _BLANK_LINE.split(text):
-        paragraph = " ".join(block.split())
-        if is_prose(paragraph):
-            yield paragraph
-
-
-def sources() -> dict[str, str]:
-    """What is read on this machine, with versions."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        if importlib.util.find_spec(name) is not None:
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def installed_prose() -> Iterator[tuple[str, list[str]]]:
-    """Name and paragraphs of one source after the other; no paragraph comes twice."""
-    seen: set[str] = set()
-    for name in sources():
-        fresh = []
-        for text in _texts(name):
-            for paragraph in paragraphs(text):
-                if paragraph not in seen:
-                    seen.add(paragraph)
-                    fresh.append(paragraph)
-        yield name, fresh
-
-
-def documentation(
-    progress: Callable[[str, int, int], None] | None,
-) -> tuple[Iterator[str], dict[str, Any]]:
-    """What the bundled model's tables and stores are made from, for a file and for its header.
-
-    Returns:
-        The paragraphs, read lazily, and JSON-ready facts about them.
+    Args:
+        facts: what a file's header says of the corpus; JSON-ready, with its ``name``.
+        documents: the ids of each document, ``[n]`` int32.
+        sha256: gives the hash of the documents read so far.
+        max_tokens: stop after the document that brings so many.
+        progress: called after every document.
     """
-    read_from = sources()
 
-    def texts() -> Iterator[str]:
-        for i, (name, fresh) in enumerate(installed_prose()):
-            if progress is not None:
-                progress(f"reading documentation of {name}", i, len(read_from))
-            yield from fresh
+    def __init__(
+        self,
+        facts: Mapping[str, Any],
+        documents: Iterable[Array],
+        sha256: Callable[[], str],
+        *,
+        max_tokens: int | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self.facts = dict(facts)
+        self._documents = documents
+        self._sha256 = sha256
+        self._max_tokens = max_tokens
+        self._progress = progress
 
-    return texts(), {
-        "name": "installed_documentation",
-        "description": "prose of docstrings, comments, help topics and package descriptions",
-        "sources": read_from,
-    }
+    @classmethod
+    def of_texts(
+        cls, facts: Mapping[str, Any], texts: Iterable[str], tokenizer: Any, **limits: Any
+    ) -> Self:
+        """Texts, each without special tokens; the hash is the texts'."""
+        digest = hashlib.sha256()
+
+        def documents() -> Iterator[Array]:
+            stream = iter(texts)
+            while batch := list(islice(stream, _BATCH)):
+                encoded = tokenizer(batch, add_special_tokens=False)["input_ids"]
+                for text, ids in zip(batch, encoded, strict=True):
+                    digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+                    yield np.asarray(ids, dtype=np.int32)
+
+        return cls(facts, documents(), digest.hexdigest, **limits)
+
+    @classmethod
+    def of_ids(
+        cls, facts: Mapping[str, Any], documents: Iterable[Iterable[int] | Array], **limits: Any
+    ) -> Self:
+        """Token ids; the hash is theirs."""
+        digest = hashlib.sha256()
+
+        def hashed() -> Iterator[Array]:
+            for ids in documents:
+                digest.update(np.asarray([len(document := [*ids]), *document], "<i8").tobytes())
+                yield np.asarray(document, dtype=np.int32)
+
+        return cls(facts, hashed(), digest.hexdigest, **limits)
+
+    @classmethod
+    def recorded(cls, runs: Iterable[Path], tokenizer_hash: str, **limits: Any) -> Self:
+        """Prompt and answer of every turn of some runs; see `recorded_turns`.
+
+        Runs that share a turn give it once: what was measured more often is not more frequent.
+        """
+        runs = list(runs)
+
+        def documents() -> Iterator[Array]:
+            seen: set[bytes] = set()
+            for run in runs:
+                for turn in recorded_turns(run, tokenizer_hash):
+                    document = np.concatenate(turn)
+                    if document.tobytes() not in seen:
+                        seen.add(document.tobytes())
+                        yield document
+
+        return cls.of_ids(
+            {"name": "outputs", "runs": [run.name for run in runs]}, documents(), **limits
+        )
+
+    def __iter__(self) -> Iterator[Array]:
+        n_tokens = 0
+        for ids in self._documents:
+            yield ids
+            n_tokens += len(ids)
+            self._progress("adding tokens", n_tokens, self._max_tokens or 0)
+            if self._max_tokens is not None and n_tokens >= self._max_tokens:
+                return
+
+    def described(self) -> dict[str, Any]:
+        """The facts, and the hash of what was read."""
+        return {**self.facts, "sha256": self._sha256()}
 
 
-def _texts(name: str) -> Iterator[str]:
-    if name == "python":
-        # Some systems package it apart.
-        if importlib.util.find_spec("pydoc_data") is not None:
-            from pydoc_data.topics import topics
+def sample_documents(texts: Iterable[str], share: float, seed: int) -> Iterator[str]:
+    """Each text with probability ``share``, drawn from ``seed``."""
+    random = np.random.default_rng(seed)
+    return (text for text in texts if share >= 1.0 or random.random() < share)
 
-            yield from (topics[key] for key in sorted(topics))
-        root = Path(sysconfig.get_paths()["stdlib"])
-    else:
-        # The description only: the other fields are names and version numbers.
-        yield str(importlib.metadata.metadata(name).json.get("description", ""))
-        spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.submodule_search_locations
-        root = Path(spec.submodule_search_locations[0])
-    for path in sorted(root.rglob("*.py")):
-        if name == "python" and _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts):
-            continue
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            # A broken link or an old encoding: one file more or less changes no table.
-            continue
-        for match in _DOCSTRING.finditer(source):
-            yield match.group(2)
-        for match in _COMMENT.finditer(source):
-            yield _COMMENT_SIGN.sub("", match.group(0))
-
-
-# -- text files -----------------------------------------------------------------------------------
 
 # A file without blank lines is cut into pieces of so many characters.
 PIECE = 1 << 20
@@ -175,9 +149,6 @@ def file_texts(paths: Iterable[Path]) -> Iterator[str]:
             raise ConfigurationError(f"cannot read the text {path}: {error}") from error
         if lines:
             yield "".join(lines)
-
-
-# -- the hub --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,42 +214,39 @@ def row_texts(value: Any, message: str | None) -> Iterator[str]:
 # -- ids ------------------------------------------------------------------------------------------
 
 
-class Receiver(Protocol):
-    """What documents are added to, and how many it has."""
+def recorded_turns(path: Path, tokenizer_hash: str | None) -> Iterator[tuple[Array, Array]]:
+    """Prompt and answer of every turn of a run.
 
-    n_documents: int
-    n_tokens: int
-
-    def add(self, tokens: list[int], /) -> None: ...
-
-
-def add_texts(
-    texts: Iterable[str],
-    tokenizer: Any,
-    to: Receiver,
-    *,
-    max_tokens: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> str:
-    """Tokenize ``texts`` (one is one document, without special tokens) and add them to ``to``.
+    Labels and repeats of a turn are one text, so only the first that did not fail is taken: what
+    was measured more often is not more frequent.
 
     Args:
-        max_tokens: stop after about so many.
-        progress: called after every batch with the documents and tokens so far.
+        path: a ``cases.jsonl``, or the run folder it lies in.
+        tokenizer_hash: what the ids must belong to; None takes any. It is compared with the
+            manifest beside the file, where there is one.
 
-    Returns:
-        SHA-256 of the documents, as hex.
+    Raises:
+        ArtifactError: there is no such file, or it belongs to another tokenizer.
+        RecordError: a line is no valid record.
     """
-    digest = hashlib.sha256()
-    stream = iter(texts)
-    while batch := list(islice(stream, _BATCH)):
-        for text in batch:
-            digest.update(text.encode("utf-8", "surrogatepass"))
-            digest.update(b"\0")
-        for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
-            to.add(ids)
-        if progress is not None:
-            progress(to.n_documents, to.n_tokens)
-        if max_tokens is not None and to.n_tokens >= max_tokens:
-            break
-    return digest.hexdigest()
+    path = path / CASES if path.is_dir() else path
+    if not path.is_file():
+        raise ArtifactError(f"there is no file {path}; name the cases.jsonl of an earlier run.")
+    manifest = path.with_name(MANIFEST)
+    if tokenizer_hash is not None and manifest.is_file():
+        found = (read_json(manifest).get("model") or {}).get("tokenizer_hash")
+        if found is not None and found != tokenizer_hash:
+            raise ArtifactError(
+                f"{path} was recorded with tokenizer hash {found!r}, but this run needs tokenizer "
+                f"hash {tokenizer_hash!r}; name a run of this model."
+            )
+    records, _ = read_records(path)
+    seen: set[tuple[str, int]] = set()
+    for record in records:
+        if record.status == "failed" or (record.case_id, record.turn) in seen:
+            continue
+        seen.add((record.case_id, record.turn))
+        yield (
+            np.asarray(record.prompt_ids, dtype=np.int32),
+            np.asarray(record.output_ids, dtype=np.int32),
+        )

@@ -30,6 +30,11 @@ from specbench.storage.hashes import file_sha256
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 
+
+def silent(what: str, done: int, total: int) -> None:
+    """A progress callback that shows nothing."""
+
+
 # Builders end within minutes; who waits longer than this waits for a hung process.
 _LOCK_TIMEOUT_S = 1800.0
 _SECONDS_BETWEEN_LINES = 5.0

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from methods.ngrammys import builder as bigram_table
 from specbench.arrays import IntArray
-from specbench.artifacts import corpora, resolve
+from specbench.artifacts import documentation, resolve
 from specbench.config.compare import with_parts
 from specbench.config.compose import compose, methods_that_need, option_names
 from specbench.config.knobs import check_method
@@ -102,7 +102,7 @@ def toy_context(
     """A context whose artifacts are built by their own builders, from a few made-up paragraphs."""
     words = np.random.default_rng(5).zipf(1.4, (40, 60)) % 90
     paragraphs = [" ".join(f"w{i}" for i in row) for row in words]
-    monkeypatch.setattr(corpora, "installed_prose", lambda: iter([("toy", paragraphs)]))
+    monkeypatch.setattr(documentation, "installed_prose", lambda: iter([("toy", paragraphs)]))
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
     monkeypatch.setattr(
         bigram_table, "load_beside", lambda _: tiny_model("llama", vocab_size=VOCABULARY)

@@ -170,7 +170,7 @@ class Spy(Drafter):
 
     @property
     def needs(self):
-        file = Artifact("table", "methods.cacheback.builder:build_default", "make it")
+        file = Artifact("table", "methods.cacheback.builder:build", "make it")
         return Needs(
             tokens_only=False,
             logits=True,
