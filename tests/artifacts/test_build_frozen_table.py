@@ -33,23 +33,6 @@ def arguments(corpus, *more):
     return ["frozen_table", "--model", "vicuna7b", *files, *more]
 
 
-def test_blank_lines_separate_documents(corpus):
-    assert list(corpora.file_texts([corpus])) == [
-        "the cat sat on the mat\nand the cat slept\n",
-        "a dog came\n",
-        "the cat sat still\n",
-    ]
-
-
-def test_a_text_without_blank_lines_is_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "PIECE", 10)
-    path = tmp_path / "long.txt"
-    path.write_text("one two\n" * 50, encoding="utf-8")
-    pieces = list(corpora.file_texts([path]))
-    assert "".join(pieces) == path.read_text(encoding="utf-8")
-    assert max(map(len, pieces)) <= 16
-
-
 def test_the_table_has_what_followed_in_the_texts(tokenizer, corpus, tmp_path, capsys):
     out = tmp_path / "table.bin"
     options = ("--out", str(out), "--leader-len", "2", "--follower-len", "1")
@@ -99,11 +82,11 @@ def test_one_reading_of_the_documentation_serves_all_lengths(tokenizer, tmp_path
     texts = [" ".join(letters[i, : i % 10]) for i in range(60)]
     readings = []
 
-    def installed(progress):
-        readings.append(progress)
-        return iter(texts), {"name": "toy", "sources": {}}
+    def installed():
+        readings.append(len(readings))
+        yield "toy", texts
 
-    monkeypatch.setattr(documentation, "documentation", installed)
+    monkeypatch.setattr(documentation, "installed_prose", installed)
     monkeypatch.setattr(documentation, "sources", lambda: {"toy": "1"})
     room = {"leader_capacity": 40, "follower_capacity": 3, "total_draft_len": 32}
     lengths = [(leader, follower) for leader in (1, 2, 3) for follower in (1, 2, 4)]
@@ -113,19 +96,16 @@ def test_one_reading_of_the_documentation_serves_all_lengths(tokenizer, tmp_path
             method.needs.artifacts, tokenizer=tokenizer, bundled=True, cache_dir=tmp_path
         )
         table = FrozenTable.open(found["frozen_table"], "words")
-        plain, header = frozen_table.build_from_texts(
-            texts,
-            tokenizer,
-            corpus={"name": "toy", "sources": {"toy": "1"}},
-            **method.needs.artifacts[0].params,
-        )
+        corpus = corpora.Corpus.of_texts({"name": "toy"}, texts, tokenizer)
+        params = method.needs.artifacts[0].params
+        frozen_table.build(tokenizer, tmp_path / "plain.bin", corpus=corpus, **params)
+        plain = FrozenTable.open(tmp_path / "plain.bin")
         assert all(map(np.array_equal, table.arrays, plain.arrays))
-        assert header.items() <= table.header.items()
+        assert table.header["corpus"]["sha256"] == corpus.described()["sha256"]
+        assert table.header["n_windows"] == plain.header["n_windows"]
         assert len(table.arrays.followers)
     assert len(readings) == 1
     # Other versions of the packages are read again.
     monkeypatch.setattr(documentation, "sources", lambda: {"toy": "2"})
-    frozen_table.build_default(
-        tokenizer, tmp_path / "artefacts" / "again.bin", None, **method.needs.artifacts[0].params
-    )
+    frozen_table.build(tokenizer, tmp_path / "artefacts" / "again.bin", **params)
     assert len(readings) == 2

@@ -1,4 +1,3 @@
-import itertools
 import zlib
 from collections import Counter
 
@@ -6,10 +5,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.cacheback import builder as frozen_table
 from methods.cacheback.frozen_table import FrozenTable
 from methods.cacheback.ngram_counts import WindowCounter, frequent_followers
-from specbench.artifacts import corpora
 
 
 class WordTokenizer:
@@ -110,55 +107,6 @@ def test_windows_are_sampled_by_share_and_seed():
 
     assert abs(sampled(1)[0] - 10_000) < 400
     assert sampled(1) == sampled(1) != sampled(2)
-
-
-def test_documents_are_sampled_by_share_and_seed():
-    texts = [str(i) for i in range(10_000)]
-    first = list(frozen_table.sample_documents(texts, 0.1, 0))
-    assert abs(len(first) - 1000) < 120
-    assert first == list(frozen_table.sample_documents(texts, 0.1, 0))
-    assert list(frozen_table.sample_documents(texts, 1.0, 0)) == texts
-
-
-SHAPE = {"leader_len": 1, "follower_len": 1, "leader_capacity": 9, "follower_capacity": 9}
-
-
-def test_a_table_built_from_texts_says_from_what(tmp_path):
-    table, header = frozen_table.build_from_texts(
-        ["a b a c", "a b"], WordTokenizer(), **SHAPE, corpus={"name": "three letters"}
-    )
-    a, b, c = (zlib.crc32(x) % 997 for x in (b"a", b"b", b"c"))
-    assert table.followers((a,)) == [(b,), (c,)]
-    assert header["corpus"]["name"] == "three letters"
-    assert (header["n_documents"], header["n_tokens"], header["n_windows"]) == (2, 6, 4)
-    table.write(tmp_path / "t.bin", tokenizer_hash="h", header=header)
-    found = FrozenTable.open(tmp_path / "t.bin", "h")
-    assert found.followers((a,)) == [(b,), (c,)]
-    assert found.header["corpus"] == header["corpus"]
-    assert (found.header["n_leaders"], found.header["n_followers"]) == (2, 3)
-
-
-def test_building_stops_near_max_tokens():
-    endless = itertools.repeat("a b c")
-    _, header = frozen_table.build_from_texts(
-        endless, WordTokenizer(), **SHAPE, corpus={}, max_tokens=5000
-    )
-    assert 5000 <= header["n_tokens"] < 10_000
-
-
-def test_prose_is_told_from_code():
-    text = """
-    This function returns the number of words in the sentence that was given to it,
-    and nothing else.
-
-    >>> count(x=3, y=[1, 2, 3])  # 0x3f  == result_of["the_call"] + 17
-
-    Short one.
-    """
-    assert list(corpora.paragraphs(text)) == [
-        "This function returns the number of words in the sentence that was given to it, and "
-        "nothing else."
-    ]
 
 
 def test_a_file_holds_the_table_and_is_mapped_read_only(tmp_path):

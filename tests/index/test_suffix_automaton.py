@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.sam.automaton import START, SuffixAutomaton
-from methods.sam.builder import DocumentAutomaton, build_from_ids, build_from_texts
+from methods.sam.builder import DocumentAutomaton, build
 from methods.sam.static_automaton import (
     StaticAutomaton,
     find_target,
@@ -15,6 +15,8 @@ from methods.sam.static_automaton import (
     text_after,
 )
 from scripts import build_artifact as script
+from specbench.artifacts import corpora
+from specbench.artifacts.corpora import Corpus
 from specbench.errors import ArtifactError
 from tests.contract.driver import VOCABULARY, WordTokenizer
 from tests.methods.suffix_reference import PlainCorpus, earlier_suffix
@@ -242,33 +244,27 @@ class WithEnd(WordTokenizer):
     eos_token_id = 0
 
 
-def test_texts_get_an_end_token():
-    automaton, header = build_from_texts(["a b", "a"], WithEnd(), corpus={"name": "toy"})
-    assert (header["n_documents"], header["n_tokens"]) == (2, 5)
+def built(tmp_path, monkeypatch, corpus):
+    monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "words")
+    build(WithEnd(), tmp_path / "sam.bin", corpus=corpus)
+    return StaticAutomaton.open(tmp_path / "sam.bin", "words")
+
+
+def test_texts_get_an_end_token(tmp_path, monkeypatch):
+    corpus = Corpus.of_texts({"name": "toy"}, ["a b", "a"], WithEnd())
+    automaton = built(tmp_path, monkeypatch, corpus)
+    assert (automaton.header["n_documents"], automaton.header["n_tokens"]) == (2, 5)
     # Twice as a text's end; once for each id of the vocabulary, itself included.
     state = find_target(automaton.arrays, START, 0)
     assert automaton.arrays.counts[state] == 2 + VOCABULARY
-    assert len(header["corpus"]["sha256"]) == 64
+    assert automaton.header["corpus"] == corpus.described()
 
 
-def test_ids_get_the_end_token_that_they_lack():
-    documents = [[5, 6, 0], [5, 7]]
-    automaton, header = build_from_ids(documents, WithEnd(), corpus={"name": "toy"})
-    assert header["n_tokens"] == 6
+def test_ids_get_the_end_token_that_they_lack(tmp_path, monkeypatch):
+    corpus = Corpus.of_ids({"name": "toy"}, [[5, 6, 0], [5, 7]])
+    automaton = built(tmp_path, monkeypatch, corpus)
+    assert automaton.header["n_tokens"] == 6
     assert automaton.arrays.text[:8].tolist() == [5, 6, 0, 5, 7, 0, 0, 1]
-
-
-def test_building_stops_after_enough_tokens():
-    counted = []
-    _, header = build_from_ids(
-        [[1, 2, 3]] * 5,
-        WordTokenizer(),
-        corpus={},
-        max_tokens=6,
-        progress=lambda *what: counted.append(what),
-    )
-    assert header["n_tokens"] == 6
-    assert ("adding tokens", 6, 6) in counted
 
 
 @pytest.fixture
@@ -283,7 +279,7 @@ def test_the_script_builds_from_texts(tokenizer, tmp_path, capsys):
     source, out = tmp_path / "corpus.txt", tmp_path / "sam.bin"
     source.write_text("the cat sat\n\nthe cat slept\n", encoding="utf-8")
     assert script.main([*COMMAND, "--texts", str(source), "--out", str(out)]) == 0
-    assert "6 tokens in 2 documents of texts" in capsys.readouterr().out
+    assert "6 tokens in 2 documents of files" in capsys.readouterr().out
     opened = StaticAutomaton.open(out, "words")
     ids = tokenizer(["the cat"])["input_ids"][0]
     state = find_target(opened.arrays, find_target(opened.arrays, START, ids[0]), ids[1])
@@ -292,7 +288,7 @@ def test_the_script_builds_from_texts(tokenizer, tmp_path, capsys):
 
 def test_the_script_builds_from_recorded_answers_once_each(tokenizer, tmp_path, monkeypatch):
     turns = [(array([1, 2]), array([3, 4])), (array([5]), array([6]))]
-    monkeypatch.setattr(script, "recorded_turns", lambda path, tokenizer_hash: iter(turns))
+    monkeypatch.setattr(corpora, "recorded_turns", lambda path, tokenizer_hash: iter(turns))
     out = tmp_path / "sam.bin"
     runs = [str(tmp_path / "one"), str(tmp_path / "two")]
     assert script.main([*COMMAND, "--outputs", *runs, "--out", str(out)]) == 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from methods.ngrammys import NGrammys, bigram_table
 from methods.ngrammys.bigram_table import BigramTable
-from methods.ngrammys.builder import build_default, build_table, rank_unigrams
+from methods.ngrammys.builder import build, build_table, rank_unigrams
 from scripts import build_artifact as script
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError
@@ -302,12 +302,12 @@ def test_the_default_builder_runs_the_model_beside_the_tokenizer(tmp_path, monke
         bos_token_id = None
 
     path = tmp_path / "table.bin"
-    build_default(Tokenizer(), path, None, top=5)
+    build(Tokenizer(), path, top=5)
     table = BigramTable.open(path, "toy")
     assert np.array_equal(table.bigrams, build_table(model, top=5).bigrams)
     table.check_model(sample_weights(model), path)
     with pytest.raises(ConfigurationError, match="begin token"):
-        build_default(Tokenizer(), path, None, bos=True)
+        build(Tokenizer(), path, bos=True)
 
 
 def test_the_script_builds_a_table(tmp_path, monkeypatch, capsys):

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.rest import Retrieval
-from methods.rest.builder import build_datastore, build_default
+from methods.rest.builder import build, build_datastore
 from methods.rest.datastore import Datastore
 from scripts import build_artifact as script
-from specbench.artifacts import corpora
+from specbench.artifacts import corpora, documentation
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ArtifactError, ConfigurationError
 from specbench.storage.arrays import read_header
@@ -193,9 +193,15 @@ def test_long_documents_are_cut_at_the_chunk(tmp_path):
 
 
 def test_a_build_stops_after_so_many_tokens_and_leaves_nothing_behind(tmp_path):
-    path = write(tmp_path / "d.bin", ([i, i + 1] for i in range(10**9)), max_tokens=50, chunk=8)
+    endless = ([i, i + 1] for i in range(10**9))
+    counted = []
+    corpus = corpora.Corpus.of_ids(
+        {}, endless, max_tokens=50, progress=lambda *now: counted.append(now)
+    )
+    path = write(tmp_path / "d.bin", corpus, chunk=8)
     header = read_header(path)
     assert header["n_tokens"] == 50 and header["n_documents"] == 25
+    assert counted[-1] == ("adding tokens", 50, 50)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -236,20 +242,13 @@ class WordTokenizer:
 
 def test_the_bundled_default_is_made_of_installed_text(tmp_path, monkeypatch):
     prose = [("python", ["a bb ccc", "dddd a bb"]), ("numpy", ["ccc"])]
-    monkeypatch.setattr(corpora, "installed_prose", lambda: iter(prose))
+    monkeypatch.setattr(documentation, "installed_prose", lambda: iter(prose))
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
-    build_default(WordTokenizer(), tmp_path / "d.bin", None)
-    store = Datastore.open(tmp_path / "d.bin", "toy").arrays
+    path = tmp_path / "artefacts" / "d.bin"
+    build(WordTokenizer(), path)
+    store = Datastore.open(path, "toy").arrays
     assert store.tokens.tolist() == [1, 2, 3, -1, 4, 1, 2, -1, 3, -1]
-    assert read_header(tmp_path / "d.bin")["corpus"]["name"] == "installed_documentation"
-
-
-def test_texts_of_rows():
-    assert list(corpora.row_texts("x", None)) == ["x"]
-    assert list(corpora.row_texts(["x", "y"], None)) == ["x", "y"]
-    assert list(corpora.row_texts([{"from": "human", "value": "x"}], "value")) == ["x"]
-    with pytest.raises(ConfigurationError, match="ultrachat"):
-        list(corpora.hub_texts("ultrachatt", None))
+    assert read_header(path)["corpus"]["name"] == "installed_documentation"
 
 
 @pytest.fixture
@@ -295,7 +294,7 @@ def test_a_smaller_store_is_a_file_of_its_own_where_the_method_looks(tmp_path, t
 
 def test_the_script_builds_from_earlier_outputs(tmp_path, toy_models, monkeypatch):
     turns = [(np.array([1, 2]), np.array([3])), (np.array([4]), np.array([5, 6]))]
-    monkeypatch.setattr(script, "recorded_turns", lambda path, tokenizer_hash: iter(turns))
+    monkeypatch.setattr(corpora, "recorded_turns", lambda path, tokenizer_hash: iter(turns))
     out = tmp_path / "d.bin"
     command = "datastore --model smollm2_135m --corpus outputs --cases results/one --out"
     assert script.main([*command.split(), str(out)]) == 0

@@ -1,0 +1,68 @@
+import itertools
+
+import pytest
+
+from specbench.artifacts import corpora, documentation
+from specbench.artifacts.corpora import Corpus
+from specbench.errors import ConfigurationError
+from tests.contract.driver import WordTokenizer
+
+
+def test_documents_are_sampled_by_share_and_seed():
+    texts = [str(i) for i in range(10_000)]
+    first = list(corpora.sample_documents(texts, 0.1, 0))
+    assert abs(len(first) - 1000) < 120
+    assert first == list(corpora.sample_documents(texts, 0.1, 0))
+    assert list(corpora.sample_documents(texts, 1.0, 0)) == texts
+
+
+def test_a_corpus_stops_near_max_tokens_and_hashes_what_was_read():
+    endless = Corpus.of_texts({}, itertools.repeat("a b c"), WordTokenizer(), max_tokens=5000)
+    assert sum(map(len, endless)) == 5001
+    whole = Corpus.of_texts({}, ["a b c"] * 1667, WordTokenizer())
+    assert len(list(whole)) == 1667
+    assert endless.described() == whole.described()
+
+
+def test_prose_is_told_from_code():
+    text = """
+    This function returns the number of words in the sentence that was given to it,
+    and nothing else.
+
+    >>> count(x=3, y=[1, 2, 3])  # 0x3f  == result_of["the_call"] + 17
+
+    Short one.
+    """
+    assert list(documentation.paragraphs(text)) == [
+        "This function returns the number of words in the sentence that was given to it, and "
+        "nothing else."
+    ]
+
+
+def test_blank_lines_separate_documents(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text(
+        "the cat sat on the mat\nand the cat slept\n\n\na dog came\n\nthe cat sat still\n"
+    )
+    assert list(corpora.file_texts([path])) == [
+        "the cat sat on the mat\nand the cat slept\n",
+        "a dog came\n",
+        "the cat sat still\n",
+    ]
+
+
+def test_a_text_without_blank_lines_is_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "PIECE", 10)
+    path = tmp_path / "long.txt"
+    path.write_text("one two\n" * 50, encoding="utf-8")
+    pieces = list(corpora.file_texts([path]))
+    assert "".join(pieces) == path.read_text(encoding="utf-8")
+    assert max(map(len, pieces)) <= 16
+
+
+def test_texts_of_rows():
+    assert list(corpora.row_texts("x", None)) == ["x"]
+    assert list(corpora.row_texts(["x", "y"], None)) == ["x", "y"]
+    assert list(corpora.row_texts([{"from": "human", "value": "x"}], "value")) == ["x"]
+    with pytest.raises(ConfigurationError, match="ultrachat"):
+        list(corpora.hub_texts("ultrachatt", None))
