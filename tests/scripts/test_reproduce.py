@@ -55,17 +55,17 @@ def test_the_surface_comes_before_those_that_predict_with_it(calls, tmp_path):
     assert order == ["ngrammys_figure1", "cacheback_figure4"]
 
 
-def test_without_a_data_folder_the_demo_prompts_stand_in(calls, tmp_path, capsys, monkeypatch):
+def test_without_a_data_folder_the_demo_prompts_stand_in_but_not_in_the_paper_s_size(
+    calls, tmp_path, capsys, monkeypatch
+):
     # Whatever this machine's conf/local says.
     monkeypatch.setattr(reproduce, "compose", lambda: SimpleNamespace(data_dir=None))
-    reproduce.main(["card_table2", "--results", str(tmp_path)])
+    words = ["card_table2", "--results", str(tmp_path)]
+    reproduce.main(words)
     assert calls[0][-2:] == ["dataset=demo", "dataset.sample=stratified"]
     assert "type data_dir=FOLDER" in capsys.readouterr().err
-
-
-def test_the_paper_s_size_never_takes_the_demo_prompts(calls, tmp_path):
-    reproduce.main(["card_table2", "scale=paper", "--results", str(tmp_path)])
-    assert calls[0][-1] == "scale=paper"
+    reproduce.main([*words, "scale=paper"])
+    assert calls[-1][-1] == "scale=paper"
 
 
 def test_a_grid_that_two_artifacts_show_is_measured_once(calls, tmp_path):
@@ -81,16 +81,13 @@ def test_a_grid_that_two_artifacts_show_is_measured_once(calls, tmp_path):
     assert [command[2] for command in calls] == ["experiment=ngrammys_figure5"]
 
 
-def test_an_unknown_name_exits_2_with_the_nearest(calls, capsys):
-    assert reproduce.main(["card_tabel2"]) == 2
-    assert "card_table2" in capsys.readouterr().err
-    assert calls == []
-
-
-def test_list_names_every_artifact(capsys):
+def test_list_names_every_artifact_and_an_unknown_name_exits_2_with_the_nearest(calls, capsys):
     assert reproduce.main(["--list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == [artifact.name for artifact in REPRODUCTIONS]
+    assert reproduce.main(["card_tabel2"]) == 2
+    assert "card_table2" in capsys.readouterr().err
+    assert calls == []
 
 
 def test_a_dry_run_prints_jobs_hours_and_memory_and_runs_nothing(calls, tmp_path, capsys):
