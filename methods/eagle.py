@@ -30,7 +30,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from specbench.arrays import IntArray
@@ -43,7 +42,7 @@ from specbench.decoding.structs import (
     DraftContext,
     DraftTree,
 )
-from specbench.index.static_tree import tree_of_knobs
+from specbench.index.head_tree import FixedTreeDrafter
 from specbench.models.heads import eagle, eagle3, layer_ids
 from specbench.models.heads.decoder import FeatureHead
 from specbench.models.heads.short_list import ends_of
@@ -104,31 +103,12 @@ class _Feature(HeadDrafter):
 
 
 @dataclass(kw_only=True, eq=False)
-class Eagle(_Feature):
-    """Drafts a fixed tree.
-
-    Attributes:
-        head: the head's name in ``pair.heads``, a folder or a hub id.
-        tree: ``eagle_25``, the reference code's 25 nodes in 5 levels, or another method's
-            (``medusa_63``, ``template``, ``sam_60``).
-        levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
-        vocabulary: folder of a draft model whose list of ids is drafted from alone; None drafts
-            from all ids.
-    """
+class Eagle(_Feature, FixedTreeDrafter):
+    """Drafts a fixed tree."""
 
     name: str = "eagle"
     head: str = "eagle"
     tree: str = "eagle_25"
-    levels: list[int] | None = None
-    vocabulary: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._tree = tree_of_knobs(self.tree, self.levels)
-
-    @property
-    def max_nodes(self) -> int:
-        return len(self._tree)
 
     @property
     def _levels(self) -> int:
@@ -140,16 +120,13 @@ class Eagle(_Feature):
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
-        # By level: parents among the rows read last, ranks, the nodes to read, and of each of
-        # these the number of its parent among all nodes that were read.
-        self._plan: list[tuple[torch.Tensor, ...]] = []
-        self._ranks = [layer.n_ranks for layer in self._tree.layers()]
-        numbers, count = np.full(1, -1), 0
-        for layer in self._tree.layers():
-            parts = layer.above, layer.ranks, layer.inner, numbers[layer.above[layer.inner]]
-            self._plan.append(tuple(torch.from_numpy(p).to(self._device) for p in parts))
-            numbers = count + np.arange(len(layer.inner))
-            count += len(layer.inner)
+        # Of each node to read, by level, the number of its parent among all nodes that were read.
+        self._above: list[torch.Tensor] = []
+        numbers, count = torch.full((1,), -1, device=self._device), 0
+        for above, _, inner in self._plan:
+            self._above.append(numbers[above[inner]])
+            numbers = count + torch.arange(len(inner), device=self._device)
+            count += len(inner)
 
     def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
         return _first_head(folder, target, self.vocabulary)
@@ -157,16 +134,13 @@ class Eagle(_Feature):
     def _grow(self, feature: torch.Tensor, levels: int) -> DraftTree:
         head, tokens = self._head, []
         features = feature
-        for level, (above, ranks, inner, parents) in enumerate(self._plan[:levels]):
-            best = head.logits(features).topk(self._ranks[level], dim=-1).indices
+        for level, (above, ranks, inner) in enumerate(self._plan[:levels]):
+            best = head.logits(features).topk(self._n_ranks[level], dim=-1).indices
             tokens.append(head.to_target_ids(best[above, ranks]))
             if level + 1 < levels:
-                features = head.extend(tokens[-1][inner], features[above[inner]], parents)
-        drafted = torch.cat(tokens)
-        on_host = self._device.type == "cpu"
-        return DraftTree(
-            drafted.numpy() if on_host else drafted, self._tree.parents[: len(drafted)]
-        )
+                above = above[inner]
+                features = head.extend(tokens[-1][inner], features[above], self._above[level])
+        return self._filled(torch.cat(tokens))
 
 
 def _first_head(folder: Path, target: TargetInfo, vocabulary: str | None) -> FeatureHead:
@@ -302,7 +276,7 @@ class Eagle3(_Grown):
         return self._layers
 
     def check_layers(self, ids: IntArray, states: Sequence[torch.Tensor]) -> None:
-        assert isinstance(self._head, eagle3.Eagle3)
+        assert isinstance(self._head, eagle3.Eagle3Head)
         if self._head.config.joins_states:
             self._head.reserve(len(ids), 1)
             self._reserved = 0  # the cache was made for this text

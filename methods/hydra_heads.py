@@ -22,59 +22,31 @@ from dataclasses import dataclass
 import torch
 
 from specbench.decoding.device import to_device
-from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
-from specbench.index.static_tree import require_heads, tree_of_knobs
+from specbench.index.head_tree import FixedTreeDrafter
+from specbench.index.static_tree import require_heads
 from specbench.models.heads import hydra_heads
 from specbench.models.heads.short_list import ends_of
 
 
 @dataclass(kw_only=True, eq=False)
-class Hydra(HeadDrafter):
-    """Drafts a fixed tree, head by head.
-
-    Attributes:
-        head: the heads' name in ``pair.heads``, a folder or a hub id.
-        tree: ``medusa_63``, the reference code's 63 nodes in 4 levels, or another method's
-            (``eagle_25``, ``template``, ``sam_60``).
-        levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
-        vocabulary: folder of a draft model whose list of ids is drafted from alone, where the heads
-            share the target's LM head; None drafts from all ids.
-    """
+class Hydra(FixedTreeDrafter):
+    """Drafts a fixed tree, head by head."""
 
     name: str = "hydra"
     head: str = "hydra"
-    tree: str = "medusa_63"
-    levels: list[int] | None = None
-    vocabulary: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._tree = tree_of_knobs(self.tree, self.levels)
-
-    @property
-    def max_nodes(self) -> int:
-        return len(self._tree)
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
         assert context.target is not None
         target, folder = context.target, context.heads[self.head]
-        device = target.device
         ends, ids = ends_of(target, self.vocabulary)
         self._heads = hydra_heads.load(
-            folder, ends, target.config, dtype=target.dtype, device=device
+            folder, ends, target.config, dtype=target.dtype, device=target.device
         )
         shared = all(head.lm_head is None for head in self._heads.heads)
         self._ids = ids if shared else None
         require_heads(self._tree, len(self._heads.heads), folder)
-        self._device = device
-        layers = self._tree.layers()
-        self._n_ranks = [layer.n_ranks for layer in layers]
-        self._plan = [
-            tuple(torch.from_numpy(part).to(device) for part in (x.above, x.ranks, x.inner))
-            for x in layers
-        ]
 
     @torch.inference_mode()
     def begin(self, state: DecodeState) -> None:
@@ -97,11 +69,7 @@ class Hydra(HeadDrafter):
             chosen = best[above, ranks]
             tokens.append(chosen if self._ids is None else self._ids[chosen])
             paths = torch.cat([paths[above[inner]], tokens[-1][inner, None]], dim=1)
-        drafted = torch.cat(tokens)
-        on_host = self._device.type == "cpu"
-        return DraftTree(
-            drafted.numpy() if on_host else drafted, self._tree.parents[: len(drafted)]
-        )
+        return self._filled(torch.cat(tokens))
 
     def _catch_up(self) -> None:
         states = self._unread()

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
-from specbench.index.static_tree import require_heads, tree_of_knobs
+from specbench.index.head_tree import FixedTreeDrafter
+from specbench.index.static_tree import require_heads
 from specbench.models.heads import medusa
 from specbench.models.heads.short_list import ends_of
 
@@ -34,31 +34,11 @@ _ROWS_AHEAD = 64  # of the vocabulary's size each
 
 
 @dataclass(kw_only=True, eq=False)
-class Medusa(HeadDrafter):
-    """Drafts a fixed tree of the heads' candidates.
-
-    Attributes:
-        head: the heads' name in ``pair.heads``, a folder or a hub id.
-        tree: ``medusa_63``, the reference code's 63 nodes in 4 levels, or another method's
-            (``eagle_25``, ``template``, ``sam_60``).
-        levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
-        vocabulary: folder of a draft model whose list of ids is drafted from alone, where the heads
-            share the target's LM head; None drafts from all ids.
-    """
+class Medusa(FixedTreeDrafter):
+    """Drafts a fixed tree of the heads' candidates."""
 
     name: str = "medusa"
     head: str = "medusa"
-    tree: str = "medusa_63"
-    levels: list[int] | None = None
-    vocabulary: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._tree = tree_of_knobs(self.tree, self.levels)
-
-    @property
-    def max_nodes(self) -> int:
-        return len(self._tree)
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
@@ -70,9 +50,8 @@ class Medusa(HeadDrafter):
         require_heads(self._tree, len(self._heads.blocks), folder)
         depths = np.array([len(path) - 1 for path in self._tree.paths])
         ranks = np.array([path[-1] for path in self._tree.paths])
-        self._on_host = target.device.type == "cpu"
-        self._depths = torch.from_numpy(depths).to(target.device)
-        self._ranks = torch.from_numpy(ranks).to(target.device)
+        self._depths = torch.from_numpy(depths).to(self._device)
+        self._ranks = torch.from_numpy(ranks).to(self._device)
         self._ends = np.cumsum(self._tree.level_sizes)  # nodes down to each level
         self._state: torch.Tensor | None = None
         self._ahead: torch.Tensor | None = None  # candidates of each row from the last prompt's on
@@ -103,9 +82,7 @@ class Medusa(HeadDrafter):
         else:
             best = self._ahead[state.length - state.n_prompt - 1]
         tokens = best[self._depths[:n], self._ranks[:n]]
-        if self._ids is not None:
-            tokens = self._ids[tokens]
-        return DraftTree(tokens.numpy() if self._on_host else tokens, self._tree.parents[:n])
+        return self._filled(tokens if self._ids is None else self._ids[tokens])
 
     def _best(self, states: torch.Tensor, levels: int) -> torch.Tensor:
         """``[n, levels, ranks]`` candidates of each row's heads, by their own ids."""

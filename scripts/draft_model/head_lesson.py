@@ -1,4 +1,4 @@
-"""What a trained head is taught: the target's states to read, and its next tokens to say.
+"""What a head is taught: the target's states to read, its next tokens to say, and the loss.
 
 Texts are packed one behind the other. The head's own inference code reads them through
 ``UnrolledCache``, which stands in for its KV cache and lets gradients through.
@@ -6,18 +6,23 @@ Texts are packed one behind the other. The head's own inference code reads them 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
+from scripts.draft_model.folder import HELD_STEPS, HeadFile
+from scripts.draft_model.learning import Score
+from scripts.draft_model.score import steps_of
 from scripts.draft_model.texts import Texts, is_answer
 from specbench.kernels.attention import AttentionPlan
 from specbench.models.heads.decoder import Rows
 from specbench.models.heads.layer_shape import LayerShape
 
 CHOICES = 8  # of the target's likeliest next tokens: what a head is taught to say
+_DECAY = 0.8  # of a later step's loss, as EAGLE-3 has it
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,32 @@ class Batch:
         for i in range(step + 1):
             kept &= self.asked[(rows + 1 + i).clamp(max=len(self) - 1)]
         return (kept & self.going_on if step else kept).nonzero()[:, 0]
+
+
+Guesses = list[torch.Tensor]
+Guess = Callable[[Batch, int, torch.Generator | None], Guesses]
+File = Callable[[], HeadFile]
+
+
+@dataclass(frozen=True)
+class Pupil:
+    """A head in training.
+
+    Attributes:
+        guess: what its LM head reads, for each of some steps ``[rows, hidden]`` of the rows that a
+            batch asks for; noise is drawn where a generator is given.
+        file: name, tensors and config.json of the published format.
+        lm_head: ``[ids, hidden]``.
+        head_ids: ``[vocab]`` the place in it of each of the target's ids; -1 where it has none.
+        feature_loss: whether its first guess should be the target's next state itself.
+    """
+
+    head: nn.Module
+    guess: Guess
+    file: File
+    lm_head: torch.Tensor
+    head_ids: torch.Tensor
+    feature_loss: bool = False
 
 
 def pack(
@@ -180,17 +211,76 @@ def least_squares(
     return found[:, :-1].contiguous(), found[:, -1].contiguous()
 
 
-def accepted(right: np.ndarray, first: int, steps: int) -> tuple[int, int]:
-    """Tokens and steps of greedy decoding with chains over one text.
+def loss_of(
+    pupil: Pupil,
+    batch: Batch,
+    steps: int,
+    *,
+    others: torch.Tensor,
+    noise: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Cross-entropy to the target's distribution, summed over a row's guesses.
 
-    Args:
-        right: ``[n, steps]`` bool, whether the guess of step i from row j is the text's token
-            j + 2 + i.
-        first: place of the answer's first token, which the prompt's pass yields.
+    A softmax over all ids would cost several times as much as the head itself: it goes over what
+    the target may say somewhere in the batch, and ``others``, ids of the target.
     """
-    at, passes, n = first, 0, len(right)
-    while at < n - 1:
-        hits = right[at - 1, : min(steps, n - 1 - at)]
-        at += (int(hits.argmin()) if not hits.all() else len(hits)) + 1
-        passes += 1
-    return min(at, n - 1) - first, passes
+    known = pupil.head_ids[batch.ids]
+    chosen = torch.cat([known[batch.asked].flatten(), pupil.head_ids[others]]).unique()
+    chosen = chosen[chosen >= 0]
+    place = torch.full((len(pupil.lm_head) + 1,), -1)  # one more for the -1 of an unknown id
+    place[chosen] = torch.arange(len(chosen))
+    weights = pupil.lm_head[chosen]
+    total = torch.zeros(())
+    for step, states in enumerate(pupil.guess(batch, steps, noise)):
+        rows = batch.rows_for(step)
+        learnable = known[rows + 1 + step, 0] >= 0
+        rows, states = rows[learnable], states[learnable]
+        if not len(rows):
+            continue
+        ids = place[known[rows + 1 + step]]
+        probs = batch.probs[rows + 1 + step] * (ids >= 0)
+        logprobs = (states @ weights.T).log_softmax(-1)
+        wanted = logprobs.gather(1, ids.clamp(min=0))
+        loss = -(probs / probs.sum(-1, keepdim=True) * wanted).sum(-1).mean()
+        total = total + _DECAY**step * loss
+        if pupil.feature_loss and step == 0:
+            truth = batch.states[:, -1]
+            spread = truth.std()
+            total = total + torch.nn.functional.smooth_l1_loss(
+                states / spread, truth[rows + 1] / spread
+            )
+    return total
+
+
+@torch.no_grad()
+def held_out(pupil: Pupil, texts: Texts, chosen: list[int], layers: list[int]) -> Score:
+    """What the head is worth on greedy answers that it has not learned.
+
+    Returns:
+        ``top1``: by place in the draft, the share of rows whose first guess is the target's, of
+        those where all guesses before were right; ``chain_mat``: MAT of chains.
+    """
+    right_by_step = np.zeros(HELD_STEPS)
+    asked_by_step = np.zeros(HELD_STEPS)
+    tokens = passes = 0
+    for i in chosen:
+        batch = pack(texts, [i], layers)
+        right = np.zeros((len(batch), HELD_STEPS), dtype=bool)
+        alive = np.ones(len(batch), dtype=bool)
+        for step, states in enumerate(pupil.guess(batch, HELD_STEPS, None)):
+            rows = batch.rows_for(step)
+            guessed = (states @ pupil.lm_head.T).argmax(-1)
+            wanted = pupil.head_ids[batch.ids[rows + 1 + step, 0]]
+            right[rows, step] = (guessed == wanted).numpy()
+            counted = rows[torch.from_numpy(alive[rows])].numpy()
+            asked_by_step[step] += len(counted)
+            right_by_step[step] += right[counted, step].sum()
+            alive &= right[:, step]
+        # Row j guesses the tokens from j + 2 on; the answer's first one comes with the prompt.
+        chains = right[int(texts.prompts[i]) - 1 : len(batch) - 2]
+        tokens, passes = tokens + len(chains), passes + steps_of(chains)
+    shares = right_by_step / asked_by_step.clip(min=1)
+    return {
+        "top1": [round(float(x), 4) for x in shares],
+        "chain_mat": round(tokens / max(passes, 1), 3),
+    }

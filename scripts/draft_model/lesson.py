@@ -32,6 +32,7 @@ class Lesson:
     """Texts in the draft's own ids: what it reads and what it should say.
 
     Attributes:
+        ids: the draft's vocabulary, see `frequent_ids`.
         tokens: ``[n]`` int64.
         starts: ``[texts + 1]`` borders.
         weight: ``[n]`` float32 of each position's loss; 0 where there is nothing to say.
@@ -40,6 +41,7 @@ class Lesson:
         top_probs: ``[n, k]`` float32, 0 there; rows sum to one.
     """
 
+    ids: torch.Tensor
     tokens: torch.Tensor
     starts: torch.Tensor
     weight: torch.Tensor
@@ -48,16 +50,16 @@ class Lesson:
     top_probs: torch.Tensor
 
 
-def own_ids(ids: torch.Tensor, largest: int) -> torch.Tensor:
+def draft_ids(ids: torch.Tensor, largest: int) -> torch.Tensor:
     """The draft's id of each id of the target up to ``largest``; 0 stands for all left out."""
-    own = torch.zeros(max(int(ids.max()), largest) + 1, dtype=torch.long)
-    own[ids[1:]] = torch.arange(1, len(ids))
-    return own
+    draft_id = torch.zeros(max(int(ids.max()), largest) + 1, dtype=torch.long)
+    draft_id[ids[1:]] = torch.arange(1, len(ids))
+    return draft_id
 
 
 def lesson(texts: Texts, ids: torch.Tensor, prompt_weight: float) -> Lesson:
-    own = own_ids(ids, max(int(texts.tokens.max()), int(texts.top_ids.max())))
-    top = own[texts.top_ids.long()]
+    draft_id = draft_ids(ids, max(int(texts.tokens.max()), int(texts.top_ids.max())))
+    top = draft_id[texts.top_ids.long()]
     probs = texts.top_logprobs.float().exp() * (top > 0)
     mass = probs.sum(-1)
     # A position teaches what comes next, so the last one of a prompt already counts as answer.
@@ -67,7 +69,8 @@ def lesson(texts: Texts, ids: torch.Tensor, prompt_weight: float) -> Lesson:
     first = torch.where(top[:, 0] > 0, top[:, 0], -100)
     first[weight == 0] = -100
     return Lesson(
-        tokens=own[texts.tokens.long()],
+        ids=ids,
+        tokens=draft_id[texts.tokens.long()],
         starts=texts.starts,
         weight=weight,
         first=first,
@@ -76,40 +79,8 @@ def lesson(texts: Texts, ids: torch.Tensor, prompt_weight: float) -> Lesson:
     )
 
 
-def split(texts: Texts) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[texts]`` bool: what is held out (every 24th text, all of them greedy), what is learnt.
-
-    Short prompts come up more than once: where one of two is held out the other is not learnt.
-    """
-    starts = texts.starts[:-1].tolist()
-    prompts = [
-        tuple(texts.tokens[a : a + n].tolist())
-        for a, n in zip(starts, texts.prompts.tolist(), strict=True)
-    ]
-    held = torch.arange(len(prompts)) % 24 == 0
-    unseen = set(prompts[::24])
-    return held, torch.tensor([prompt not in unseen for prompt in prompts])
-
-
-def batches(lengths: torch.Tensor, tokens: int, generator: torch.Generator) -> list[list[int]]:
-    """Texts in batches of similar length, padded to ``tokens`` at most, in random order."""
-    noise = torch.rand(len(lengths), generator=generator) * 8
-    order = torch.argsort(lengths + noise).tolist()
-    found: list[list[int]] = [[]]
-    for i in order:
-        if found[-1] and (len(found[-1]) + 1) * int(lengths[i]) > tokens:
-            found.append([])
-        found[-1].append(i)
-    return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
-
-
-def loss_of(
-    draft: PreTrainedModel, taught: Lesson, chosen: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted mean over positions of KL and cross-entropy, and ``[2]`` agreements and positions.
-
-    Agreement is counted over positions of full weight: the draft's first choice is the target's.
-    """
+def loss_of(draft: PreTrainedModel, taught: Lesson, chosen: list[int]) -> torch.Tensor:
+    """Weighted mean over positions of KL and cross-entropy."""
     device = draft.device
     spans = [(int(taught.starts[i]), int(taught.starts[i + 1])) for i in chosen]
     rows = torch.nn.utils.rnn.pad_sequence(
@@ -123,16 +94,11 @@ def loss_of(
     place, source = place[asked].to(device), source[asked]
     # Padding is on the right, where no causal position sees it.
     hidden = draft.model(input_ids=rows, use_cache=False).last_hidden_state
-    logits = draft.lm_head(hidden.flatten(0, 1)[place]).float()
-    logprobs = logits.log_softmax(-1)
+    logprobs = draft.lm_head(hidden.flatten(0, 1)[place]).float().log_softmax(-1)
     weight = taught.weight[source].to(device)
     probs = taught.top_probs[source].to(device)
-    own = logprobs.gather(1, taught.top_ids[source].to(device))
-    kl = (torch.special.xlogy(probs, probs) - probs * own).sum(-1)
+    top_logprobs = logprobs.gather(1, taught.top_ids[source].to(device))
+    kl = (torch.special.xlogy(probs, probs) - probs * top_logprobs).sum(-1)
     first = taught.first[source].to(device)
-    known = first >= 0
-    ce = -logprobs.gather(1, first.clamp(min=0)[:, None])[:, 0] * known
-    loss = (weight * (kl + 0.5 * ce)).sum() / weight.sum()
-    full = weight == 1
-    agreed = ((logits.detach().argmax(-1) == first) & full).sum()
-    return loss, torch.stack([agreed, full.sum()])
+    ce = -logprobs.gather(1, first.clamp(min=0)[:, None])[:, 0] * (first >= 0)
+    return (weight * (kl + 0.5 * ce)).sum() / weight.sum()

@@ -110,7 +110,7 @@ def seed_of_group(seed: int, group: int) -> int:
     return seed * 1_000_003 + group
 
 
-def _texts_of(question: dict[str, Any]) -> list[str]:
+def texts_of(question: dict[str, Any]) -> list[str]:
     """What a line of a data file asks, whichever of the known forms it has."""
     named = (str(question[key]) for key in ("question", "prompt", "text") if key in question)
     return [*question.get("turns", []), *named]
@@ -146,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
     ][: options.count]
     for path in options.compare:
         lines = path.read_text(encoding="utf-8").splitlines()
-        questions = [text for line in lines for text in _texts_of(json.loads(line))]
+        questions = [text for line in lines for text in texts_of(json.loads(line))]
         found = shared_with(prompts, questions)
         print(
             f"{path.name}: {len(found)} of {len(prompts)} prompts share {_SHARED_WORDS} words in "

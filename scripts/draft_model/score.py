@@ -5,7 +5,6 @@ import functools
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from scripts.draft_model.folder import read_draft, write_card
-from scripts.draft_model.lesson import own_ids
+from scripts.draft_model.lesson import draft_ids
 from specbench.config.compose import compose, typed
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError
@@ -35,33 +34,40 @@ def matches_on(
     is the text itself: one pass over the text tells what every step would have accepted.
     ``tokens`` are the target's ids of prompt and answer, whose first token is at ``first``.
     """
-    rows = own_ids(ids, int(tokens.max()))[tokens.long()][None, :-1].to(draft.device)
+    rows = draft_ids(ids, int(tokens.max()))[tokens.long()][None, :-1].to(draft.device)
     hidden = draft.model(input_ids=rows, use_cache=False).last_hidden_state[0, first:]
     logits = draft.lm_head(hidden)
     logits[:, 0] = -torch.inf
     return (ids[logits.argmax(-1).cpu()] == tokens[first + 1 :]).numpy()
 
 
-def steps_of(matches: np.ndarray, draft_len: int) -> int:
-    """Steps of greedy decoding with chains: each commits the matches in front, and one more."""
+def steps_of(right: np.ndarray) -> int:
+    """Steps of greedy decoding with chains: each commits the right guesses in front, and one more.
+
+    ``right [tokens, chain]`` bool: whether the guess i of a chain that begins at token j is right.
+    """
     steps = at = 0
-    while at < len(matches):
-        miss = np.flatnonzero(~matches[at : at + draft_len])
-        at += (int(miss[0]) if len(miss) else draft_len) + 1
+    while at < len(right):
+        hits = right[at, : len(right) - at]
+        at += (len(hits) if hits.all() else int(hits.argmin())) + 1
         steps += 1
     return steps
 
 
 def pooled_mat(matches: list[np.ndarray], draft_len: int) -> float:
     """New tokens after the first over steps, over all texts; NaN where there is no step."""
-    steps = sum(steps_of(m, draft_len) for m in matches)
+    steps = 0
+    for match in matches:
+        padded = np.concatenate([match, np.zeros(draft_len, dtype=bool)])
+        chains = np.lib.stride_tricks.sliding_window_view(padded, draft_len)
+        steps += steps_of(chains[: len(match)])
     return sum(map(len, matches)) / steps if steps else float("nan")
 
 
 def evaluate(options: argparse.Namespace) -> None:
     """MAT of the written draft on the recorded `ar` outputs of a run; goes into the card too."""
-    found, _ = read_records(options.evaluate / CASES)
-    plain = [r for r in found if r.label == BASELINE and r.status != "failed" and r.repeat == 0]
+    records, _ = read_records(options.evaluate / CASES)
+    plain = [r for r in records if r.label == BASELINE and r.status != "failed" and r.repeat == 0]
     if not plain:
         raise ConfigurationError(f"{options.evaluate} has no finished `ar` records.")
     draft = read_draft(options.out)
@@ -69,20 +75,17 @@ def evaluate(options: argparse.Namespace) -> None:
     by_task: dict[str, list[np.ndarray]] = {}
     for record in plain:
         tokens = torch.tensor([*record.prompt_ids, *record.output_ids])
-        by_task.setdefault(str(record.task), []).append(
-            matches_on(draft, tokens, len(record.prompt_ids), ids)
-        )
-    by_task["overall"] = [m for found in by_task.values() for m in found]
-    scores: dict[str, Any] = {}
-    for task, matches in by_task.items():
-        agreement = np.concatenate(matches).mean()
+        matches = matches_on(draft, tokens, len(record.prompt_ids), ids)
+        by_task.setdefault(str(record.task), []).append(matches)
+    by_task["overall"] = [m for of_task in by_task.values() for m in of_task]
+    scores: dict[str, str] = {}
+    for task, turns in by_task.items():
         scores[task] = (
-            f"MAT {pooled_mat(matches, options.draft_len):.3f}, agreement {agreement:.3f}, "
-            f"{len(matches)} turns"
+            f"MAT {pooled_mat(turns, options.draft_len):.3f}, agreement "
+            f"{np.concatenate(turns).mean():.3f}, {len(turns)} turns"
         )
         print(f"{task:16} {scores[task]}")
-    name = f"{plain[0].dataset}_chains_of_{options.draft_len}"
-    write_card(options.out, {name: scores})
+    write_card(options.out, {f"{plain[0].dataset}_chains_of_{options.draft_len}": scores})
 
 
 def pass_times(folder: Path, context: int = 256, repeats: int = 60) -> tuple[float, float]:
@@ -92,10 +95,12 @@ def pass_times(folder: Path, context: int = 256, repeats: int = 60) -> tuple[flo
     own ids.
     """
     cfg = typed(compose(["model=smollm2_135m"]))
-
-    cache = Path(cfg.cache_dir)
     packed = functools.partial(
-        Target, max_len=context + 8, max_nodes=1, packed_bytes=2_000_000_000, cache_dir=cache
+        Target,
+        max_len=context + 8,
+        max_nodes=1,
+        packed_bytes=2_000_000_000,
+        cache_dir=Path(cfg.cache_dir),
     )
     target = packed(loading.load_model(cfg).model)
     network, ids = packed(read_draft(folder)), read_id_map(folder)

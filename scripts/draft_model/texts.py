@@ -6,6 +6,7 @@ with a seed of its own, so that a stopped job goes on and several processes shar
 """
 
 import argparse
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,11 @@ from specbench.storage import jsonl
 
 TEMPERATURE = 0.7
 TOP = 16  # next tokens of the target kept for each position; sampling draws from them
+# What the templates of prompts.yaml share with a benchmark's.
+PROMPTS = (
+    "Two of five templates of translations begin with Translate German to English:, two of five of "
+    "summaries with Summarize:, as Spec-Bench's own do; no prompt is a benchmark's"
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,36 @@ def is_answer(texts: Texts) -> torch.Tensor:
     return place - start >= torch.repeat_interleave(texts.prompts, lengths)
 
 
+def split(texts: Texts) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[texts]`` bool: what is held out (every 24th text, all of them greedy), what is learnt.
+
+    Short prompts come up more than once: where one of two is held out the other is not learnt.
+    """
+    starts = texts.starts[:-1].tolist()
+    prompts = [
+        tuple(texts.tokens[a : a + n].tolist())
+        for a, n in zip(starts, texts.prompts.tolist(), strict=True)
+    ]
+    held = torch.arange(len(prompts)) % 24 == 0
+    unseen = set(prompts[::24])
+    return held, torch.tensor([prompt not in unseen for prompt in prompts])
+
+
+def facts_of(texts: Texts, styles: list[str], learnt: torch.Tensor) -> dict[str, object]:
+    """What a card says of the texts, of which those with the numbers ``learnt`` are learnt."""
+    return {
+        "texts": len(texts.prompts),
+        "styles": sorted(set(styles)),
+        "prompts": PROMPTS,
+        "texts_learnt": len(learnt),
+        "tokens": len(texts.tokens),
+        "answer_tokens": int(is_answer(texts).sum()),
+        "texts_sha256": hashlib.sha256(texts.tokens.numpy().tobytes()).hexdigest(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
 def top_next(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids ``[rows, TOP]`` and log-probabilities of the likeliest next tokens."""
     logits = logits.float()
@@ -108,20 +144,15 @@ def answers(
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
     column = torch.arange(longest + limit, device=device)
     real = column >= padding[:, None]
-    cache = _cache(target, rows, longest + limit)
     column = column[:longest]
     causal = column[None, :] <= column[:, None]
-    reader = _Reader(target, cache, layers)
-    states, kept_states = reader.read(
-        ids,
-        causal[None] & real[:, None, :longest],
-        (column[None] - padding[:, None]).clamp(min=0),
-    )
-    tops = [
-        [top_next(target.lm_head(states[row, longest - len(prompt) :]))]
-        for row, prompt in enumerate(prompts)
-    ]
-    seen = [[kept_states[row, longest - len(p) :]] for row, p in enumerate(prompts)]
+    reader = _Reader(target, rows, longest + limit, layers)
+    cache = reader.cache
+    positions = (column[None] - padding[:, None]).clamp(min=0)
+    states, kept_states = reader.read(ids, causal[None] & real[:, None, :longest], positions)
+    begins = padding.tolist()
+    tops = [[top_next(target.lm_head(states[row, at:]))] for row, at in enumerate(begins)]
+    seen = [[kept_states[row, at:]] for row, at in enumerate(begins)]
     texts = [list(p) for p in prompts]
     active = list(range(rows))
     take_first = torch.tensor(greedy, device=device)
@@ -146,31 +177,28 @@ def answers(
         for i, row in enumerate(active):
             tops[row].append((last_ids[i : i + 1], last_logprobs[i : i + 1]))
             seen[row].append(kept_states[i])
-    found = _flat(texts, lengths, greedy, tops)
+    flat = _flat(texts, lengths, greedy, tops)
     if not layers:
-        return found
+        return flat
     last = torch.zeros_like(seen[0][0][:1])
-    return replace(found, states=torch.cat([part for text in seen for part in (*text, last)]).cpu())
-
-
-def _cache(target: PreTrainedModel, rows: int, max_len: int) -> KVCache:
-    config = target.config
-    heads = config.num_attention_heads
-    return KVCache(
-        [target.device] * config.num_hidden_layers,
-        batch=rows,
-        kv_heads=config.num_key_value_heads,
-        max_len=max_len,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        dtype=target.dtype,
-    )
+    return replace(flat, states=torch.cat([part for text in seen for part in (*text, last)]).cpu())
 
 
 class _Reader:
-    """Passes of the target over a batch, whose rows a cache keeps."""
+    """Passes of the target over a batch of ``rows``, whose keys and values a cache keeps."""
 
-    def __init__(self, target: PreTrainedModel, cache: KVCache, layers: Sequence[int]) -> None:
-        self._target, self._cache, self._layers = target, cache, layers
+    def __init__(self, target: PreTrainedModel, rows: int, max_len: int, layers: Sequence[int]):
+        config = target.config
+        heads = config.num_attention_heads
+        self.cache = KVCache(
+            [target.device] * config.num_hidden_layers,
+            batch=rows,
+            kv_heads=config.num_key_value_heads,
+            max_len=max_len,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            dtype=target.dtype,
+        )
+        self._target, self._layers = target, layers
         self._states = HiddenStates(target, decoder_layers(target), target.device)
 
     def read(
@@ -184,17 +212,17 @@ class _Reader:
         target = self._target
         mask = torch.zeros(shown.shape, dtype=target.dtype, device=target.device)
         mask.masked_fill_(~shown, torch.finfo(target.dtype).min)
-        with self._states.collected(self._layers) as found:
+        with self._states.collected(self._layers) as collected:
             out = target.model(
                 input_ids=ids,
                 attention_mask=mask[:, None],
                 position_ids=positions,
-                past_key_values=self._cache,
+                past_key_values=self.cache,
                 use_cache=True,
             )
-        self._cache.commit(None, ids.shape[1])
+        self.cache.commit(None, ids.shape[1])
         last: torch.Tensor = out.last_hidden_state
-        kept = [found[i].half().view(last.shape) for i in self._layers]
+        kept = [collected[i].half().view(last.shape) for i in self._layers]
         return last, torch.stack(kept or [last], dim=2)
 
 
@@ -210,7 +238,7 @@ def _flat(
         torch.zeros(1, TOP, dtype=torch.long, device=device),
         torch.full((1, TOP), -torch.inf, device=device),
     )
-    every = [top for found in tops for top in (*found, unknown)]
+    every = [top for text in tops for top in (*text, unknown)]
     return Texts(
         tokens=torch.tensor([token for text in texts for token in text], dtype=torch.int32),
         starts=torch.tensor([0, *np.cumsum([len(text) for text in texts]).tolist()]),
@@ -219,6 +247,31 @@ def _flat(
         top_ids=torch.cat([ids for ids, _ in every]).int().cpu(),
         top_logprobs=torch.cat([logprobs for _, logprobs in every]).half().cpu(),
     )
+
+
+def add_options(parser: argparse.ArgumentParser, *, work: str, groups: int, batch: int) -> None:
+    """What every training that begins with texts can be told."""
+    add = parser.add_argument
+    add("--work", type=Path, default=Path(work), help="texts and the training's state")
+    add("--seed", type=int, default=0)
+    add("--groups", type=int, default=groups, help="batches of prompts (default: %(default)s)")
+    add("--batch", type=int, default=batch, help="prompts in each (default: %(default)s)")
+    add("--new-tokens", type=int, default=160, help="of an answer (default: %(default)s)")
+    add("--threads", type=int, help="of the CPU; fewer than cores is faster on a busy machine")
+    add("--share", type=share, default=(0, 1), metavar="I/N", help="texts of every N-th group")
+
+
+def share(text: str) -> tuple[int, int]:
+    """I and N of ``I/N``."""
+    number, shares = (int(part) for part in text.split("/"))
+    if not 0 <= number < shares:
+        raise ValueError(text)
+    return number, shares
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Of a list with commas."""
+    return tuple(int(part) for part in text.split(","))
 
 
 def prepare(options: argparse.Namespace, layers: Sequence[int] = ()) -> None:

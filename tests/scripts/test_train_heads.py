@@ -4,18 +4,16 @@ import hashlib
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from scripts.draft_model import head_families, head_lesson, head_loss
+from scripts.draft_model import folder, head_families, head_lesson, learning
 from scripts.draft_model import train_heads as script
 from scripts.draft_model.texts import answers
 from specbench.models.embeddings import Embeddings
 from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
 from tests.conftest import tiny_model
+from tests.scripts.test_train_draft import stop_at
 
 LAYERS = (0, 1, 1)
 CPU = {"dtype": torch.float32, "device": torch.device("cpu")}
@@ -38,36 +36,32 @@ def texts(target):
 def recipe_for(name, **changes):
     return replace(
         script.RECIPES[name],
-        **{"epochs": 4, "lr": 5e-3, "batch_tokens": 60, "layers": LAYERS, "vocab": 40} | changes,
+        **{"epochs": 3, "lr": 5e-3, "batch_tokens": 60, "layers": LAYERS, "vocab": 40} | changes,
     )
 
 
 def pupil_for(target, texts, recipe):
     ends = Embeddings(target)
     common = head_lesson.frequent(texts, len(ends.embedding))
-    sample = [head_lesson.pack(texts, [0, 1, 2, 3], script.states_of(recipe))]
+    sample = [head_lesson.pack(texts, [0, 1, 2, 3], recipe.states)]
     torch.manual_seed(0)
-    make = head_families.makers(LAYERS, recipe.vocab)[recipe.name]
-    return make(head_families.Teacher(ends, target.config.to_dict(), common, sample)), common
+    teacher = head_families.Teacher(ends, target.config.to_dict(), common, sample)
+    return head_families.make(recipe.name, teacher, LAYERS, recipe.vocab), common
 
 
-def options_for(folder, *more):
-    return script.parse(["--work", str(folder), "--held", "1", *more])
-
-
-def learned(target, texts, recipe, folder, *more):
+def learned(target, texts, recipe, folder, **minutes):
     pupil, common = pupil_for(target, texts, recipe)
     folder.mkdir(exist_ok=True)
+    training = script.training_of(pupil, texts, [0], recipe, common)
     rows = torch.arange(1, len(texts.prompts))
-    options = options_for(folder, *more)
-    return pupil, script.learn(pupil, texts, rows, [0], recipe, options, common)
+    return pupil, learning.learn(training, texts.starts.diff(), rows, folder, **minutes)
 
 
 def loss_now(pupil, texts, recipe):
-    batch = head_lesson.pack(texts, list(range(1, 9)), script.states_of(recipe))
-    every = torch.arange(len(pupil.own_ids))
+    batch = head_lesson.pack(texts, list(range(1, 9)), recipe.states)
+    every = torch.arange(len(pupil.head_ids))
     with torch.no_grad():
-        return float(head_loss.loss_of(pupil, batch, recipe.steps, others=every))
+        return float(head_lesson.loss_of(pupil, batch, recipe.steps, others=every))
 
 
 def load(name, folder, ends, config):
@@ -81,23 +75,16 @@ def test_a_head_learns_resumes_and_loads_from_what_is_written(
     name, target, texts, tmp_path, monkeypatch
 ):
     recipe = recipe_for(name)
-    monkeypatch.setattr(script, "STEPS_BETWEEN_SAVES", 4)
+    monkeypatch.setattr(learning, "STEPS_BETWEEN_SAVES", 4)
     untaught, _ = pupil_for(target, texts, recipe)
     whole, progress = learned(target, texts, recipe, tmp_path / "whole")
     assert loss_now(whole, texts, recipe) < loss_now(untaught, texts, recipe)
     assert [point["epoch"] for point in progress.curve] == list(range(recipe.epochs + 1))
 
-    step, steps = torch.optim.AdamW.step, 0
-
-    def stopped(self, *args, **kwargs):
-        nonlocal steps
-        steps += 1
-        if steps == 7:
-            raise KeyboardInterrupt
-        return step(self, *args, **kwargs)
-
+    _, first = learned(target, texts, recipe, tmp_path / "cut", minutes=0)
+    assert first.done == 0 and [point["epoch"] for point in first.curve] == [0]
     with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", stopped)
+        stop_at(patch, 7)
         with pytest.raises(KeyboardInterrupt):
             learned(target, texts, recipe, tmp_path / "cut")
     resumed, again = learned(target, texts, recipe, tmp_path / "cut")
@@ -105,14 +92,16 @@ def test_a_head_learns_resumes_and_loads_from_what_is_written(
     for key, weight in whole.head.state_dict().items():
         assert torch.equal(weight, resumed.head.state_dict()[key]), key
 
-    script.write_head(tmp_path / "head", whole, recipe, progress, {"texts": 16})
+    folder.write_head(
+        tmp_path / "head", whole.file(), {"name": name, "texts": 16} | progress.facts()
+    )
     loaded = load(name, tmp_path / "head", Embeddings(target), target.config.to_dict())
     for key, weight in whole.head.state_dict().items():
         half_a_step = weight.abs().amax(-1, keepdim=True) / 254
         assert ((loaded.state_dict()[key] - weight).abs() <= half_a_step + 1e-6).all(), key
     card = (tmp_path / "head" / "README.md").read_text()
     facts = json.loads((tmp_path / "head" / "training.json").read_text())
-    assert facts["sha256"] in card and "epoch 4" in card
+    assert facts["sha256"] in card and f"epoch {recipe.epochs}" in card
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
@@ -124,7 +113,7 @@ def test_unrolled_guesses_are_those_of_a_drafting_head(name, target, texts):
         for parameter in pupil.head.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
         every = torch.Generator().manual_seed(0)
-        layers = script.states_of(recipe)
+        layers = recipe.states
         batch = head_lesson.pack(texts, [3, 7], layers, prompt_share=1.0, generator=every)
         batch.going_on[::3] = False
         found = pupil.guess(batch, 3, None)
@@ -176,31 +165,14 @@ def test_held_out_shares_are_of_rows_whose_earlier_guesses_were_right(texts):
             said = [(ids + int(i >= steps_right)) % len(one_hot) for i, ids in enumerate(truth)]
             return [one_hot[ids[batch.rows_for(i)]] for i, ids in enumerate(said)]
 
-        return head_families.Pupil(
-            torch.nn.Module(), guess, one_hot, torch.arange(len(one_hot)), lambda: None
+        return head_lesson.Pupil(
+            torch.nn.Module(), guess, lambda: None, one_hot, torch.arange(len(one_hot))
         )
 
-    first = head_loss.held_out(pupil(1), texts, [0, 1], [3])
+    first = head_lesson.held_out(pupil(1), texts, [0, 1], [3])
     assert first == {"top1": [1.0, 0.0, 0.0, 0.0], "chain_mat": 2.0}
-    every = head_loss.held_out(pupil(4), texts, [0, 1], [3])
+    every = head_lesson.held_out(pupil(4), texts, [0, 1], [3])
     assert every == {"top1": [1.0] * 4, "chain_mat": 4.0}  # 8 tokens in steps of 5 and 3
-
-
-@given(st.integers(1, 4), st.integers(1, 12), st.data())
-def test_steps_are_those_of_a_decoding_loop(steps, answer, data):
-    first = 3
-    n = first + answer
-    right = np.array(
-        data.draw(st.lists(st.lists(st.booleans(), min_size=steps, max_size=steps),
-                           min_size=n, max_size=n))
-    )  # fmt: skip
-    at, passes = first, 0
-    while at < n - 1:
-        step = 0
-        while step < steps and at + 1 + step < n and right[at - 1, step]:
-            step += 1
-        at, passes = min(at + step + 1, n - 1), passes + 1
-    assert head_lesson.accepted(right, first, steps) == (answer - 1, passes)
 
 
 def test_a_linear_start_finds_the_map_that_is_there():
@@ -226,37 +198,21 @@ def test_texts_kept_with_other_states_are_refused(texts, tmp_path, capsys):
     assert not list(tmp_path.glob("*.pt"))
 
 
-def test_a_stage_that_runs_out_of_minutes_goes_on(target, texts, tmp_path):
-    recipe = recipe_for("medusa")
-    _, first = learned(target, texts, recipe, tmp_path, "--minutes", "0")
-    assert first.done == 0 and len(first.curve) == 1
-    assert first.curve[0]["epoch"] == 0
-    _, then = learned(target, texts, recipe, tmp_path)
-    assert then.done > 0 and [p["epoch"] for p in then.curve] == list(range(recipe.epochs + 1))
-
-
-@pytest.mark.parametrize("name", script.RECIPES)
-def test_a_shipped_head_is_the_one_on_its_card(name):
-    folder = script.HEADS_FOLDER / name
-    facts = json.loads((folder / "training.json").read_text())
-    weights = next(folder.glob("*.safetensors"))
-    assert hashlib.sha256(weights.read_bytes()).hexdigest() == facts["sha256"]
-    assert facts["sha256"] in (folder / "README.md").read_text()
-
+def test_shipped_heads_are_those_on_their_cards_and_small():
     class Ends:
         embedding = torch.empty(49152, 576, device="meta")
 
     # That of EAGLE's head describes a layer of the target's sizes.
-    config = json.loads((script.HEADS_FOLDER / "eagle" / "config.json").read_text())
-    head = load(name, folder, Ends(), config)
-    assert sum(p.numel() for p in head.parameters()) == facts["parameters"]
-
-
-def test_shipped_heads_learned_from_the_same_texts():
-    cards = [script.HEADS_FOLDER / name / "training.json" for name in script.RECIPES]
-    assert len({json.loads(card.read_text())["texts_sha256"] for card in cards}) == 1
-
-
-def test_shipped_heads_are_small():
-    sizes = [p.stat().st_size for p in script.HEADS_FOLDER.rglob("*.safetensors")]
-    assert 0 < sum(sizes) <= 40_000_000
+    config = json.loads((folder.HEADS_FOLDER / "eagle" / "config.json").read_text())
+    learned_from, size = set(), 0
+    for name in script.RECIPES:
+        shipped = folder.HEADS_FOLDER / name
+        facts = json.loads((shipped / "training.json").read_text())
+        weights = next(shipped.glob("*.safetensors")).read_bytes()
+        assert hashlib.sha256(weights).hexdigest() == facts["sha256"]
+        assert facts["sha256"] in (shipped / "README.md").read_text()
+        head = load(name, shipped, Ends(), config)
+        assert sum(p.numel() for p in head.parameters()) == facts["parameters"]
+        learned_from.add(facts["texts_sha256"])
+        size += len(weights)
+    assert len(learned_from) == 1 and 0 < size <= 40_000_000

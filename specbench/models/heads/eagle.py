@@ -24,7 +24,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 _OPTIONAL = r"embed_tokens\.weight|layers\.0\.self_attn\.rotary_emb\.inv_freq"
 
 
-class Eagle(FeatureHead):
+class EagleHead(FeatureHead):
     """The head of one checkpoint. No norm stands before the attention or behind the layer.
 
     Args:
@@ -52,7 +52,7 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     rope_theta: float | None = None,
-) -> Eagle:
+) -> EagleHead:
     """The EAGLE-1 or EAGLE-2 head in ``folder``.
 
     Args:
@@ -74,7 +74,7 @@ def load(
         )
     with torch.device("meta"):
         # A configuration without the key means true: the code that trained the heads has it so.
-        head = Eagle(target, shape, bias=bool(found.config.get("bias", True)))
+        head = EagleHead(target, shape, bias=bool(found.config.get("bias", True)))
     names = {name: name for name in head.state_dict()}
     checkpoint.fill(head, names, found, dtype=dtype, device=device, ignored=_OPTIONAL)
     head.embedding = checkpoint.own_embedding(found, target, dtype=dtype, device=device)

@@ -47,7 +47,7 @@ class JoiningLayer(nn.Module):
         return out
 
 
-class Eagle3(FeatureHead):
+class Eagle3Head(FeatureHead):
     """The head of one checkpoint."""
 
     def __init__(self, target: TargetEmbeddings, config: Eagle3Config) -> None:
@@ -106,7 +106,7 @@ def load(
     device: torch.device,
     rope_theta: float | None = None,
     layer_ids: tuple[int, ...] | None = None,
-) -> Eagle3:
+) -> Eagle3Head:
     """The EAGLE-3 head in ``folder``, of either dialect.
 
     Args:
@@ -127,7 +127,7 @@ def load(
             f"{hidden}. Take the head of this target."
         )
     with torch.device("meta"):
-        head = Eagle3(target, config)
+        head = Eagle3Head(target, config)
     names = {
         name.replace("layers.0.", f"{config.first_layer}.", 1): name for name in head.state_dict()
     }

@@ -61,7 +61,7 @@ class HydraHead(nn.Module):
         return x
 
 
-class Hydra(nn.Module):
+class HydraHeads(nn.Module):
     """The heads of one checkpoint.
 
     Args:
@@ -84,7 +84,7 @@ class Hydra(nn.Module):
         own_lm_heads: bool = True,
     ) -> None:
         super().__init__()
-        object.__setattr__(self, "target", target)  # no part of the head, see Medusa
+        object.__setattr__(self, "target", target)  # no part of the head, see MedusaHeads
         self.cache = None
         self._shape = prefix
         self.prefix = None if prefix is None else PrefixLayer(prefix)
@@ -156,7 +156,7 @@ def load(
     *,
     dtype: torch.dtype,
     device: torch.device,
-) -> Hydra:
+) -> HydraHeads:
     """The Hydra heads in ``folder``.
 
     Args:
@@ -187,13 +187,15 @@ def load(
     own = any(key.startswith("hydra_lm_head.") for key in found.tensors)
     prefix = read_shape(target_config, "the target") if arch == "prefix-mlp" else None
     with torch.device("meta"):
-        hydra = Hydra(target, n_heads=n_heads, n_blocks=n_blocks, prefix=prefix, own_lm_heads=own)
+        hydra = HydraHeads(
+            target, n_heads=n_heads, n_blocks=n_blocks, prefix=prefix, own_lm_heads=own
+        )
     names = key_names(hydra, n_blocks)
     checkpoint.fill(hydra, names, found, dtype=dtype, device=device, ignored=_UNREAD)
     return hydra
 
 
-def key_names(hydra: Hydra, n_blocks: int) -> dict[str, str]:
+def key_names(hydra: HydraHeads, n_blocks: int) -> dict[str, str]:
     """The module's name of each key of a file.
 
     With a prefix layer each block stands behind a dropout module, which takes a number of its own.

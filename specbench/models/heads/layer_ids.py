@@ -16,7 +16,7 @@ import torch
 
 from specbench.decoding.structs import AFTER_FINAL_NORM
 from specbench.errors import WeightsNotFound, first_line
-from specbench.models.heads.eagle3 import Eagle3
+from specbench.models.heads.eagle3 import Eagle3Head
 from specbench.models.heads.eagle3_config import read_config
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def read_by(folder: Path, n_layers: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def agreement(
-    head: Eagle3, states: Sequence[torch.Tensor], ids: torch.Tensor, layers: Sequence[int]
+    head: Eagle3Head, states: Sequence[torch.Tensor], ids: torch.Tensor, layers: Sequence[int]
 ) -> float:
     """Share of a text's tokens that the head guesses from the target's true states.
 
@@ -72,7 +72,7 @@ def agreement(
 
 
 def check(
-    head: Eagle3, states: Sequence[torch.Tensor], ids: torch.Tensor, layers: Sequence[int]
+    head: Eagle3Head, states: Sequence[torch.Tensor], ids: torch.Tensor, layers: Sequence[int]
 ) -> tuple[int, ...]:
     """The best of ``layers`` and their neighbors by one; warns where it is clearly a neighbor.
 

@@ -18,7 +18,7 @@ from specbench.models.heads import checkpoint
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
-class Medusa(nn.Module):
+class MedusaHeads(nn.Module):
     """The heads of one checkpoint.
 
     Args:
@@ -70,7 +70,7 @@ class Medusa(nn.Module):
 
 def load(
     folder: Path, target: TargetEmbeddings, *, dtype: torch.dtype, device: torch.device
-) -> Medusa:
+) -> MedusaHeads:
     """The Medusa-1 heads in ``folder``, of either format.
 
     Heads and blocks are counted from the keys: the published ``medusa_num_heads`` is 2 where the
@@ -93,7 +93,7 @@ def load(
         raise found.refuse("has no key 0.0.linear.weight: this is not a Medusa head.")
     own = any(f"{i}.{n_blocks}.weight" in found.tensors for i in range(n_heads))
     with torch.device("meta"):
-        heads = Medusa(target, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own)
+        heads = MedusaHeads(target, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own)
     names: dict[str, str] = {}
     for i in range(n_heads):
         # The blocks of a head are one module under several names.

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from specbench.models.heads.decoder import DecoderLayer
-from specbench.models.heads.eagle import Eagle
-from specbench.models.heads.eagle3 import Eagle3
+from specbench.models.heads.eagle import EagleHead
+from specbench.models.heads.eagle3 import Eagle3Head
 from specbench.models.heads.eagle3_config import read_config
-from specbench.models.heads.hydra_heads import Hydra
+from specbench.models.heads.hydra_heads import HydraHeads
 from specbench.models.heads.layer_shape import read_shape
-from specbench.models.heads.medusa import Medusa
+from specbench.models.heads.medusa import MedusaHeads
 
 # hidden, intermediate, heads, key heads (None: the configuration lacks them)
 VICUNA_7B = (4096, 11008, 32, None)
@@ -41,12 +41,12 @@ def ends(hidden, vocab=32000):
 )
 def test_medusa(hidden, expected):
     with torch.device("meta"):
-        assert count(Medusa(ends(hidden), n_heads=5, own_lm_heads=True)) == expected
+        assert count(MedusaHeads(ends(hidden), n_heads=5, own_lm_heads=True)) == expected
 
 
 def test_medusa_with_the_targets_lm_head():
     with torch.device("meta"):
-        assert count(Medusa(ends(576), n_heads=4, own_lm_heads=False)) == 4 * (576**2 + 576)
+        assert count(MedusaHeads(ends(576), n_heads=4, own_lm_heads=False)) == 4 * (576**2 + 576)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_medusa_with_the_targets_lm_head():
 def test_hydra(sizes, heads, prefix):
     shape = read_shape(config(*sizes), "config.json")
     with torch.device("meta"):
-        hydra = Hydra(ends(sizes[0]), n_heads=4, n_blocks=4, prefix=shape)
+        hydra = HydraHeads(ends(sizes[0]), n_heads=4, n_blocks=4, prefix=shape)
     assert count(hydra.heads) == heads
     assert count(hydra.prefix) == prefix
 
@@ -83,7 +83,7 @@ def test_eagle(sizes, others, expected):
     read = config(*sizes, **others)
     shape = read_shape(read, "config.json", bias_key="qkv_bias")
     with torch.device("meta"):
-        head = Eagle(ends(sizes[0]), shape, bias=read.get("bias", True))
+        head = EagleHead(ends(sizes[0]), shape, bias=read.get("bias", True))
     assert count(head) == expected
 
 
@@ -99,7 +99,7 @@ def test_eagle3(sizes, vocab, others, expected):
     read = config(*sizes, vocab_size=vocab, draft_vocab_size=32000, **others)
     described = read_config(read, frozenset(), "config.json", rope_theta=None, layer_ids=None)
     with torch.device("meta"):
-        head = Eagle3(ends(sizes[0], vocab), described)
+        head = Eagle3Head(ends(sizes[0], vocab), described)
     assert count(head) == expected
 
 

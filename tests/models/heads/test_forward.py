@@ -79,7 +79,7 @@ def added_input_norm(patch):
 
 def added_final_norm(patch):
     norm = nn.RMSNorm(tiny_heads.HIDDEN, elementwise_affine=False)
-    planted(patch, eagle.Eagle, "logits", lambda logits: lambda self, x: logits(self, norm(x)))
+    planted(patch, eagle.EagleHead, "logits", lambda logits: lambda self, x: logits(self, norm(x)))
 
 
 def lost_residual(patch):
@@ -98,7 +98,7 @@ def skipped_first_entry(patch):
 
         return changed
 
-    planted(patch, eagle.Eagle, "catch_up", make)
+    planted(patch, eagle.EagleHead, "catch_up", make)
 
 
 def kept_guessed_entries(patch):
@@ -114,7 +114,7 @@ def kept_guessed_entries(patch):
 
 
 def features_of_the_next_token(patch):
-    planted(patch, eagle.Eagle, "catch_up",
+    planted(patch, eagle.EagleHead, "catch_up",
             lambda catch_up: lambda self, ids, f: catch_up(self, ids, f.roll(-1, 0)))  # fmt: skip
 
 
@@ -183,16 +183,16 @@ def normed_residual(patch):
 
 
 def normed_feedback(patch):
-    planted(patch, eagle3.Eagle3, "_run",
+    planted(patch, eagle3.Eagle3Head, "_run",
             lambda run: lambda self, *rows: self.norm(run(self, *rows)))  # fmt: skip
 
 
 def norm_before_lm_head_missing(patch):
-    patch.setattr(eagle3.Eagle3, "logits", lambda self, x: self.lm_head(x))
+    patch.setattr(eagle3.Eagle3Head, "logits", lambda self, x: self.lm_head(x))
 
 
 def states_from_the_top(patch):
-    planted(patch, eagle3.Eagle3, "_feature", lambda join: lambda self, x: join(
+    planted(patch, eagle3.Eagle3Head, "_feature", lambda join: lambda self, x: join(
         self, torch.cat(x.chunk(3, dim=-1)[::-1], dim=-1)))  # fmt: skip
 
 
@@ -230,7 +230,7 @@ class Unnormed(nn.RMSNorm):
 
 
 def path_from_the_node_up(patch):
-    planted(patch, hydra_heads.Hydra, "forward",
+    planted(patch, hydra_heads.HydraHeads, "forward",
             lambda forward: lambda self, g, paths: forward(self, g, paths.flip(1)))  # fmt: skip
 
 
@@ -272,12 +272,12 @@ def heads_in_another_order(patch):
     def make(forward):
         return lambda self, x, n_heads=None: forward(self, x).roll(1, dims=1)[:, :n_heads]
 
-    planted(patch, medusa.Medusa, "forward", make)
+    planted(patch, medusa.MedusaHeads, "forward", make)
 
 
 def norm_before_the_block(patch):
     norm = nn.RMSNorm(tiny_heads.HIDDEN, elementwise_affine=False)
-    planted(patch, medusa.Medusa, "forward",
+    planted(patch, medusa.MedusaHeads, "forward",
             lambda forward: lambda self, x, n=None: forward(self, norm(x), n))  # fmt: skip
 
 
