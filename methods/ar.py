@@ -13,7 +13,7 @@ from specbench.decoding.structs import Needs
 
 @dataclass(kw_only=True, eq=False)
 class Autoregressive(Drafter):
-    """Drafts nothing, so every step commits the target's own token.
+    """Plain decoding, the baseline: drafts nothing.
 
     Attributes:
         eager: passes are launched one by one whatever the run's engine: the slow baseline of most

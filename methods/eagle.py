@@ -104,7 +104,7 @@ class _Feature(HeadDrafter):
 
 @dataclass(kw_only=True, eq=False)
 class Eagle(_Feature, FixedTreeDrafter):
-    """Drafts a fixed tree."""
+    """EAGLE: a trained head drafts a fixed tree from the target's hidden states."""
 
     name: str = "eagle"
     head: str = "eagle"
@@ -236,7 +236,7 @@ def _first(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 @dataclass(kw_only=True, eq=False)
 class Eagle2(_Grown):
-    """EAGLE's head, and a tree grown by its confidence.
+    """EAGLE-2: EAGLE's head drafts a tree that grows where the head is confident.
 
     Attributes:
         vocabulary: folder of a draft model whose list of ids is drafted from alone; None drafts
@@ -253,7 +253,7 @@ class Eagle2(_Grown):
 
 @dataclass(kw_only=True, eq=False)
 class Eagle3(_Grown):
-    """EAGLE-2's tree with a head over three states of the target.
+    """EAGLE-3: a head that reads three of the target's layers drafts a tree.
 
     Attributes:
         depth: as for EAGLE-2; the paper's is 7, Spec-Bench's 5.

@@ -31,7 +31,7 @@ from specbench.models.heads.short_list import ends_of
 
 @dataclass(kw_only=True, eq=False)
 class Hydra(FixedTreeDrafter):
-    """Drafts a fixed tree, head by head."""
+    """Hydra and Hydra++: Medusa's heads, each reading the tokens drafted before it."""
 
     name: str = "hydra"
     head: str = "hydra"

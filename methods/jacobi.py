@@ -41,7 +41,7 @@ _FILLS = ("prompt", "vocabulary", "last")
 
 @dataclass(kw_only=True, eq=False)
 class Jacobi(Drafter):
-    """Drafts its block as a chain.
+    """Jacobi decoding: the target refreshes a block of its own guesses at every pass.
 
     Attributes:
         block_len: guesses per step.

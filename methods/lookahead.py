@@ -46,7 +46,7 @@ _NO_GUESSES = np.empty((0, 1), dtype=np.int64)
 
 @dataclass(kw_only=True, eq=False)
 class Lookahead(Drafter):
-    """Drafts the pool's n-grams, with the window as auxiliary nodes.
+    """Lookahead decoding: the target makes n-grams in each pass and verifies them later.
 
     Attributes:
         ngram: N, tokens of an n-gram with the one it follows; also the window's levels plus one.

@@ -35,7 +35,7 @@ _ROWS_AHEAD = 64  # of the vocabulary's size each
 
 @dataclass(kw_only=True, eq=False)
 class Medusa(FixedTreeDrafter):
-    """Drafts a fixed tree of the heads' candidates."""
+    """Medusa-1: trained heads on the target's last state, one for each token ahead."""
 
     name: str = "medusa"
     head: str = "medusa"

@@ -43,7 +43,7 @@ from specbench.decoding.structs import (
 
 @dataclass(kw_only=True, eq=False)
 class OptTree(Drafter):
-    """Trees of the likeliest paths of a draft model.
+    """OPT-Tree: a tree of a draft model's most likely paths.
 
     Attributes:
         nodes: nodes of a tree.

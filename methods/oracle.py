@@ -20,7 +20,7 @@ from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, Dra
 
 @dataclass(kw_only=True, eq=False)
 class Oracle(Drafter):
-    """Drafts a chain from the turn's plain greedy output.
+    """Oracle: drafts the plain greedy answer itself, the ceiling of any chain of this depth.
 
     Attributes:
         depth: tokens of every draft (fewer where the output ends).

@@ -62,7 +62,7 @@ _DRAFT, _PHRASE = 0, 1
 
 @dataclass(kw_only=True, eq=False)
 class Ouroboros(Drafter):
-    """Drafts what a draft model writes by lookahead, continued by phrases.
+    """Ouroboros: a draft model drafts by lookahead, and phrases make its draft longer.
 
     Attributes:
         gamma: tokens drafted per step.

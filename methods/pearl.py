@@ -62,7 +62,7 @@ _ROWS = 4  # of the target's passes when gamma is measured; the reference's gamm
 
 @dataclass(kw_only=True, eq=False)
 class Pearl(Drafter):
-    """Drafts gamma tokens during each pass, for the next one.
+    """PEARL: a draft model drafts on while the target verifies what it drafted before.
 
     Attributes:
         gamma: tokens drafted per target pass; ``auto`` measures how many fit into one.

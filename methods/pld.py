@@ -48,7 +48,7 @@ _MAX_NGRAM = {"specbench": 3, "hf": 2, "vllm": 5, "llamacpp": 12, "recent": 3}
 
 @dataclass(kw_only=True, eq=False)
 class PromptLookup(Drafter):
-    """Drafts a chain copied from the text itself.
+    """Prompt lookup decoding: drafts what followed the last tokens when they occurred before.
 
     Attributes:
         max_ngram: length of the n-gram that is searched first; None takes the variant's.

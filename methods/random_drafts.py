@@ -21,7 +21,7 @@ _SHAPES = ("random", "chain", "wide")
 
 @dataclass(kw_only=True, eq=False)
 class RandomDrafts(Drafter):
-    """Drafts random tokens in a random tree.
+    """Random drafts: garbage in random trees, the adversary in tests of losslessness.
 
     Attributes:
         n_nodes: nodes of every tree.

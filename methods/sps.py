@@ -51,7 +51,7 @@ _SCHEDULES = ("constant", "heuristic")
 
 @dataclass(kw_only=True, eq=False)
 class Sps(Drafter):
-    """Chains from a draft model.
+    """Speculative sampling: a small draft model drafts a chain.
 
     Attributes:
         gamma: tokens drafted per step.

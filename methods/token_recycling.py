@@ -56,7 +56,7 @@ _BREADTH, _DEPTH = 80, 6  # the paper's tree
 
 @dataclass(kw_only=True, eq=False)
 class TokenRecycling(Drafter):
-    """Drafts a static tree, filled from the matrix of candidates.
+    """Token Recycling: a tree of candidates that earlier target passes threw away.
 
     Attributes:
         k: candidates kept per token.

@@ -60,7 +60,7 @@ class _Table:
 
 @dataclass(kw_only=True, eq=False)
 class Cacheback(Drafter):
-    """Drafts a tree by asking the tables again and again, from the leaves of what they gave.
+    """Cacheback: two n-gram tables, one learnt while decoding and one frozen, draft a tree.
 
     Attributes:
         leader_len: tokens of a leader (LL).

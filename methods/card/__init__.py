@@ -60,7 +60,7 @@ _ROWS = 8  # of the target's passes when r is measured, at most; the paper's r i
 
 @dataclass(kw_only=True, eq=False)
 class Card(Drafter):
-    """Drafts the most likely path of a tree that grows during the target's pass.
+    """CARD: a draft model fills a cache while the target verifies a path through it.
 
     Attributes:
         k: K, nodes per layer.

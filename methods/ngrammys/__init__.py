@@ -70,7 +70,7 @@ class _StepRows(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class NGrammys(Drafter):
-    """Drafts k rows of w tokens.
+    """N-Grammys: k drafts of w tokens from the text's n-grams and the model's bigrams.
 
     Attributes:
         strategy: ``unigram``, ``bigram``, ``extended_bigram``, ``context`` or ``mixed``.

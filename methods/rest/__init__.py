@@ -46,7 +46,7 @@ _MATCHES = ("first", "even")
 
 @dataclass(kw_only=True, eq=False)
 class Retrieval(Drafter):
-    """Drafts the most frequent continuations found in a datastore.
+    """REST: drafts a tree of what follows the last tokens in a large corpus.
 
     Attributes:
         max_span: tokens looked up first.

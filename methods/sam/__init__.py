@@ -64,7 +64,7 @@ _BIAS_WITH_AUXILIARY = 5
 
 @dataclass(kw_only=True, eq=False)
 class SuffixAutomatonDecoding(Composite):
-    """Drafts from two suffix automata, or from another drafter where they know little.
+    """SAM-Decoding: drafts what followed the longest suffix that occurred before.
 
     Attributes:
         automata: ``both``, ``dynamic`` or ``static``.
@@ -229,7 +229,7 @@ class SuffixAutomatonDecoding(Composite):
 
 @dataclass(kw_only=True, eq=False)
 class SamEagle2(SuffixAutomatonDecoding):
-    """SAM-Decoding with EAGLE-2 where the automaton knows little, as Spec-Bench runs it."""
+    """SAM-Decoding with EAGLE-2: copies what followed before, else drafts EAGLE-2's tree."""
 
     name: str = "sam_eagle2"
     version: int = 1

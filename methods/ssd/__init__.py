@@ -51,7 +51,7 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(kw_only=True, eq=False)
 class Spacelike(Drafter):
-    """Drafts a chain from finished requests.
+    """SSD, "Spacelike": drafts what most often followed the last tokens in finished requests.
 
     Attributes:
         max_query: tokens looked up first.

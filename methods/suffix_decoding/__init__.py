@@ -37,7 +37,7 @@ _LOCAL, _GLOBAL = 0, 1
 
 @dataclass(kw_only=True, eq=False)
 class SuffixDecoding(Drafter):
-    """Drafts the continuation that promises most, from this turn's text or from earlier answers.
+    """SuffixDecoding: drafts of adaptive length from suffix trees with counts.
 
     Attributes:
         depth: tokens of the match and its continuation together, at most.

@@ -45,7 +45,7 @@ _ROOT_ROW = np.zeros(1, dtype=np.int64)
 
 @dataclass(kw_only=True, eq=False)
 class Union(Composite):
-    """Drafts the merged tree of its parts.
+    """Union: the branches of several drafters, merged into one tree with one node budget.
 
     Attributes:
         drafters: the parts, by their methods' names in a configuration (which turns them into

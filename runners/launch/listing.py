@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import yaml
 from rich import box
@@ -23,7 +26,6 @@ LISTS = {
 }
 _FLAG = "--list"
 _ASIDE = ("# @package", "# python ")  # lines of a head comment that do not describe
-_UNPUBLISHED = r"\bno paper\b|paper: none"
 _WIDTH = 80
 
 
@@ -65,14 +67,30 @@ def show(name: str, console: Console | None = None) -> None:
     table.add_column("what it is", overflow="fold")
     for option in option_names(group):
         text = (paths.CONF_DIR / group / f"{option}.yaml").read_text(encoding="utf-8")
-        described, paper = _described(text)
-        cells = [option, *([paper] if methods else []), described]
-        table.add_row(*map(Text, cells))
+        cells = _method(option, text) if methods else [_described(text)]
+        table.add_row(*map(Text, [option, *cells]))
     console.print(table)
 
 
-def _described(text: str) -> tuple[str, str]:
-    """The first sentence of a yaml's head comment, else its id or source; and its paper."""
+def _method(option: str, text: str) -> list[str]:
+    """The arXiv id that a method's yaml or file names, and the first line of its class."""
+    target = (yaml.safe_load(text) or {}).get("_target_", f"methods.{option}.")
+    module, _, name = str(target).rpartition(".")
+    spec = importlib.util.find_spec(module)  # which runs nothing of it
+    if spec is None or spec.origin is None:
+        return ["", _described(text)]
+    source = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    written = text + (ast.get_docstring(source) or "")
+    arxiv = re.search(r"arXiv:?\s*(\d{4}\.\d{4,5})", written, re.I)
+    unpublished = re.search(r"\bno paper\b|paper: none|blog post", written, re.I)
+    classes = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)}
+    described = (ast.get_docstring(classes[name]) or "") if name in classes else _described(text)
+    paper = arxiv[1] if arxiv else "no paper" if unpublished else ""
+    return [paper, described.partition("\n")[0].rstrip(".")]
+
+
+def _described(text: str) -> str:
+    """The first sentence of a yaml's head comment, else its id or source."""
     head: list[str] = []
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -82,18 +100,5 @@ def _described(text: str) -> tuple[str, str]:
         if not line.startswith(_ASIDE):
             head.append(line.lstrip("# "))
     comment, keys = " ".join(head), yaml.safe_load(text) or {}
-    target = str(keys.get("_target_", ""))
-    written = comment + _module_head(target)
-    found = re.search(r"arXiv:?\s*(\d{4}\.\d{4,5})", written, re.I)
-    paper = found[1] if found else "no paper" if re.search(_UNPUBLISHED, written, re.I) else ""
-    comment = re.sub(r"\s*\([^()]*arXiv[^()]*\)", "", comment, flags=re.I)
     first = re.split(r"(?<=[.?])\s", comment)[0].rstrip(".:;")
-    return first or str(keys.get("id") or keys.get("source") or ""), paper
-
-
-def _module_head(target: str) -> str:
-    """The docstring of a method's file, which names its paper."""
-    path = paths.PROJECT.joinpath(*target.split(".")[:-1]).with_suffix(".py")
-    if not target or not path.is_file():
-        return ""
-    return path.read_text(encoding="utf-8").split('"""')[1]
+    return first or str(keys.get("id") or keys.get("source") or "")
