@@ -3,7 +3,7 @@
     python scripts/reproduce.py data_dir=DIR                          all (make tables)
     python scripts/reproduce.py cacheback_table1 data_dir=DIR         one artifact
     python scripts/reproduce.py cacheback_table1 scale=paper          in the paper's size
-    python scripts/reproduce.py scale=paper --dry-run                 jobs, hours, memory: estimates
+    python scripts/reproduce.py scale=paper --dry-run                 jobs and memory, estimated
     python scripts/reproduce.py --list                                their names
 
 What has an equals sign goes to run.py as it is. A second call goes on where the first one stopped.
@@ -12,6 +12,7 @@ in for every data set, and the captions say so.
 """
 
 import argparse
+import itertools
 import subprocess
 import sys
 import time
@@ -19,6 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig
 from rich.console import Console
 
 from analysis import figures, tables
@@ -26,7 +32,8 @@ from analysis.papers import REPRODUCTIONS
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose
 from specbench.errors import unknown_name
-from specbench.paths import PROJECT
+from specbench.models import memory
+from specbench.paths import CONF_DIR, PROJECT
 from specbench.results.fitted_table import FittedTable
 from specbench.results.records import DONE
 
@@ -44,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--results", type=Path, default=Path("results"), help="where runs go (default: results)")
     add("-o", "--output", type=Path, metavar="DIR", help="default: RESULTS/artifacts")
     add("--list", action="store_true", help="name the artifacts and stop")
-    add("--dry-run", action="store_true", help="print jobs, hours and memory, and stop")
-    add("--gb-per-s", type=float, default=2000, help="of --dry-run: the GPU's bandwidth")
+    add("--dry-run", action="store_true", help="print jobs and memory, and stop")
     options = parser.parse_intermixed_args(arguments)  # words may stand on both sides
     if options.list:
         for artifact in REPRODUCTIONS:
@@ -86,29 +92,49 @@ def run_and_draw(options: argparse.Namespace) -> int:
 def _show_estimates(
     names: Sequence[str], overrides: Sequence[str], options: argparse.Namespace
 ) -> int:
-    from scripts import estimates
-
-    rows, hours, largest, left = [], 0.0, 0, 0
+    rows, largest, left = [], 0.0, 0
     for name in names:
-        jobs = estimates.jobs_of(name, overrides, 1e9 * options.gb_per_s)
-        timed = [job.hours for job in jobs if job.hours is not None]
+        jobs = _jobs([f"experiment={name}", *overrides])
         done = len(list((options.results / name).rglob(DONE)))
-        models = ", ".join(dict.fromkeys(job.model for job in jobs))
-        memory = max(job.memory for job in jobs)
-        spent = f"{sum(timed):.1f}" if timed else "no decoding"
-        rows.append((name, models, f"{min(done, len(jobs))} of {len(jobs)}", spent,
-                     f"{memory / 2**30:.0f}"))  # fmt: skip
-        hours, largest, left = hours + sum(timed), max(largest, memory), left + len(jobs) - done
-    rows.append(("all", "", f"{max(left, 0)} to do", f"{hours:.1f}", f"{largest / 2**30:.0f}"))
-    heads = ["experiment", "model", "jobs done", "GPU hours", "GiB"]
+        models = ", ".join(dict.fromkeys(str(job.model.name) for job in jobs))
+        gib = max(memory.run_bytes(job) for job in jobs) / 2**30
+        rows.append((name, models, f"{min(done, len(jobs))} of {len(jobs)}", f"{gib:.0f}"))
+        largest, left = max(largest, gib), left + len(jobs) - done
+    rows.append(("all", "", f"{max(left, 0)} to do", f"{largest:.0f}"))
+    heads = ["experiment", "model", "jobs done", "GiB"]
     Console(width=100).print(FittedTable(pd.DataFrame(rows, columns=heads), "estimates"))
     print(
-        f"Estimates by the formula in scripts/estimates.py, at {options.gb_per_s:g} GB/s "
-        f"(--gb-per-s): an upper end, as if every answer were as long as it may be and no method "
-        "any faster than plain decoding. Hours are of all jobs, done or not, with their baselines. "
-        "Nothing was run. A call without --dry-run goes on with what is not done."
+        "GiB are estimated from the configuration (specbench/models/memory.py). Nothing was run. A "
+        "call without --dry-run goes on with what is not done."
     )
     return 0
+
+
+def _jobs(typed: Sequence[str]) -> list[DictConfig]:
+    """The configurations of the jobs that ``run.py`` would have with these overrides.
+
+    A knob of a method changes neither model nor memory, so such jobs are composed once.
+    """
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        hydra = hydra_compose("config", list(typed), return_hydra_config=True).hydra
+    if hydra.mode != RunMode.MULTIRUN:
+        return [compose(typed)]
+    chosen = {word.partition("=")[0] for word in typed}
+    swept = [f"{k}={v}" for k, v in (hydra.sweeper.params or {}).items() if k not in chosen]
+    axes = [
+        [f"{axis.get_key_element()}={value}" for value in axis.sweep_string_iterator()]
+        if axis.is_sweep_override()
+        else [str(axis.input_line)]
+        for axis in OverridesParser.create().parse_overrides(swept)
+    ]
+    composed: dict[tuple[str, ...], DictConfig] = {}
+    jobs = []
+    for words in itertools.product(*axes):
+        telling = tuple(word for word in words if not word.startswith("method."))
+        if telling not in composed:
+            composed[telling] = compose([*typed, *words])
+        jobs.append(composed[telling])
+    return jobs
 
 
 def _experiments(wanted: Sequence[str], measured: bool) -> list[str]:

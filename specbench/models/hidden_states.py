@@ -81,4 +81,6 @@ class HiddenStates:
 
     def _keep(self, found: dict[int, torch.Tensor], number: int, value: Any) -> None:
         states: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
+        if states.dim() == 4:  # several streams a row (Gemma-3n): the one that layers work on
+            states = states[0]
         found[number] = states.flatten(0, -2).to(self._device)

@@ -23,7 +23,12 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry, visibility
 from specbench.errors import CaseFailed
 from specbench.kernels.architectures import window_sizes
-from specbench.kernels.attention import AttentionPlan, install
+from specbench.kernels.attention import (
+    AttentionPlan,
+    install,
+    prompt_windows,
+    windowed_masks,
+)
 from specbench.kernels.fused_layers import count_fused, fuse
 from specbench.kernels.packed_linear import pack_linears, packed_weights
 from specbench.models.checkpoints.weights import sample_weights
@@ -31,7 +36,6 @@ from specbench.models.embeddings import Embeddings
 from specbench.models.hidden_states import HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache, in_place, layer_devices
 from specbench.models.scores import Scores, batch_select
-from specbench.models.windowed_masks import prompt_windows, windowed_masks
 from specbench.system import cuda_settings
 
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated

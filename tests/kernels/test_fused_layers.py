@@ -14,7 +14,7 @@ from specbench.decoding.structs import DraftTree
 from specbench.kernels import fused_layers
 from specbench.kernels.packed_linear import packed_weights
 from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, side_by_side, tiny_model
+from tests.conftest import CARRIERS, side_by_side, tiny_model
 
 PROMPT = np.arange(3, 20)
 TREE = DraftTree(np.array([5, 6, 7, 8, 9, 4]), np.array([-1, 0, 0, 1, -1, 4]))
@@ -52,7 +52,7 @@ def test_a_rotation_is_the_models_to_the_last_bit_and_leaves_values_alone(rows):
     assert torch.equal(product.view(1, rows, -1, size).transpose(1, 2), wanted)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @pytest.mark.parametrize("tree", [DraftTree.empty(), TREE, ROWS], ids=["one", "tree", "batch"])
 def test_a_fused_pass_gives_the_same_logits(architecture, tree, everything_packed):
     model = tiny_model(architecture, dtype=torch.float32)

@@ -30,7 +30,7 @@ from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import KVCache
 from specbench.models.static_pass import MOVED_ROWS
 from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, VOCAB, engine, side_by_side, tiny_model
+from tests.conftest import CARRIERS, VOCAB, engine, side_by_side, tiny_model
 
 SIZES = {"max_len": 300, "max_nodes": 8, "batch": 3}
 moving_model = cache(partial(tiny_model, "llama"))
@@ -76,7 +76,7 @@ def pair(architecture: str, **options: object) -> tuple[Target, GraphTarget]:
     return Target(stock, **SIZES), GraphTarget(fused, **options)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 def test_fused_passes_give_the_models_own_logits_and_states(architecture):
     layers = (0, 1, AFTER_FINAL_NORM)
     stock, fused = pair(architecture)
@@ -102,7 +102,7 @@ def test_fused_passes_give_the_models_own_logits_and_states(architecture):
         torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 def test_a_fused_draft_gives_the_models_own_logits(architecture):
     stock, fused = pair(architecture, drafts=True)
     ids, depths = torch.tensor([4, 5, 6, 7]), torch.tensor([0, 0, 1, 1])
@@ -144,7 +144,7 @@ def test_a_norm_is_the_models_but_for_roundings(dtype, roundings):
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=bound)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 def test_a_model_is_given_back_as_it_was(architecture):
     model = uneven(tiny_model(architecture))
     before = {name: (p, p.detach().clone()) for name, p in model.named_parameters()}

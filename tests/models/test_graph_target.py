@@ -31,7 +31,6 @@ from specbench.models.scores import Scores
 from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.models.target import Target
 from tests.conftest import (
-    ARCHITECTURES,
     CARRIERS,
     VOCAB,
     engine,
@@ -81,7 +80,7 @@ def test_buckets():
     assert [key_bucket(n, 1536) for n in (1, 256, 257, 1024, 1025)] == [256, 256, 512, 1024, 1536]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @settings(max_examples=10)
 @given(tree=trees(), n_prompt=st.sampled_from([1, 9, 30, 250, 256, 257]), seed=st.integers(0, 99))
 def test_padding_changes_no_logit(architecture, tree, n_prompt, seed, pairs):
@@ -138,7 +137,7 @@ def test_acceptance_on_the_device_is_the_walk(tree, data):
     assert got[count + 1 :].tolist() == list(range(count + 1, rows))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @pytest.mark.parametrize("commits", [True, False])
 def test_decoding_is_that_of_plain_decoding(architecture, commits, rng):
     plain = Target(tiny_model(architecture), max_len=200, max_nodes=40)
@@ -189,7 +188,7 @@ def test_passes_of_buffers_that_grew_are_let_go_without_a_collection(commits, rn
 
 
 @pytest.mark.parametrize("capture", [False, True])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 def test_rows_of_a_batch_layout_and_a_capture_in_mid_text(
     architecture, capture, only_warms_up, rng
 ):
@@ -260,7 +259,7 @@ def _counted(monkeypatch, names, aside=()):
     return calls
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 def test_the_device_part_never_asks_the_host(architecture, monkeypatch, pairs, rng):
     """A copy to the host within a captured pass is an error; outside it would be a wait."""
     _, padded = pairs(architecture)

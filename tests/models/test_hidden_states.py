@@ -18,7 +18,7 @@ from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from specbench.replay.recorded_target import RecordedTarget
 from specbench.replay.replayer import replay_kind
-from tests.conftest import ARCHITECTURES, VOCAB, side_by_side, tiny_model
+from tests.conftest import CARRIERS, VOCAB, side_by_side, tiny_model
 from tests.models.test_target import branch
 
 ALL = (0, 1, 2, AFTER_FINAL_NORM)  # of two layers
@@ -47,7 +47,7 @@ def random_tree(rng, n=9):
     return DraftTree(rng.integers(0, VOCAB, n), np.array([rng.integers(-1, i) for i in range(n)]))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 def test_rows_of_prompt_chain_and_tree_are_transformers(architecture, make, rng):
     target = make(tiny_model(architecture), **SIZES)
     prompt = rng.integers(0, VOCAB, 24)

@@ -63,7 +63,13 @@ def test_a_model_that_has_no_sdpa_is_loaded_with_eager_attention(tmp_path):
     assert loading.load_model(cfg).model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize(("name", "architecture", "numbers"), ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "architecture", "numbers"),
+    [
+        *ARCHITECTURES[:2],
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ARCHITECTURES[2:]),
+    ],
+)
 def test_local_folder(tmp_path, name, architecture, numbers):
     saved = save_checkpoint(tmp_path / "model", architecture, **numbers)
     cfg = config(tmp_path, f"model={name}", f"model.id={tmp_path / 'model'}", "model.dtype=float32")
@@ -375,7 +381,12 @@ SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vo
 
 
 @pytest.mark.parametrize(
-    "name", ["smollm2_135m", "mistral7b", "phi3_mini", "qwen25_7b", "qwen3_8b"]
+    "name",
+    [
+        "smollm2_135m",
+        "qwen25_7b",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mistral7b", "phi3_mini", "qwen3_8b")),
+    ],
 )
 def test_shape(tmp_path, name):
     numbers = SMALL | ({"head_dim": 16} if name == "qwen3_8b" else {})

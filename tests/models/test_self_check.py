@@ -22,6 +22,11 @@ from tests.models.test_architectures import (
 )
 from tests.tiny_checkpoint import tiny_tokenizer
 
+# The widest and the narrowest always, the others with the slow tests.
+CARRIED_DTYPES = [
+    dtype if dtype in ("float64", "bfloat16") else pytest.param(dtype, marks=pytest.mark.slow)
+    for dtype in DTYPES
+]
 REFUSED = {
     "gpt-oss": "attention sinks",
     "Llama-4": "beyond 16 tokens attention is chunked",
@@ -60,7 +65,7 @@ def test_features_that_are_not_computed_here_are_refused_by_name(name):
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CARRIED_DTYPES)
 @pytest.mark.parametrize(
     "name", ["Llama", "Mistral, window", "Mixtral", "Gemma-2, soft-capping", "Phi-3, LongRoPE"]
 )
@@ -115,7 +120,7 @@ class LosesAnEarlyKey(Target):
 FAULTS = [SeesAll, NoWindow, OnePositionOff, DepthsInOrder, LosesAnEarlyKey]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CARRIED_DTYPES)
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault, drafts, dtype):

@@ -18,7 +18,7 @@ from specbench.models.graph_target import GraphTarget
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores
 from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, VOCAB, side_by_side, tiny_model
+from tests.conftest import CARRIERS, VOCAB, side_by_side, tiny_model
 
 TOLERANCE = 1e-10
 
@@ -52,7 +52,7 @@ def trees(draw: st.DrawFn, most: int = 14) -> DraftTree:
     return DraftTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @settings(max_examples=12)
 @given(tree=trees(), n_prompt=st.integers(1, 30), seed=st.integers(0, 99))
 def test_each_branch_is_a_sequential_pass(architecture, tree, n_prompt, seed, make_target):
@@ -65,7 +65,7 @@ def test_each_branch_is_a_sequential_pass(architecture, tree, n_prompt, seed, ma
         assert torch.allclose(got[node + 1], plain_logits(target, ids)[-1], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 def test_kept_rows_equal_a_fresh_prefill(architecture, make_target, rng):
     target = make_target(architecture)
     text = rng.integers(0, VOCAB, 9).tolist()
@@ -90,7 +90,7 @@ def test_kept_rows_equal_a_fresh_prefill(architecture, make_target, rng):
         root = int(rng.integers(0, VOCAB))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 def test_batch_layout_gives_the_tree_layouts_scores(architecture, make_target, rng):
     k, w = 3, 4
     rows = side_by_side(rng.integers(0, VOCAB, k * w), w)
