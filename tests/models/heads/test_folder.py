@@ -43,32 +43,18 @@ def test_a_head_that_is_not_there_is_refused_with_what_to_type(name, heads, erro
         folder.find(name, heads, MODEL)
 
 
-@pytest.mark.parametrize(
-    ("model", "names"),
-    [
-        ("vicuna7b", {"medusa", "hydra", "eagle"}),
-        ("vicuna13b", {"medusa", "hydra", "eagle", "eagle3"}),
-        ("vicuna33b", {"medusa", "hydra", "eagle"}),
-        ("llama2_7b", {"eagle"}),
-        ("llama2_13b", {"eagle"}),
-        ("llama2_70b", {"eagle"}),
-        ("llama3_8b", {"eagle", "eagle3"}),
-        ("smollm2_135m", {"medusa", "hydra", "eagle", "eagle3"}),
-    ],
-)
-def test_models_with_heads(model, names):
+@pytest.mark.parametrize("model", ["vicuna13b", "smollm2_135m"])
+def test_models_with_a_head_of_each_kind(model):
     heads = typed(compose(["method=pld", f"model={model}"])).pair.heads
-    assert set(heads) == names
-    own = model == "smollm2_135m"
-    assert all((place.startswith("assets/") if own else "/" in place) for place in heads.values())
+    assert set(heads) == {"medusa", "hydra", "eagle", "eagle3"}
+    shipped = model == "smollm2_135m"
+    assert all(place.startswith("assets/") == shipped for place in heads.values())
 
 
 def test_only_methods_that_read_a_head_have_it_in_their_key():
     def moved(*words):
         return run_key(compose([*words, "pair.heads.eagle=other/EAGLE"])) != run_key(compose(words))
 
-    assert not moved("method=pld")
     assert not moved("method=medusa")
-    assert moved("method=eagle2")
     assert moved("method=pld", "compare=[sam_eagle2]")
     assert moved("method=union", "method.drafters=[pld,{method: eagle}]")
