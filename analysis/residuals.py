@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.plots.agreement import Agreement, predicted_against_measured
 from analysis.plots.layout import Drawing, save
+from analysis.plots.ranking import Agreement, predicted_against_measured
 from analysis.plots.style import styled
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs

@@ -20,8 +20,8 @@ from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import Comparison, by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
-from analysis.tabular.engine_table import engine_table
 from analysis.tabular.latex import to_latex
+from analysis.tabular.overviews import engine_table
 from analysis.tabular.records_sheet import WHERE, records_sheet
 from analysis.tabular.table import (
     ResultTable,

@@ -1,7 +1,9 @@
-"""Names for the numpy arrays in signatures; docstrings give their shapes."""
+"""Names for the numpy arrays in signatures, whose docstrings give their shapes; sequences."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,3 +12,9 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 BoolArray: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
+    """Index of the first place where two sequences differ; None where they are the same."""
+    pairs = enumerate(zip_longest(one, other))
+    return next((i for i, (a, b) in pairs if a != b), None)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from analysis.papers.claimed import claimed_words, speedups, task_panel
 from analysis.papers.reproduction import Pictures, Reproduction, after, captions
 from analysis.plots.charts import Panel, bars
+from analysis.plots.style import PLAIN, speedup_words
 from analysis.plots.sweeps import comparison_title
-from analysis.plots.units import PLAIN, speedup_words
 from analysis.runs.load import Run
 from specbench.results.names import display_name
 

@@ -9,7 +9,7 @@ from analysis.papers.cells import CONTEXT, cells
 from analysis.papers.reproduction import along, claims_of, lines, pictures, points, rows
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.layout import Drawing
-from analysis.plots.units import MAT, speed_words
+from analysis.plots.style import MAT, speed_words
 from analysis.runs.comparisons import Comparison
 from analysis.runs.drafting import (
     draft_passes,

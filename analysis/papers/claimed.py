@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from analysis.plots.charts import Panel, Point, Series
+from analysis.plots.style import MAT, PLAIN, speedup_words
 from analysis.plots.sweeps import figure_name
-from analysis.plots.units import MAT, PLAIN, speedup_words
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from specbench.results.names import display_name

@@ -10,8 +10,8 @@ from analysis.papers.cells import cells
 from analysis.papers.claimed import claimed_in_cells, claimed_words, speedups, task_panel
 from analysis.plots.charts import Panel, Point, bars, curves
 from analysis.plots.layout import Drawing
+from analysis.plots.style import PLAIN, speedup_words
 from analysis.plots.sweeps import comparison_title, sweep_heatmaps
-from analysis.plots.units import PLAIN, speedup_words
 from analysis.runs.captions import captions_once
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison, conditions, make_comparisons

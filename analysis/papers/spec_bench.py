@@ -8,8 +8,8 @@ from analysis.papers.cells import CONTEXT, cells, task_cells
 from analysis.papers.claimed import claimed_words
 from analysis.papers.reproduction import Pictures, Reproduction, after, captions, claims_of
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.plots.style import unit_of
 from analysis.plots.sweeps import comparison_title, figure_name
-from analysis.plots.units import unit_of
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.load import Run

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from analysis.papers.reproduction import STORES, along, lines, points, rows
 from analysis.plots.charts import Panel, Point, Series
+from analysis.plots.style import MAT, PLAIN, speed_words, speedup_words
 from analysis.plots.sweeps import figure_name
-from analysis.plots.units import MAT, PLAIN, speed_words, speedup_words
 from analysis.runs.acceptance import stream_parts
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.estimates import mat, tokens_per_s

@@ -9,8 +9,8 @@ from analysis.papers.reproduction import along, lines, pictures, points, rows
 from analysis.plots.charts import Panel, Series
 from analysis.plots.layout import Drawing
 from analysis.plots.stacked_bars import stacked_bars
+from analysis.plots.style import MAT, speed_words
 from analysis.plots.sweeps import figure_name
-from analysis.plots.units import MAT, speed_words
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import phase_share
 from specbench.results.decision import case_cell

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from analysis.plots.layout import Drawing, canvas, finish, legend_of
-from analysis.plots.style import BAND, REFERENCE, line_style
-from analysis.plots.units import PLAIN
+from analysis.plots.style import BAND, PLAIN, REFERENCE, line_style
 from specbench.results.estimate import Estimate
 
 BUDGET_TEXT = (

@@ -8,8 +8,8 @@ import numpy as np
 
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.layout import Drawing
+from analysis.plots.style import MAT, PLAIN, speedup_words
 from analysis.plots.sweeps import comparison_title, figure_name
-from analysis.plots.units import MAT, PLAIN, speedup_words
 from analysis.runs.acceptance import by_depth, where_the_one_before
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import rows_of_target_pass

@@ -19,8 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from analysis.plots.style import WIDTHS
-from analysis.plots.units import PLAIN
+from analysis.plots.style import PLAIN, WIDTHS
 
 if TYPE_CHECKING:
     from matplotlib.text import Text

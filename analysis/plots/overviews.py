@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from analysis.plots.budget import COST_TEXT, BudgetPoint, speedup_by_budget
 from analysis.plots.layout import Drawing
 from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
+from analysis.plots.style import speedup_words, unit_of
 from analysis.plots.sweeps import comparison_title, figure_name
-from analysis.plots.units import speedup_words, unit_of
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.drafting import rows_of_target_pass
 from analysis.runs.estimates import prompt_speedups

@@ -1,4 +1,4 @@
-"""All methods in one picture: ranked with their intervals, prompt by prompt, and against MAT."""
+"""All methods in one picture: ranked, prompt by prompt, against MAT, predicted and measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from analysis.plots.charts import HEADROOM
-from analysis.plots.layout import Drawing, canvas, finish, in_column, ratio_ticks
+from analysis.plots.layout import Drawing, canvas, finish, in_column, legend_of, ratio_ticks
 from analysis.plots.style import BAND, REFERENCE, dot_style
 from specbench.results.estimate import Estimate
 
@@ -187,3 +187,52 @@ def _limit(axes: Axes, cells: Sequence[Estimate], known: float) -> None:
     room = 0.04 * max(high - low, 0.1)
     axes.set_xlim(low - room, high + room)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+
+
+_BAND = 0.10  # relative distance from the diagonal that is shaded
+AGREEMENT_TEXT = (
+    "A point is a label: its speedup as a replay predicts it over that of the run that was "
+    f"measured. On the line they are equal; shaded: within {_BAND:.0%}."
+)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A label of both runs; ``name`` is the legend's, that of its method."""
+
+    name: str
+    method: str
+    measured: Estimate
+    predicted: float
+
+
+def predicted_against_measured(rows: Sequence[Agreement], title: str, caption: str) -> Drawing:
+    """Points around the diagonal, on logarithmic axes: distance from it is the relative error."""
+    figure = canvas(4.8, 4.2, keep_shape=True)
+    axes = figure.subplots()
+    values = [v for row in rows for v in (row.measured.value, row.predicted) if v]
+    low, high = min(values, default=1.0) / 1.15, 1.15 * max(values, default=1.0)
+    ends = [low, high]
+    edges = [[(1 + sign * _BAND) * end for end in ends] for sign in (-1, 1)]
+    axes.fill_between(ends, *edges, color=BAND, linewidth=0)
+    axes.plot(ends, ends, color=REFERENCE, linewidth=0.8)
+    for row in rows:
+        value = row.measured.value
+        if not value:
+            continue
+        if row.measured.interval:
+            axes.plot(
+                row.measured.interval, [row.predicted] * 2, linewidth=0.5,
+                color=dot_style(row.method)["color"],
+            )  # fmt: skip
+        axes.plot([value], [row.predicted], label=row.name, **dot_style(row.method))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    for axis in (axes.xaxis, axes.yaxis):
+        ratio_ticks(axis)
+    axes.set_xlabel("measured speedup over plain decoding")
+    axes.set_ylabel("predicted speedup")
+    finish(figure, title, f"{AGREEMENT_TEXT}\n{caption}", legend_of([axes]))
+    return figure

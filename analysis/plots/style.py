@@ -1,4 +1,4 @@
-"""How figures look: one place for colors, sizes and fonts.
+"""How figures look: one place for colors, sizes, fonts, and what axes are called.
 
 On a screen a figure has the size that its content asks for; in print it has the width of a column
 or a page of a paper, and letters that are read at that width.
@@ -193,3 +193,28 @@ def part_style(place: int) -> dict[str, str]:
     """Of a bar that is the ``place``-th part of a whole."""
     color, hatch = _PARTS[place % len(_PARTS)]
     return {"facecolor": color, "hatch": hatch, "edgecolor": REFERENCE, "linewidth": "0.5"}
+
+
+# What axes are called.
+MAT = "MAT, axis from 1\n(tokens per target pass)"
+PLAIN = "plain decoding"  # of a line across, at 1.0
+
+_MAT_ALONE = "MAT (tokens per target pass)"
+_SPEEDUP = "speedup\n(ratio of tokens/s)"
+
+
+def speedup_words(timing: str) -> str:
+    """Of an axis; a picture without its caption must still say that it was not measured."""
+    return f"predicted {_SPEEDUP}" if timing == "predicted" else _SPEEDUP
+
+
+def speed_words(timing: str) -> str:
+    """Of an axis of tokens/s."""
+    return "tokens/s, predicted" if timing == "predicted" else "tokens/s"
+
+
+def unit_of(key: str, timing: str) -> str:
+    """Of a color scale, which is short: of ``mat`` or ``speedup``."""
+    if key == "mat":
+        return _MAT_ALONE
+    return "predicted speedup" if timing == "predicted" else "speedup over plain decoding"

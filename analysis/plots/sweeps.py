@@ -9,7 +9,7 @@ from typing import TypeAlias
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.layout import Drawing
-from analysis.plots.units import MAT, PLAIN, speedup_words, unit_of
+from analysis.plots.style import MAT, PLAIN, speedup_words, unit_of
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import ComparedLabel, Comparison
 from analysis.runs.sweeps import Sweep, Value, sweeps, swept_knobs

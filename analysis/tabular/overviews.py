@@ -1,4 +1,4 @@
-"""Tables over many comparisons: the fastest method of each, what is claimed, and losslessness."""
+"""Tables over many comparisons: the fastest method of each, claims, losslessness, engines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from analysis.runs.leaders import leaders, standings
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import TITLE_TIMES, claimed_cell, context_cells
 from analysis.tabular.table import ResultTable
-from specbench.results.decision import OUTPUTS, SPEEDUP, decision_cells
+from specbench.results.decision import MAT, OUTPUTS, SPEEDUP, decision_cells, outputs_cell
 from specbench.results.estimate import ABSENT, Cell
-from specbench.results.records import DIFFERS, VERDICTS
+from specbench.results.records import DIFFERS, OWN_ENGINE, VERDICTS
 from specbench.results.wording import leader_words
 
 _LEADERS_TEXT = (
@@ -112,3 +112,46 @@ def lossless_table(comparisons: Iterable[Comparison]) -> ResultTable:
         "decoding's distribution."
     )
     return ResultTable.of("Losslessness", text, rows, groups=1)
+
+
+_OWN = "this project"
+_ENGINES_TEXT = (
+    "Each engine's speedup is over its own plain decoding, and its outputs are compared with its "
+    "own. Arithmetic and kernels differ from engine to engine: tokens/s say what a user gets, not "
+    "which method is better, and no output of one engine is compared with another's."
+)
+
+
+def engine_table(comparisons: Sequence[Comparison]) -> ResultTable | None:
+    """A row per engine and label; None where all runs are of one engine."""
+    shown = [c for c in comparisons if c.timing == "measured"]
+    if len({c.runs[0].engine for c in shown}) < 2:
+        return None
+    # Our own engine's rows first, then by engine and load.
+    shown.sort(key=lambda c: (c.runs[0].engine != OWN_ENGINE, c.runs[0].engine, _load(c)))
+    rows = [_engine_row(comparison, entry) for comparison in shown for entry in comparison.entries]
+    return ResultTable.of(
+        "Engines, each over its own plain decoding",
+        _ENGINES_TEXT,
+        rows,
+        short=[name.removesuffix(" [95 %]") if name == MAT else name for name in rows[0]],
+    )
+
+
+def _load(comparison: Comparison) -> int:
+    return comparison.runs[0].concurrency
+
+
+def _engine_row(comparison: Comparison, entry: ComparedLabel) -> dict[str, Cell]:
+    run = entry.run
+    return {
+        "engine": _OWN if run.engine == OWN_ENGINE else run.engine,
+        "numerics": run.dtype,
+        "model and data": comparison.title,
+        "at once": str(_load(comparison)),
+        "method": entry.label if entry.label == run.baseline else comparison.name_of(entry),
+        MAT: entry.measured("mat"),
+        SPEEDUP: entry.measured("speedup"),
+        "tokens/s": entry.speed(),
+        "outputs": outputs_cell(entry.overall),
+    }

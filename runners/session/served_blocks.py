@@ -19,11 +19,12 @@ from runners.session.open_run import OpenRun, complete
 from runners.session.progress import RunProgress
 from runners.session.served_session import NOT_PLAIN, Asked, ServedSession
 from runners.session.warmup import TEXT
+from specbench.arrays import first_difference
 from specbench.config.server_schema import LlamacppConfig
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.models.checkpoints.bundled import find_gguf
 from specbench.results.records import DIFFERS, CaseRecord, Lossless
-from specbench.results.statistics.served import Served, first_difference
+from specbench.results.statistics.served import Served
 from specbench.system.interference import Interference, SystemMonitor
 
 log = logging.getLogger(__name__)

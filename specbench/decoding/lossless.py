@@ -8,23 +8,17 @@ emitted is (nearly) the maximum there, the output is one that plain decoding cou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
 import numpy as np
 import torch
 
+from specbench.arrays import first_difference
 from specbench.decoding.pass_target import PassTarget
 from specbench.decoding.structs import DraftTree
 from specbench.results.records import Lossless
 
 # In half precision it is measured: specbench.models.checks.audit_tolerance.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
-
-
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Index of the first position where ``a`` and ``b`` differ, their lengths included."""
-    pairs = enumerate(zip_longest(a, b))
-    return next((i for i, (x, y) in pairs if x != y), None)
 
 
 def audit_output(

@@ -10,7 +10,7 @@ from analysis import figures, tables
 from analysis.plots.throughput import throughput_pictures
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
-from analysis.tabular.engine_table import engine_table
+from analysis.tabular.overviews import engine_table
 from tests.servers.fake import serving
 from tests.servers.served_run import run
 

@@ -10,11 +10,17 @@ from matplotlib.patches import Rectangle
 from analysis import residuals
 from analysis.figures import pictures_of
 from analysis.plots import overviews
-from analysis.plots.agreement import Agreement, predicted_against_measured
 from analysis.plots.budget import BudgetPoint, speedup_by_budget
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.overviews import budget_picture, undecided_groups
-from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
+from analysis.plots.ranking import (
+    Agreement,
+    Ranked,
+    mat_against_speedup,
+    predicted_against_measured,
+    prompts,
+    ranked,
+)
 from analysis.plots.style import leading_style
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import prompt_speedups

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from specbench.arrays import first_difference
 from specbench.decoding import lossless
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.lossless import audit_output, first_difference
+from specbench.decoding.lossless import audit_output
 from specbench.models.target import Target
 from tests.conftest import VOCAB, engine, tiny_model
 

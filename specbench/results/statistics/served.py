@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from specbench.arrays import first_difference
 from specbench.results.estimate import ABSENT
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord
@@ -131,19 +132,11 @@ def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> st
     plain = next(r for r in records if r.key == (*record.key[:3], BASELINE))
     ours, theirs = _of(record)["text"], _of(plain)["text"]
     at = first_difference(ours, theirs)
-    at = len(min(ours, theirs, key=len)) if at is None else at
+    at = len(ours) if at is None else at
     return (
         f"case {record.case_id}, turn {record.turn}, character {at}: "
         f"{ours[at : at + 20]!r}, plain {theirs[at : at + 20]!r}"
     )
-
-
-def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
-    """The first place in which two texts or lists of ids are not the same; None: they are."""
-    for i, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return i
-    return None if len(one) == len(other) else min(len(one), len(other))
 
 
 SERVED_TEXT = (
