@@ -149,7 +149,7 @@ def test_push_saves_both_for_the_account_s_own_entity(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_refusal_is_reported_with_what_to_type(monkeypatch, capsys):
+def test_what_goes_wrong_is_reported_with_what_to_type(monkeypatch, capsys):
     def refuse(_):
         raise RuntimeError("no key")
 
@@ -158,14 +158,8 @@ def test_a_refusal_is_reported_with_what_to_type(monkeypatch, capsys):
     err = capsys.readouterr().err
     assert "no key" in err
     assert "wandb login" in err
-
-
-def test_without_the_library_the_message_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
     assert dashboards.main([str(GOLDEN / "records")]) == 2
     assert "[wandb]" in capsys.readouterr().err
-
-
-def test_costs_alone_are_refused(capsys):
     assert dashboards.main([str(GOLDEN / "experiments" / "ngrammys_figure1")]) == 2
     assert "no run in this folder has speeds" in capsys.readouterr().err

@@ -80,11 +80,8 @@ def elsewhere(run):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "cacheback_table1", "cacheback_figure4", "token_recycling_figure4", "ngrammys_figure1",
-        "ngrammys_figure5", "card_figure1", "card_figure5", "ssd_store_size",
-    ],
-)  # fmt: skip
+    ["cacheback_table1", "cacheback_figure4", "ngrammys_figure1", "card_figure5"],
+)
 def test_a_second_machine_has_figures_of_its_own(name):
     runs, _ = usable_runs([EXPERIMENTS / name], surfaces=True)
     once = [stem for stem, _ in figures.figures_of(runs)]

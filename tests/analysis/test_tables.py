@@ -51,16 +51,13 @@ def test_the_bare_command_prints_a_table(results):
     assert "[1.8" in done.stdout, "brackets must not be taken for markup"
 
 
-def test_an_empty_folder_exits_2_and_says_what_to_type(tmp_path):
-    done = typed(tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "error: no run at or below" in done.stderr
-    assert "python run.py" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_damaged_file_exits_2(results, capsys):
+def test_a_folder_that_is_empty_or_damaged_exits_2_and_says_so(results, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert tables.main([str(tmp_path / "empty")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "error: no run at or below" in said.err
+    assert "python run.py" in said.err
     (results / "one" / "cases.jsonl").write_text("{}\n{}\n")
     assert tables.main([str(results)]) == 2
     assert "cases.jsonl, line 1" in capsys.readouterr().err
