@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
+
 from analysis.runs.command import add_command, parser_of, reporting_errors
 from methods.cacheback import builder as frozen_table
 from methods.ngrammys import builder as bigram_table

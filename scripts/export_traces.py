@@ -11,6 +11,8 @@ tokenizer, so the questions' licence holds for it too.
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
+
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.replay.traces import load_traces, write_pack
 

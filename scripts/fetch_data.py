@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
+
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compose import compose, option_names
 from specbench.data.cases import hub_rows, load_cases

@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
+
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import SURFACE
 from analysis.tabular.provenance import last_parts

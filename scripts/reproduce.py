@@ -27,6 +27,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
+
 from analysis import figures, tables
 from analysis.papers import REPRODUCTIONS
 from analysis.runs.command import parser_of, reporting_errors

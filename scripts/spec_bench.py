@@ -14,6 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
+
 from analysis.runs.command import add_command, parser_of, reporting_errors
 from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError

@@ -26,6 +26,8 @@ import pandas as pd
 from omegaconf import OmegaConf
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
+
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compare import method_node
 from specbench.config.compose import compose, model_words, option_names
