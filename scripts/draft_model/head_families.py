@@ -92,7 +92,8 @@ def _layer(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of the target's config.json what describes a layer like its own."""
     names = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"]
     names += ("rms_norm_eps", "vocab_size", "hidden_act", "max_position_embeddings", "rope_theta")
-    flat = config | {k: v for k, v in (config.get("rope_parameters") or {}).items() if k in names}
+    nested = config.get("rope_parameters") or {}
+    flat = {**config, **{k: v for k, v in nested.items() if k in names}}
     return {"model_type": "llama"} | {k: flat[k] for k in names if flat.get(k) is not None}
 
 
