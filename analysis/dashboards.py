@@ -19,7 +19,7 @@ from typing import Any
 
 from analysis.publish import PREDICTED, label_numbers, logger_settings
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import Comparison, make_comparisons
+from analysis.runs.comparisons import ComparedRuns, make_comparisons
 from analysis.runs.definitions import DEFINITIONS
 from analysis.runs.load import Run
 from analysis.runs.sweeps import swept_knobs
@@ -57,7 +57,7 @@ class Subject:
 
     entity: str
     project: str
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[ComparedRuns]
 
     @cached_property
     def keys(self) -> frozenset[str]:

@@ -30,21 +30,21 @@ from analysis.plots.sweeps import comparison_title, sweep_pictures
 from analysis.plots.throughput import throughput_pictures
 from analysis.runs.captions import caption
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import Comparison, make_comparisons
+from analysis.runs.comparisons import ComparedRuns, make_comparisons
 from analysis.runs.load import Run
 
 
-def speedup_by_task(comparison: Comparison) -> Drawing | None:
+def speedup_by_task(comparison: ComparedRuns) -> Drawing | None:
     """Bars of speedup per task and over the whole run; None without a baseline."""
     return _task_bars(comparison, "speedup")
 
 
-def mean_accepted_tokens(comparison: Comparison) -> Drawing | None:
+def mean_accepted_tokens(comparison: ComparedRuns) -> Drawing | None:
     """Bars of MAT per task and over the whole run."""
     return _task_bars(comparison, "mat")
 
 
-def _task_bars(comparison: Comparison, key: str) -> Drawing | None:
+def _task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
     panel = task_panel(comparison, key)
     if not panel.series:
         return None
@@ -86,7 +86,7 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
             yield f"{comparison.model}_{comparison.dataset}_{name}", figure
 
 
-def pictures_of(comparison: Comparison) -> Iterator[tuple[str, Drawing]]:
+def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     """The figures of runs of no experiment, with what is added to their files' names."""
     words = caption(comparison)
     swept = False

@@ -35,7 +35,7 @@ from analysis.plots.layout import Drawing, save
 from analysis.plots.style import styled
 from analysis.runs.captions import caption
 from analysis.runs.command import reporting_errors
-from analysis.runs.comparisons import ComparedLabel, Comparison, make_comparisons
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns, make_comparisons
 from analysis.runs.drafting import rows_of_target_pass
 from analysis.runs.leaders import standings
 from analysis.runs.load import SURFACE, Run, load_runs, load_surfaces
@@ -269,7 +269,7 @@ def _speed(record: CaseRecord) -> float | None:
     return (record.n_new - 1) / record.decode_s if timed else None
 
 
-def label_figures(comparison: Comparison) -> dict[str, Drawing]:
+def label_figures(comparison: ComparedRuns) -> dict[str, Drawing]:
     """The bar charts, by the name that panels of a dashboard know them by."""
     timed = PREDICTED if comparison.timing == "predicted" else ""
     drawn = {

@@ -24,7 +24,7 @@ from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
 from analysis.runs.captions import disturbed_words, slow_baseline_words
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import Comparison, by_timing, make_comparisons
+from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.definitions import DEFINITIONS
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, pairs_table
@@ -166,7 +166,7 @@ def when_and_where(runs: Sequence[Run]) -> str:
     return f"{when}. {'; '.join(machines)}. {'; '.join(few).capitalize()}."
 
 
-def warnings(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
+def warnings(comparisons: Sequence[ComparedRuns]) -> list[tuple[str, str]]:
     """What a reader must know before any number: in a word, and how much of it there is."""
     runs = [run for comparison in comparisons for run in comparison.runs]
     entries = [entry for comparison in comparisons for entry in comparison.entries]
@@ -207,7 +207,7 @@ def warnings(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
 
 
 def first_table(
-    comparisons: Sequence[Comparison], sections: Sequence[Section], in_full: bool
+    comparisons: Sequence[ComparedRuns], sections: Sequence[Section], in_full: bool
 ) -> FirstTable:
     """Which method to take, for comparisons of one timing; of a sweep the fastest settings.
 
@@ -229,7 +229,7 @@ def first_table(
     return FirstTable(leaders_table(drafting, places), methods, numbers, records)
 
 
-def _section_of(comparison: Comparison, sections: Sequence[Section]) -> int:
+def _section_of(comparison: ComparedRuns, sections: Sequence[Section]) -> int:
     """The number of the first section with runs of the comparison; 0 where none has."""
     folders = {run.path for run in comparison.runs}
     found = (n for n, s in enumerate(sections, 1) if folders & {run.path for run in s.runs})
@@ -303,7 +303,7 @@ def _csv_address(text: str) -> str:
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
 
 
-def verdicts(comparisons: Sequence[Comparison]) -> str:
+def verdicts(comparisons: Sequence[ComparedRuns]) -> str:
     """What the audit found over all methods that draft."""
     found = [entry.overall["lossless"] for c in comparisons for entry in c.drafting]
     return verdict_words(

@@ -17,7 +17,7 @@ import pandas as pd
 from rich.console import Console
 
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import Comparison, by_timing, make_comparisons
+from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
 from analysis.tabular.latex import to_latex
@@ -108,7 +108,7 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
             pages[stem] = _Page(reproduction.tables(members))
     for group in by_timing(others):
         comparisons = make_comparisons(group, options.estimator)
-        by_engine: dict[str, list[Comparison]] = {}
+        by_engine: dict[str, list[ComparedRuns]] = {}
         for comparison in comparisons:
             by_engine.setdefault(comparison.runs[0].engine, []).append(comparison)
         tables = [comparison_table(*alike) for alike in by_engine.values()]

@@ -23,7 +23,7 @@ from analysis.plots.charts import Point, Series
 from analysis.plots.layout import Drawing, save, write_words
 from analysis.plots.style import RC
 from analysis.plots.sweeps import figure_name
-from analysis.runs.comparisons import Comparison
+from analysis.runs.comparisons import ComparedRuns
 from analysis.runs.load import Run, usable_runs
 from analysis.tabular.records_sheet import records_sheet
 from specbench.errors import SpecBenchError
@@ -70,7 +70,8 @@ def _in_notebook() -> bool:
 
 
 def drawn(
-    comparison: Comparison, numbers: Callable[[list[CaseRecord]], Iterable[tuple[float, Estimate]]]
+    comparison: ComparedRuns,
+    numbers: Callable[[list[CaseRecord]], Iterable[tuple[float, Estimate]]],
 ) -> tuple[list[Series], str]:
     """A line through the numbers of as many labels as a picture can show, and words on the rest."""
     entries = comparison.drafting
@@ -86,7 +87,7 @@ def drawn(
     return lines, left_out
 
 
-def numbers(comparisons: Sequence[Comparison], *columns: str) -> pd.DataFrame:
+def numbers(comparisons: Sequence[ComparedRuns], *columns: str) -> pd.DataFrame:
     """These columns of every label over the whole of its run, as in ``analysis.tables --csv``.
 
     What is empty for all labels is left out.

@@ -10,7 +10,7 @@ from analysis.papers.reproduction import along, claims_of, lines, pictures, poin
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.layout import Drawing
 from analysis.plots.style import MAT, speed_words
-from analysis.runs.comparisons import Comparison
+from analysis.runs.comparisons import ComparedRuns
 from analysis.runs.drafting import (
     draft_passes,
     draft_tokens,
@@ -29,7 +29,7 @@ PAPER = "card"
 _LOADS = ("target_load", "draft_load", "speedup")
 
 
-def _table3(comparison: Comparison) -> Iterable[tuple[dict[str, Cell], str]]:
+def _table3(comparison: ComparedRuns) -> Iterable[tuple[dict[str, Cell], str]]:
     methods = {entry.method for entry in comparison.entries}
     for entry in comparison.drafting:
         claim, seed = entry.claim, entry.run.seed
@@ -81,14 +81,14 @@ _TABLE3_SHORT = (
 )  # fmt: skip
 
 
-def _figure1_lines(comparison: Comparison) -> list[list[Panel]]:
+def _figure1_lines(comparison: ComparedRuns) -> list[list[Panel]]:
     drafted = along(comparison.drafting, "gamma")
     shares = [Point.at(r, phase_share(entry)) for r, entry in drafted]
     series = [Series(display_name("sps"), "sps", shares)]
     return [[Panel("", "r (tokens drafted per step)", "draft's share of time", series, top=1.0)]]
 
 
-def _figure6_row(comparison: Comparison) -> list[Panel]:
+def _figure6_row(comparison: ComparedRuns) -> list[Panel]:
     sizes, dataset = along(comparison.drafting, "k"), comparison.dataset
     hits = [Point.at(size, hit_rate(entry)) for size, entry in sizes]
     mats, speeds = points(sizes, "mat"), points(sizes, "tokens_per_s")
@@ -114,7 +114,7 @@ def _beside_logs(measured: list[Point], dataset: str, metric: str) -> list[Serie
     return [_run_here(measured), *([published] if logs else [])]
 
 
-def _figure6_lines(comparisons: Sequence[Comparison], title: str, text: str) -> Drawing:
+def _figure6_lines(comparisons: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
     return curves([_figure6_row(comparison) for comparison in comparisons], title, text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.drafting import (
     draft_passes,
     draft_tokens,
@@ -52,7 +52,7 @@ _CELLS: Mapping[str, Callable[[ComparedLabel], Cell]] = {
 
 
 def cells(
-    comparison: Comparison,
+    comparison: ComparedRuns,
     entry: ComparedLabel,
     headings: Sequence[str],
     others: Mapping[str, Cell] | None = None,

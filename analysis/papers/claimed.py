@@ -8,7 +8,7 @@ from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.style import MAT, PLAIN, speedup_words
 from analysis.plots.sweeps import figure_name
 from analysis.runs.claims import Claim
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from specbench.results.names import display_name
 from specbench.results.statistics.roofline import baseline_context
 from specbench.results.summary_schema import number
@@ -19,7 +19,7 @@ _WORDS = {"mat": "MAT", "speedup": "speedup"}
 _BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
 
 
-def task_panel(comparison: Comparison, key: str) -> Panel:
+def task_panel(comparison: ComparedRuns, key: str) -> Panel:
     """Bars of every label by task, the whole run last; of ``speedup`` or ``mat``."""
     tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
     series = [
@@ -39,7 +39,7 @@ def task_panel(comparison: Comparison, key: str) -> Panel:
     return Panel("", "", unit, series, ticks, reference=(1.0, PLAIN))
 
 
-def task_label(comparison: Comparison, task: str) -> str:
+def task_label(comparison: ComparedRuns, task: str) -> str:
     """A task's name in a figure, with the number of its cases."""
     counts = {case_words(entry.rows[task]) for entry in comparison.entries if task in entry.rows}
     words = display_name(task).replace("_", " ")
@@ -62,7 +62,7 @@ def drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
     return claim if claim.same_hardware(run.gpus) else None
 
 
-def claimed_words(comparisons: Iterable[Comparison], *metrics: str) -> str:
+def claimed_words(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
     """Whose claims the hollow markers are, and the list of those that are drawn on no bar."""
     drawn: dict[str, list[str]] = {}
     listed: dict[str, list[str]] = {}
@@ -119,7 +119,7 @@ def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL)
     return [Point(x, value, bound=_BOUND_OF.get(claim.qualifier or "", ""))]
 
 
-def speedups(comparisons: Sequence[Comparison]) -> list[Series]:
+def speedups(comparisons: Sequence[ComparedRuns]) -> list[Series]:
     """Speedup of each label that drafts, a point for each comparison that has it.
 
     A label that several runs of a comparison have is one for each of them.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from analysis.papers.cells import CONTEXT, cells
 from analysis.papers.reproduction import Reproduction, captions
 from analysis.runs.claims import Claim
-from analysis.runs.comparisons import ComparedLabel, Comparison, conditions, make_comparisons
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
 from analysis.runs.drafting import drafter_count, phase_share
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
@@ -58,7 +58,7 @@ def _place(entry: ComparedLabel) -> tuple[object, ...]:
 
 
 def _row(
-    comparison: Comparison, entry: ComparedLabel, inside: ComparedLabel | None
+    comparison: ComparedRuns, entry: ComparedLabel, inside: ComparedLabel | None
 ) -> dict[str, Cell]:
     tells = inside is not None and inside.run.tells_draft_time(entry.label)
     others: dict[str, Cell] = {
@@ -121,7 +121,7 @@ def _claimed_loads(claim: Claim) -> dict[str, Cell]:
     }
 
 
-def _claim_row(comparison: Comparison, entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
+def _claim_row(comparison: ComparedRuns, entry: ComparedLabel, claim: Claim) -> dict[str, Cell]:
     run = entry.run
     models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
     same_data = claim.dataset == run.dataset

@@ -23,7 +23,7 @@ from analysis.plots.heatmaps import slowdown_caption, slowdown_heatmaps
 from analysis.plots.layout import Drawing
 from analysis.plots.sweeps import figure_name
 from analysis.runs.claims import Claim, claim_of_setting
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.estimates import over_repeats, pooled_ratio
 from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
@@ -69,7 +69,7 @@ def figure1_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
         yield run.model, slowdown_heatmaps(run, title, slowdown_caption(run, of.text))
 
 
-def _figure2(comparisons: Sequence[Comparison], title: str, text: str) -> Drawing:
+def _figure2(comparisons: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
     panels = []
     for comparison in comparisons:
         names = dict.fromkeys(entry.label for entry in comparison.drafting)
@@ -79,7 +79,7 @@ def _figure2(comparisons: Sequence[Comparison], title: str, text: str) -> Drawin
     return curves([panels], title, text)
 
 
-def _over_k(comparison: Comparison, name: str) -> Series:
+def _over_k(comparison: ComparedRuns, name: str) -> Series:
     drafts = along([entry for entry in comparison.drafting if entry.label == name], "k")
     source = f"{PAPER}/{name.partition('_')[0]}"
     return Series(name.replace("_", ", w = "), source, points(drafts, "mat"))
@@ -134,7 +134,7 @@ def _distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[in
     return [(value, share(value)) for value in support]
 
 
-def _figure4(comparison: Comparison) -> Iterable[tuple[dict[str, Cell], str]]:
+def _figure4(comparison: ComparedRuns) -> Iterable[tuple[dict[str, Cell], str]]:
     for entry in comparison.drafting:
         for part in _PARTS:
             for source in _SOURCES:
@@ -150,7 +150,7 @@ def _figure4(comparison: Comparison) -> Iterable[tuple[dict[str, Cell], str]]:
                     yield row, ""
 
 
-def _figure4_bars(comparisons: Sequence[Comparison], title: str, text: str) -> Drawing:
+def _figure4_bars(comparisons: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
     drawn = [(comparison, entry) for comparison in comparisons for entry in comparison.drafting]
     panels = [[_panel(entry, part) for _, entry in drawn] for part in _PARTS]
     panels[0] = [replace(p, title=_title(*d)) for p, d in zip(panels[0], drawn, strict=True)]
@@ -169,7 +169,7 @@ def _panel(entry: ComparedLabel, part: str) -> Panel:
     return Panel("", part, _PARTS[part][0], series, top=1.0, bars=True)
 
 
-def _title(comparison: Comparison, entry: ComparedLabel) -> str:
+def _title(comparison: ComparedRuns, entry: ComparedLabel) -> str:
     dataset = display_name(comparison.dataset)
     several = len(comparison.drafting) > 1
     return f"{dataset}, {figure_name(comparison, entry)}" if several else dataset
@@ -216,7 +216,7 @@ def table1(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     yield ResultTable.of(of.place, captions(comparisons, of.text), cells, with_rule(notes))
 
 
-def _leading(comparison: Comparison, timed: Sequence[ComparedLabel], best: ComparedLabel) -> str:
+def _leading(comparison: ComparedRuns, timed: Sequence[ComparedLabel], best: ComparedLabel) -> str:
     """Which settings may be the fastest: the one that was, and those that are not shown slower."""
     others = [entry for entry in leaders(timed, "speedup") if entry is not best]
     words = leader_words([_pair(entry) for entry in (best, *others)])
@@ -224,7 +224,7 @@ def _leading(comparison: Comparison, timed: Sequence[ComparedLabel], best: Compa
     return f"(k*, w*) of {comparison.title}: {words}{unknown}."
 
 
-def _claimed_elsewhere(comparisons: Sequence[Comparison]) -> list[Claim]:
+def _claimed_elsewhere(comparisons: Sequence[ComparedRuns]) -> list[Claim]:
     """What the paper's table has on the same data and no row of ours shows."""
     ran = {
         (comparison.dataset, comparison.model, entry.method)
@@ -239,7 +239,7 @@ def _claimed_elsewhere(comparisons: Sequence[Comparison]) -> list[Claim]:
     ]
 
 
-def _why_not(claim: Claim, comparisons: Sequence[Comparison]) -> str:
+def _why_not(claim: Claim, comparisons: Sequence[ComparedRuns]) -> str:
     methods = {
         entry.method
         for comparison in comparisons

@@ -14,7 +14,7 @@ from analysis.plots.style import PLAIN, speedup_words
 from analysis.plots.sweeps import comparison_title, sweep_heatmaps
 from analysis.runs.captions import captions_once
 from analysis.runs.claims import Claim
-from analysis.runs.comparisons import ComparedLabel, Comparison, conditions, make_comparisons
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.sweeps import sweeps
@@ -36,7 +36,7 @@ Pictures: TypeAlias = Iterable[tuple[str, Drawing]]
 TableKind: TypeAlias = "Callable[[Reproduction, Sequence[Run]], Iterable[ResultTable]]"
 FigureKind: TypeAlias = "Callable[[Reproduction, Sequence[Run]], Pictures]"
 # Of comparisons that share a picture, with its title and caption.
-Draw: TypeAlias = Callable[[Sequence[Comparison], str, str], Drawing]
+Draw: TypeAlias = Callable[[Sequence[ComparedRuns], str, str], Drawing]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Reproduction:
     def experiments(self) -> tuple[str, ...]:
         return (self.name, *self.also)
 
-    def comparisons(self, runs: Sequence[Run]) -> list[Comparison]:
+    def comparisons(self, runs: Sequence[Run]) -> list[ComparedRuns]:
         """The runs compared, with the claims of this table or figure alone; by model size."""
         compared = make_comparisons(runs, claims=claims_of(*self.claims))
         return sorted(compared, key=lambda comparison: natural(comparison.model))
@@ -144,7 +144,7 @@ def overall_and_by_task() -> TableKind:
 
 def rows(
     title: str,
-    rows_of: Callable[[Comparison], Iterable[tuple[dict[str, Cell], str]]],
+    rows_of: Callable[[ComparedRuns], Iterable[tuple[dict[str, Cell], str]]],
     short: Sequence[str] = (),
     speedup: bool = False,
 ) -> TableKind:
@@ -173,7 +173,7 @@ def knob_rows(
     """
     name, heading = knob
 
-    def rows_of(comparison: Comparison) -> Iterable[tuple[dict[str, Cell], str]]:
+    def rows_of(comparison: ComparedRuns) -> Iterable[tuple[dict[str, Cell], str]]:
         for value, entry in along(comparison.drafting, name):
             made = cells(comparison, entry, columns, {heading: str(value)})
             yield made, entry.note(f"{heading} = {value}") if speedup else ""
@@ -184,12 +184,12 @@ def knob_rows(
 # --- figures --------------------------------------------------------------------------------------
 
 
-def by_model(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
+def by_model(comparisons: Sequence[ComparedRuns]) -> list[list[ComparedRuns]]:
     """Groups that one picture may show, in order of appearance.
 
     They differ in data alone: what ran elsewhere, or was predicted, has a picture of its own.
     """
-    pictures: dict[tuple[object, ...], list[Comparison]] = {}
+    pictures: dict[tuple[object, ...], list[ComparedRuns]] = {}
     for comparison in comparisons:
         key = (comparison.model, conditions(comparison.runs[0]), comparison.estimator)
         pictures.setdefault(key, []).append(comparison)
@@ -229,7 +229,7 @@ def pictures(
 
 
 def lines(
-    grid: Callable[[Comparison], Sequence[Sequence[Panel]]],
+    grid: Callable[[ComparedRuns], Sequence[Sequence[Panel]]],
     place: str = "",
     by_data: bool = False,
     speedup: bool = False,
@@ -254,7 +254,7 @@ def task_bars(by_data: bool = False) -> FigureKind:
     )
 
 
-def _data_set_bars(members: Sequence[Comparison], title: str, text: str) -> Drawing:
+def _data_set_bars(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
     ticks = [f"{display_name(c.dataset)}\nn = {case_words(c.entries[0].overall)}" for c in members]
     unit = speedup_words(members[0].timing)
     panel = Panel("", "", unit, speedups(members), ticks, reference=(1.0, PLAIN))
@@ -310,7 +310,7 @@ def after(place: str, where: str) -> str:
 
 
 def captions(
-    comparisons: Iterable[Comparison], *before: str, speedup: bool = True, times: bool = True
+    comparisons: Iterable[ComparedRuns], *before: str, speedup: bool = True, times: bool = True
 ) -> str:
     """What stands below a figure: a few words of its own, then each comparison's conditions."""
     return "\n".join([*filter(None, before), *captions_once(comparisons, speedup, times)])

@@ -11,7 +11,7 @@ from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.style import unit_of
 from analysis.plots.sweeps import comparison_title, figure_name
 from analysis.runs.claims import Claim
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run
 from analysis.runs.verdicts import NOT_RUN
 from analysis.tabular.comparison_tables import rows_once, with_rule
@@ -78,7 +78,7 @@ _SHORT = ("MAT", "speedup [95 %]", "verdict")
 
 
 def _by_task(
-    comparison: Comparison, entries: Sequence[ComparedLabel], claims: _Claims
+    comparison: ComparedRuns, entries: Sequence[ComparedLabel], claims: _Claims
 ) -> ResultTable:
     rows: list[dict[str, Cell]] = [
         {
@@ -97,7 +97,7 @@ def _by_task(
     return ResultTable.of(title, _TASK_TEXT, rows, (), short, groups=1)
 
 
-def _ordered(comparison: Comparison) -> list[ComparedLabel]:
+def _ordered(comparison: ComparedRuns) -> list[ComparedLabel]:
     """The fastest first, as the board has them; plain decoding is what they are relative to."""
     entries = [entry for entry in rows_once(comparison) if entry in comparison.drafting]
     return sorted(entries, key=lambda entry: -(entry.overall["speedup"] or 0.0))

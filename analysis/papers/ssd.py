@@ -9,7 +9,7 @@ from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.style import MAT, PLAIN, speed_words, speedup_words
 from analysis.plots.sweeps import figure_name
 from analysis.runs.acceptance import stream_parts
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.estimates import mat, tokens_per_s
 from specbench.results.estimate import Cell, Estimate
 from specbench.results.names import display_name
@@ -32,7 +32,7 @@ def _over_stream(entry: ComparedLabel, key: str) -> list[tuple[float, int, Estim
     return [(size, len(turns), tokens_per_s(turns, run.seed)) for size, turns in parts]
 
 
-def _stream(comparison: Comparison) -> Iterable[tuple[dict[str, Cell], str]]:
+def _stream(comparison: ComparedRuns) -> Iterable[tuple[dict[str, Cell], str]]:
     for entry in comparison.entries:
         both = zip(_over_stream(entry, "mat"), _over_stream(entry, "tokens_per_s"), strict=True)
         for (size, n, accepted), (_, n_timed, speed) in both:
@@ -48,7 +48,7 @@ def _stream(comparison: Comparison) -> Iterable[tuple[dict[str, Cell], str]]:
             yield row, ""
 
 
-def _stream_lines(comparison: Comparison) -> list[list[Panel]]:
+def _stream_lines(comparison: ComparedRuns) -> list[list[Panel]]:
     def panel(key: str, unit: str) -> Panel:
         series = [
             Series(
@@ -64,7 +64,7 @@ def _stream_lines(comparison: Comparison) -> list[list[Panel]]:
     return [[panel("mat", MAT), panel("tokens_per_s", speed_words(comparison.timing))]]
 
 
-def _size_lines(comparison: Comparison) -> list[list[Panel]]:
+def _size_lines(comparison: ComparedRuns) -> list[list[Panel]]:
     sizes = {method: along(comparison.drafting, knob) for method, knob in STORES.items()}
     mats, speedups = (
         {method: points(placed, key) for method, placed in sizes.items() if placed}

@@ -11,7 +11,7 @@ from analysis.plots.layout import Drawing
 from analysis.plots.stacked_bars import stacked_bars
 from analysis.plots.style import MAT, speed_words
 from analysis.plots.sweeps import figure_name
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.drafting import phase_share
 from specbench.results.decision import case_cell
 from specbench.results.estimate import Cell, Estimate
@@ -29,12 +29,12 @@ _PHASES = {
 }
 
 
-def _figure3(comparison: Comparison) -> list[list[Panel]]:
+def _figure3(comparison: ComparedRuns) -> list[list[Panel]]:
     units = {"mat": MAT, "tokens_per_s": speed_words(comparison.timing)}
     return [_trees_and_rules(comparison, key, unit) for key, unit in units.items()]
 
 
-def _trees_and_rules(comparison: Comparison, key: str, unit: str) -> list[Panel]:
+def _trees_and_rules(comparison: ComparedRuns, key: str, unit: str) -> list[Panel]:
     grown = [entry for entry in comparison.drafting if entry.knobs.get("breadth")]
     rules = [entry for entry in comparison.drafting if not entry.knobs.get("breadth")]
     nodes = along([e for e in grown if int(e.knobs["depth"]) == 6], "breadth")
@@ -63,7 +63,7 @@ def _phase_shares(entry: ComparedLabel) -> dict[str, Estimate]:
     return {words: phase_share(entry, phase) for phase, words in _PHASES.items()}
 
 
-def _figure4(comparison: Comparison) -> Iterable[tuple[dict[str, Cell], str]]:
+def _figure4(comparison: ComparedRuns) -> Iterable[tuple[dict[str, Cell], str]]:
     for entry in comparison.entries:
         for part, share in _phase_shares(entry).items():
             row: dict[str, Cell] = {
@@ -77,7 +77,7 @@ def _figure4(comparison: Comparison) -> Iterable[tuple[dict[str, Cell], str]]:
             yield row, ""
 
 
-def _figure4_bars(comparisons: Sequence[Comparison], title: str, text: str) -> Drawing:
+def _figure4_bars(comparisons: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
     (comparison,) = comparisons
     shares = {figure_name(comparison, e): _drawn_shares(e) for e in comparison.entries}
     return stacked_bars(shares, "share of the time of all steps", title, text)

@@ -11,7 +11,7 @@ from analysis.plots.layout import Drawing
 from analysis.plots.style import MAT, PLAIN, speedup_words
 from analysis.plots.sweeps import comparison_title, figure_name
 from analysis.runs.acceptance import by_depth, where_the_one_before
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.drafting import rows_of_target_pass
 from analysis.runs.surfaces import cost_of_pass, cost_on
 from specbench.results.estimate import Estimate
@@ -32,7 +32,7 @@ _PRICED_TEXT = (
 _WHOLE_TEXT = "The last picture has the time of drafting in it."
 
 
-def of_heads(comparison: Comparison) -> list[ComparedLabel]:
+def of_heads(comparison: ComparedRuns) -> list[ComparedLabel]:
     """The labels that draft with trained heads, by themselves or as a part."""
 
     def has_head(knobs: Mapping[str, object]) -> bool:
@@ -42,7 +42,7 @@ def of_heads(comparison: Comparison) -> list[ComparedLabel]:
     return [entry for entry in comparison.drafting if has_head(entry.knobs)]
 
 
-def acceptance_picture(comparison: Comparison, caption: str) -> Drawing | None:
+def acceptance_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
     """Share of steps that accept each position of the draft; None of runs without heads.
 
     Of heads that ran in several sizes the largest that all of them ran in, else the most rows.
@@ -91,7 +91,7 @@ def _rows(entry: ComparedLabel) -> int:
     return 1 + sum(levels) if levels else round(rows_of_target_pass(entry).value or 0.0)
 
 
-def rows_picture(comparison: Comparison, caption: str) -> Drawing | None:
+def rows_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
     """MAT, predicted and measured speedup against rows of a pass; None without several sizes.
 
     A line for each head's chains and one for its trees.

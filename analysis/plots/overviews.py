@@ -10,7 +10,7 @@ from analysis.plots.layout import Drawing
 from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
 from analysis.plots.style import speedup_words, unit_of
 from analysis.plots.sweeps import comparison_title, figure_name
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.drafting import rows_of_target_pass
 from analysis.runs.estimates import prompt_speedups
 from analysis.runs.leaders import leaders
@@ -23,7 +23,7 @@ _MOST = 40  # rows of a picture that can be read
 _DOTS = 16  # with names, that can be told apart
 
 
-def overview_pictures(comparison: Comparison, caption: str) -> Iterator[tuple[str, Drawing]]:
+def overview_pictures(comparison: ComparedRuns, caption: str) -> Iterator[tuple[str, Drawing]]:
     """The pictures with what is added to their files' names, for labels that have a speedup."""
     entries = [e for e in comparison.drafting if e.overall["speedup"] is not None]
     if not entries:
@@ -48,7 +48,7 @@ def _of(caption: str, most: int, count: int) -> str:
     return f"The {most} first of {count} are drawn.\n{caption}" if count > most else caption
 
 
-def budget_picture(comparison: Comparison, caption: str) -> Drawing | None:
+def budget_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
     """Speedup by draft budget of methods that ran with several; None without one."""
     entries = [e for e in comparison.drafting if e.overall["speedup"] is not None]
     lines = _by_budget(entries)
@@ -70,7 +70,7 @@ def undecided_groups(entries: Sequence[ComparedLabel]) -> list[list[ComparedLabe
     return groups
 
 
-def _ranked(comparison: Comparison, entry: ComparedLabel) -> Ranked:
+def _ranked(comparison: ComparedRuns, entry: ComparedLabel) -> Ranked:
     return Ranked(
         figure_name(comparison, entry),
         entry.method,

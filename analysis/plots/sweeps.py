@@ -11,7 +11,7 @@ from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.layout import Drawing
 from analysis.plots.style import MAT, PLAIN, speedup_words, unit_of
 from analysis.runs.captions import caption
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.sweeps import Sweep, Value, sweeps, swept_knobs
 from specbench.errors import ResultsError
 from specbench.results.names import display_name
@@ -20,7 +20,7 @@ from specbench.results.wording import case_words
 _log = logging.getLogger(__name__)
 
 # A sweep with the comparison that it was found in.
-Found: TypeAlias = "tuple[Comparison, Sweep]"
+Found: TypeAlias = "tuple[ComparedRuns, Sweep]"
 
 
 def sweep_heatmaps(
@@ -61,7 +61,7 @@ def sweep_heatmaps(
     return heatmaps(grids, across, down, unit, title, text, break_even=even)
 
 
-def _short_title(comparison: Comparison) -> str:
+def _short_title(comparison: ComparedRuns) -> str:
     n_cases = case_words(comparison.entries[0].overall)
     return f"{display_name(comparison.dataset)} (n = {n_cases})"
 
@@ -97,7 +97,9 @@ def sweep_lines(
     return curves([panels], title, text) if panels else None
 
 
-def _line(comparison: Comparison, sweep: Sweep, key: str, places: Mapping[Value, float]) -> Series:
+def _line(
+    comparison: ComparedRuns, sweep: Sweep, key: str, places: Mapping[Value, float]
+) -> Series:
     points = [Point.at(places[v], cell) for (v,), cell in sweep.estimates(key).items()]
     label = display_name(sweep.method)
     return Series(
@@ -108,7 +110,7 @@ def _line(comparison: Comparison, sweep: Sweep, key: str, places: Mapping[Value,
     )
 
 
-def sweep_pictures(comparison: Comparison) -> Iterator[tuple[str, Drawing]]:
+def sweep_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     """What a user's own sweep ends in, each with what is added to its file's name.
 
     Heatmaps of speedup and of MAT where two knobs were varied, lines where one was; of more knobs
@@ -141,12 +143,12 @@ def sweep_pictures(comparison: Comparison) -> Iterator[tuple[str, Drawing]]:
             yield f"{knobs[0]}_{knobs[1]}_{key}", drawn
 
 
-def comparison_title(comparison: Comparison) -> str:
+def comparison_title(comparison: ComparedRuns) -> str:
     """``Vicuna-7B on Spec-Bench``."""
     return comparison.printed_title
 
 
-def figure_name(comparison: Comparison, entry: ComparedLabel) -> str:
+def figure_name(comparison: ComparedRuns, entry: ComparedLabel) -> str:
     """What a legend calls a label: its printed name, with the settings that set it apart."""
     words, name = comparison.words_of(entry), display_name(entry.label)
     return f"{name} ({words})" if words else name

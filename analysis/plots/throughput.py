@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.layout import Drawing
-from analysis.runs.comparisons import Comparison, conditions
+from analysis.runs.comparisons import ComparedRuns, conditions
 from analysis.runs.load import Run
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
@@ -17,7 +17,7 @@ _AXIS = "questions asked at once"
 _SYSTEM, _USER, _FIRST = "system, tokens/s", "one user, tokens/s", "first token, s"
 
 
-def throughput_pictures(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, Drawing]]:
+def throughput_pictures(comparisons: Sequence[ComparedRuns]) -> Iterator[tuple[str, Drawing]]:
     """A figure for each server whose load was varied, with what is added to its file's name."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for comparison in comparisons:

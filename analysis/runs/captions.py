@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from analysis.runs.comparisons import Comparison
+from analysis.runs.comparisons import ComparedRuns
 from analysis.runs.load import Run
 from specbench.results.statistics.aggregate import (
     LEFT_OUT_SHARE,
@@ -27,7 +27,7 @@ from specbench.results.wording import (
 _EARLIER = "waiting"
 
 
-def caption(comparison: Comparison, speedup: bool = True, times: bool = True) -> str:
+def caption(comparison: ComparedRuns, speedup: bool = True, times: bool = True) -> str:
     """Model, data, state, hardware, number of cases, verdict on losslessness, code.
 
     Speedups are explained where what stands above shows some, and so are times.
@@ -36,7 +36,7 @@ def caption(comparison: Comparison, speedup: bool = True, times: bool = True) ->
 
 
 def captions_once(
-    comparisons: Iterable[Comparison], speedup: bool = True, times: bool = True
+    comparisons: Iterable[ComparedRuns], speedup: bool = True, times: bool = True
 ) -> list[str]:
     """A caption for each comparison, and a last line of what holds for all."""
     each = [_sentences(comparison, speedup, times) for comparison in comparisons]
@@ -52,7 +52,7 @@ def decoding_words(run: Run) -> str:
     return "greedy" if run.temperature == 0 else f"temperature {run.temperature:g}"
 
 
-def _sentences(comparison: Comparison, speedup: bool = True, times: bool = True) -> list[str]:
+def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = True) -> list[str]:
     first = comparison.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
     hidden = first.timing == "predicted" and not times
@@ -94,12 +94,12 @@ def _sentences(comparison: Comparison, speedup: bool = True, times: bool = True)
     ]
 
 
-def _counts(comparison: Comparison, times: bool) -> list[int]:
+def _counts(comparison: ComparedRuns, times: bool) -> list[int]:
     key = "speedup" if times and comparison.runs[0].timing != "none" else "mat"
     return [n_of(row, key) for entry in comparison.entries for row in entry.rows.values()]
 
 
-def slow_baseline_words(comparison: Comparison) -> list[str]:
+def slow_baseline_words(comparison: ComparedRuns) -> list[str]:
     """Warnings: a baseline under half the memory's speed, or faster than any read measured."""
     shares: dict[str, list[tuple[str, float]]] = {}
     for entry in comparison.entries:
@@ -122,7 +122,7 @@ def slow_baseline_words(comparison: Comparison) -> list[str]:
     return warnings
 
 
-def _fallbacks(comparison: Comparison) -> list[str]:
+def _fallbacks(comparison: ComparedRuns) -> list[str]:
     """Whose passes did not run as the engine's, of all runs."""
     said = [word for run in comparison.runs for word in fallback_words(run.records)]
     return list(dict.fromkeys(said))
@@ -132,13 +132,13 @@ def _span(shares: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
 
 
-def _lost(comparison: Comparison, kind: str) -> int:
+def _lost(comparison: ComparedRuns, kind: str) -> int:
     """Cases lost over all runs; all labels of a run lose the same ones."""
     by_run = {entry.run.path: number(entry.overall, kind) or 0 for entry in comparison.entries}
     return int(sum(by_run.values()))
 
 
-def _of_runs(comparison: Comparison) -> str:
+def _of_runs(comparison: ComparedRuns) -> str:
     """What cases over all runs are counted out of, where there are several runs."""
     if len(comparison.runs) == 1:
         return ""
@@ -146,7 +146,7 @@ def _of_runs(comparison: Comparison) -> str:
     return f" of {sum(cases.values())} in {len(cases)} runs"
 
 
-def _how_counted(comparison: Comparison) -> str:
+def _how_counted(comparison: ComparedRuns) -> str:
     """What became of disturbed cases, by :mod:`specbench.results.statistics.summary`."""
     if any(entry.overall["disturbed_counted"] for entry in comparison.entries):
         return (
@@ -156,7 +156,7 @@ def _how_counted(comparison: Comparison) -> str:
     return "not timed"
 
 
-def disturbed_words(comparison: Comparison, speedup: bool = True) -> list[str]:
+def disturbed_words(comparison: ComparedRuns, speedup: bool = True) -> list[str]:
     """What the rule about disturbed turns did to the runs, and their speedups without it."""
     by_run = {entry.run.path: entry.disturbed for entry in comparison.entries}
     speedups = [
@@ -174,7 +174,7 @@ def disturbed_words(comparison: Comparison, speedup: bool = True) -> list[str]:
     return words
 
 
-def _scopes(comparison: Comparison) -> str:
+def _scopes(comparison: ComparedRuns) -> str:
     by_scope: dict[str, list[str]] = {}
     for entry in comparison.entries:
         if entry.label == entry.run.baseline:
@@ -186,7 +186,7 @@ def _scopes(comparison: Comparison) -> str:
     return "; ".join(parts) or "nothing but ar was run"
 
 
-def _lossless(comparison: Comparison) -> str:
+def _lossless(comparison: ComparedRuns) -> str:
     totals: dict[str, int] = {}
     for entry in comparison.entries:
         if entry.label != entry.run.baseline:

@@ -98,7 +98,7 @@ class ComparedLabel:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedRuns:
     """Runs that share model, questions and conditions: one table.
 
     ``told``: what its runs were told otherwise than those of another one on the same model and
@@ -173,7 +173,7 @@ class Comparison:
 
 def make_comparisons(
     runs: Sequence[Run], estimator: str | None = None, claims: Sequence[Claim] | None = None
-) -> list[Comparison]:
+) -> list[ComparedRuns]:
     """Summarize the runs and put those that may stand in one table together.
 
     By default with the estimator that each run was made with, and all claims.
@@ -190,12 +190,12 @@ def make_comparisons(
         entries = [entry for run in members for entry in _entries(run, kind, claims)]
         methods = {str(entry.method) for entry in entries} | {BASELINE}
         comparisons.append(
-            Comparison(members, entries, claims_not_run(members[0], methods, claims), kind)
+            ComparedRuns(members, entries, claims_not_run(members[0], methods, claims), kind)
         )
     return _told_apart(comparisons)
 
 
-def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
+def _told_apart(comparisons: Sequence[ComparedRuns]) -> list[ComparedRuns]:
     """The comparisons, those of one model, data and machine with what was told them otherwise."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, comparison in enumerate(comparisons):

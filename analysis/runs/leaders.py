@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run
 from specbench.results.statistics import pairs
 from specbench.results.statistics.aggregate import pool
@@ -37,7 +37,7 @@ def leaders(entries: Sequence[ComparedLabel], key: str) -> list[ComparedLabel]:
     return [entries[i] for i in pairs.leaders(ratios)]
 
 
-def standings(comparison: Comparison) -> dict[Place, Standing]:
+def standings(comparison: ComparedRuns) -> dict[Place, Standing]:
     """How each label of each run stands against the fastest method of them all.
 
     Over several runs the methods are compared by their speedups over their own plain decoding, and

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import leaders
 from analysis.runs.settings import apart, other_settings, varied_knobs, without_names
 from specbench.errors import ResultsError
@@ -51,7 +51,7 @@ class Sweep:
         return [self._cells[id(e)] for e in leaders(entries, key)] if len(entries) > 1 else []
 
 
-def sweeps(comparison: Comparison, *knobs: str) -> list[Sweep]:
+def sweeps(comparison: ComparedRuns, *knobs: str) -> list[Sweep]:
     """The comparison's sweeps over these knobs, each of one method with all else the same.
 
     A setting that stands at one place alone is no sweep.
@@ -88,7 +88,7 @@ def _value(value: object) -> Value:
     return value if known else json.dumps(value)  # type: ignore[return-value]
 
 
-def swept_knobs(comparison: Comparison) -> list[str]:
+def swept_knobs(comparison: ComparedRuns) -> list[str]:
     """What a picture of the sweep has as axes, in the order of the method's settings.
 
     The knobs in which labels of one name differ; where every label has a name of its own, those in

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from analysis.runs.captions import captions_once, decoding_words
 from analysis.runs.claims import Claim
-from analysis.runs.comparisons import ComparedLabel, Comparison, run_names
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
 from analysis.runs.leaders import standings
 from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.table import ResultTable
@@ -41,7 +41,7 @@ def context_cells(row: SummaryRow) -> dict[str, Cell]:
     }
 
 
-def comparison_table(*comparisons: Comparison, most: int | None = None) -> ResultTable:
+def comparison_table(*comparisons: ComparedRuns, most: int | None = None) -> ResultTable:
     """The first table, and in full the wide one that papers use.
 
     A row per label, in short the six columns of :mod:`specbench.results.decision`, in full also a
@@ -85,7 +85,7 @@ def comparison_table(*comparisons: Comparison, most: int | None = None) -> Resul
     )
 
 
-def _fastest(comparison: Comparison, most: int | None, text: list[str]) -> list[ComparedLabel]:
+def _fastest(comparison: ComparedRuns, most: int | None, text: list[str]) -> list[ComparedLabel]:
     entries = rows_once(comparison)
     drafting = comparison.drafting
     if most is None or len(drafting) <= most:
@@ -101,7 +101,7 @@ def _fastest(comparison: Comparison, most: int | None, text: list[str]) -> list[
 # Of a title, by where the times below it come from.
 TITLE_TIMES = {"measured": "", "predicted": ": predicted times", "none": ": steps without times"}
 # What tells several comparisons in one table apart.
-_APART: Mapping[str, Callable[[Comparison], str]] = {
+_APART: Mapping[str, Callable[[ComparedRuns], str]] = {
     "model": lambda comparison: comparison.model,
     "data": lambda comparison: comparison.dataset,
     "settings": lambda comparison: comparison.told,
@@ -138,7 +138,7 @@ def _not_run_cells(claim: Claim, why: str = NOT_RUN) -> dict[str, Cell]:
     return {"cases": "0", **claimed_cells(claim), "verdict": why}
 
 
-def task_table(comparison: Comparison, title: str) -> ResultTable:
+def task_table(comparison: ComparedRuns, title: str) -> ResultTable:
     """The long form: a row per task and label, every number with its interval and claim."""
 
     def cells(task: str, entry: ComparedLabel) -> dict[str, Cell]:
@@ -189,7 +189,7 @@ def _apart(entries: Sequence[ComparedLabel], columns: Columns) -> Columns:
 
 def settings_table(
     title: str,
-    comparisons: Sequence[Comparison],
+    comparisons: Sequence[ComparedRuns],
     columns: Columns,
     text: str = "",
     beside: Sequence[Claim] = (),
@@ -251,7 +251,7 @@ def claimed_cell(claim: Claim | None, metric: str, task: str = OVERALL) -> Estim
     return Estimate(value, claimed=True, qualifier=(claim and claim.qualifier) or "")
 
 
-def _in_order(comparison: Comparison, columns: Columns) -> list[ComparedLabel]:
+def _in_order(comparison: ComparedRuns, columns: Columns) -> list[ComparedLabel]:
     """As a run has its labels; several runs by what sets them apart, the baseline first."""
     entries = rows_once(comparison)
     if len(comparison.runs) == 1:
@@ -271,7 +271,7 @@ def natural(text: str) -> list[tuple[str, int]]:
     return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", text)]
 
 
-def rows_once(comparison: Comparison) -> list[ComparedLabel]:
+def rows_once(comparison: ComparedRuns) -> list[ComparedLabel]:
     """The comparison's entries; the baseline, which every run of a sweep has, only once.
 
     A label that several runs have is in the order of its settings.
@@ -282,7 +282,7 @@ def rows_once(comparison: Comparison) -> list[ComparedLabel]:
     return sorted(once, key=lambda e: (labels.index(e.label), natural(comparison.words_of(e))))
 
 
-def pairs_table(comparison: Comparison) -> ResultTable | None:
+def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
     """The methods of each run against ar and the fastest; None where no run has two of them."""
     names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
     rows: list[dict[str, Cell]] = []

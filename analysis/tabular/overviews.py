@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from analysis.runs.comparisons import ComparedLabel, Comparison
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import leaders, standings
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import TITLE_TIMES, claimed_cell, context_cells
@@ -20,12 +20,12 @@ _LEADERS_TEXT = (
 )
 
 
-def titled(title: str, comparisons: Sequence[Comparison]) -> str:
+def titled(title: str, comparisons: Sequence[ComparedRuns]) -> str:
     """The title of a table over comparisons of one timing."""
     return title + TITLE_TIMES[comparisons[0].timing if comparisons else "measured"]
 
 
-def leading(comparison: Comparison) -> list[ComparedLabel]:
+def leading(comparison: ComparedRuns) -> list[ComparedLabel]:
     """The methods that may be the best, the best first; by MAT where nothing was timed."""
     timed = [e for e in comparison.drafting if e.overall["speedup"] is not None]
     # The clock inside the steps costs time.
@@ -35,7 +35,7 @@ def leading(comparison: Comparison) -> list[ComparedLabel]:
     return leaders([e for e in comparison.drafting if e.overall["mat"] is not None], "mat")
 
 
-def leaders_table(comparisons: Sequence[Comparison], places: Sequence[str]) -> ResultTable:
+def leaders_table(comparisons: Sequence[ComparedRuns], places: Sequence[str]) -> ResultTable:
     """A row per comparison: its fastest method, and where its numbers stand.
 
     Args:
@@ -61,7 +61,7 @@ def leaders_table(comparisons: Sequence[Comparison], places: Sequence[str]) -> R
     return made.only([heading, "MAT", SPEEDUP, "end-to-end", OUTPUTS, "more in"]).in_full()
 
 
-def claims_table(comparisons: Sequence[Comparison]) -> ResultTable:
+def claims_table(comparisons: Sequence[ComparedRuns]) -> ResultTable:
     """Every label for which something is claimed, beside what was measured, or what predicted."""
     rows: list[dict[str, Cell]] = []
     for comparison in comparisons:
@@ -88,7 +88,7 @@ def claims_table(comparisons: Sequence[Comparison]) -> ResultTable:
     return ResultTable.of(title, f"{VERDICT_RULE}\n{VERDICT_WORDS}", rows, groups=1)
 
 
-def lossless_table(comparisons: Iterable[Comparison]) -> ResultTable:
+def lossless_table(comparisons: Iterable[ComparedRuns]) -> ResultTable:
     """Turns of every label by verdict."""
     comparisons = list(comparisons)
     found = {kind for c in comparisons for e in c.drafting for kind in e.overall["lossless"]}
@@ -122,7 +122,7 @@ _ENGINES_TEXT = (
 )
 
 
-def engine_table(comparisons: Sequence[Comparison]) -> ResultTable | None:
+def engine_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
     """A row per engine and label; None where all runs are of one engine."""
     shown = [c for c in comparisons if c.timing == "measured"]
     if len({c.runs[0].engine for c in shown}) < 2:
@@ -138,11 +138,11 @@ def engine_table(comparisons: Sequence[Comparison]) -> ResultTable | None:
     )
 
 
-def _load(comparison: Comparison) -> int:
+def _load(comparison: ComparedRuns) -> int:
     return comparison.runs[0].concurrency
 
 
-def _engine_row(comparison: Comparison, entry: ComparedLabel) -> dict[str, Cell]:
+def _engine_row(comparison: ComparedRuns, entry: ComparedLabel) -> dict[str, Cell]:
     run = entry.run
     return {
         "engine": _OWN if run.engine == OWN_ENGINE else run.engine,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
-from analysis.runs.comparisons import ComparedLabel, Comparison, run_names
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
 from analysis.runs.leaders import standings
 from analysis.runs.settings import typed_value, varied_knobs
 from specbench.results.records import DIFFERS, OWN_ENGINE
@@ -33,7 +33,7 @@ _WITH_BOUNDS = (
 )  # fmt: skip
 
 
-def records_sheet(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+def records_sheet(comparisons: Sequence[ComparedRuns]) -> pd.DataFrame:
     """A line per run, label and task, for a program."""
     names = run_names(run for comparison in comparisons for run in comparison.runs)
     stands = {k: v for comparison in comparisons for k, v in standings(comparison).items()}
@@ -66,7 +66,7 @@ _ANSWERED: Mapping[str, Callable[[ComparedLabel, SummaryRow], object]] = {
 }
 
 
-def knob_columns(comparison: Comparison) -> list[dict[str, str]]:
+def knob_columns(comparison: ComparedRuns) -> list[dict[str, str]]:
     """Of each entry the knobs in which those of its label differ, by column."""
     found = varied_knobs([(entry.run, entry.label) for entry in comparison.entries])
     taken = _COLUMNS.split()
